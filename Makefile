@@ -1,0 +1,42 @@
+# make demo   sets everything up and runs the main job
+# make test   sets everything up and passes the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test qa bench docs format clean
+
+demo: $(VENV)/.ready
+	$(BIN)/python examples/training_loop.py
+
+test: qa
+
+qa: $(VENV)/.ready
+	VENV=$(VENV) scripts/qa.sh
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix src tests examples benchmarks docs
+	$(BIN)/ruff format src tests examples benchmarks docs
+
+# torch goes first, alone and pinned: a later resolution must not pull another build.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (a few minutes the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

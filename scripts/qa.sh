@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The whole gate, in the order that fails fastest. VENV names the environment to use.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin="${VENV:-.venv}/bin"
+run() { printf '\n== %s\n' "$*"; "$@"; }
+
+run "$bin/ruff" check src tests examples benchmarks docs
+run "$bin/ruff" format --check src tests examples benchmarks docs
+run "$bin/mypy"
+run "$bin/lint-imports" --no-cache
+run "$bin/deptry" src
+OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest "$@"

@@ -1,0 +1,141 @@
+"""tinkex: train and serve LoRA adapters through the Tinker API.
+
+`import tinkex as tinker` runs scripts written for the official package. A name is imported when
+it is first used, so importing this package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinkex import auth as auth
+    from tinkex import types as types
+    from tinkex.client.admin import AdminClient as AdminClient
+    from tinkex.client.config import Config as Config
+    from tinkex.client.custom_loss import LossHandle as LossHandle
+    from tinkex.client.custom_loss import PerDatumLossFn as PerDatumLossFn
+    from tinkex.client.future import APIFuture as APIFuture
+    from tinkex.client.options import RequestOptions as RequestOptions
+    from tinkex.client.options import Timeout as Timeout
+    from tinkex.client.queue_state import QueueState as QueueState
+    from tinkex.client.rest import RestClient as RestClient
+    from tinkex.client.sampling import SamplingClient as SamplingClient
+    from tinkex.client.sampling_retry import RetryConfig as RetryConfig
+    from tinkex.client.service import ServiceClient as ServiceClient
+    from tinkex.client.timings import Metrics as Metrics
+    from tinkex.client.timings import QueueChanged as QueueChanged
+    from tinkex.client.timings import RequestDone as RequestDone
+    from tinkex.client.timings import Timing as Timing
+    from tinkex.client.training import TrainingClient as TrainingClient
+    from tinkex.errors import APIConnectionError as APIConnectionError
+    from tinkex.errors import APIError as APIError
+    from tinkex.errors import APIResponseValidationError as APIResponseValidationError
+    from tinkex.errors import APIStatusError as APIStatusError
+    from tinkex.errors import APITimeoutError as APITimeoutError
+    from tinkex.errors import AuthenticationError as AuthenticationError
+    from tinkex.errors import BadRequestError as BadRequestError
+    from tinkex.errors import BillingError as BillingError
+    from tinkex.errors import ClientClosed as ClientClosed
+    from tinkex.errors import ConfigError as ConfigError
+    from tinkex.errors import ConflictError as ConflictError
+    from tinkex.errors import DownloadError as DownloadError
+    from tinkex.errors import ExperimentalWarning as ExperimentalWarning
+    from tinkex.errors import InternalServerError as InternalServerError
+    from tinkex.errors import InvalidInput as InvalidInput
+    from tinkex.errors import NotFoundError as NotFoundError
+    from tinkex.errors import PermissionDeniedError as PermissionDeniedError
+    from tinkex.errors import PromiseExpiredError as PromiseExpiredError
+    from tinkex.errors import RateLimitError as RateLimitError
+    from tinkex.errors import RequestFailedError as RequestFailedError
+    from tinkex.errors import TinkerError as TinkerError
+    from tinkex.errors import TinkexError as TinkexError
+    from tinkex.errors import UnprocessableEntityError as UnprocessableEntityError
+    from tinkex.logs import attach_logger as attach_logger
+    from tinkex.logs import detach_logger as detach_logger
+    from tinkex.types import AdamOptimizerConfig as AdamOptimizerConfig
+    from tinkex.types import AdamParams as AdamParams
+    from tinkex.types import Checkpoint as Checkpoint
+    from tinkex.types import CheckpointType as CheckpointType
+    from tinkex.types import Datum as Datum
+    from tinkex.types import DimuonOptimizerConfig as DimuonOptimizerConfig
+    from tinkex.types import DimuonParams as DimuonParams
+    from tinkex.types import DmelChunk as DmelChunk
+    from tinkex.types import EncodedTextChunk as EncodedTextChunk
+    from tinkex.types import ForwardBackwardOutput as ForwardBackwardOutput
+    from tinkex.types import LoraConfig as LoraConfig
+    from tinkex.types import ModelID as ModelID
+    from tinkex.types import ModelInput as ModelInput
+    from tinkex.types import ModelInputChunk as ModelInputChunk
+    from tinkex.types import OptimParams as OptimParams
+    from tinkex.types import OptimStepRequest as OptimStepRequest
+    from tinkex.types import OptimStepResponse as OptimStepResponse
+    from tinkex.types import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
+    from tinkex.types import PromptProvenanceSpan as PromptProvenanceSpan
+    from tinkex.types import SampledProvenanceSpan as SampledProvenanceSpan
+    from tinkex.types import SampledSequence as SampledSequence
+    from tinkex.types import SampleRequest as SampleRequest
+    from tinkex.types import SampleResponse as SampleResponse
+    from tinkex.types import SamplingParams as SamplingParams
+    from tinkex.types import StopReason as StopReason
+    from tinkex.types import TensorData as TensorData
+    from tinkex.types import TensorDtype as TensorDtype
+    from tinkex.types import TrainingRun as TrainingRun
+
+__title__ = "tinkex"
+if TYPE_CHECKING:
+    __version__: str
+
+#: Where each public name lives; nothing is imported before it is asked for.
+_HOMES = {
+    "tinkex.client.admin": "AdminClient",
+    "tinkex.client.config": "Config",
+    "tinkex.client.custom_loss": "LossHandle PerDatumLossFn",
+    "tinkex.client.future": "APIFuture",
+    "tinkex.client.options": "RequestOptions Timeout",
+    "tinkex.client.queue_state": "QueueState",
+    "tinkex.client.rest": "RestClient",
+    "tinkex.client.sampling": "SamplingClient",
+    "tinkex.client.sampling_retry": "RetryConfig",
+    "tinkex.client.service": "ServiceClient",
+    "tinkex.client.timings": "Metrics QueueChanged RequestDone Timing",
+    "tinkex.client.training": "TrainingClient",
+    "tinkex.errors": (
+        "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
+        "AuthenticationError BadRequestError BillingError ClientClosed ConfigError ConflictError "
+        "DownloadError ExperimentalWarning InternalServerError InvalidInput NotFoundError "
+        "PermissionDeniedError PromiseExpiredError RateLimitError RequestFailedError TinkerError "
+        "TinkexError UnprocessableEntityError"
+    ),
+    "tinkex.logs": "attach_logger detach_logger",
+    "tinkex.types": (
+        "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig "
+        "DimuonParams DmelChunk EncodedTextChunk ForwardBackwardOutput LoraConfig ModelID "
+        "ModelInput ModelInputChunk OptimParams OptimStepRequest OptimStepResponse "
+        "ParsedCheckpointTinkerPath PromptProvenanceSpan SampleRequest SampleResponse "
+        "SampledProvenanceSpan SampledSequence SamplingParams StopReason TensorData TensorDtype "
+        "TrainingRun"
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULES = ("auth", "types")
+
+__all__ = sorted([*_HOME_OF, *_MODULES, "__title__", "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("tinkex.settings").package_version()
+    if name in _MODULES:
+        return importlib.import_module(f"tinkex.{name}")
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tinkex' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,348 @@
+"""Everything that can go wrong, as one tree; and one function that judges it.
+
+TinkexError                         also exported as TinkerError
+├── ConfigError                     a setting is missing or wrong
+├── InvalidInput                    refused before anything was sent
+├── ClientClosed                    the client was closed while work was waiting
+├── DownloadError                   a file arrived short, changed or unsafe
+├── APIError
+│   ├── APIConnectionError          no answer arrived                        (retryable)
+│   │   └── APITimeoutError
+│   ├── APIResponseValidationError  an answer arrived and makes no sense
+│   └── APIStatusError              the server answered, and it was a no
+│       ├── BadRequestError 400, AuthenticationError 401, BillingError 402,
+│       │   PermissionDeniedError 403, NotFoundError 404, UnprocessableEntityError 422
+│       ├── ConflictError 409, PromiseExpiredError 410
+│       ├── RateLimitError 429                                               (retryable)
+│       └── InternalServerError 5xx                                          (retryable)
+└── RequestFailedError              the work ran and failed; .category says whose fault
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, auto
+from typing import Any, ClassVar, NamedTuple
+
+
+class RequestErrorCategory(StrEnum):
+    """Whose fault a failure is."""
+
+    Unknown = auto()  #: nobody said
+    Server = auto()  #: the service's; the same request may work later
+    User = auto()  #: the request's; the same request will fail again
+
+    @classmethod
+    def parse(cls, text: object) -> RequestErrorCategory:
+        """Read a category from the wire, whatever its case; anything else is Unknown."""
+        return cls(str(text))
+
+    @classmethod
+    def _missing_(cls, value: object) -> RequestErrorCategory:
+        lowered = str(value).lower()
+        return next((member for member in cls if member.value == lowered), cls.Unknown)
+
+
+class Verdict(NamedTuple):
+    """What a failure means for the caller."""
+
+    is_user_error: bool
+    is_retryable: bool
+
+
+#: Client errors that are not the user's fault.
+NOT_THE_USERS = frozenset({408, 409, 410, 429})
+#: Client errors that may pass if tried again. 410 is absent: a promise that is gone stays gone.
+MAY_PASS = frozenset({408, 409, 429})
+
+
+def judge(
+    status: int | None,
+    category: RequestErrorCategory | None = None,
+    should_retry: bool | None = None,
+) -> Verdict:
+    """Judge a failure by header, then category, then status: the only place that does.
+
+    `should_retry` is the server's `x-should-retry`; `status` None means no answer arrived.
+    """
+    by_status = _judge_status(status)
+    if should_retry is True:
+        return Verdict(is_user_error=False, is_retryable=True)
+    if should_retry is False:
+        return Verdict(by_status.is_user_error, is_retryable=False)
+    if category is RequestErrorCategory.User:
+        return Verdict(is_user_error=True, is_retryable=False)
+    if category is not None:
+        return Verdict(is_user_error=False, is_retryable=True)
+    return by_status
+
+
+def _judge_status(status: int | None) -> Verdict:
+    if status is None or status >= 500:
+        return Verdict(is_user_error=False, is_retryable=True)
+    if 400 <= status < 500:
+        return Verdict(status not in NOT_THE_USERS, status in MAY_PASS)
+    return Verdict(is_user_error=False, is_retryable=False)
+
+
+class TinkexError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    hint: str | None = None
+    status: int | None = None
+    category: RequestErrorCategory = RequestErrorCategory.Unknown
+    verdict: Verdict = Verdict(is_user_error=False, is_retryable=False)
+
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").partition("\n")[0]
+        super().__init__(self.message)
+        if hint is not None:
+            self.hint = hint
+
+    @property
+    def is_user_error(self) -> bool:
+        """True when trying again without a change cannot help."""
+        return self.verdict.is_user_error
+
+    @property
+    def retryable(self) -> bool:
+        """True when the same request may succeed later."""
+        return self.verdict.is_retryable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+
+
+def _rebuild(
+    cls: type[TinkexError], args: tuple[object, ...], state: dict[str, object]
+) -> TinkexError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+#: The official package calls the root TinkerError.
+TinkerError = TinkexError
+
+_USERS_FAULT = Verdict(is_user_error=True, is_retryable=False)
+
+
+class ConfigError(TinkexError, ValueError):
+    """A setting is missing or wrong."""
+
+    category = RequestErrorCategory.User
+    verdict = _USERS_FAULT
+
+
+class InvalidInput(TinkexError, ValueError):
+    """The input was refused before anything was sent."""
+
+    category = RequestErrorCategory.User
+    verdict = _USERS_FAULT
+
+
+class ClientClosed(TinkexError, RuntimeError):
+    """The client is closed."""
+
+    category = RequestErrorCategory.User
+    verdict = _USERS_FAULT
+    hint = "Create a new ServiceClient; a closed one cannot be used again."
+
+
+class DownloadError(TinkexError):
+    """A download arrived short, changed or unsafe."""
+
+    hint = "Run the download again: complete parts are kept and it goes on where it stopped."
+
+
+class APIError(TinkexError):
+    """Something went wrong between this client and the server."""
+
+    def __init__(
+        self,
+        message: str = "",
+        request: Any = None,
+        *,
+        body: object | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.request = request
+        self.body = body
+
+
+class APIConnectionError(APIError):
+    """No answer arrived; the request may or may not have reached the server."""
+
+    verdict = judge(None)
+    category = RequestErrorCategory.Server
+
+    def __init__(
+        self,
+        request: Any = None,
+        message: str = "Connection error.",
+        *,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, request, hint=hint)
+
+
+class APITimeoutError(APIConnectionError, TimeoutError):
+    """The server did not answer in time."""
+
+    def __init__(
+        self, request: Any = None, message: str = "Request timed out.", *, hint: str | None = None
+    ) -> None:
+        super().__init__(request, message, hint=hint)
+
+
+class APIResponseValidationError(APIError):
+    """The server's answer does not fit the protocol."""
+
+    category = RequestErrorCategory.Server
+
+    def __init__(
+        self, response: Any = None, body: object | None = None, message: str | None = None
+    ) -> None:
+        text = message or "Data returned by API invalid for expected schema."
+        super().__init__(text, getattr(response, "request", None), body=body)
+        self.response = response
+        self.status_code: int | None = getattr(response, "status_code", None)
+
+
+class APIStatusError(APIError):
+    """The server answered, and it was a no."""
+
+    status_code: int = 500
+    default_hint: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str = "",
+        response: Any = None,
+        body: object | None = None,
+        *,
+        category: RequestErrorCategory | None = None,
+        should_retry: bool | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message, getattr(response, "request", None), body=body)
+        self.response = response
+        self.status_code = getattr(response, "status_code", self.status_code)
+        self.status = self.status_code
+        self.verdict = judge(self.status_code, category, should_retry)
+        self.should_retry = should_retry
+        self.retry_after_seconds = retry_after_seconds
+        self.hint = self.default_hint
+        self.category = category or _category_of(self.verdict)
+
+
+def _category_of(verdict: Verdict) -> RequestErrorCategory:
+    return RequestErrorCategory.User if verdict.is_user_error else RequestErrorCategory.Server
+
+
+class BadRequestError(APIStatusError):
+    """HTTP 400: the request was malformed."""
+
+    status_code = 400
+
+
+class AuthenticationError(APIStatusError):
+    """HTTP 401: the credential is missing or wrong."""
+
+    status_code = 401
+    default_hint = "Check the API key: pass api_key=..., or set TINKER_API_KEY."
+
+
+class BillingError(APIStatusError):
+    """HTTP 402: the account has a billing issue."""
+
+    status_code = 402
+    default_hint = "Set up billing for this account, then run the same command again."
+
+
+class PermissionDeniedError(APIStatusError):
+    """HTTP 403: this credential may not do that."""
+
+    status_code = 403
+
+
+class NotFoundError(APIStatusError):
+    """HTTP 404: there is no such thing, or it belongs to somebody else."""
+
+    status_code = 404
+
+
+class ConflictError(APIStatusError):
+    """HTTP 409: the resource is in another state already."""
+
+    status_code = 409
+
+
+class PromiseExpiredError(APIStatusError):
+    """HTTP 410: the result is gone; the work must be submitted again."""
+
+    status_code = 410
+    default_hint = "Submit the operation again."
+
+
+class UnprocessableEntityError(APIStatusError):
+    """HTTP 422: the request was well-formed but makes no sense."""
+
+    status_code = 422
+
+
+class RateLimitError(APIStatusError):
+    """HTTP 429: too many requests."""
+
+    status_code = 429
+    default_hint = "Slow down, or lower the number of concurrent requests."
+
+
+class InternalServerError(APIStatusError):
+    """HTTP 5xx: the server failed."""
+
+    status_code = 500
+    default_hint = "This is the server's fault; try again later."
+
+
+class RequestFailedError(TinkexError):
+    """The work ran and failed; `category` says whose fault it was."""
+
+    def __init__(
+        self,
+        message: str,
+        request_id: str = "",
+        category: RequestErrorCategory = RequestErrorCategory.Unknown,
+    ) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.category = category
+        self.verdict = judge(None, category)
+
+
+class ExperimentalWarning(UserWarning):
+    """This part of the API may change without notice."""
+
+
+ERROR_BY_STATUS: dict[int, type[APIStatusError]] = {
+    cls.status_code: cls
+    for cls in (
+        BadRequestError,
+        AuthenticationError,
+        BillingError,
+        PermissionDeniedError,
+        NotFoundError,
+        ConflictError,
+        PromiseExpiredError,
+        UnprocessableEntityError,
+        RateLimitError,
+    )
+}
+
+
+def error_class_for(status: int) -> type[APIStatusError]:
+    """The class that stands for an HTTP status."""
+    if status >= 500:
+        return InternalServerError
+    return ERROR_BY_STATUS.get(status, APIStatusError)

@@ -1,0 +1,83 @@
+"""Names and ids: tinker:// paths, safe path segments, and fresh ids."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import NamedTuple
+from urllib.parse import quote
+
+from tinkex.errors import InvalidInput
+
+SCHEME = "tinker://"
+#: The middle segment of a path, and the checkpoint type it stands for.
+TYPE_BY_SEGMENT = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,254}")
+
+
+class TinkerPath(NamedTuple):
+    """A checkpoint's address, taken apart: tinker://<run>/<segment>/<name>."""
+
+    run_id: str
+    segment: str
+    name: str
+
+    @property
+    def checkpoint_type(self) -> str:
+        """training, sampler or external."""
+        return TYPE_BY_SEGMENT[self.segment]
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The id within its run, e.g. weights/0001."""
+        return f"{self.segment}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.run_id}/{self.segment}/{self.name}"
+
+
+def parse_tinker_path(text: str) -> TinkerPath:
+    """Take a tinker:// path apart, or say which part is wrong."""
+    shape = "expected tinker://<run>/<weights|sampler_weights|external_weights>/<name>"
+    if not isinstance(text, str) or not text.startswith(SCHEME):
+        raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}")
+    parts = text.removeprefix(SCHEME).split("/")
+    if len(parts) != 3 or not all(parts):
+        raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}")
+    if parts[1] not in TYPE_BY_SEGMENT:
+        kinds = ", ".join(TYPE_BY_SEGMENT)
+        raise InvalidInput(f"Invalid tinker path: {text!r}; {parts[1]!r} is not one of {kinds}")
+    return TinkerPath(check_id("run id", parts[0]), parts[1], check_name(parts[2]))
+
+
+def check_name(name: str) -> str:
+    """Return a checkpoint name that is safe in paths and URLs, or refuse it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"Invalid checkpoint name: {name!r}; use 1 to 255 letters, digits or . _ : + = @ ~ - "
+            "and begin with a letter, digit or _"
+        )
+    return name
+
+
+def check_id(what: str, value: str) -> str:
+    """Return an id that names exactly one path segment, or refuse it."""
+    if not isinstance(value, str) or not value or value in {".", ".."}:
+        raise InvalidInput(f"Invalid {what}: {value!r}")
+    if any(ch in "/?#%\\" or ord(ch) <= 32 or ord(ch) == 127 for ch in value):
+        raise InvalidInput(f"Invalid {what}: {value!r} contains a character an id never has")
+    return value
+
+
+def path_segment(value: str) -> str:
+    """Quote one id for use in a URL path; colons stay, slashes do not."""
+    return quote(value, safe=":")
+
+
+def new_id() -> str:
+    """A fresh id that nobody has used."""
+    return str(uuid.uuid4())

@@ -1,0 +1,57 @@
+"""Loggers of this package, and a console handler for those who want one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+ROOT = "tinkex"
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+logging.getLogger(ROOT).addHandler(logging.NullHandler())
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of one module, below `tinkex`."""
+    return logging.getLogger(name)
+
+
+def attach_logger(level: str = "info", stream: TextIO | None = None) -> logging.Handler:
+    """Show this package's log on stderr (or `stream`); returns the handler for detach_logger."""
+    if level.lower() not in _LEVELS:
+        raise ValueError(f"level must be one of {', '.join(_LEVELS)}, got {level!r}")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger(ROOT)
+    logger.addHandler(handler)
+    logger.setLevel(_LEVELS[level.lower()])
+    return handler
+
+
+def detach_logger(handler: logging.Handler) -> None:
+    """Take a handler of attach_logger away again."""
+    logging.getLogger(ROOT).removeHandler(handler)
+
+
+class OncePerMinute:
+    """Lets one message of a kind through per interval; state belongs to its owner."""
+
+    def __init__(self, interval_seconds: float = 60.0) -> None:
+        self._interval_seconds = interval_seconds
+        self._last: dict[object, float] = {}
+
+    def allows(self, key: object, now: float | None = None) -> bool:
+        """True if nothing with this key was let through during the interval."""
+        now = time.monotonic() if now is None else now
+        last = self._last.get(key)
+        if last is not None and now - last < self._interval_seconds:
+            return False
+        self._last[key] = now
+        return True

@@ -1,0 +1,86 @@
+"""The only reader of the environment; everything else receives values."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinkex.errors import ConfigError
+
+#: Where the hosted service lives.
+HOSTED_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+#: Where people look at the hosted service.
+HOSTED_CONSOLE_URL = "https://tinker.thinkingmachines.ai"
+
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"0", "false", "no", "off", ""})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the environment says; every field names its variable."""
+
+    api_key: str | None = field(default=None, repr=False)
+    """TINKER_API_KEY, or TINKEX_API_KEY which wins: the credential to send."""
+    base_url: str | None = None
+    """TINKER_BASE_URL, or TINKEX_BASE_URL which wins: the server to speak to."""
+    credential_command: str | None = field(default=None, repr=False)
+    """TINKER_CREDENTIAL_CMD: a shell command that prints a credential."""
+    project_id: str | None = None
+    """TINKER_PROJECT_ID: the project new sessions belong to."""
+    tags: tuple[str, ...] = ()
+    """TINKER_TAGS: comma-separated tags for new sessions."""
+    log_level: str | None = None
+    """TINKEX_LOG, or TINKER_LOG: debug, info, warning or error."""
+    telemetry: bool = False
+    """TINKEX_TELEMETRY: 1 sends usage events to the server; off unless asked for."""
+    access_client_id: str | None = None
+    """CLOUDFLARE_ACCESS_CLIENT_ID: sent as CF-Access-Client-Id."""
+    access_client_secret: str | None = field(default=None, repr=False)
+    """CLOUDFLARE_ACCESS_CLIENT_SECRET: sent as CF-Access-Client-Secret."""
+    home: Path = Path()
+    """TINKEX_HOME: where this machine's state lives; ~/.tinkex by default."""
+    credentials_file: Path = Path()
+    """Where `auth login` keeps keys: ~/.tinker/credentials.json."""
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read every variable this package knows; an empty one counts as unset."""
+    env = os.environ if environ is None else environ
+    user_home = Path(env.get("HOME") or Path.home())
+    return Environment(
+        api_key=_first(env, "TINKEX_API_KEY", "TINKER_API_KEY"),
+        base_url=_first(env, "TINKEX_BASE_URL", "TINKER_BASE_URL"),
+        credential_command=_first(env, "TINKER_CREDENTIAL_CMD"),
+        project_id=_first(env, "TINKER_PROJECT_ID"),
+        tags=_tags(env.get("TINKER_TAGS", "")),
+        log_level=_first(env, "TINKEX_LOG", "TINKER_LOG"),
+        telemetry=_flag(env, "TINKEX_TELEMETRY"),
+        access_client_id=_first(env, "CLOUDFLARE_ACCESS_CLIENT_ID"),
+        access_client_secret=_first(env, "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+        home=Path(_first(env, "TINKEX_HOME") or user_home / ".tinkex"),
+        credentials_file=user_home / ".tinker" / "credentials.json",
+    )
+
+
+def package_version() -> str:
+    """The version of this package, as installed."""
+    return importlib.metadata.version("tinkex")
+
+
+def _first(env: Mapping[str, str], *names: str) -> str | None:
+    return next((env[name].strip() for name in names if env.get(name, "").strip()), None)
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(tag.strip() for tag in text.split(",") if tag.strip()))
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip()
+    if text.lower() not in _YES | _NO:
+        raise ConfigError(f"{name} must be 1, 0, true, false, yes, no, on or off; got {text!r}")
+    return text.lower() in _YES

@@ -1,0 +1,270 @@
+"""Text to tokens: which tokenizer a model needs, loading it once, and rendering a chat."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, Protocol, cast, runtime_checkable
+
+from tinkex.errors import InvalidInput
+
+#: Gated models whose names begin like this, and a free copy of their tokenizer.
+MIRRORS: Mapping[str, str] = MappingProxyType(
+    {"meta-llama/Llama-3": "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"}
+)
+#: Ids that stand for another one.
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"moonshotai/Kimi-K2.5-Text-Only": "moonshotai/Kimi-K2.5"}
+)
+#: Tokenizers that come with code of their own; it runs at these revisions and no other.
+PINNED_REVISIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "moonshotai/Kimi-K2-Thinking": "612681931a8c906ddb349f8ad0f582cb552189cd",
+        "moonshotai/Kimi-K2.5": "4d01dfe0332d63057c186e0b262165819efb6611",
+        "moonshotai/Kimi-K2.6": "b5aabbfb20227ed42becbf5541dbffd213942c58",
+        "moonshotai/Kimi-K3": "f831ab66814297da540d832a5235f8e904f29d06",
+    }
+)
+#: How many loaded tokenizers are kept.
+MAX_CACHED = 32
+
+_HINT = (
+    "Install tinkex[text], go online once to fill the cache, "
+    "or name a local folder that has a tokenizer.json."
+)
+_LOCAL = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
+
+Loader = Callable[[str], object]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What this package asks of a tokenizer; those of transformers fit."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of some ids."""
+        ...
+
+
+def resolve_tokenizer_id(
+    model_name: str,
+    server_tokenizer_id: str | None = None,
+    mirrors: Mapping[str, str] = MIRRORS,
+) -> str:
+    """The tokenizer a model needs: what the server says, else what the name tells."""
+    if server_tokenizer_id:
+        told = _without_revision(server_tokenizer_id)
+        if told:
+            return ALIASES.get(told, told)
+    if not isinstance(model_name, str) or not _without_revision(model_name):
+        raise InvalidInput(f"No tokenizer can be found for the model name {model_name!r}")
+    if _is_local(model_name):
+        return model_name
+    name = _without_revision(model_name)
+    for prefix, mirror in mirrors.items():
+        if name.startswith(prefix):
+            return mirror
+    parts = name.split("/")
+    if len(parts) == 3:
+        name = "/".join(parts[:2])
+    return ALIASES.get(name, name)
+
+
+def _without_revision(name: str) -> str:
+    return name if _is_local(name) else name.partition(":")[0]
+
+
+def _is_local(name: str) -> bool:
+    # Drive letters, colons and any number of slashes are part of a folder's name, not a revision.
+    return _LOCAL.match(name) is not None or ("\0" not in name and Path(name).is_dir())
+
+
+class _Slot:
+    """The place of one tokenizer; whoever holds the lock is loading it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.tokenizer: Tokenizer | None = None
+
+
+class _Cache:
+    """Loaded tokenizers, the latest used last; a failure leaves its slot empty."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._lock = Lock()
+        self._slots: OrderedDict[object, _Slot] = OrderedDict()
+
+    def get(self, key: object, load: Callable[[], Tokenizer]) -> Tokenizer:
+        """The tokenizer under `key`; `load` runs once, however many threads ask."""
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+            if len(self._slots) > self._max_entries:
+                self._slots.popitem(last=False)
+        with slot.lock:
+            if slot.tokenizer is None:
+                slot.tokenizer = load()
+            return slot.tokenizer
+
+
+_CACHE = _Cache(MAX_CACHED)
+
+
+def load_tokenizer(
+    tokenizer_id: str, *, revision: str | None = None, loader: Loader | None = None
+) -> Tokenizer:
+    """Load a tokenizer by id or folder, once per process; it blocks while it loads.
+
+    `loader` replaces transformers and receives the id alone, so it excludes `revision`.
+    """
+    if not isinstance(tokenizer_id, str) or not tokenizer_id:
+        raise InvalidInput(f"A tokenizer id is a name such as Qwen/Qwen3-8B, got {tokenizer_id!r}")
+    if loader is not None and revision is not None:
+        raise InvalidInput(f"revision {revision!r} has no effect on a loader of your own")
+    if loader is None and revision is None:
+        revision = PINNED_REVISIONS.get(tokenizer_id)
+    key = (tokenizer_id, revision, loader)
+    return _CACHE.get(key, lambda: _load(tokenizer_id, revision, loader))
+
+
+def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tokenizer:
+    try:
+        found = loader(tokenizer_id) if loader else _load_by_default(tokenizer_id, revision)
+    except Exception as error:  # tokenizers raises plain Exception, a loader may raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        message = f"Failed to load tokenizer {tokenizer_id!r}: {reason}"
+        raise InvalidInput(message, hint=_HINT) from error
+    if not isinstance(found, Tokenizer):
+        raise InvalidInput(
+            f"Failed to load tokenizer {tokenizer_id!r}: "
+            f"a {type(found).__name__} has no encode and decode"
+        )
+    return found
+
+
+def _load_by_default(tokenizer_id: str, revision: str | None) -> object:
+    source = tokenizer_id
+    if _is_local(tokenizer_id):
+        source = str(Path(tokenizer_id).expanduser())
+        if not Path(source).is_dir():
+            # transformers would take the path for a hub name and retry the network for a minute.
+            raise FileNotFoundError("there is no such folder")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return _load_file(source)
+    if revision is None:
+        return AutoTokenizer.from_pretrained(source)
+    # Code from the hub runs only at the very revision that was pinned here.
+    is_pinned = PINNED_REVISIONS.get(tokenizer_id) == revision
+    return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=is_pinned)
+
+
+def _load_file(folder: str) -> Tokenizer:
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError("transformers is not installed, and there is no local copy")
+    import tokenizers
+
+    return _FileTokenizer(tokenizers.Tokenizer.from_file(str(path)))
+
+
+class _FileTokenizer:
+    """A tokenizer.json without transformers around it: no chat template."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text."""
+        return list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of some ids."""
+        ids = list(token_ids)
+        return cast(str, self._inner.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a text; special tokens of the tokenizer, such as a first one, are added."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"Only text can be tokenized, got {text!r}")
+    try:
+        found = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"The text {_short(text)} cannot be tokenized: {error}") from error
+    return _ids(found)
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """The ids of a conversation, laid out by the tokenizer's own chat template."""
+    _check_messages(messages)
+    apply = getattr(tokenizer, "apply_chat_template", None)
+    if apply is None or getattr(tokenizer, "chat_template", "") is None:
+        raise InvalidInput(
+            f"The tokenizer {_name_of(tokenizer)} has no chat template",
+            hint="Use the tokenizer of an instruct model, or write the prompt as plain text.",
+        )
+    try:
+        found = apply(
+            [dict(message) for message in messages],
+            tokenize=True,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=False,
+        )
+    except Exception as error:  # a template raises what its author chose
+        raise InvalidInput(
+            f"The chat template of {_name_of(tokenizer)} refused the messages: {error}"
+        ) from error
+    return _ids(found)
+
+
+def _check_messages(messages: Sequence[Mapping[str, object]]) -> None:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidInput(f"messages must be a list of messages, got {_short(messages)}")
+    if not messages:
+        raise InvalidInput("messages must hold at least one message, got []")
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message)
+
+
+def _check_message(where: str, message: Mapping[str, object]) -> None:
+    if not isinstance(message, Mapping):
+        raise InvalidInput(f"{where} must have a role and a content, got {_short(message)}")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise InvalidInput(f"{where} has no role such as 'user' or 'assistant': {_short(message)}")
+    if content is None and message.get("tool_calls"):
+        return
+    if not isinstance(content, str | list):
+        raise InvalidInput(f"{where} has no text or parts as its content: {_short(message)}")
+
+
+def _ids(found: Any) -> list[int]:
+    # A bare tokenizers.Tokenizer answers with an object that has .ids, others with a mapping.
+    found = getattr(found, "ids", found)
+    if isinstance(found, Mapping):
+        found = found["input_ids"]
+    return [int(token) for token in found]
+
+
+def _name_of(tokenizer: object) -> str:
+    return repr(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
