@@ -1,0 +1,307 @@
+"""What goes into a model: token and media chunks, ModelInput, and the Datum to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
+
+import msgspec
+
+from tinkex.errors import InvalidInput
+from tinkex.types.base import Message
+from tinkex.types.refusals import explain_mismatch, follow, split_problem
+from tinkex.types.tensor_header import read_tensor_shape
+from tinkex.types.tensors import TensorData, TensorDtype, is_numpy_array, is_torch_tensor
+
+MAX_TOKEN = 2**31 - 1
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN)]
+ImageFormat: TypeAlias = Literal["png", "jpeg"]
+
+
+class Tokenizer(Protocol):
+    """Anything that turns text into token ids."""
+
+    def encode(self, text: str, /) -> Any:
+        """The token ids of the text."""
+        ...
+
+
+class EncodedTextChunk(Message, tag="encoded_text"):
+    """A run of token ids."""
+
+    type: ClassVar[Literal["encoded_text"]] = "encoded_text"
+
+    tokens: Sequence[TokenId]
+    """The ids; any sequence or integer array is taken, and kept as a list."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens there are."""
+        return len(self.tokens)
+
+    @classmethod
+    def _refusal(cls, fields: Mapping[str, Any], problem: str) -> str:
+        _, path = split_problem(problem)
+        if not path.startswith(".tokens["):
+            return explain_mismatch(cls, fields, problem)
+        index = path.removeprefix(".tokens[").removesuffix("]")
+        token = follow(fields, path)
+        return f"token {index} is {token!r:.80}; token ids are integers from 0 to {MAX_TOKEN}"
+
+
+class ImageChunk(Message, tag="image"):
+    """An image, carried with the request."""
+
+    type: ClassVar[Literal["image"]] = "image"
+
+    data: bytes
+    """The file's bytes; text is read as base64."""
+    format: ImageFormat
+    """How the bytes are encoded."""
+    expected_tokens: int | None = None
+    """How many tokens the caller expects; a server that counts otherwise refuses the request."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens the image takes, if `expected_tokens` says so."""
+        return _expected_length(self)
+
+
+class ImageAssetPointerChunk(Message, tag="image_asset_pointer"):
+    """An image that lives elsewhere; for sampling only."""
+
+    type: ClassVar[Literal["image_asset_pointer"]] = "image_asset_pointer"
+
+    format: ImageFormat
+    """How the file is encoded."""
+    location: str
+    """Path or URL of the file."""
+    expected_tokens: int | None = None
+    """How many tokens the caller expects."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens the image takes, if `expected_tokens` says so."""
+        return _expected_length(self)
+
+
+class DmelChunk(Message, tag="dmel"):
+    """Audio tokens, as the bytes of a serialized tensor."""
+
+    type: ClassVar[Literal["dmel"]] = "dmel"
+
+    dmel: bytes
+    """The serialized tensor; text is read as base64."""
+
+    @property
+    def length(self) -> int:
+        """The first dimension of the tensor."""
+        shape = read_tensor_shape(self.dmel)
+        if not shape:
+            raise InvalidInput("a dmel tensor needs at least one dimension, got shape ()")
+        return shape[0]
+
+
+ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageChunk | DmelChunk
+
+
+def _expected_length(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
+    if chunk.expected_tokens is None:
+        raise InvalidInput(
+            f"the length of this {type(chunk).__name__} is unknown; set expected_tokens"
+        )
+    return chunk.expected_tokens
+
+
+class ModelInput(Message):
+    """What a model reads, chunk after chunk."""
+
+    chunks: list[ModelInputChunk]
+    """The chunks in reading order."""
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int]) -> Self:
+        """One text chunk with these token ids."""
+        return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+
+    @classmethod
+    def from_text(cls, text: str, tokenizer: Tokenizer) -> Self:
+        """One text chunk with the token ids that the tokenizer gives."""
+        if not isinstance(text, str):
+            raise InvalidInput(f"from_text takes a string, got {text!r:.80}")
+        if isinstance(tokenizer, str) or not callable(getattr(tokenizer, "encode", None)):
+            raise InvalidInput(f"a tokenizer turns text into tokens, got {tokenizer!r:.80}")
+        encoded = tokenizer.encode(text)
+        return cls.from_ints(getattr(encoded, "ids", encoded))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Nothing to read yet."""
+        return cls(chunks=[])
+
+    def to_ints(self) -> list[int]:
+        """All token ids; refused if there is anything but text."""
+        tokens: list[int] = []
+        for chunk in self.chunks:
+            if not isinstance(chunk, EncodedTextChunk):
+                raise InvalidInput(f"to_ints needs text chunks only, got a {type(chunk).__name__}")
+            tokens.extend(chunk.tokens)
+        return tokens
+
+    @property
+    def length(self) -> int:
+        """How many tokens of context this takes."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    def append(self, chunk: ModelInputChunk) -> ModelInput:
+        """This input and one more chunk."""
+        return ModelInput(chunks=[*self.chunks, chunk])
+
+    def append_int(self, token: int) -> ModelInput:
+        """This input and one more token."""
+        return self.append(EncodedTextChunk(tokens=[token]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    sequence_id: str
+    """`SampledSequence.sequence_id` of the sequence the tokens belong to."""
+    offset: int = 0
+    """Where the run begins in that sequence."""
+    length: int
+    """How many tokens the run has."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.sequence_id, str) or not self.sequence_id:
+            raise InvalidInput(f"{name}.sequence_id is {self.sequence_id!r}; expected an id")
+        if self.offset < 0:
+            raise InvalidInput(f"{name}.offset is {self.offset}; expected at least 0")
+        if self.length < 0:
+            raise InvalidInput(f"{name}.length is {self.length}; expected at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptProvenanceSpan(_Span):
+    """A run of tokens that came from the prompt of a sampling request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledProvenanceSpan(_Span):
+    """A run of tokens that a sampling request produced."""
+
+
+ProvenanceSpans: TypeAlias = list[PromptProvenanceSpan | SampledProvenanceSpan]
+LossFnInputs: TypeAlias = dict[str, TensorData]
+
+# msgspec cannot tell the two kinds of span apart in JSON, where they never occur.
+if TYPE_CHECKING:
+    import torch
+
+    from tinkex.types.arrays import Array
+
+    _Spans: TypeAlias = ProvenanceSpans
+    #: What a Datum converts to a tensor.
+    LossFnInput: TypeAlias = TensorData | torch.Tensor | Array | Sequence[Any]
+else:
+    _Spans = list[Any]
+
+#: The type of a plain list under a well-known key; under other keys its numbers decide.
+_LIST_DTYPES: dict[str, TensorDtype] = {
+    "target_tokens": "int64",
+    "weights": "float32",
+    "advantages": "float32",
+    "logprobs": "float32",
+    "clip_low_threshold": "float32",
+    "clip_high_threshold": "float32",
+    "sequence_ratio_mask": "float32",
+}
+_OFTEN_SPARSE = frozenset({"target_tokens", "weights"})
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One training example: what the model reads, and the tensors its loss needs."""
+
+    model_input: ModelInput
+    loss_fn_inputs: LossFnInputs = field(default_factory=dict)
+    """Tensors by name; torch tensors, numpy arrays and lists are converted."""
+    model_input_spans: _Spans | None = None
+    """Where the input tokens came from; set with `with_provenance`."""
+    loss_fn_input_spans: _Spans | None = None
+    """Where the target tokens came from; set with `with_provenance`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            model_input: ModelInput,
+            loss_fn_inputs: Mapping[str, LossFnInput] = ...,
+            model_input_spans: ProvenanceSpans | None = None,
+            loss_fn_input_spans: ProvenanceSpans | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_input, ModelInput):
+            raise InvalidInput(f"Datum.model_input is a ModelInput, got {self.model_input!r:.80}")
+        if not isinstance(self.loss_fn_inputs, Mapping):
+            raise InvalidInput(f"Datum.loss_fn_inputs is a dict, got {self.loss_fn_inputs!r:.80}")
+        tensors = {name: to_tensor(name, given) for name, given in self.loss_fn_inputs.items()}
+        object.__setattr__(self, "loss_fn_inputs", tensors)
+        _check_spans("model_input_spans", self.model_input_spans)
+        _check_spans("loss_fn_input_spans", self.loss_fn_input_spans)
+        if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
+            raise InvalidInput(
+                "model_input_spans and loss_fn_input_spans go together, got "
+                f"{self.model_input_spans!r:.80} and {self.loss_fn_input_spans!r:.80}"
+            )
+
+    def with_provenance(
+        self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans
+    ) -> Self:
+        """A copy that says where its tokens came from; each list of runs must cover its field."""
+        _check_cover("model_input", model_input, self.model_input.length)
+        targets = self.loss_fn_inputs.get("target_tokens")
+        if targets is not None and len(targets.shape) == 1:
+            _check_cover("loss_fn_inputs", loss_fn_inputs, targets.shape[0])
+        return replace(self, model_input_spans=model_input, loss_fn_input_spans=loss_fn_inputs)
+
+
+def to_tensor(name: str, given: Any) -> TensorData:
+    """Convert one loss input, and refuse numbers that no loss can use."""
+    try:
+        tensor = _convert(name, given)
+    except InvalidInput as error:
+        raise InvalidInput(f"loss_fn_inputs[{name!r}]: {error}") from None
+    if tensor.dtype == "float32" and (wrong := tensor.find_not_finite()) is not None:
+        place, value = wrong
+        raise InvalidInput(f"{name}{place} is {value}; loss inputs must be finite")
+    return tensor
+
+
+def _convert(name: str, given: Any) -> TensorData:
+    if isinstance(given, TensorData):
+        return given
+    if isinstance(given, list | tuple):
+        return TensorData.from_list(given, _LIST_DTYPES.get(name), name)
+    may_be_sparse = name in _OFTEN_SPARSE and getattr(given, "ndim", 0) == 2
+    if is_torch_tensor(given):
+        from_torch = TensorData.from_torch_sparse if may_be_sparse else TensorData.from_torch
+        return from_torch(given)
+    if is_numpy_array(given):
+        from_numpy = TensorData.from_numpy_sparse if may_be_sparse else TensorData.from_numpy
+        return from_numpy(given)
+    raise InvalidInput(f"expected a tensor, an array or a list of numbers, got {given!r:.80}")
+
+
+def _check_spans(name: str, spans: ProvenanceSpans | None) -> None:
+    for span in spans or ():
+        if not isinstance(span, PromptProvenanceSpan | SampledProvenanceSpan):
+            raise InvalidInput(f"{name} holds provenance spans, got {span!r:.80}")
+
+
+def _check_cover(name: str, spans: ProvenanceSpans, length: int) -> None:
+    covered = sum(span.length for span in spans)
+    if covered != length:
+        raise InvalidInput(f"the {name} spans cover {covered} positions, but there are {length}")

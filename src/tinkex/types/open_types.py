@@ -1,0 +1,98 @@
+"""Room for what a newer server may say: unions that can grow, and records that keep any field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn, Self
+
+import msgspec
+
+from tinkex.errors import InvalidInput
+from tinkex.types.base import decode_hook
+from tinkex.types.refusals import explain_place
+
+
+class _AnyMember(type):
+    """Lets msgspec accept whatever the stand-in's reader returns."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return value is None or isinstance(value, msgspec.Struct | OpenRecord)
+
+
+def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """A stand-in for `union` in a field: an object that is no member goes to `unknown`.
+
+    msgspec refuses a whole answer over one unknown tag; with this, `unknown` decides what the
+    field becomes. NotImplemented lets the refusal stand; `name` is what it calls the object.
+    """
+
+    def from_wire(data: Any) -> Any:
+        try:
+            return msgspec.convert(data, union, dec_hook=decode_hook)
+        except msgspec.ValidationError as error:
+            refusal = error
+        value = unknown(data) if isinstance(data, Mapping) else NotImplemented
+        if value is not NotImplemented:
+            return value
+        if isinstance(refusal.__cause__, InvalidInput):
+            raise refusal.__cause__
+        raise InvalidInput(explain_place(name, data, str(refusal)))
+
+    return _AnyMember("OpenUnion", (), {"from_wire": staticmethod(from_wire), "union": union})
+
+
+def ignore_unknown(_: Mapping[str, Any]) -> None:
+    """Read what is unknown as None."""
+
+
+class OpenRecord:
+    """A frozen record with a `type` and whatever else was given."""
+
+    __slots__ = ("_fields",)
+
+    _fields: dict[str, Any]
+
+    def __init__(self, /, *, type: str, **extra: Any) -> None:
+        if not isinstance(type, str) or not type:
+            raise InvalidInput(f"{self.__class__.__name__}.type is {type!r}; expected a name")
+        object.__setattr__(self, "_fields", {"type": type, **extra})
+
+    @classmethod
+    def from_wire(cls, data: Any) -> Self:
+        """Read the JSON form."""
+        if not isinstance(data, Mapping) or "type" not in data:
+            raise InvalidInput(f"{cls.__name__} needs an object with a type, got {data!r:.80}")
+        return cls(**data)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form."""
+        return dict(self._fields)
+
+    def model_dump(
+        self, *, mode: Literal["python", "json"] = "python", exclude_none: bool = False
+    ) -> dict[str, Any]:
+        """A dict of the fields."""
+        return {k: v for k, v in self._fields.items() if v is not None or not exclude_none}
+
+    def __getattr__(self, name: str) -> Any:
+        # While a copy or a pickle is being rebuilt there is no _fields yet.
+        if name == "_fields" or name not in self._fields:
+            raise AttributeError(f"{self.__class__.__name__} has no field {name!r}")
+        return self._fields[name]
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{self.__class__.__name__} is frozen; cannot set {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OpenRecord):
+            return NotImplemented
+        return self.__class__ is other.__class__ and self._fields == other._fields
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self._fields.items())
+        return f"{self.__class__.__name__}({fields})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (self.__class__.from_wire, (self._fields,))

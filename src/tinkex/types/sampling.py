@@ -1,0 +1,243 @@
+"""The sampling conversation: what to sample, how, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tinkex.errors import InvalidInput
+from tinkex.types.base import Message
+from tinkex.types.inputs import ModelInput
+from tinkex.types.optimizers import check_range
+from tinkex.types.tensors import TensorData
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float32]
+    Tokens: TypeAlias = npt.NDArray[np.int32]
+
+StopReason: TypeAlias = Literal["length", "stop"]
+TopkRow: TypeAlias = list[tuple[int, float]]
+
+#: Fills the cells of a top-k matrix that hold nothing, together with token 0.
+FILLER_LOGPROB = -99999.0
+
+
+class SamplingParams(Message):
+    """How to draw tokens."""
+
+    max_tokens: int | None = None
+    """The most tokens to draw; None leaves it to the server."""
+    seed: int | None = None
+    """Makes the draw repeatable."""
+    stop: str | Sequence[str | int] | None = None
+    """Where to stop: a text, texts, or token ids. None stops at the end-of-text token; an empty
+    list stops nowhere before `max_tokens`."""
+    temperature: float = 1
+    """Flattens (above 1) or sharpens (below 1) the distribution; 0 takes the likeliest token."""
+    top_k: int = -1
+    """Draw from this many likeliest tokens; -1 does not limit."""
+    top_p: float = 1
+    """Draw from the likeliest tokens that together have this probability."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidInput(
+                f"SamplingParams.max_tokens is {self.max_tokens}; expected at least 1, or None"
+            )
+        check_range("SamplingParams.temperature", self.temperature, at_least=0.0)
+        check_range("SamplingParams.top_p", self.top_p, above=0.0, at_most=1.0)
+        if self.top_k != -1 and self.top_k < 1:
+            raise InvalidInput(
+                f"SamplingParams.top_k is {self.top_k}; expected at least 1, or -1 for no limit"
+            )
+        if self.stop is not None and len({type(stop) for stop in self.stop}) > 1:
+            raise InvalidInput(f"SamplingParams.stop mixes texts and token ids: {self.stop!r:.80}")
+
+
+class SampleRequest(Message):
+    """Ask for samples of a prompt."""
+
+    num_samples: int = 1
+    """How many sequences to draw."""
+    prompt: ModelInput
+    sampling_params: SamplingParams
+    base_model: str | None = None
+    """The base model to sample from, where no session or path names one."""
+    model_path: str | None = None
+    """The tinker:// path of the weights to sample from."""
+    sampling_session_id: str | None = None
+    """The sampling session that knows the model; goes with `seq_id`."""
+    seq_id: int | None = None
+    """The request's number within its sampling session."""
+    prompt_logprobs: bool | None = None
+    """Also score the prompt's tokens."""
+    topk_prompt_logprobs: int = 0
+    """Also give this many likeliest tokens at each prompt position."""
+    topk_sample_logprobs: int = 0
+    """Also give this many likeliest tokens at each sampled position."""
+    target_prompt_logprobs: TensorData | None = None
+    """Score these token ids at the prompt positions after the first: int64, one row per position,
+    -1 for nothing; a CSR tensor asks for the cells it lists."""
+    prompt_alt_tokens_k: int = 0
+    """Also draw this many tokens at each prompt position after the first."""
+    prompt_logprobs_last_n: int | None = None
+    """Score only this many last tokens of the prompt."""
+    record_stability_info: bool | None = None
+    """Keep what `stable_reinforce` training needs about each sequence."""
+    type: Literal["sample"] = "sample"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopkLogprobs:
+    """The likeliest tokens at each position, as two matrices of one row per position."""
+
+    token_ids: Tokens
+    """int32; 0 where there is nothing."""
+    logprobs: Floats
+    """float32; -99999 where there is nothing."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TopkLogprobs):
+            return NotImplemented
+        return self.to_rows() == other.to_rows()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_rows(self) -> list[TopkRow | None]:
+        """Per position a list of (token id, logprob), or None where nothing was reported."""
+        pairs = zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
+        return [_topk_row(ids, logprobs) for ids, logprobs in pairs if ids]
+
+
+def _topk_row(token_ids: list[int], logprobs: list[float]) -> TopkRow | None:
+    row = list(zip(token_ids, logprobs, strict=True))
+    if row[0] == (0, FILLER_LOGPROB):
+        return None
+    while row[-1] == (0, FILLER_LOGPROB):
+        row.pop()
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAltTokens:
+    """Tokens drawn instead of the prompt's, at every position after the first."""
+
+    tokens: TensorData
+    """int64, a row of draws per position."""
+    logprobs: TensorData
+    """float32, the draws' log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledSequence:
+    """One sampled sequence, as arrays; the lists are made when first asked for."""
+
+    stop_reason: StopReason
+    """Why sampling ended."""
+    sequence_id: str
+    """Names this sequence in later requests."""
+    tokens_np: Tokens | None = field(default=None, repr=False)
+    """int32 token ids."""
+    logprobs_np: Floats | None = field(default=None, repr=False)
+    """float32 log-probabilities of the tokens; None if there are none."""
+    topk_logprobs_np: TopkLogprobs | None = field(default=None, repr=False)
+    """The likeliest tokens at each position; None if not asked for."""
+    _tokens_list: list[int] | None = field(default=None, repr=False)
+    _logprobs_list: list[float] | None = field(default=None, repr=False)
+    _topk_logprobs_list: list[TopkRow | None] | None = field(default=None, repr=False)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids as a list."""
+        if self._tokens_list is None:
+            object.__setattr__(self, "_tokens_list", _listed(self.tokens_np) or [])
+        return self._tokens_list or []
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """The log-probabilities as a list; None if there are none."""
+        if self._logprobs_list is None and self.logprobs_np is not None:
+            object.__setattr__(self, "_logprobs_list", self.logprobs_np.tolist())
+        return self._logprobs_list
+
+    @property
+    def topk_logprobs(self) -> list[TopkRow | None] | None:
+        """The likeliest tokens of each position as (token id, logprob); None if not asked for."""
+        if self._topk_logprobs_list is None and self.topk_logprobs_np is not None:
+            object.__setattr__(self, "_topk_logprobs_list", self.topk_logprobs_np.to_rows())
+        return self._topk_logprobs_list
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampledSequence):
+            return NotImplemented
+        return _contents(self, _SEQUENCE_PARTS) == _contents(other, _SEQUENCE_PARTS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleResponse:
+    """The sampled sequences, and what was asked about the prompt."""
+
+    sequences: Sequence[SampledSequence]
+    """One per sample."""
+    prompt_logprobs_np: Floats | None = field(default=None, repr=False)
+    """float32, one per prompt token, NaN where not scored; None if not asked for."""
+    topk_prompt_logprobs_np: TopkLogprobs | None = field(default=None, repr=False)
+    """The likeliest tokens at each prompt position; None if not asked for."""
+    target_prompt_logprobs: TensorData | None = None
+    """Scores of the requested ids, shaped like the request; None if not asked for."""
+    prompt_cache_hit_tokens: int = 0
+    """How many prompt tokens came from the prefix cache."""
+    prompt_alt_tokens: PromptAltTokens | None = None
+    """Tokens drawn along the prompt; None if not asked for."""
+    _prompt_logprobs_list: list[float | None] | None = field(default=None, repr=False)
+    _topk_prompt_logprobs_list: list[TopkRow | None] | None = field(default=None, repr=False)
+
+    @property
+    def prompt_logprobs(self) -> list[float | None] | None:
+        """The prompt's log-probabilities as a list; None where not scored, None if not asked."""
+        if self._prompt_logprobs_list is None and self.prompt_logprobs_np is not None:
+            # NaN is the only number that differs from itself.
+            scores = [x if x == x else None for x in self.prompt_logprobs_np.tolist()]
+            object.__setattr__(self, "_prompt_logprobs_list", scores)
+        return self._prompt_logprobs_list
+
+    @property
+    def topk_prompt_logprobs(self) -> list[TopkRow | None] | None:
+        """The likeliest tokens of each prompt position; None if not asked for."""
+        if self._topk_prompt_logprobs_list is None and self.topk_prompt_logprobs_np is not None:
+            rows = self.topk_prompt_logprobs_np.to_rows()
+            object.__setattr__(self, "_topk_prompt_logprobs_list", rows)
+        return self._topk_prompt_logprobs_list
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampleResponse):
+            return NotImplemented
+        return _contents(self, _RESPONSE_PARTS) == _contents(other, _RESPONSE_PARTS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# Equality looks at the lists, so that values built from arrays and from lists can be equal.
+_SEQUENCE_PARTS = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
+_RESPONSE_PARTS = (
+    "sequences",
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "target_prompt_logprobs",
+    "prompt_cache_hit_tokens",
+    "prompt_alt_tokens",
+)
+
+
+def _contents(value: object, names: tuple[str, ...]) -> list[Any]:
+    return [getattr(value, name) for name in names]
+
+
+def _listed(array: Any) -> Any:
+    return None if array is None else array.tolist()

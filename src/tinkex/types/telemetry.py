@@ -1,0 +1,101 @@
+"""What a client reports about itself, if its user allows it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from msgspec import field
+
+from tinkex.types.base import Message, Reply
+
+EventType: TypeAlias = Literal[
+    "SESSION_START", "SESSION_END", "UNHANDLED_EXCEPTION", "GENERIC_EVENT"
+]
+Severity: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+
+
+class SessionStartEvent(Reply, tag_field="event", tag="SESSION_START"):
+    """A session began."""
+
+    event: ClassVar[Literal["SESSION_START"]] = "SESSION_START"
+
+    event_id: str
+    event_session_index: int
+    severity: Severity
+    timestamp: datetime
+
+
+class SessionEndEvent(Reply, tag_field="event", tag="SESSION_END"):
+    """A session ended."""
+
+    event: ClassVar[Literal["SESSION_END"]] = "SESSION_END"
+
+    duration: str
+    """An ISO 8601 duration."""
+    event_id: str
+    event_session_index: int
+    severity: Severity
+    timestamp: datetime
+
+
+class UnhandledExceptionEvent(Reply, tag_field="event", tag="UNHANDLED_EXCEPTION"):
+    """Something went wrong."""
+
+    event: ClassVar[Literal["UNHANDLED_EXCEPTION"]] = "UNHANDLED_EXCEPTION"
+
+    error_message: str
+    error_type: str
+    event_id: str
+    event_session_index: int
+    severity: Severity
+    timestamp: datetime
+    traceback: str | None = None
+
+
+class GenericEvent(Reply, tag_field="event", tag="GENERIC_EVENT"):
+    """Anything else."""
+
+    event: ClassVar[Literal["GENERIC_EVENT"]] = "GENERIC_EVENT"
+
+    event_id: str
+    event_name: str
+    event_session_index: int
+    severity: Severity
+    timestamp: datetime
+    event_data: dict[str, Any] = field(default_factory=dict)
+
+
+TelemetryEvent: TypeAlias = (
+    SessionStartEvent | SessionEndEvent | UnhandledExceptionEvent | GenericEvent
+)
+
+
+class TelemetryBatch(Reply):
+    """Events of one session of one process."""
+
+    events: list[TelemetryEvent]
+    platform: str
+    """The operating system."""
+    sdk_version: str
+    session_id: str
+    process_uuid: str
+    """Names the process, whatever its sessions."""
+
+
+class TelemetrySendRequest(Message):
+    """Report events of one session of one process."""
+
+    events: list[TelemetryEvent]
+    platform: str
+    """The operating system."""
+    sdk_version: str
+    session_id: str
+    process_uuid: str
+    """Names the process, whatever its sessions."""
+
+
+class TelemetryResponse(Reply):
+    """The server has the events."""
+
+    status: Literal["accepted"]

@@ -1,0 +1,271 @@
+"""Tensors that cross the network: float32 or int64, dense or CSR, held as numpy arrays.
+
+Neither numpy nor torch is imported before a tensor is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
+
+from tinkex.errors import InvalidInput
+
+TensorDtype: TypeAlias = Literal["int64", "float32"]
+
+if TYPE_CHECKING:
+    import torch
+
+    from tinkex.types import arrays
+    from tinkex.types.arrays import Array, Indices
+else:
+
+    class _Late:
+        """Imports arrays.py, and numpy with it, when something in it is first used."""
+
+        def __getattr__(self, name):
+            found = getattr(importlib.import_module("tinkex.types.arrays"), name)
+            # Kept, because an import statement in every method costs more than the work.
+            setattr(self, name, found)
+            return found
+
+    arrays = _Late()
+
+
+class TensorData:
+    """A tensor of numbers.
+
+    With CSR indices, `array` holds only the listed values, row by row, and every other cell takes
+    the `pad_value` of the conversion; `shape` is then the dense shape. Numpy arrays are shared
+    with the caller, not copied, unless their type has to change.
+    """
+
+    __slots__ = ("_cols", "_crow", "_numpy", "dtype", "shape")
+
+    dtype: TensorDtype
+    shape: list[int]
+    _numpy: Array
+    _crow: Indices | None
+    _cols: Indices | None
+
+    def __init__(
+        self,
+        data: Sequence[Any] | Array | None = None,
+        dtype: TensorDtype | None = None,
+        shape: Sequence[int] | None = None,
+        sparse_crow_indices: Sequence[int] | Indices | None = None,
+        sparse_col_indices: Sequence[int] | Indices | None = None,
+    ) -> None:
+        if dtype != "float32" and dtype != "int64":
+            raise InvalidInput(f"TensorData dtype is {dtype!r}; expected 'int64' or 'float32'")
+        array = arrays.as_array("data", data, dtype)
+        sizes = array.shape if shape is None else arrays.check_shape(shape)
+        crow = cols = None
+        if sparse_crow_indices is not None or sparse_col_indices is not None:
+            crow = arrays.as_indices("sparse_crow_indices", sparse_crow_indices)
+            cols = arrays.as_indices("sparse_col_indices", sparse_col_indices)
+            array = array.reshape(-1)
+            arrays.check_csr(array, sizes, crow, cols)
+        else:
+            array = arrays.rectangle(array, sizes)
+        self._fill(array, dtype, list(sizes), crow, cols)
+
+    def _fill(
+        self,
+        array: Array,
+        dtype: TensorDtype,
+        shape: list[int],
+        crow: Indices | None = None,
+        cols: Indices | None = None,
+    ) -> Self:
+        set_slot = object.__setattr__
+        set_slot(self, "_numpy", array)
+        set_slot(self, "dtype", dtype)
+        set_slot(self, "shape", shape)
+        set_slot(self, "_crow", crow)
+        set_slot(self, "_cols", cols)
+        return self
+
+    @property
+    def array(self) -> Array:
+        """The numbers without a copy: the dense array, or the listed values of a CSR tensor."""
+        return self._numpy
+
+    @property
+    def is_sparse(self) -> bool:
+        """True for a CSR tensor."""
+        return self._crow is not None
+
+    @property
+    def crow_array(self) -> Indices | None:
+        """The CSR row pointers without a copy."""
+        return self._crow
+
+    @property
+    def col_array(self) -> Indices | None:
+        """The CSR column numbers without a copy."""
+        return self._cols
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the numbers and the indices take."""
+        parts = (self._numpy, self._crow, self._cols)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def data(self) -> list[int] | list[float]:
+        """The numbers as one flat list."""
+        return self._numpy.ravel().tolist()
+
+    @property
+    def sparse_crow_indices(self) -> list[int] | None:
+        """The CSR row pointers, one more than there are rows."""
+        return None if self._crow is None else self._crow.tolist()
+
+    @property
+    def sparse_col_indices(self) -> list[int] | None:
+        """The CSR column of every listed value."""
+        return None if self._cols is None else self._cols.tolist()
+
+    @classmethod
+    def from_numpy(cls, array: Array) -> Self:
+        """Wrap an array; floats become float32 and signed integers int64."""
+        dtype = arrays.dtype_of(array)
+        return cls.__new__(cls)._fill(
+            arrays.as_array("data", array, dtype), dtype, list(array.shape)
+        )
+
+    @classmethod
+    def from_numpy_sparse(cls, array: Array, pad_value: int = 0) -> Self:
+        """Wrap an array, as CSR if it is 2-D and listing what is not `pad_value` takes less."""
+        pad = arrays.check_pad(pad_value)
+        parts = arrays.sparsify(array, pad) if array.ndim == 2 else None
+        if parts is None:
+            return cls.from_numpy(array)
+        values, crow, cols = parts
+        return cls(values, arrays.dtype_of(array), array.shape, crow, cols)
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any], dtype: TensorDtype | None, name: str) -> Self:
+        """Read a list, nested or flat, whose numbers decide the type if `dtype` is None.
+
+        `name` is how a refusal calls the list.
+        """
+        array = (
+            arrays.infer_array(name, values)
+            if dtype is None
+            else arrays.as_array(name, values, dtype)
+        )
+        return cls.__new__(cls)._fill(array, arrays.dtype_of(array), list(array.shape))
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor) -> Self:
+        """Wrap a torch tensor; bfloat16 is widened, other devices are copied to the CPU."""
+        return cls.from_numpy(_to_cpu(tensor))
+
+    @classmethod
+    def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> Self:
+        """Like `from_numpy_sparse`, from a dense torch tensor."""
+        return cls.from_numpy_sparse(_to_cpu(tensor), pad_value)
+
+    def to_numpy(self, pad_value: int = 0) -> Array:
+        """A dense array that may be written; unlisted cells of a CSR tensor are `pad_value`."""
+        if self._crow is not None and self._cols is not None:
+            pad = arrays.check_pad(pad_value)
+            return arrays.densify(self._numpy, self.shape, self._crow, self._cols, pad)
+        return self._numpy if self._numpy.flags.writeable else self._numpy.copy()
+
+    def to_torch(self, pad_value: int = 0) -> torch.Tensor:
+        """A dense torch tensor; it shares memory with a dense `array` that may be written."""
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("to_torch needs PyTorch: pip install torch") from error
+        return torch.from_numpy(self.to_numpy(pad_value))
+
+    def tolist(self, pad_value: int = 0) -> list[Any]:
+        """The dense tensor as nested lists."""
+        numbers: list[Any] = self.to_numpy(pad_value).tolist()
+        return numbers
+
+    def find_not_finite(self) -> tuple[str, float] | None:
+        """The place and value of the first NaN or infinity, such as `("[3]", nan)`, or None."""
+        return arrays.find_not_finite(self._numpy, self._crow, self._cols)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form."""
+        wire: dict[str, Any] = {"data": self.data, "dtype": self.dtype, "shape": self.shape}
+        if self._crow is not None:
+            wire["sparse_crow_indices"] = self.sparse_crow_indices
+            wire["sparse_col_indices"] = self.sparse_col_indices
+        return wire
+
+    @classmethod
+    def from_wire(cls, data: Any) -> Self:
+        """Read the JSON form; null among floats stands for NaN."""
+        if not isinstance(data, Mapping) or "dtype" not in data:
+            raise InvalidInput(f"TensorData is read from an object with a dtype, got {data!r:.80}")
+        numbers = data.get("data")
+        if data["dtype"] == "float32" and isinstance(numbers, list) and None in numbers:
+            numbers = [float("nan") if number is None else number for number in numbers]
+        return cls(
+            numbers,
+            data["dtype"],
+            data.get("shape"),
+            data.get("sparse_crow_indices"),
+            data.get("sparse_col_indices"),
+        )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"TensorData is frozen; cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"TensorData is frozen; cannot delete {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorData):
+            return NotImplemented
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        return (
+            arrays.same(self._numpy, other._numpy)
+            and arrays.same(self._crow, other._crow)
+            and arrays.same(self._cols, other._cols)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        layout = ", CSR" if self.is_sparse else ""
+        return f"TensorData(dtype={self.dtype!r}, shape={self.shape}{layout})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TensorData, (self._numpy, self.dtype, self.shape, self._crow, self._cols))
+
+
+def is_torch_tensor(value: object) -> bool:
+    """True for a torch tensor; torch is not imported to find out."""
+    torch_class = getattr(sys.modules.get("torch"), "Tensor", None)
+    return torch_class is not None and isinstance(value, torch_class)
+
+
+def is_numpy_array(value: object) -> bool:
+    """True for a numpy array; numpy is not imported to find out."""
+    array_class = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return array_class is not None and isinstance(value, array_class)
+
+
+def _to_cpu(tensor: torch.Tensor) -> Array:
+    """The tensor's numbers as an array; memory is shared where torch can."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidInput(f"from_torch takes a torch tensor, got {tensor!r:.80}")
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    array: Array = tensor.cpu().contiguous().numpy()
+    return array

@@ -1,0 +1,96 @@
+"""Names and ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tinkex.errors import InvalidInput
+from tinkex.ids import check_id, check_name, new_id, parse_tinker_path, path_segment
+
+
+@pytest.mark.parametrize(
+    ("segment", "kind"),
+    [("weights", "training"), ("sampler_weights", "sampler"), ("external_weights", "external")],
+)
+def test_a_path_comes_apart_and_together(segment: str, kind: str) -> None:
+    text = f"tinker://abc:train:0/{segment}/step-1.2"
+    path = parse_tinker_path(text)
+    assert (path.run_id, path.segment, path.name) == ("abc:train:0", segment, "step-1.2")
+    assert (path.checkpoint_type, path.checkpoint_id) == (kind, f"{segment}/step-1.2")
+    assert str(path) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "abc/weights/1",
+        "https://abc/weights/1",
+        "tinker://",
+        "tinker://abc",
+        "tinker:///weights/1",
+        "tinker://abc/weights/",
+        "tinker://abc//1",
+        "tinker://abc/weights/1/2",
+        "tinker://abc/checkpoints/1",
+        "tinker://../weights/1",
+        "tinker://a b/weights/1",
+        "tinker://a?b/weights/1",
+        "tinker://abc/weights/..",
+        "tinker://abc/weights/a%2Fb",
+        "tinker://abc/weights/a\n",
+        None,
+        5,
+        b"tinker://abc/weights/1",
+    ],
+)
+def test_a_path_that_is_none_is_refused(text: Any) -> None:
+    with pytest.raises(InvalidInput, match="Invalid"):
+        parse_tinker_path(text)
+
+
+def test_a_refusal_shows_the_path_and_what_was_expected() -> None:
+    with pytest.raises(InvalidInput, match="'tinker://abc'; expected tinker://<run>/<weights"):
+        parse_tinker_path("tinker://abc")
+    with pytest.raises(InvalidInput, match="'other' is not one of weights, sampler_weights"):
+        parse_tinker_path("tinker://abc/other/1")
+
+
+@pytest.mark.parametrize("name", ["a", "0001", "_x", "step-1.2+b@c~d=e:f", "a" * 255])
+def test_good_names_pass(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".hidden", "-x", "a/b", "a\\b", "a b", "a\x00", "é", "a" * 256, None, 5]
+)
+def test_bad_names_are_refused_with_their_value(name: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_name(name)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["abc:train:0", "é", "a.b", "...", "a" * 300])
+def test_good_ids_pass(value: str) -> None:
+    assert check_id("session id", value) == value
+
+
+@pytest.mark.parametrize(
+    "value", ["", ".", "..", "a/b", "a?b", "a#b", "a%b", "a\\b", "a b", "\x7f", 5]
+)
+def test_bad_ids_are_refused_and_called_by_their_kind(value: Any) -> None:
+    with pytest.raises(InvalidInput, match="Invalid session id"):
+        check_id("session id", value)
+
+
+def test_a_segment_keeps_colons_and_nothing_else_that_matters() -> None:
+    assert path_segment("a:train:0") == "a:train:0"
+    assert path_segment("a/b?c#d e%") == "a%2Fb%3Fc%23d%20e%25"
+
+
+def test_new_ids_differ_and_are_ids() -> None:
+    ids = {new_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(check_id("id", value) == value for value in ids)

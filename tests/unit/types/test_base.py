@@ -1,0 +1,221 @@
+"""What every value shares: checked construction, and the conveniences of a model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from datetime import UTC, datetime
+
+import msgspec
+import numpy as np
+import pytest
+
+from tinkex.errors import InvalidInput
+from tinkex.types import (
+    AdamParams,
+    Checkpoint,
+    CreateModelRequest,
+    DmelChunk,
+    EncodedTextChunk,
+    ImageChunk,
+    LoraConfig,
+    ModelInput,
+    SampleRequest,
+    SamplingParams,
+    SessionSearchRequest,
+    TensorData,
+)
+from tinkex.types.base import Value, decode_hook, encode_hook, to_plain
+
+WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CHECKPOINT = Checkpoint(
+    checkpoint_id="weights/1", checkpoint_type="training", time=WHEN, tinker_path="tinker://r"
+)
+
+
+def test_a_misspelled_field_is_refused_with_the_right_name() -> None:
+    with pytest.raises(InvalidInput, match="no field 'max_token'; did you mean 'max_tokens'\\?"):
+        SamplingParams(max_token=5)  # type: ignore[call-arg]
+
+
+def test_an_unrelated_field_gets_no_guess() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        SamplingParams(zzz=5)  # type: ignore[call-arg]
+    assert str(caught.value) == "SamplingParams has no field 'zzz'"
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InvalidInput, match="LoraConfig needs 'rank'"):
+        LoraConfig()  # type: ignore[call-arg]
+
+
+def test_positions_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="LoraConfig takes keywords only, got 8"):
+        LoraConfig(8)  # type: ignore[call-arg]
+
+
+def test_a_wrong_type_is_named_with_its_value() -> None:
+    with pytest.raises(InvalidInput, match=r"LoraConfig\.rank is '8'; expected int, got str"):
+        LoraConfig(rank="8")  # type: ignore[arg-type]
+
+
+def test_a_wrong_choice_names_the_choices() -> None:
+    with pytest.raises(InvalidInput, match="format is 'gif'; expected 'png' or 'jpeg'"):
+        ImageChunk(data=b"", format="gif")  # type: ignore[arg-type]
+
+
+def test_a_wrong_place_deep_inside_is_found() -> None:
+    with pytest.raises(InvalidInput, match=r"CreateModelRequest\.lora_config\.seed is 'x'"):
+        CreateModelRequest(
+            session_id="s",
+            model_seq_id=0,
+            base_model="b",
+            lora_config={"rank": 8, "seed": "x"},  # type: ignore[arg-type]
+        )
+
+
+def test_a_refusal_of_an_inner_value_surfaces_as_it_is() -> None:
+    with pytest.raises(InvalidInput, match=r"^LoraConfig\.rank is 0; expected at least 1$"):
+        CreateModelRequest(
+            session_id="s",
+            model_seq_id=0,
+            base_model="b",
+            lora_config={"rank": 0},  # type: ignore[arg-type]
+        )
+
+
+def test_decoding_runs_the_same_checks_and_msgspec_reports_them() -> None:
+    with pytest.raises(msgspec.ValidationError, match="rank is 0"):
+        msgspec.json.decode(b'{"rank": 0}', type=LoraConfig)
+
+
+def test_decoding_ignores_what_it_does_not_know() -> None:
+    assert msgspec.json.decode(b'{"rank": 8, "new": 1}', type=LoraConfig) == LoraConfig(rank=8)
+
+
+def test_the_tag_may_be_given_if_it_is_right() -> None:
+    chunk = EncodedTextChunk(tokens=[1], type="encoded_text")  # type: ignore[call-arg]
+    assert chunk.type == EncodedTextChunk.type == "encoded_text"
+    with pytest.raises(InvalidInput, match="type is 'image'; expected 'encoded_text'"):
+        EncodedTextChunk(tokens=[1], type="image")  # type: ignore[call-arg]
+
+
+def test_numpy_scalars_are_taken_for_numbers() -> None:
+    params = AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25))  # type: ignore[arg-type]
+    assert (params.learning_rate, params.beta1) == (0.5, 0.25)
+    assert type(params.learning_rate) is float
+    assert LoraConfig(rank=np.int64(4)).rank == 4  # type: ignore[arg-type]
+
+
+def test_values_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        LoraConfig(rank=8).rank = 9  # type: ignore[misc]
+
+
+def test_a_list_given_to_a_value_is_not_shared() -> None:
+    tokens = [1, 2]
+    chunk = EncodedTextChunk(tokens=tokens)
+    tokens.append(3)
+    assert list(chunk.tokens) == [1, 2]
+
+
+def test_inner_values_are_kept_not_rebuilt() -> None:
+    chunk = EncodedTextChunk(tokens=[1])
+    assert ModelInput(chunks=[chunk]).chunks[0] is chunk
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        CHECKPOINT,
+        ModelInput(chunks=[EncodedTextChunk(tokens=[1]), ImageChunk(data=b"\x00", format="png")]),
+        SampleRequest(
+            prompt=ModelInput.from_ints([1]),
+            sampling_params=SamplingParams(stop=[1, 2]),
+            target_prompt_logprobs=TensorData([1, -1], "int64", [2, 1]),
+        ),
+    ],
+)
+def test_values_survive_dump_validate_pickle_and_copy(value: Value) -> None:
+    kind = type(value)
+    assert kind.model_validate(value.model_dump()) == value
+    assert kind.model_validate(value.model_dump(mode="json")) == value
+    assert kind.model_validate_json(value.model_dump_json()) == value
+    assert pickle.loads(pickle.dumps(value)) == value
+    assert copy.deepcopy(value) == copy.copy(value) == value
+
+
+def test_dump_keeps_or_writes_datetimes() -> None:
+    assert CHECKPOINT.model_dump()["time"] == WHEN
+    assert CHECKPOINT.model_dump(mode="json")["time"] == "2026-01-02T03:04:05Z"
+
+
+def test_dump_can_leave_nulls_out_at_every_depth() -> None:
+    request = SampleRequest(prompt=ModelInput.empty(), sampling_params=SamplingParams())
+    dumped = request.model_dump(exclude_none=True)
+    assert dumped["sampling_params"] == {"temperature": 1, "top_k": -1, "top_p": 1}
+    assert "seq_id" not in dumped
+
+
+def test_dump_json_can_be_indented() -> None:
+    text = LoraConfig(rank=8).model_dump_json(indent=2)
+    assert text.startswith('{\n  "rank": 8')
+    assert json.loads(text)["train_attn"] is True
+
+
+def test_copy_checks_what_it_changes() -> None:
+    config = LoraConfig(rank=8)
+    assert config.model_copy(update={"rank": 16}) == LoraConfig(rank=16)
+    assert config.model_copy() == config
+    with pytest.raises(InvalidInput, match="rank is -1"):
+        config.model_copy(update={"rank": -1})
+
+
+def test_validate_returns_an_instance_as_it_is() -> None:
+    config = LoraConfig(rank=8)
+    assert LoraConfig.model_validate(config) is config
+
+
+@pytest.mark.parametrize("wrong", [5, "x", [1]])
+def test_validate_needs_a_mapping(wrong: object) -> None:
+    with pytest.raises(InvalidInput, match="LoraConfig is read from a mapping"):
+        LoraConfig.model_validate(wrong)
+
+
+def test_validate_json_needs_json() -> None:
+    with pytest.raises(InvalidInput, match="LoraConfig got no JSON"):
+        LoraConfig.model_validate_json("{rank: 8}")
+
+
+def test_bytes_travel_as_base64() -> None:
+    assert ImageChunk(data=b"\xff\x00", format="png").model_dump()["data"] == "/wA="
+    assert DmelChunk(dmel="/wA=").dmel == b"\xff\x00"  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="base64"):
+        DmelChunk(dmel="?")  # type: ignore[arg-type]
+
+
+def test_bounds_are_part_of_the_type() -> None:
+    assert SessionSearchRequest(limit=200).limit == 200
+    with pytest.raises(InvalidInput, match=r"limit is 201; expected int <= 200"):
+        SessionSearchRequest(limit=201)
+
+
+def test_hooks_refuse_what_has_no_wire_form() -> None:
+    with pytest.raises(NotImplementedError, match="object has no form on the wire"):
+        encode_hook(object())
+    with pytest.raises(NotImplementedError, match="Random cannot be read"):
+        decode_hook(type("Random", (), {}), {})
+
+
+def test_hooks_pass_numpy_and_finished_values() -> None:
+    tensor = TensorData([1], "int64")
+    assert encode_hook(np.arange(2)) == [0, 1]
+    assert decode_hook(TensorData, tensor) is tensor
+
+
+def test_to_plain_leaves_booleans_and_own_values_alone() -> None:
+    tensor = TensorData([1], "int64")
+    assert to_plain(True) is True
+    assert to_plain(tensor) is tensor
+    assert to_plain({"a": (np.int8(1), range(2))}) == {"a": [1, [0, 1]]}

@@ -1,0 +1,55 @@
+"""The package itself: names on demand, and nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tinkex import types
+
+FILES = sorted(
+    path.stem
+    for path in Path(types.__file__).parent.glob("*.py")
+    if path.stem not in {"__init__", "arrays"}
+)
+
+
+def test_every_name_is_there_and_no_other() -> None:
+    assert len(types.__all__) == len(set(types.__all__)) == 151
+    assert set(types.__all__) <= set(dir(types))
+    for name in types.__all__:
+        assert getattr(types, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Tensordata'"):
+        _ = types.Tensordata  # type: ignore[attr-defined]
+
+
+def test_checkers_and_python_see_the_same_names() -> None:
+    source = Path(types.__file__).read_text()
+    for name in (*types.__all__, "TopkLogprobs", "GenericEvent"):
+        assert f"        {name} as {name}," in source
+
+
+def test_no_file_loads_numpy_or_torch() -> None:
+    imports = "; ".join(f"import tinkex.types.{name}" for name in FILES)
+    probe = f"import sys, tinkex.types; from tinkex.types import *; {imports}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert not {"numpy", "torch", "pydantic", "tinkex.types.arrays"} & set(done.stdout.split())
+
+
+def test_numpy_comes_with_the_first_tensor() -> None:
+    probe = (
+        "import sys; from tinkex.types import Datum, ModelInput; "
+        "Datum(ModelInput.from_ints([1])); print('numpy' in sys.modules); "
+        "Datum(ModelInput.from_ints([1]), {'weights': [1.0]}); print('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_says_what_it_is(name: str) -> None:
+    assert importlib.import_module(f"tinkex.types.{name}").__doc__
