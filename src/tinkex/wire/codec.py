@@ -1,0 +1,158 @@
+"""JSON in both directions: structs and values to bytes, bytes to structs and values.
+
+A struct is written with its defaults and without the None of a field that may be left out; a
+required field is written even when it is None, since leaving it out would mean something else.
+Long lists of integers are never walked in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from functools import cache
+from math import isfinite
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from tinkex.errors import InvalidInput
+from tinkex.types.base import decode_hook, encode_hook
+from tinkex.types.sampling import SampleResponse
+from tinkex.types.tensors import TensorData
+from tinkex.types.training import ForwardBackwardOutput, ForwardBackwardRequest, ForwardRequest
+from tinkex.wire.proto.json_twins import (
+    JSON_FIELDS,
+    forward_backward_output_from_json,
+    forward_backward_request_from_json,
+    forward_request_from_json,
+    sample_response_from_json,
+)
+
+__all__ = [
+    "decode_json",
+    "encode_json",
+    "forward_backward_output_from_json",
+    "forward_backward_request_from_json",
+    "forward_request_from_json",
+    "sample_response_from_json",
+]
+
+T = TypeVar("T")
+#: Values of these types need no look before msgspec writes them.
+PLAIN_TYPES = frozenset({int, str, bool, bytes, NoneType, datetime})
+
+_ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
+_READERS: dict[Any, Callable[[object], Any]] = {
+    ForwardBackwardRequest: forward_backward_request_from_json,
+    ForwardRequest: forward_request_from_json,
+    ForwardBackwardOutput: forward_backward_output_from_json,
+    SampleResponse: sample_response_from_json,
+}
+
+
+def encode_json(message: object) -> bytes:
+    """A struct, value or dict as JSON; InvalidInput names a number that JSON does not have."""
+    builtins = _prepare(message, "")
+    try:
+        return _ENCODER.encode(builtins)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        raise InvalidInput(f"{type(message).__name__} cannot be written as JSON: {error}") from None
+
+
+def decode_json(data: bytes, type_: type[T]) -> T:
+    """Read JSON as this type; raises msgspec.DecodeError, of which ValidationError is a kind."""
+    kind: Any = type_
+    read = _READERS.get(kind)
+    value: T = _decoder(kind).decode(data) if read is None else read(msgspec.json.decode(data))
+    return value
+
+
+@cache
+def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type_, dec_hook=decode_hook)
+
+
+# --- what msgspec cannot do alone: leave out None, refuse NaN --------------------------------
+def _prepare(value: Any, path: str) -> Any:
+    """The value in what msgspec can write; `path` says where in the message it stands."""
+    if type(value) in PLAIN_TYPES:
+        return value
+    if isinstance(value, float):
+        return _finite(value, path)
+    if isinstance(value, msgspec.Struct):
+        return _prepare_struct(value, path)
+    if isinstance(value, list | tuple):
+        return [_prepare(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {key: _prepare(item, _join(path, key)) for key, item in value.items()}
+    return _prepare_object(value, path)
+
+
+def _prepare_object(value: Any, path: str) -> Any:
+    if isinstance(value, TensorData):
+        return _prepare_tensor(value, path)
+    if type(value) in JSON_FIELDS:
+        items = {name: getattr(value, name) for name in JSON_FIELDS[type(value)]}
+        present = {name: item for name, item in items.items() if item is not None}
+        return _prepare(present, path)
+    if hasattr(value, "to_wire") or hasattr(value, "tolist"):
+        # Records with fields of their own, and numpy's scalars and arrays.
+        return _prepare(encode_hook(value), path)
+    return value
+
+
+def _finite(value: float, path: str) -> float:
+    if not isfinite(value):
+        raise InvalidInput(f"{path or 'the message'} is {value}; JSON has no such number")
+    return float(value)
+
+
+def _prepare_tensor(tensor: TensorData, path: str) -> dict[str, Any]:
+    wrong = tensor.find_not_finite() if tensor.dtype == "float32" else None
+    if wrong is not None:
+        place, value = wrong
+        raise InvalidInput(f"{path or 'the tensor'}{place} is {value}; JSON has no such number")
+    return tensor.to_wire()
+
+
+def _prepare_struct(struct: msgspec.Struct, path: str) -> dict[str, Any]:
+    config = struct.__struct_config__
+    items: dict[str, Any] = {config.tag_field: config.tag} if config.tag_field else {}
+    for field in _fields_of(type(struct)):
+        item = getattr(struct, field.name)
+        if item is not None or field.is_required:
+            items[field.key] = item if field.is_plain else _prepare(item, _join(path, field.name))
+    return items
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+class _Field(NamedTuple):
+    name: str
+    key: str
+    is_required: bool
+    is_plain: bool
+
+
+@cache
+def _fields_of(cls: type[msgspec.Struct]) -> tuple[_Field, ...]:
+    return tuple(
+        _Field(field.name, field.encode_name, field.required, _is_plain(field.type))
+        for field in msgspec.structs.fields(cls)
+    )
+
+
+def _is_plain(type_: Any) -> bool:
+    """True when nothing of this type needs a look, so that lists of tokens pass untouched."""
+    origin = get_origin(type_)
+    if origin is Literal:
+        return True
+    if origin is Annotated:
+        return _is_plain(get_args(type_)[0])
+    if origin is not None:
+        return all(_is_plain(part) for part in get_args(type_))
+    return type_ in PLAIN_TYPES or (isinstance(type_, type) and issubclass(type_, Enum))

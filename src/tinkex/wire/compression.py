@@ -1,0 +1,52 @@
+"""zstd bodies: packed for the network, unpacked within a limit whatever their headers claim."""
+
+from __future__ import annotations
+
+from tinkex.wire.proto.wire_format import WireError
+
+#: What is unpacked at a time. zstd can turn four bytes into 128 KiB, so the limit may be passed
+#: by at most 32 MiB before anybody notices.
+SLICE_BYTES = 1024
+
+
+def compress(data: bytes) -> bytes:
+    """One zstd frame that says how large its content is."""
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def decompress(data: bytes, limit_bytes: int) -> bytes:
+    """The content of a zstd body; WireError if it is damaged or larger than the limit."""
+    import zstandard
+
+    try:
+        num_bytes = zstandard.frame_content_size(data)
+        if num_bytes > limit_bytes:
+            raise WireError(f"a zstd body unpacks to {num_bytes} bytes; the limit is {limit_bytes}")
+        if num_bytes > 0:
+            return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        return _unpack_unsized(data, limit_bytes)
+    except zstandard.ZstdError as error:
+        raise WireError(f"a zstd body is damaged: {error}") from None
+
+
+def _unpack_unsized(data: bytes, limit_bytes: int) -> bytes:
+    """Unpack frames that do not say how large they are, a little at a time."""
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    content = bytearray()
+    frame = decompressor.decompressobj()
+    for start in range(0, len(data), SLICE_BYTES):
+        rest = data[start : start + SLICE_BYTES]
+        while rest:
+            if frame.eof:
+                frame = decompressor.decompressobj()
+            content += frame.decompress(rest)
+            rest = frame.unused_data
+            if len(content) > limit_bytes:
+                raise WireError(f"a zstd body unpacks to more than {limit_bytes} bytes")
+    if not frame.eof:
+        raise WireError(f"a zstd body of {len(data)} bytes ends inside a frame")
+    return bytes(content)

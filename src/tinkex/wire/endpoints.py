@@ -1,0 +1,349 @@
+"""Every endpoint of the Tinker API, once; client and server both read this table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from tinkex import types
+from tinkex.errors import InvalidInput
+from tinkex.ids import path_segment
+from tinkex.wire.messages import (
+    ApiKeyReply,
+    ArchiveReply,
+    AssignProjectRequest,
+    CancelFutureRequest,
+    Empty,
+    FinishSessionRequest,
+    TraceExportReply,
+    TtlRequest,
+    WeightsInfoRequest,
+)
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+PREFIX = "/api/v1"
+
+
+class Body(StrEnum):
+    """How a request's body is written."""
+
+    JSON = "json"  #: a JSON object
+    PROTO = "proto"  #: protobuf, perhaps zstd-compressed
+    NONE = "none"  #: no body; arguments are in the path and the query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint(Generic[RequestT, ReplyT]):
+    """One row of the table."""
+
+    name: str
+    """The row's own name, used in logs, metrics and tests."""
+    method: str
+    """The HTTP method."""
+    path: str
+    """The path below /api/v1, with {placeholders}."""
+    request: type[RequestT]
+    """What is sent."""
+    reply: type[ReplyT]
+    """What comes back at once."""
+    body: Body = Body.JSON
+    """How the request is written."""
+    promised: type[Any] | None = None
+    """What the promise resolves to, when the reply is a promise."""
+    request_type: str = ""
+    """The promise's kind in X-Tinker-Request-Type."""
+    query: frozenset[str] = field(default_factory=frozenset)
+    """Names allowed in the query string."""
+    timeout_seconds: float = 60.0
+    """How long the client waits for the answer, unless its config says otherwise."""
+    retries_conflict: bool = True
+    """Whether 409 means "locked, try again" here; False where it means "already so"."""
+    is_legacy: bool = False
+    """Spoken by SDKs up to 0.25 only."""
+
+    def url_path(self, **ids: str) -> str:
+        """Fill the placeholders, each quoted as one segment (checkpoint ids as two)."""
+        values = {name: _fill(name, value) for name, value in ids.items()}
+        missing = set(_PLACEHOLDER.findall(self.path)) - values.keys()
+        if missing:
+            raise InvalidInput(f"{self.name} needs {', '.join(sorted(missing))}")
+        return PREFIX + _PLACEHOLDER.sub(lambda match: values[match[1]], self.path)
+
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def _fill(name: str, value: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"{name} must be a non-empty string, got {value!r}")
+    parts = value.split("/") if name == "checkpoint_id" else [value]
+    if any(part in {"", ".", ".."} for part in parts):
+        raise InvalidInput(f"{name} is not a valid id: {value!r}")
+    return "/".join(path_segment(part) for part in parts)
+
+
+_SCOPE = frozenset({"access_scope"})
+_PAGE = frozenset({"limit", "offset"})
+
+
+def _bare(
+    method: str, name: str, path: str, reply: type[ReplyT], **options: Any
+) -> Endpoint[Empty, ReplyT]:
+    """A row without a body: everything is in the path and the query."""
+    return Endpoint(
+        name=name,
+        method=method,
+        path=path,
+        request=Empty,
+        reply=reply,
+        body=Body.NONE,
+        **options,
+    )
+
+
+def _post(
+    name: str, path: str, request: type[RequestT], reply: type[ReplyT], **options: Any
+) -> Endpoint[RequestT, ReplyT]:
+    """A row with a JSON body and an immediate answer."""
+    return Endpoint(
+        **{"method": "POST", **options}, name=name, path=path, request=request, reply=reply
+    )
+
+
+def _job(
+    name: str, request: type[RequestT], promised: type[Any], request_type: str, **options: Any
+) -> Endpoint[RequestT, types.UntypedAPIFuture]:
+    """A row that is answered with a promise; its path is its name."""
+    return _post(
+        name,
+        f"/{name}",
+        request,
+        types.UntypedAPIFuture,
+        promised=promised,
+        request_type=request_type,
+        **options,
+    )
+
+
+# --- start-up and sessions -----------------------------------------------------------------
+HEALTH = _bare("GET", "health", "/healthz", types.HealthResponse, timeout_seconds=5.0)
+CAPABILITIES = _bare(
+    "GET",
+    "get_server_capabilities",
+    "/get_server_capabilities",
+    types.GetServerCapabilitiesResponse,
+)
+CLIENT_CONFIG = _post(
+    "client_config", "/client/config", types.ClientConfigRequest, types.ClientConfigResponse
+)
+DYNAMIC_CONFIG = _post(
+    "client_dynamic_config",
+    "/client/dynamic_config",
+    types.ClientConfigRequest,
+    types.ClientDynamicConfigResponse,
+    timeout_seconds=10.0,
+)
+AUTH_TOKEN = _post("auth_token", "/auth/token", Empty, types.AuthTokenResponse)
+API_KEY = _bare("GET", "get_api_key", "/auth/apikey/me", ApiKeyReply, timeout_seconds=30.0)
+DELETE_API_KEY = _bare("DELETE", "delete_api_key", "/auth/apikey/me", Empty, timeout_seconds=30.0)
+CREATE_SESSION = _post(
+    "create_session", "/create_session", types.CreateSessionRequest, types.CreateSessionResponse
+)
+HEARTBEAT = _post(
+    "session_heartbeat",
+    "/session_heartbeat",
+    types.SessionHeartbeatRequest,
+    types.SessionHeartbeatResponse,
+    timeout_seconds=10.0,
+)
+FINISH_SESSION = _post(
+    "finish_session",
+    "/sessions/{session_id}/finish",
+    FinishSessionRequest,
+    Empty,
+    timeout_seconds=10.0,
+)
+TELEMETRY = _post(
+    "telemetry",
+    "/telemetry",
+    types.TelemetrySendRequest,
+    types.TelemetryResponse,
+    timeout_seconds=5.0,
+)
+
+# --- futures -------------------------------------------------------------------------------
+RETRIEVE_FUTURE = _post(
+    "retrieve_future", "/retrieve_future", types.FutureRetrieveRequest, Empty, timeout_seconds=45.0
+)
+RETRIEVE_FUTURES = _post(
+    "retrieve_futures",
+    "/retrieve_futures",
+    types.FuturesRetrieveRequest,
+    types.FuturesRetrieveResponse,
+    timeout_seconds=45.0,
+)
+CANCEL_FUTURE = _post(
+    "cancel_future", "/cancel_future", CancelFutureRequest, Empty, timeout_seconds=30.0
+)
+
+# --- training ------------------------------------------------------------------------------
+CREATE_MODEL = _job(
+    "create_model", types.CreateModelRequest, types.CreateModelResponse, "CreateModel"
+)
+FORWARD_BACKWARD = _job(
+    "forward_backward",
+    types.ForwardBackwardRequest,
+    types.ForwardBackwardOutput,
+    "ForwardBackward",
+    body=Body.PROTO,
+)
+FORWARD = _job(
+    "forward", types.ForwardRequest, types.ForwardBackwardOutput, "Forward", is_legacy=True
+)
+OPTIM_STEP = _job("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep")
+SAVE_WEIGHTS = _job(
+    "save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"
+)
+SAVE_WEIGHTS_FOR_SAMPLER = _job(
+    "save_weights_for_sampler",
+    types.SaveWeightsForSamplerRequest,
+    types.SaveWeightsForSamplerResponseInternal,
+    "SaveWeightsForSampler",
+)
+SAVE_WEIGHTS_EXTERNAL = _job(
+    "save_weights_external",
+    types.SaveWeightsExternalRequest,
+    types.SaveWeightsExternalResponseInternal,
+    "SaveWeightsExternal",
+)
+LOAD_WEIGHTS = _job(
+    "load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"
+)
+CREATE_CUSTOM_LOSS = _job(
+    "create_custom_loss",
+    types.CreateCustomLossRequest,
+    types.CreateCustomLossResponse,
+    "CreateCustomLoss",
+)
+GET_INFO = _post("get_info", "/get_info", types.GetInfoRequest, types.GetInfoResponse)
+UNLOAD_MODEL = _job(
+    "unload_model",
+    types.UnloadModelRequest,
+    types.UnloadModelResponse,
+    "UnloadModel",
+    is_legacy=True,
+)
+
+# --- sampling ------------------------------------------------------------------------------
+CREATE_SAMPLING_SESSION = _post(
+    "create_sampling_session",
+    "/create_sampling_session",
+    types.CreateSamplingSessionRequest,
+    types.CreateSamplingSessionResponse,
+)
+JOIN_SAMPLING_SESSION = _post(
+    "join_sampling_session",
+    "/join_sampling_session",
+    types.JoinSamplingSessionRequest,
+    types.JoinSamplingSessionResponse,
+)
+SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
+GET_SAMPLER = _bare("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
+
+# --- training runs and checkpoints ---------------------------------------------------------
+LIST_RUNS = _bare(
+    "GET",
+    "list_training_runs",
+    "/training_runs",
+    types.TrainingRunsResponse,
+    query=_PAGE | _SCOPE | {"project_id"},
+)
+GET_RUN = _bare(
+    "GET", "get_training_run", "/training_runs/{training_run_id}", types.TrainingRun, query=_SCOPE
+)
+LIST_CHECKPOINTS = _bare(
+    "GET",
+    "list_checkpoints",
+    "/training_runs/{training_run_id}/checkpoints",
+    types.CheckpointsListResponse,
+)
+LIST_USER_CHECKPOINTS = _bare(
+    "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE
+)
+_CHECKPOINT = "/training_runs/{training_run_id}/checkpoints/{checkpoint_id}"
+DELETE_CHECKPOINT = _bare("DELETE", "delete_checkpoint", _CHECKPOINT, Empty, retries_conflict=False)
+PUBLISH_CHECKPOINT = _bare(
+    "POST", "publish_checkpoint", _CHECKPOINT + "/publish", Empty, retries_conflict=False
+)
+UNPUBLISH_CHECKPOINT = _bare(
+    "DELETE", "unpublish_checkpoint", _CHECKPOINT + "/publish", Empty, retries_conflict=False
+)
+SET_CHECKPOINT_TTL = _post(
+    "set_checkpoint_ttl",
+    _CHECKPOINT + "/ttl",
+    TtlRequest,
+    Empty,
+    method="PUT",
+    retries_conflict=False,
+)
+EXTERNAL_WEIGHTS_URLS = _bare(
+    "GET",
+    "external_weights_urls",
+    _CHECKPOINT + "/external_weights_urls",
+    types.ExternalWeightsUrlsResponse,
+)
+CHECKPOINT_ARCHIVE = _bare(
+    "GET", "checkpoint_archive", _CHECKPOINT + "/archive", ArchiveReply, is_legacy=True
+)
+WEIGHTS_INFO = _post("weights_info", "/weights_info", WeightsInfoRequest, types.WeightsInfoResponse)
+COPY_WEIGHTS = _post(
+    "copy_weights", "/copy_weights", types.CopyWeightsRequest, types.CopyWeightsResponse
+)
+
+# --- sessions, audit, usage ----------------------------------------------------------------
+LIST_SESSIONS = _bare(
+    "GET", "list_sessions", "/sessions", types.ListSessionsResponse, query=_PAGE | _SCOPE
+)
+GET_SESSION = _bare(
+    "GET", "get_session", "/sessions/{session_id}", types.GetSessionResponse, query=_SCOPE
+)
+ASSIGN_PROJECT = _post(
+    "assign_session_project",
+    "/sessions/{session_id}/project",
+    AssignProjectRequest,
+    Empty,
+    method="PUT",
+    retries_conflict=False,
+)
+TRACE_EXPORT = _bare(
+    "GET", "export_session_trace", "/sessions/{session_id}/trace_export", TraceExportReply
+)
+SEARCH_SESSIONS = _post(
+    "search_sessions", "/sessions/search", types.SessionSearchRequest, types.SessionSearchResponse
+)
+AUDIT_LOG = _bare(
+    "GET", "get_audit_log", "/audit", types.AuditLogResponse, query=frozenset({"event_type", "day"})
+)
+BILLING_USAGE = _bare(
+    "GET",
+    "get_billing_usage",
+    "/billing/usage/events",
+    types.BillingUsageResponse,
+    query=frozenset({"starting_on", "ending_before"}),
+)
+STORAGE_USAGE = _bare(
+    "GET",
+    "get_current_checkpoint_storage_usage",
+    "/billing/usage/checkpoints/current",
+    types.CurrentCheckpointStorageUsageResponse,
+    query=frozenset({"project_id"}),
+)
+
+ENDPOINTS: Mapping[str, Endpoint[Any, Any]] = {
+    row.name: row for row in list(globals().values()) if isinstance(row, Endpoint)
+}
+"""Every row by name; a test holds it to protocol and server."""

@@ -1,0 +1,68 @@
+"""Messages that cross the wire but that no user ever touches."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from tinkex import types
+from tinkex.types.base import Message, Reply
+
+
+class Empty(Reply):
+    """Nothing to say."""
+
+
+class CancelFutureRequest(Message):
+    """Stop working on a promise."""
+
+    request_id: str
+
+
+class FinishSessionRequest(Message):
+    """Say how a session ended."""
+
+    reason: types.ClientSessionFinishReason
+    detail: str | None = None
+
+
+class TtlRequest(Message):
+    """Set, or with None remove, a checkpoint's lifetime."""
+
+    ttl_seconds: int | None
+
+
+class WeightsInfoRequest(Message):
+    """Ask what a checkpoint holds."""
+
+    tinker_path: str
+
+
+class AssignProjectRequest(Message):
+    """Move a session to a project."""
+
+    project_id: str
+
+
+class TraceExportReply(Reply):
+    """How far a trace export is."""
+
+    status: str
+    url: str | None = None
+    error: str | None = None
+
+
+class ArchiveReply(Reply):
+    """Where a checkpoint's archive can be fetched, until when."""
+
+    url: str
+    expires: datetime | None = None
+
+
+class ApiKeyReply(Reply):
+    """Who a key belongs to."""
+
+    key_id: int
+    name: str = ""
+    note: str | None = None
+    details: dict[str, Any] | None = None

@@ -1,0 +1,191 @@
+"""The binary messages as older clients and servers know them: in JSON.
+
+Reading is lenient about what is missing or null, and strict about what is there; what does not
+fit raises msgspec.ValidationError, or InvalidInput where a value refuses its parts. Provenance
+spans are younger than this form and have no place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from tinkex.types.base import decode_hook
+from tinkex.types.inputs import Datum, ModelInput
+from tinkex.types.sampling import (
+    PromptAltTokens,
+    SampledSequence,
+    SampleResponse,
+    StopReason,
+    TopkLogprobs,
+)
+from tinkex.types.tensors import TensorData
+from tinkex.types.training import (
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    ForwardRequest,
+    LossFnType,
+)
+from tinkex.wire.proto.outputs import DEFAULT_OUTPUT_TYPE
+from tinkex.wire.proto.sampling import topk_from_rows
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
+
+T = TypeVar("T")
+Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+Floats: TypeAlias = list[float | None]
+TopkRows: TypeAlias = list[list[tuple[Int32, float]] | None]
+
+#: What is written of the values that are not structs.
+JSON_FIELDS: dict[type, tuple[str, ...]] = {
+    Datum: ("model_input", "loss_fn_inputs"),
+    ForwardBackwardInput: ("data", "loss_fn", "loss_fn_config"),
+    ForwardBackwardRequest: ("forward_backward_input", "model_id", "seq_id"),
+    ForwardRequest: ("forward_input", "model_id", "seq_id"),
+    ForwardBackwardOutput: ("loss_fn_output_type", "loss_fn_outputs", "metrics"),
+    SampledSequence: ("stop_reason", "tokens", "logprobs", "topk_logprobs"),
+    SampleResponse: (
+        "sequences",
+        "prompt_logprobs",
+        "topk_prompt_logprobs",
+        "target_prompt_logprobs",
+        "prompt_cache_hit_tokens",
+        "prompt_alt_tokens",
+    ),
+    PromptAltTokens: ("tokens", "logprobs"),
+}
+
+
+class _Datum(msgspec.Struct):
+    model_input: ModelInput
+    loss_fn_inputs: dict[str, TensorData]
+
+
+class _Input(msgspec.Struct):
+    data: list[_Datum]
+    loss_fn: str
+    loss_fn_config: dict[str, float | str] | None = None
+
+
+class _ForwardBackward(msgspec.Struct):
+    forward_backward_input: _Input
+    model_id: str
+    seq_id: int | None = None
+
+
+class _Forward(msgspec.Struct):
+    forward_input: _Input
+    model_id: str
+    seq_id: int | None = None
+
+
+class _Output(msgspec.Struct):
+    loss_fn_output_type: str | None = None
+    loss_fn_outputs: list[dict[str, TensorData | None]] | None = None
+    metrics: dict[str, float | None] | None = None
+
+
+class _Sequence(msgspec.Struct):
+    stop_reason: StopReason | None = None
+    tokens: list[Int32] | None = None
+    logprobs: Floats | None = None
+    topk_logprobs: TopkRows | None = None
+
+
+class _Alternatives(msgspec.Struct):
+    tokens: TensorData
+    logprobs: TensorData
+
+
+class _Sample(msgspec.Struct):
+    sequences: list[_Sequence]
+    prompt_logprobs: Floats | None = None
+    topk_prompt_logprobs: TopkRows | None = None
+    target_prompt_logprobs: TensorData | None = None
+    prompt_cache_hit_tokens: int | None = None
+    prompt_alt_tokens: _Alternatives | None = None
+
+
+def forward_backward_request_from_json(obj: object) -> ForwardBackwardRequest:
+    """Read the object that older clients post to forward_backward."""
+    found = _convert(obj, _ForwardBackward)
+    work = _read_input(found.forward_backward_input)
+    return ForwardBackwardRequest(work, found.model_id, found.seq_id)
+
+
+def forward_request_from_json(obj: object) -> ForwardRequest:
+    """Read the object that older clients post to forward."""
+    found = _convert(obj, _Forward)
+    return ForwardRequest(_read_input(found.forward_input), found.model_id, found.seq_id)
+
+
+def forward_backward_output_from_json(obj: object) -> ForwardBackwardOutput:
+    """Read the result that older servers give for forward and forward_backward."""
+    found = _convert(obj, _Output)
+    outputs = [
+        {name: tensor for name, tensor in output.items() if tensor is not None}
+        for output in found.loss_fn_outputs or ()
+    ]
+    # JSON has no NaN; a loss that became one arrives as null.
+    metrics = {
+        name: float("nan") if value is None else value
+        for name, value in (found.metrics or {}).items()
+    }
+    output_type = (found.loss_fn_output_type or "").rpartition(":")[2]
+    return ForwardBackwardOutput(output_type or DEFAULT_OUTPUT_TYPE, outputs, metrics)
+
+
+def sample_response_from_json(obj: object) -> SampleResponse:
+    """Read the result that older servers give for a sampling request."""
+    found = _convert(obj, _Sample)
+    drawn = found.prompt_alt_tokens
+    return SampleResponse(
+        sequences=[_read_sequence(sequence) for sequence in found.sequences],
+        prompt_logprobs_np=_floats(found.prompt_logprobs),
+        topk_prompt_logprobs_np=_topk(found.topk_prompt_logprobs),
+        target_prompt_logprobs=found.target_prompt_logprobs,
+        prompt_cache_hit_tokens=found.prompt_cache_hit_tokens or 0,
+        prompt_alt_tokens=None if drawn is None else PromptAltTokens(drawn.tokens, drawn.logprobs),
+    )
+
+
+def _convert(obj: object, type_: type[T]) -> T:
+    return msgspec.convert(obj, type_, dec_hook=decode_hook)
+
+
+def _read_input(found: _Input) -> ForwardBackwardInput:
+    datums = [Datum(datum.model_input, datum.loss_fn_inputs) for datum in found.data]
+    # Which losses there are is the server's to say, not the codec's.
+    return ForwardBackwardInput(datums, cast(LossFnType, found.loss_fn), found.loss_fn_config)
+
+
+def _read_sequence(found: _Sequence) -> SampledSequence:
+    # As in the binary form: no reason means "stop", and the id comes with the promise.
+    return SampledSequence(
+        stop_reason=found.stop_reason or "stop",
+        sequence_id="",
+        tokens_np=_array(found.tokens or (), "int32"),
+        logprobs_np=_floats(found.logprobs),
+        topk_logprobs_np=_topk(found.topk_logprobs),
+    )
+
+
+def _floats(numbers: Floats | None) -> Array | None:
+    # numpy reads None as NaN.
+    return _array(numbers, "float32") if numbers else None
+
+
+def _array(numbers: Sequence[float | None], dtype: str) -> Array:
+    import numpy as np
+
+    return np.array(numbers, dtype)
+
+
+def _topk(rows: TopkRows | None) -> TopkLogprobs | None:
+    return topk_from_rows(rows) if rows and any(rows) else None

@@ -1,0 +1,118 @@
+"""ForwardBackwardOutput in bytes: what training says about every datum, field by field."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from tinkex.types.tensors import TensorData
+from tinkex.types.training import ForwardBackwardOutput, LossFnOutput
+from tinkex.wire.proto.tensors import read_column, write_column
+from tinkex.wire.proto.wire_format import (
+    DOUBLE_VALUE,
+    LEN,
+    MESSAGE_VALUE,
+    VARINT,
+    WireError,
+    Writer,
+    read_fields,
+    read_map_entry,
+    tag,
+    to_double,
+    to_int64,
+    to_text,
+)
+
+# ForwardBackwardOutput
+OUTPUT_TYPE = tag(1, LEN)
+RECORDS = tag(2, LEN)
+METRICS = tag(3, LEN)
+# ArrayRecord
+TYPE_TAG = tag(1, LEN)
+FIELDS = tag(2, LEN)
+NUM_DATUMS = tag(3, VARINT)
+
+DEFAULT_OUTPUT_TYPE = "ArrayRecord"
+#: Records without fields cost no bytes per datum; beyond this their count is not believed.
+MAX_BARE_DATUMS = 1 << 20
+
+
+def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
+    """The result, with one record for each run of datums that differ only in length."""
+    message = Writer()
+    message.text(OUTPUT_TYPE, output.loss_fn_output_type)
+    for _, run in groupby(output.loss_fn_outputs, _kind):
+        message.message(RECORDS, _write_record, (output.loss_fn_output_type, list(run)))
+    message.entries(METRICS, _write_double, output.metrics)
+    return message.to_bytes()
+
+
+def _kind(datum: LossFnOutput) -> list[tuple[str, str, list[int]]]:
+    """What datums of one record have in common."""
+    return sorted((name, tensor.dtype, tensor.shape[1:]) for name, tensor in datum.items())
+
+
+def _write_record(record: Writer, content: tuple[str, list[LossFnOutput]]) -> None:
+    type_tag, datums = content
+    record.text(TYPE_TAG, type_tag)
+    columns = {name: [datum[name] for datum in datums] for name in datums[0]}
+    record.entries(FIELDS, _write_column, columns)
+    record.number(NUM_DATUMS, len(datums))
+
+
+def _write_column(entry: Writer, tensors: list[TensorData]) -> None:
+    entry.message(MESSAGE_VALUE, write_column, tensors)
+
+
+def _write_double(entry: Writer, value: float) -> None:
+    entry.double(DOUBLE_VALUE, value)
+
+
+def decode_forward_backward_output(data: bytes) -> ForwardBackwardOutput:
+    """The result; tensors of one field and record share their memory."""
+    output_type, metrics = "", dict[str, float]()
+    outputs: list[LossFnOutput] = []
+    num_bare_datums = 0
+    for tag_, _, payload in read_fields(memoryview(data)):
+        if tag_ == OUTPUT_TYPE:
+            output_type = to_text(payload)
+        elif tag_ == METRICS:
+            name, value = read_map_entry(payload, DOUBLE_VALUE)
+            metrics[name] = to_double(value)
+        elif tag_ == RECORDS:
+            columns, num_datums = _read_record(payload)
+            num_bare_datums += 0 if columns else num_datums
+            if num_bare_datums > MAX_BARE_DATUMS:
+                raise WireError(
+                    f"a result claims {num_bare_datums} datums and says nothing of them"
+                )
+            outputs += _rows(columns, num_datums)
+    return ForwardBackwardOutput(
+        loss_fn_output_type=output_type.rpartition(":")[2] or DEFAULT_OUTPUT_TYPE,
+        loss_fn_outputs=outputs,
+        metrics=metrics,
+    )
+
+
+def _read_record(data: memoryview) -> tuple[dict[str, list[TensorData]], int]:
+    columns: dict[str, list[TensorData]] = {}
+    num_datums = 0
+    for tag_, number, payload in read_fields(data):
+        if tag_ == FIELDS:
+            name, column = read_map_entry(payload, MESSAGE_VALUE)
+            columns[name] = read_column(column, f"{name!r:.80}")
+        elif tag_ == NUM_DATUMS:
+            num_datums = to_int64(number)
+    if num_datums < 0:
+        raise WireError(f"a record claims {num_datums} datums")
+    # Older servers did not count their datums; their columns do.
+    return columns, num_datums or max(map(len, columns.values()), default=0)
+
+
+def _rows(columns: dict[str, list[TensorData]], num_datums: int) -> list[LossFnOutput]:
+    """Turn columns into datums; a column may have rows to spare, but not too few."""
+    for name, column in columns.items():
+        if len(column) < num_datums:
+            raise WireError(f"{name!r:.80} has {len(column)} rows for {num_datums} datums")
+    return [
+        {name: column[index] for name, column in columns.items()} for index in range(num_datums)
+    ]

@@ -1,0 +1,216 @@
+"""SampleResponse in bytes: sequences and log-probabilities as raw arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tinkex.types.sampling import (
+    FILLER_LOGPROB,
+    PromptAltTokens,
+    SampledSequence,
+    SampleResponse,
+    StopReason,
+    TopkLogprobs,
+)
+from tinkex.types.tensors import TensorData
+from tinkex.wire.proto.tensors import array_bytes, copy_array, read_tensor, write_tensor
+from tinkex.wire.proto.wire_format import (
+    LEN,
+    NOTHING,
+    VARINT,
+    Readers,
+    WireError,
+    Writer,
+    read_fields,
+    read_singular,
+    tag,
+    to_int32,
+    to_payload,
+    to_uint32,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
+
+# SampleResponse
+SEQUENCES = tag(1, LEN)
+PROMPT_LOGPROBS = tag(2, LEN)
+TOPK_PROMPT_LOGPROBS = tag(3, LEN)
+PROMPT_CACHE_HIT_TOKENS = tag(4, VARINT)
+TARGET_PROMPT_LOGPROBS = tag(5, LEN)
+PROMPT_ALT_TOKENS = tag(6, LEN)
+# SampledSequence
+STOP_REASON = tag(1, VARINT)
+TOKENS = tag(2, LEN)
+LOGPROBS = tag(3, LEN)
+TOPK_SAMPLED_LOGPROBS = tag(4, LEN)
+# TopkLogprobs
+TOPK_TOKEN_IDS = tag(1, LEN)
+TOPK_LOGPROBS = tag(2, LEN)
+TOPK_K = tag(3, VARINT)
+TOPK_LENGTH = tag(4, VARINT)
+# PromptAltTokens
+ALT_TOKENS = tag(1, LEN)
+ALT_LOGPROBS = tag(2, LEN)
+
+STOP_REASONS: dict[int, StopReason] = {0: "stop", 1: "length"}
+STOP_REASON_CODES = {reason: code for code, reason in STOP_REASONS.items()}
+
+
+def encode_sample_response(response: SampleResponse) -> bytes:
+    """The result of a sampling request."""
+    message = Writer()
+    for sequence in response.sequences:
+        message.message(SEQUENCES, _write_sequence, sequence)
+    _write_floats(message, PROMPT_LOGPROBS, _array_or_list(response, "prompt_logprobs"))
+    _write_topk(message, TOPK_PROMPT_LOGPROBS, _array_or_list(response, "topk_prompt_logprobs"))
+    message.number(PROMPT_CACHE_HIT_TOKENS, response.prompt_cache_hit_tokens)
+    if response.target_prompt_logprobs is not None:
+        message.message(TARGET_PROMPT_LOGPROBS, write_tensor, response.target_prompt_logprobs)
+    if response.prompt_alt_tokens is not None:
+        message.message(PROMPT_ALT_TOKENS, _write_alternatives, response.prompt_alt_tokens)
+    return message.to_bytes()
+
+
+def _write_sequence(message: Writer, sequence: SampledSequence) -> None:
+    message.number(STOP_REASON, STOP_REASON_CODES[sequence.stop_reason])
+    message.payload(TOKENS, _raw(_array_or_list(sequence, "tokens"), "<i4"))
+    _write_floats(message, LOGPROBS, _array_or_list(sequence, "logprobs"))
+    _write_topk(message, TOPK_SAMPLED_LOGPROBS, _array_or_list(sequence, "topk_logprobs"))
+
+
+def _write_floats(message: Writer, tag_: int, numbers: Any) -> None:
+    if numbers is not None:
+        message.payload(tag_, _raw(numbers, "<f4"), present=True)
+
+
+def _write_topk(message: Writer, tag_: int, topk: Any) -> None:
+    if topk is not None:
+        matrices = topk if isinstance(topk, TopkLogprobs) else topk_from_rows(topk)
+        message.message(tag_, _write_matrices, matrices)
+
+
+def _write_matrices(message: Writer, topk: TopkLogprobs) -> None:
+    length, k = topk.token_ids.shape
+    message.payload(TOPK_TOKEN_IDS, _raw(topk.token_ids, "<i4"))
+    message.payload(TOPK_LOGPROBS, _raw(topk.logprobs, "<f4"))
+    message.number(TOPK_K, k)
+    message.number(TOPK_LENGTH, length)
+
+
+def _write_alternatives(message: Writer, alternatives: PromptAltTokens) -> None:
+    message.message(ALT_TOKENS, write_tensor, alternatives.tokens)
+    message.message(ALT_LOGPROBS, write_tensor, alternatives.logprobs)
+
+
+def _array_or_list(owner: SampleResponse | SampledSequence, name: str) -> Any:
+    """What the owner was built from: asking for the list of an array would make one."""
+    given = getattr(owner, f"{name}_np")
+    return getattr(owner, name) if given is None else given
+
+
+def _raw(numbers: Any, on_wire: str) -> memoryview:
+    import numpy as np
+
+    return array_bytes(np.asarray(numbers, on_wire))
+
+
+def topk_from_rows(rows: Sequence[Sequence[tuple[int, float]] | None]) -> TopkLogprobs:
+    """Matrices of rows that list (token id, logprob), padded with filler to the longest row."""
+    import numpy as np
+
+    width = max((len(row) for row in rows if row), default=0)
+    token_ids = np.zeros((len(rows), width), np.int32)
+    logprobs = np.full((len(rows), width), FILLER_LOGPROB, np.float32)
+    for index, row in enumerate(rows):
+        for place, (token_id, logprob) in enumerate(row or ()):
+            token_ids[index, place] = token_id
+            logprobs[index, place] = logprob
+    return TopkLogprobs(token_ids, logprobs)
+
+
+def decode_sample_response(data: bytes) -> SampleResponse:
+    """The result; `sequence_id` is empty, for it comes with the promise and not with the result."""
+    sequences: list[SampledSequence] = []
+    fields: dict[str, Any] = {}
+    for tag_, number, payload in read_fields(memoryview(data)):
+        if tag_ == SEQUENCES:
+            sequences.append(_read_sequence(payload))
+        elif tag_ == PROMPT_CACHE_HIT_TOKENS:
+            fields["prompt_cache_hit_tokens"] = to_int32(number)
+        elif tag_ in _READERS:
+            name, read = _READERS[tag_]
+            fields[name] = read(payload)
+    return SampleResponse(sequences=sequences, **fields)
+
+
+def _read_sequence(data: memoryview) -> SampledSequence:
+    found = read_singular(data, _SEQUENCE_READERS)
+    code = found.get(STOP_REASON, 0)
+    if code not in STOP_REASONS:
+        raise WireError(f"stop_reason {code} is unknown")
+    return SampledSequence(
+        STOP_REASONS[code],
+        "",
+        found[TOKENS] if TOKENS in found else _read_tokens(NOTHING),
+        found.get(LOGPROBS),
+        found.get(TOPK_SAMPLED_LOGPROBS),
+    )
+
+
+def _read_tokens(payload: memoryview) -> Array:
+    return copy_array(payload, "<i4", 4, "tokens")
+
+
+def _read_logprobs(payload: memoryview) -> Array | None:
+    """Nothing at all means that log-probabilities were not asked for."""
+    return copy_array(payload, "<f4", 4, "logprobs") if payload else None
+
+
+def _read_topk(data: memoryview) -> TopkLogprobs | None:
+    found = read_singular(data, _TOPK_READERS)
+    k, length = found.get(TOPK_K, 0), found.get(TOPK_LENGTH, 0)
+    if k == 0 or length == 0:
+        return None
+    matrices = []
+    for tag_, on_wire in ((TOPK_TOKEN_IDS, "<i4"), (TOPK_LOGPROBS, "<f4")):
+        flat = copy_array(found.get(tag_, NOTHING), on_wire, 4, "topk_logprobs")
+        if flat.size != k * length:
+            raise WireError(f"topk_logprobs has {flat.size} numbers for {length} rows of {k}")
+        matrices.append(flat.reshape(length, k))
+    return TopkLogprobs(*matrices)
+
+
+def _read_alternatives(data: memoryview) -> PromptAltTokens:
+    found = read_singular(data, {ALT_TOKENS: to_payload, ALT_LOGPROBS: to_payload})
+    return PromptAltTokens(
+        tokens=read_tensor(found.get(ALT_TOKENS, NOTHING), "prompt_alt_tokens.tokens"),
+        logprobs=read_tensor(found.get(ALT_LOGPROBS, NOTHING), "prompt_alt_tokens.logprobs"),
+    )
+
+
+def _read_target(data: memoryview) -> TensorData:
+    return read_tensor(data, "target_prompt_logprobs")
+
+
+_SEQUENCE_READERS: Readers = {
+    STOP_REASON: to_int32,
+    TOKENS: _read_tokens,
+    LOGPROBS: _read_logprobs,
+    TOPK_SAMPLED_LOGPROBS: _read_topk,
+}
+_TOPK_READERS: Readers = {
+    TOPK_TOKEN_IDS: to_payload,
+    TOPK_LOGPROBS: to_payload,
+    TOPK_K: to_uint32,
+    TOPK_LENGTH: to_uint32,
+}
+_READERS: dict[int, tuple[str, Callable[[memoryview], Any]]] = {
+    PROMPT_LOGPROBS: ("prompt_logprobs_np", _read_logprobs),
+    TOPK_PROMPT_LOGPROBS: ("topk_prompt_logprobs_np", _read_topk),
+    TARGET_PROMPT_LOGPROBS: ("target_prompt_logprobs", _read_target),
+    PROMPT_ALT_TOKENS: ("prompt_alt_tokens", _read_alternatives),
+}

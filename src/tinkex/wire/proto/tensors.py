@@ -1,0 +1,227 @@
+"""Tensor bytes: one tensor of a request, one column of a result, and bare arrays of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from tinkex.types.tensors import TensorData, TensorDtype
+from tinkex.wire.proto.wire_format import (
+    LEN,
+    NOTHING,
+    VARINT,
+    WireError,
+    Writer,
+    read_fields,
+    read_integers,
+    read_singular,
+    tag,
+    to_int32,
+    to_payload,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
+
+# Tensor
+DENSE = tag(1, LEN)
+SPARSE_CSR = tag(2, LEN)
+DTYPE = tag(3, VARINT)
+SHAPE = tag(4, LEN)
+SHAPE_UNPACKED = tag(4, VARINT)
+# SparseCsr
+VALUES = tag(1, LEN)
+CROW_INDICES = tag(2, LEN)
+COL_INDICES = tag(3, LEN)
+# BatchedTensor; its dtype and trailing shape are numbered like those of Tensor
+DATA = tag(1, LEN)
+OFFSETS = tag(2, LEN)
+
+
+class Layout(NamedTuple):
+    """How numbers lie on the wire, and what they are in memory."""
+
+    on_wire: str
+    num_bytes: int
+    dtype: TensorDtype
+
+
+FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
+LAYOUTS = {
+    FLOAT32: Layout("<f4", 4, "float32"),
+    INT64: Layout("<i8", 8, "int64"),
+    INT32: Layout("<i4", 4, "int64"),
+    BFLOAT16: Layout("<u2", 2, "float32"),
+}
+#: numpy has no more; and the product of very many sizes would take its time.
+MAX_DIMENSIONS = 64
+CODES = {"float32": FLOAT32, "int64": INT64}
+
+
+def layout_of(code: int, what: str) -> Layout:
+    """The layout of a DType; `what`, here and below, names the thing in an error."""
+    try:
+        return LAYOUTS[code]
+    except KeyError:
+        raise WireError(f"{what} has the unknown dtype {code}") from None
+
+
+def check_rank(shape: Sequence[int], what: str) -> None:
+    """Refuse a shape before anybody multiplies its sizes."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise WireError(f"{what} has {len(shape)} dimensions; {MAX_DIMENSIONS} is the most")
+
+
+def array_bytes(array: Array) -> memoryview:
+    """The array's memory itself, or that of a copy when it is not contiguous."""
+    return array.data if array.flags.c_contiguous else array.copy(order="C").data
+
+
+def copy_array(payload: memoryview, on_wire: str, num_bytes: int, what: str) -> Array:
+    """A flat writable array of numbers that take `num_bytes` each, in memory of its own."""
+    import numpy as np
+
+    if len(payload) % num_bytes:
+        raise WireError(f"{what} has {len(payload)} bytes, not a multiple of {num_bytes}")
+    return np.frombuffer(bytearray(payload), on_wire)
+
+
+def read_array(payload: memoryview, code: int, what: str) -> Array:
+    """A flat writable array; int32 is widened to int64, bfloat16 to float32."""
+    layout = layout_of(code, what)
+    array = copy_array(payload, layout.on_wire, layout.num_bytes, what)
+    if code == BFLOAT16:
+        # A bfloat16 is the upper half of a float32.
+        return (array.astype("u4") << 16).view(layout.dtype)
+    return array.astype(layout.dtype, copy=False)
+
+
+def write_tensor(message: Writer, tensor: TensorData) -> None:
+    """Encode a Tensor."""
+    if tensor.is_sparse:
+        message.message(SPARSE_CSR, _write_csr, tensor)
+    else:
+        message.payload(DENSE, array_bytes(tensor.array), present=True)
+    message.raw(_dtype_and_shape(tensor.dtype, tuple(tensor.shape)))
+
+
+def _write_csr(message: Writer, tensor: TensorData) -> None:
+    tags = (VALUES, CROW_INDICES, COL_INDICES)
+    for tag_, array in zip(tags, (tensor.array, tensor.crow_array, tensor.col_array), strict=True):
+        if array is not None:
+            message.payload(tag_, array_bytes(array))
+
+
+@lru_cache(maxsize=1024)
+def _dtype_and_shape(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
+    fields = Writer()
+    fields.number(DTYPE, CODES[dtype])
+    fields.packed(SHAPE, shape)
+    return fields.to_bytes()
+
+
+def read_tensor(data: memoryview, what: str) -> TensorData:
+    """Decode a Tensor; a sparse one stays sparse."""
+    dense, csr, code = NOTHING, None, 0
+    shape: list[int] = []
+    for tag_, number, payload in read_fields(data):
+        if tag_ == DENSE:
+            dense, csr = payload, None
+        elif tag_ == SPARSE_CSR:
+            csr = payload
+        elif tag_ == DTYPE:
+            code = to_int32(number)
+        elif tag_ in (SHAPE, SHAPE_UNPACKED):
+            shape += read_integers(tag_, number, payload)
+    check_rank(shape, what)
+    if csr is not None:
+        return _read_csr(csr, code, shape, what)
+    values = read_array(dense, code, what)
+    # An absent shape is that of a scalar, or was never given.
+    given = shape if shape or values.size == 1 else None
+    return _tensor(what, values, LAYOUTS[code].dtype, given)
+
+
+def _read_csr(data: memoryview, code: int, shape: list[int], what: str) -> TensorData:
+    tags = (VALUES, CROW_INDICES, COL_INDICES)
+    found = read_singular(data, dict.fromkeys(tags, to_payload))
+    values, crow, cols = (found.get(tag_, NOTHING) for tag_ in tags)
+    return _tensor(
+        what,
+        read_array(values, code, what),
+        LAYOUTS[code].dtype,
+        shape,
+        read_array(crow, INT64, f"{what}'s row pointers"),
+        read_array(cols, INT64, f"{what}'s column numbers"),
+    )
+
+
+def _tensor(what: str, *parts: Any) -> TensorData:
+    """Let TensorData check that its parts fit; here it was not the caller who chose them."""
+    try:
+        return TensorData(*parts)
+    except ValueError as error:
+        raise WireError(f"{what} makes no tensor: {error}") from None
+
+
+def write_column(message: Writer, tensors: Sequence[TensorData]) -> None:
+    """Encode one field of many datums, equal but for their length, as a BatchedTensor."""
+    import numpy as np
+
+    # A scalar has no first dimension to tell apart; it becomes one number in a row.
+    arrays = [np.atleast_1d(tensor.to_numpy()) for tensor in tensors]
+    offsets = np.zeros(len(arrays) + 1, np.int64)
+    np.cumsum([array.nbytes for array in arrays], out=offsets[1:])
+    message.payload(DATA, b"".join(map(array_bytes, arrays)))
+    message.payload(OFFSETS, offsets.data)
+    message.raw(_dtype_and_shape(tensors[0].dtype, arrays[0].shape[1:]))
+
+
+def read_column(data: memoryview, what: str) -> list[TensorData]:
+    """Decode a BatchedTensor: the tensors of many datums, views on one copy of its memory."""
+    parts = dict.fromkeys((DATA, OFFSETS), NOTHING)
+    code, trailing_shape = 0, list[int]()
+    for tag_, number, payload in read_fields(data):
+        if tag_ in parts:
+            parts[tag_] = payload
+        elif tag_ == DTYPE:
+            code = to_int32(number)
+        elif tag_ in (SHAPE, SHAPE_UNPACKED):
+            trailing_shape += read_integers(tag_, number, payload)
+    check_rank(trailing_shape, what)
+    cells = _shape_cells(read_array(parts[DATA], code, what), trailing_shape, what)
+    offsets = read_array(parts[OFFSETS], INT64, f"{what}'s offsets")
+    cell_bytes = prod(trailing_shape) * LAYOUTS[code].num_bytes
+    bounds = _cell_bounds(offsets, cell_bytes, len(parts[DATA]), what)
+    return [TensorData.from_numpy(cells[start:end]) for start, end in pairwise(bounds)]
+
+
+def _shape_cells(values: Array, trailing_shape: list[int], what: str) -> Array:
+    """Make one cell, with the trailing shape, of as many values as it takes."""
+    width = prod(trailing_shape)
+    try:
+        return values.reshape(values.size // width if width > 0 else 0, *trailing_shape)
+    except ValueError:
+        raise WireError(
+            f"{what} has {values.size} values, which make no cells of shape {trailing_shape}"
+        ) from None
+
+
+def _cell_bounds(offsets: Array, cell_bytes: int, num_bytes: int, what: str) -> list[int]:
+    """Turn byte offsets into cell numbers; refuse those that fall, leave the data or cut a cell."""
+    if offsets.size == 0:
+        return []
+    # Compared, not subtracted: forged offsets could wrap around.
+    if offsets[0] < 0 or offsets[-1] > num_bytes or (offsets[1:] < offsets[:-1]).any():
+        raise WireError(f"{what} has offsets that do not rise from 0 to {num_bytes}")
+    # Without data there are no cells, and all offsets are zero whatever a cell would take.
+    unit = cell_bytes if num_bytes else 1
+    if (offsets % unit).any():
+        raise WireError(f"{what} has offsets that are not multiples of {unit} bytes")
+    bounds: list[int] = (offsets // unit).tolist()
+    return bounds

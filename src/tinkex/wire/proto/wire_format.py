@@ -1,0 +1,270 @@
+"""Protobuf's wire format by hand: tags, varints and length-prefixed bytes, without copies.
+
+The messages of this protocol are few, flat, and nearly all of their weight is raw tensor bytes. A
+general library copies those bytes at every level; here a message is a list of buffers joined once.
+
+A field is known by its whole tag (number and wire type together), so a known number that arrives
+with another wire type is skipped like any unknown field. A sub-message that arrives twice is not
+merged: the last one wins.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeVar
+
+VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
+_FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
+_MAX_SHIFT = 70
+_MAX_TAG = 0xFFFF_FFFF
+NOTHING = memoryview(b"")
+_DOUBLE = struct.Struct("<d")
+
+Buffer: TypeAlias = bytes | memoryview
+#: How to read the fields of a message, by tag.
+Readers: TypeAlias = Mapping[int, Callable[[Any], Any]]
+T = TypeVar("T")
+
+
+class WireError(ValueError):
+    """The bytes are not the message they should be."""
+
+
+def tag(number: int, wire_type: int) -> int:
+    """The integer that opens a field."""
+    return number << 3 | wire_type
+
+
+MAP_KEY = tag(1, LEN)
+MESSAGE_VALUE = tag(2, LEN)
+DOUBLE_VALUE = tag(2, FIXED64)
+
+
+def varint(value: int) -> bytes:
+    """Seven bits a byte, low ones first; a negative value takes its 64-bit complement's ten."""
+    value = int(value) & 0xFFFF_FFFF_FFFF_FFFF
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@lru_cache(maxsize=8192)
+def head(tag_: int, number: int) -> bytes:
+    """A tag and the number after it: a varint field, or the opening of a length-prefixed one."""
+    return varint(tag_) + varint(number)
+
+
+@lru_cache(maxsize=1024)
+def map_key(key: str) -> bytes:
+    """The key of one entry of a map<string, ...>."""
+    text = key.encode()
+    return head(MAP_KEY, len(text)) + text
+
+
+class Writer:
+    """A message in the making: buffers, and how many bytes they are together.
+
+    As proto3 has it, a zero or empty field is left out unless `present` says it was set.
+    """
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+        self.size = 0
+
+    def raw(self, fields: bytes) -> None:
+        """Append whole fields that are encoded already."""
+        self.parts.append(fields)
+        self.size += len(fields)
+
+    def number(self, tag_: int, value: int, *, present: bool = False) -> None:
+        """Append an integer, enum or bool field."""
+        if value or present:
+            self.raw(head(tag_, value))
+
+    def double(self, tag_: int, value: float) -> None:
+        """Append a double field, always present."""
+        self.raw(varint(tag_) + _DOUBLE.pack(value))
+
+    def payload(self, tag_: int, data: Buffer, *, present: bool = False) -> None:
+        """Append a bytes field; a memoryview is kept, not copied, until `to_bytes`."""
+        num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
+        if num_bytes or present:
+            opening = head(tag_, num_bytes)
+            self.parts += (opening, data)
+            self.size += len(opening) + num_bytes
+
+    def text(self, tag_: int, value: str, *, present: bool = False) -> None:
+        """Append a string field."""
+        self.payload(tag_, value.encode(), present=present)
+
+    def packed(self, tag_: int, values: Iterable[int]) -> None:
+        """Append a repeated integer field, packed."""
+        self.payload(tag_, b"".join(map(varint, values)))
+
+    def message(self, tag_: int, write: Callable[[Writer, T], None], value: T) -> None:
+        """Append the sub-message that `write` makes of the value, always present."""
+        slot, start = len(self.parts), self.size
+        self.parts.append(b"")
+        write(self, value)
+        # The length stands before the message but is known only after it.
+        opening = head(tag_, self.size - start)
+        self.parts[slot] = opening
+        self.size += len(opening)
+
+    def entries(
+        self, tag_: int, write: Callable[[Writer, T], None], entries: Mapping[str, T]
+    ) -> None:
+        """Append a map<string, ...>; `write` appends the value field, which has number 2."""
+
+        def write_entry(writer: Writer, entry: tuple[str, T]) -> None:
+            writer.raw(map_key(entry[0]))
+            write(writer, entry[1])
+
+        for entry in entries.items():
+            self.message(tag_, write_entry, entry)
+
+    def to_bytes(self) -> bytes:
+        """The whole message: the only copy."""
+        return b"".join(self.parts)
+
+
+def read_fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield (tag, number, payload) of each field: the number of a varint, the payload of others.
+
+    Groups, which nothing here uses, are checked for balance and skipped with all they hold.
+    """
+    position, end = 0, len(data)
+    groups: list[int] = []
+    while position < end:
+        tag_ = data[position]
+        position += 1
+        if tag_ > 0x7F:
+            tag_, position = read_varint(data, position - 1)
+        wire_type = tag_ & 7
+        if wire_type == LEN:
+            number, start = read_varint(data, position)
+            position = start + number
+        elif wire_type == VARINT:
+            number, start = read_varint(data, position)
+            position = start
+        else:
+            number, start = 0, position
+            position += _skip(tag_, groups)
+        if position > end:
+            raise WireError(f"a field of {position - start} bytes has only {end - start} left")
+        if not 8 <= tag_ <= _MAX_TAG:
+            raise WireError(f"field number {tag_ >> 3} is not a valid one")
+        if not groups:
+            yield tag_, number, data[start:position]
+    if groups:
+        raise WireError(f"the message ends inside group {groups[-1]}")
+
+
+def read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """The unsigned 64-bit varint at `position`, and where it ends."""
+    try:
+        byte = data[position]
+        value, shift = byte & 0x7F, 7
+        while byte > 0x7F:
+            position += 1
+            byte = data[position]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if shift > _MAX_SHIFT:
+                raise WireError("a number is longer than ten bytes")
+    except IndexError:
+        raise WireError("the message ends inside a number") from None
+    return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
+
+
+def _skip(tag_: int, groups: list[int]) -> int:
+    """How many bytes a fixed field takes; or none, on entering or leaving a group."""
+    number, wire_type = tag_ >> 3, tag_ & 7
+    if wire_type in _FIXED_BYTES:
+        return _FIXED_BYTES[wire_type]
+    if wire_type == START_GROUP:
+        groups.append(number)
+    elif wire_type != END_GROUP or not groups or groups.pop() != number:
+        raise WireError(f"wire type {wire_type} of field {number} makes no sense here")
+    return 0
+
+
+def read_singular(data: memoryview, readers: Readers) -> dict[int, Any]:
+    """The values of those fields that arrived, by tag; of a field that came twice, the last.
+
+    A reader gets the number of a varint and the payload of anything else.
+    """
+    found: dict[int, Any] = {}
+    for tag_, number, payload in read_fields(data):
+        if tag_ in readers:
+            found[tag_] = readers[tag_](number if tag_ & 7 == VARINT else payload)
+    return found
+
+
+def read_oneof(data: memoryview, readers: Readers, what: str) -> Any:
+    """The value of a message that is one of several things: the last that came."""
+    value = None
+    for tag_, _, payload in read_fields(data):
+        if tag_ in readers:
+            value = readers[tag_](payload)
+    if value is None:
+        raise WireError(f"{what} is none of the things it may be")
+    return value
+
+
+def to_int64(number: int) -> int:
+    """Read a varint as a signed 64-bit integer."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def to_int32(number: int) -> int:
+    """Read a varint as a signed 32-bit integer or an enum: the low half, as protobuf does."""
+    return ((number & 0xFFFF_FFFF) ^ 0x8000_0000) - 0x8000_0000
+
+
+def to_uint32(number: int) -> int:
+    """Read a varint as an unsigned 32-bit integer."""
+    return number & 0xFFFF_FFFF
+
+
+def to_payload(payload: memoryview) -> memoryview:
+    """Read a bytes field or a sub-message as it is, without a copy."""
+    return payload
+
+
+def to_text(payload: memoryview) -> str:
+    """Read a string field."""
+    try:
+        return str(payload, "utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError(f"a text field is not UTF-8: {error}") from None
+
+
+def to_double(payload: memoryview) -> float:
+    """Read a double field; one that is absent is zero."""
+    value: float = _DOUBLE.unpack(payload)[0] if payload else 0.0
+    return value
+
+
+def read_integers(tag_: int, number: int, payload: memoryview) -> list[int]:
+    """Read one field of a repeated int64, which brings one number, or any number of them packed."""
+    if tag_ & 7 == VARINT:
+        return [to_int64(number)]
+    values, position = list[int](), 0
+    while position < len(payload):
+        number, position = read_varint(payload, position)
+        values.append(to_int64(number))
+    return values
+
+
+def read_map_entry(entry: memoryview, value_tag: int) -> tuple[str, memoryview]:
+    """The key and the value's payload in one entry of a map<string, ...>; absent ones are empty."""
+    found = read_singular(entry, {MAP_KEY: to_text, value_tag: to_payload})
+    return found.get(MAP_KEY, ""), found.get(value_tag, NOTHING)
