@@ -1,0 +1,1 @@
+"""The SDK: clients, futures, and everything between a call and its answer."""

@@ -1,0 +1,74 @@
+"""The admin client: audit log, usage and storage of an organisation."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Literal
+
+from tinkex import types
+from tinkex.client.calls import SessionlessClient
+from tinkex.client.future import APIFuture
+from tinkex.errors import InvalidInput
+from tinkex.wire import endpoints as api
+
+AuditEvent = Literal["all", "checkpoints", "projects", "teams", "organizations"]
+
+
+class AdminClient(SessionlessClient):
+    """For those who may look at a whole organisation."""
+
+    def get_audit_log(
+        self, event_type: AuditEvent = "all", day: date | None = None
+    ) -> APIFuture[types.AuditLogResponse]:
+        """What happened on one day (today if none is given)."""
+        when = day.isoformat() if day is not None else None
+        return self._call(api.AUDIT_LOG, query={"event_type": event_type, "day": when})
+
+    async def get_audit_log_async(
+        self, event_type: AuditEvent = "all", day: date | None = None
+    ) -> types.AuditLogResponse:
+        """Async twin of get_audit_log()."""
+        return await self.get_audit_log(event_type, day)
+
+    def get_billing_usage(
+        self, starting_on: datetime | str, ending_before: datetime | str
+    ) -> APIFuture[types.BillingUsageResponse]:
+        """What was used between two full hours, at most 14 days apart."""
+        return self._call(
+            api.BILLING_USAGE,
+            query={
+                "starting_on": _hour("starting_on", starting_on),
+                "ending_before": _hour("ending_before", ending_before),
+            },
+        )
+
+    async def get_billing_usage_async(
+        self, starting_on: datetime | str, ending_before: datetime | str
+    ) -> types.BillingUsageResponse:
+        """Async twin of get_billing_usage()."""
+        return await self.get_billing_usage(starting_on, ending_before)
+
+    def get_current_checkpoint_storage_usage(
+        self, project_id: str | None = None
+    ) -> APIFuture[types.CurrentCheckpointStorageUsageResponse]:
+        """How much the stored checkpoints take now."""
+        return self._call(api.STORAGE_USAGE, query={"project_id": project_id})
+
+    async def get_current_checkpoint_storage_usage_async(
+        self, project_id: str | None = None
+    ) -> types.CurrentCheckpointStorageUsageResponse:
+        """Async twin of get_current_checkpoint_storage_usage()."""
+        return await self.get_current_checkpoint_storage_usage(project_id)
+
+
+def _hour(name: str, when: datetime | str) -> str:
+    """An RFC 3339 time with a zone, on the full hour."""
+    try:
+        parsed = datetime.fromisoformat(when) if isinstance(when, str) else when
+    except ValueError as error:
+        raise InvalidInput(f"{name} is no date and time: {when!r}") from error
+    if parsed.tzinfo is None:
+        raise InvalidInput(f"{name} needs a time zone, e.g. 2026-01-31T00:00:00Z, got {when!s}")
+    if parsed.minute or parsed.second or parsed.microsecond:
+        raise InvalidInput(f"{name} must be a full hour, got {when!s}")
+    return parsed.isoformat()

@@ -1,0 +1,397 @@
+"""The disk side of a download: safe names, parts, folders that appear whole, archives."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, Self, cast
+from uuid import uuid4
+
+import msgspec
+
+from tinkex.errors import DownloadError, InvalidInput
+
+if sys.platform != "win32":
+    import fcntl
+
+#: Called with the bytes done, and the bytes there are or None if nobody knows.
+Progress = Callable[[int, int | None], None]
+
+#: What an archive may unpack to without being asked: this, or this many times its own size.
+UNPACKED_BYTES, UNPACKED_RATIO = 16 * 2**30, 200
+#: How many files and folders an archive may hold.
+MAX_MEMBERS = 100_000
+#: How much may stand between two files of an archive; a header is far smaller.
+HEADER_BYTES = 8 * 2**20
+BLOCK_BYTES = 2**20
+#: How the files end that stand in for one that is not complete yet.
+PART, NOTES = ".part", ".part.json"
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+_DISTRUST = "Do not trust the place this came from."
+
+
+def safe_relative_path(name: str) -> PurePosixPath:
+    """The path a foreign name stands for; refused unless it stays inside its folder."""
+    path = PurePosixPath(name)
+    has_odd_letter = any(letter in "\\\x7f" or letter < " " for letter in name)
+    is_outside = not path.parts or path.is_absolute() or ".." in path.parts
+    if is_outside or has_odd_letter or _DRIVE.match(name):
+        raise DownloadError(f"Refused the unsafe file name {name!r}", hint=_DISTRUST)
+    return path
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a file or folder for this download alone; refuse if another one holds it."""
+    if os.name != "posix":
+        yield
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if not _lock(descriptor, path):
+            raise DownloadError(f"Another download is writing {str(path)!r}")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who held it before may have renamed it: then this is not what the path means now.
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def sync(path: Path) -> None:
+    """Push a file or folder to the disk, so that it outlives a power cut."""
+    if os.name != "posix" and path.is_dir():
+        return  # only POSIX lets a folder be opened
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a file before it is fetched; also an entry of a manifest."""
+
+    num_bytes: int | None = msgspec.field(default=None, name="size")
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_bytes is not None and self.num_bytes < 0:
+            raise InvalidInput(f"A file cannot have {self.num_bytes} bytes")
+        if self.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.sha256):
+            raise InvalidInput(f"A sha256 digest has 64 hexadecimal digits, got {self.sha256!r}")
+
+    def agrees_with(self, other: Expected) -> bool:
+        """True unless both know something and it is not the same."""
+        mine, theirs = (row.sha256 and row.sha256.lower() for row in (self, other))
+        return _fit(self.num_bytes, other.num_bytes) and _fit(mine, theirs)
+
+
+def _fit(one: object, other: object) -> bool:
+    return one is None or other is None or one == other
+
+
+class Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server said about the file that a part belongs to; the URL may change."""
+
+    etag: str | None = None
+    last_modified: str | None = None
+    num_bytes: int | None = None
+
+    @property
+    def validator(self) -> str | None:
+        """What If-Range may carry: a strong etag, else the date."""
+        is_strong = self.etag is not None and not self.etag.startswith("W/")
+        return self.etag if is_strong else self.last_modified
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Notes:
+        """Read the headers of a complete answer."""
+        if headers.get("content-encoding", "identity") != "identity":
+            return cls()  # lengths and ranges would count other bytes than the ones we see
+        length = headers.get("content-length", "")
+        return cls(
+            etag=headers.get("etag"),
+            last_modified=headers.get("last-modified"),
+            num_bytes=int(length) if length.isdecimal() else None,
+        )
+
+    def fit(self, headers: Mapping[str, str], total: int | None) -> bool:
+        """True unless the headers of a partial answer speak of another file."""
+        return _fit(total, self.num_bytes) and _fit(headers.get("etag"), self.etag)
+
+
+class Part:
+    """A file on its way: `<name>.part`, with notes beside it."""
+
+    def __init__(self, final: Path, expected: Expected) -> None:
+        self.final = final
+        self.expected = expected
+        self.path = final.with_name(final.name + PART)
+        self.notes_path = final.with_name(final.name + NOTES)
+        self.notes = Notes()
+        self.num_bytes = 0
+        self._is_open = self._is_complete = False
+        self._hash = hashlib.sha256()
+        self._held = ExitStack()
+        self._file: IO[bytes]
+
+    def open(self) -> None:
+        """Take up what an earlier try has left."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        with ExitStack() as stack:
+            stack.enter_context(exclusive(self.path))
+            self._file = stack.enter_context(self.path.open("r+b"))
+            with suppress(OSError, msgspec.MsgspecError):
+                self.notes = msgspec.json.decode(self.notes_path.read_bytes(), type=Notes)
+            while self.expected.sha256 and (block := self._file.read(BLOCK_BYTES)):
+                self._hash.update(block)
+            self.num_bytes = self._file.seek(0, os.SEEK_END)
+            self._held, self._is_open = stack.pop_all(), True
+
+    def append(self, block: bytes | bytearray) -> None:
+        """Add bytes at the end."""
+        self._file.write(block)
+        self._file.flush()
+        self.num_bytes += len(block)
+        if self.expected.sha256:
+            self._hash.update(block)
+
+    def restart(self, notes: Notes) -> None:
+        """Throw the bytes away and begin again, with other notes."""
+        # In this order: bytes must never stand beside notes that are not theirs.
+        self._file.seek(0)
+        self._file.truncate()
+        self.num_bytes, self.notes, self._hash = 0, notes, hashlib.sha256()
+        self.notes_path.write_bytes(msgspec.json.encode(notes))
+
+    @property
+    def has_expected_digest(self) -> bool:
+        """True unless a digest was expected and the bytes have another."""
+        expected = self.expected.sha256
+        return expected is None or self._hash.hexdigest() == expected.lower()
+
+    @property
+    def total_bytes(self) -> int | None:
+        """How big the file will be, if anybody knows."""
+        told = self.notes.num_bytes
+        return self.expected.num_bytes if told is None else told
+
+    def resume_headers(self) -> dict[str, str]:
+        """Headers that ask for the rest, if it can be told whether the rest fits."""
+        validator = self.notes.validator
+        if not self.num_bytes or (validator is None and self.expected.sha256 is None):
+            return {}
+        headers = {"range": f"bytes={self.num_bytes}-"}
+        return headers | ({"if-range": validator} if validator else {})
+
+    def seal(self) -> None:
+        """Make the complete part safe on disk, under its own name still."""
+        os.fsync(self._file.fileno())
+        self._is_complete = True
+
+    def publish(self) -> None:
+        """Give the complete file its name."""
+        self.seal()
+        self.path.replace(self.final)
+        sync(self.final.parent)
+        self.notes_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the file, if it was opened; a part that has nothing leaves no trace."""
+        if self._is_open and self.num_bytes == 0 and not self._is_complete:
+            self.path.unlink(missing_ok=True)
+            self.notes_path.unlink(missing_ok=True)
+        with suppress(OSError):  # bytes that found no room; the failed write has told already
+            self._held.close()
+
+
+def recover_directory(destination: Path) -> None:
+    """Finish or undo a replacement that was interrupted half-way."""
+    aside = _aside(destination)
+    if not aside.exists():
+        return
+    if destination.exists():
+        shutil.rmtree(aside)
+    else:
+        aside.rename(destination)
+
+
+def publish_directory(staging: Path, destination: Path, *, replace: bool = False) -> None:
+    """Give a finished folder its final name; what it replaces is deleted last."""
+    for path in [*staging.rglob("*"), staging]:
+        sync(path)
+    aside = _aside(destination)
+    if replace and destination.exists():
+        destination.rename(aside)
+    try:
+        staging.rename(destination)
+    except OSError:
+        recover_directory(destination)
+        raise
+    sync(destination.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.replaced")
+
+
+def extract_archive(
+    archive: Path,
+    destination: Path,
+    *,
+    max_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Unpack a tar, plain or packed with gzip or zstd, into a new folder; all of it or nothing.
+
+    Progress counts the bytes of the archive that have been read.
+    """
+    archive, destination = Path(archive), Path(destination)
+    if os.path.lexists(destination):
+        raise InvalidInput(f"{str(destination)!r} exists already")
+    staging = destination.with_name(f".{destination.name}.extract-{uuid4().hex[:8]}")
+    try:
+        total = archive.stat().st_size
+        limit = max(UNPACKED_BYTES, UNPACKED_RATIO * total) if max_bytes is None else max_bytes
+        staging.mkdir(parents=True)
+        with archive.open("rb") as raw:
+            report = (lambda: progress(raw.tell(), total)) if progress else (lambda: None)
+            _Unpacking(staging, limit, report).run(raw)
+        publish_directory(staging, destination)
+    except tarfile.TarError as error:
+        raise DownloadError(f"{archive.name} is damaged or not a tar archive: {error}") from error
+    except OSError as error:
+        raise DownloadError(f"Cannot unpack {archive.name}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return destination
+
+
+class _Metered:
+    """A stream that gives no more than its limit, so that no header can fill the memory."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._done_bytes = 0
+        self._limit_bytes = HEADER_BYTES
+
+    def allow(self, num_bytes: int) -> None:
+        """Let this much more through, and a header."""
+        self._limit_bytes = self._done_bytes + num_bytes + HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        """Read on, as file objects do."""
+        try:
+            block = self._source.read(size)
+        except Exception as error:  # each packer has errors of its own, some loaded late
+            raise tarfile.ReadError(str(error) or type(error).__name__) from error
+        self._done_bytes += len(block)
+        if self._done_bytes > self._limit_bytes:
+            raise tarfile.ReadError("there is too much between two files")
+        return block
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A header that refuses the damage which tarfile takes for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise  # a block of zeros: the end, as it should be
+            raise tarfile.ReadError(f"{error} where a file should begin") from error
+
+
+class _Unpacking:
+    """One archive on its way into a fresh folder."""
+
+    def __init__(self, root: Path, max_bytes: int, report: Callable[[], None]) -> None:
+        self._root = root.resolve()
+        self._max_bytes = max_bytes
+        self._report = report
+        self._num_bytes = 0
+        self._seen: set[PurePosixPath] = set()
+
+    def run(self, raw: IO[bytes]) -> None:
+        """Unpack everything."""
+        meter = _Metered(_inflated(raw))
+        stream = cast(IO[bytes], meter)  # tarfile asks for nothing but read() in this mode
+        with tarfile.open(None, "r|", stream, BLOCK_BYTES, tarinfo=_StrictHeader) as tar:
+            for member in tar:
+                meter.allow(member.size)
+                self._unpack(tar, member)
+                meter.allow(0)
+        while meter.read(BLOCK_BYTES):
+            pass  # on to the very end, where gzip and zstd keep their checksums
+        self._report()
+        if not self._seen:
+            raise DownloadError("The archive holds no files")
+
+    def _unpack(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        if member.isdir() and not PurePosixPath(member.name).parts:
+            return  # "./", the folder itself
+        target = self._place(member)
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.resolve().is_relative_to(self._root):
+            raise DownloadError(f"Refused {member.name!r}: it leads out of its folder")
+        source = cast(IO[bytes], tar.extractfile(member))
+        with target.open("xb") as file:
+            while block := source.read(BLOCK_BYTES):
+                file.write(block)
+                self._report()
+
+    def _place(self, member: tarfile.TarInfo) -> Path:
+        path = safe_relative_path(member.name)
+        is_file = member.type in {tarfile.REGTYPE, tarfile.AREGTYPE} and not member.issparse()
+        if not (is_file or member.isdir()) or member.size < 0:
+            reason = "it is neither a file nor a folder"
+            raise DownloadError(f"Refused {member.name!r}: {reason}", hint=_DISTRUST)
+        if path in self._seen:
+            raise DownloadError(f"Refused {member.name!r}: the name occurs twice", hint=_DISTRUST)
+        self._seen.add(path)
+        self._num_bytes += member.size
+        if self._num_bytes > self._max_bytes or len(self._seen) > MAX_MEMBERS:
+            raise DownloadError(
+                f"Refused an archive of more than {self._max_bytes} bytes or {MAX_MEMBERS} files",
+                hint="Raise max_bytes if you trust the place this came from.",
+            )
+        return self._root / path
+
+
+def _inflated(raw: IO[bytes]) -> IO[bytes]:
+    """The tar inside, whatever packs it."""
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic.startswith(b"\x1f\x8b"):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    if magic == b"\x28\xb5\x2f\xfd":
+        import zstandard  # noqa: PLC0415 - most archives do not need it
+
+        unpacker = zstandard.ZstdDecompressor()
+        return cast(IO[bytes], unpacker.stream_reader(raw, read_across_frames=True))
+    return raw

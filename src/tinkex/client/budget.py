@@ -1,0 +1,64 @@
+"""Byte budgets: how much may be under way at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class ByteBudget:
+    """Lets work through, first come first served, while it fits.
+
+    Work larger than the whole budget passes alone, when nothing else is under way: the budget is
+    never exceeded by more than one such piece. Touched by the I/O loop only.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        """How much is under way now."""
+        return self._used_bytes
+
+    @asynccontextmanager
+    async def reserve(self, num_bytes: int) -> AsyncIterator[None]:
+        """Hold a share of the budget while the block runs."""
+        if self._queue or not self._fits(num_bytes):
+            await self._wait(num_bytes)
+        else:
+            self._used_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._release(num_bytes)
+
+    def _fits(self, num_bytes: int) -> bool:
+        return self._used_bytes == 0 or self._used_bytes + num_bytes <= self.limit_bytes
+
+    async def _wait(self, num_bytes: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((num_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # Granted and cancelled in the same moment: the share must go back. Cancelled while
+            # waiting: who stands behind may fit where this did not.
+            is_granted = turn.done() and not turn.cancelled()
+            self._release(num_bytes if is_granted else 0)
+            raise
+
+    def _release(self, num_bytes: int) -> None:
+        self._used_bytes -= num_bytes
+        while self._queue:
+            wanted, turn = self._queue[0]
+            if not turn.cancelled() and not self._fits(wanted):
+                return
+            self._queue.popleft()
+            if not turn.cancelled():
+                self._used_bytes += wanted
+                turn.set_result(None)

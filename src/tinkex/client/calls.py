@@ -1,0 +1,70 @@
+"""How REST-like clients call: ready first, then one endpoint; the answer in a future."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tinkex.client.config import Config
+from tinkex.client.future import APIFuture
+from tinkex.client.holder import Holder
+from tinkex.client.telemetry import Telemetry
+from tinkex.errors import InvalidInput
+from tinkex.wire.endpoints import Endpoint
+
+T = TypeVar("T")
+
+
+class SessionlessClient:
+    """A client that talks to the server without a session."""
+
+    def __init__(
+        self,
+        _holder: Holder | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        if _holder is not None and (base_url is not None or api_key is not None):
+            raise InvalidInput("Pass base_url and api_key, or a holder, not both")
+        self.holder = _holder or Holder(Config.new(base_url=base_url, api_key=api_key))
+
+    def get_telemetry(self) -> Telemetry | None:
+        """The reporter; None unless telemetry was asked for."""
+        return self.holder.telemetry
+
+    def _call(
+        self,
+        endpoint: Endpoint[Any, T],
+        ids: Mapping[str, str] | None = None,
+        message: object = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> APIFuture[T]:
+        """Call an endpoint; a query value of None is left out."""
+        # Filled here, in the caller's thread: a bad id is refused before anything is sent.
+        endpoint.url_path(**(ids or {}))
+        named = {"x-sdk-method": endpoint.name} | dict(headers or {})
+
+        async def call() -> T:
+            await self.holder.ready()
+            return await self.holder.transport.call(
+                endpoint, message, ids=ids, query=query, headers=named
+            )
+
+        return self.holder.start(call())
+
+
+def page(limit: int, offset: int) -> dict[str, object]:
+    """The query of one page."""
+    for name, value, least in (("limit", limit, 1), ("offset", offset, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidInput(f"{name} must be {least} or more, got {value!r}")
+    return {"limit": limit, "offset": offset}
+
+
+def check_ttl(ttl_seconds: int | None) -> None:
+    """Refuse a lifetime that is no positive number of seconds."""
+    is_whole = isinstance(ttl_seconds, int) and not isinstance(ttl_seconds, bool)
+    if ttl_seconds is not None and (not is_whole or ttl_seconds < 1):
+        raise InvalidInput(f"ttl_seconds must be 1 or more, or None, got {ttl_seconds!r}")

@@ -1,0 +1,168 @@
+"""Client settings: read once, checked at once, then passed down unchanged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from tinkex.errors import ConfigError
+from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything a client needs to know; immutable, so two clients never disturb each other."""
+
+    base_url: str = HOSTED_BASE_URL
+    """The server. A path prefix is kept; a trailing slash is not."""
+    api_key: str | None = field(default=None, repr=False)
+    """The credential sent as X-API-Key."""
+    environment: Environment = field(default_factory=Environment, repr=False)
+    """What the environment said when this was made; nobody reads it again."""
+    timeout_seconds: float = 60.0
+    """How long to wait for one answer."""
+    connect_timeout_seconds: float = 5.0
+    """How long to wait for a connection."""
+    max_retries: int = 10
+    """How often a request that the server refused for a passing reason is sent again."""
+    first_contact_seconds: float = 4.0
+    """How long to keep trying a server that has never answered this client."""
+    outage_seconds: float = 300.0
+    """How long to keep trying a server that answered before and is now unreachable."""
+    poll_timeout_seconds: float | None = None
+    """How long to wait for one result in all; None waits for ever."""
+    poll_request_seconds: float = 45.0
+    """How long one poll may take."""
+    billing_pause_seconds: float = 3600.0
+    """How long to wait when the server says the account has a billing issue."""
+    heartbeat_seconds: float = 10.0
+    """How often a session says that it is alive."""
+    max_connections: int = 512
+    """How many connections to open to one server at most."""
+    http_pool: str = "default"
+    """Clients with the same pool name and server share connections."""
+    max_concurrent_samples: int = 400
+    """How many sample requests may be on their way to the server at once."""
+    user_metadata: Mapping[str, str] | None = None
+    """Attached to new sessions."""
+    project_id: str | None = None
+    """The project new sessions belong to."""
+    tags: tuple[str, ...] = ()
+    """Tags of new sessions."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Extra headers, sent with every request."""
+    telemetry: bool = False
+    """Send usage events to the server. Off unless asked for."""
+    tokenizer_loader: Callable[[str], Any] | None = None
+    """Loads a tokenizer by its id; the default asks transformers."""
+    event_hook: Callable[[Any], None] | None = None
+    """Called with a Timing, RequestDone or QueueChanged as they happen, on a thread of its own."""
+
+    @classmethod
+    def new(cls, *, environ: Mapping[str, str] | None = None, **options: Any) -> Config:
+        """Build a config: an option wins over the environment, which wins over the default.
+
+        An option that is None or empty counts as not given.
+        """
+        known = {row.name for row in fields(cls)}
+        unknown = sorted(options.keys() - known)
+        if unknown:
+            raise ConfigError(f"Config has no setting {unknown[0]!r}; it has {_listed(known)}")
+        env = options.get("environment") or read_environment(environ)
+        given = {name: value for name, value in options.items() if value not in (None, "")}
+        found: dict[str, Any] = {
+            "api_key": env.api_key,
+            "base_url": env.base_url,
+            "project_id": env.project_id,
+            "tags": env.tags,
+            "telemetry": env.telemetry,
+            "environment": env,
+        }
+        return cls(**{k: v for k, v in found.items() if v is not None} | given)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base_url", normalise_url(self.base_url))
+        # Copies: what the caller does with its own dict or list later changes nothing here.
+        object.__setattr__(self, "headers", dict(self.headers))
+        object.__setattr__(self, "tags", _checked_tags(self.tags))
+        for name in _POSITIVE:
+            _check_number(name, getattr(self, name), least=0.0, inclusive=False)
+        for name in _NOT_NEGATIVE:
+            _check_number(name, getattr(self, name), least=0.0, inclusive=True)
+        if self.poll_timeout_seconds is not None:
+            _check_number("poll_timeout_seconds", self.poll_timeout_seconds, 0.0, inclusive=False)
+        for name in _WHOLE:
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+        if self.user_metadata is not None:
+            _check_metadata(self.user_metadata)
+            object.__setattr__(self, "user_metadata", dict(self.user_metadata))
+
+    def evolve(self, **changes: Any) -> Config:
+        """A copy with some settings changed."""
+        return replace(self, **changes)
+
+
+_POSITIVE = (
+    "timeout_seconds",
+    "connect_timeout_seconds",
+    "poll_request_seconds",
+    "heartbeat_seconds",
+    "max_connections",
+    "max_concurrent_samples",
+)
+_WHOLE = ("max_retries", "max_connections", "max_concurrent_samples")
+_NOT_NEGATIVE = ("max_retries", "first_contact_seconds", "outage_seconds", "billing_pause_seconds")
+
+
+def normalise_url(url: str) -> str:
+    """A base URL without trailing slash and with scheme and host in lower case."""
+    text = str(url).strip()
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ConfigError(f"base_url is no valid URL: {text!r} ({error})") from error
+    if parts.username is not None or parts.password is not None:
+        # The value stays out of the message: it holds a secret.
+        raise ConfigError("base_url must not have a user name or password; pass api_key=...")
+    is_clean = all(" " < letter != "\x7f" for letter in text)
+    if parts.scheme.lower() not in {"http", "https"} or not host or not is_clean:
+        raise ConfigError(
+            f"base_url must look like https://host[:port][/prefix], got {str(url)!r}",
+            hint="Pass base_url=..., or set TINKER_BASE_URL.",
+        )
+    if parts.query or parts.fragment:
+        raise ConfigError(f"base_url must not have a query or a fragment, got {str(url)!r}")
+    if port == 0:
+        raise ConfigError(f"base_url has no valid port: {str(url)!r}")
+    shown_host = f"[{host}]" if ":" in host else host
+    shown_port = "" if port is None else f":{port}"
+    return f"{parts.scheme.lower()}://{shown_host}{shown_port}{parts.path.rstrip('/')}"
+
+
+def _check_number(name: str, value: object, least: float, *, inclusive: bool) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and (value > least or (inclusive and value == least)):  # type: ignore[arg-type, operator]
+        return
+    bound = "at least" if inclusive else "more than"
+    raise ConfigError(f"{name} must be {bound} {least:g}, got {value!r}")
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ConfigError(f"user_metadata maps text to text, got {key!r}: {value!r}")
+
+
+def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise ConfigError(f"tags must be a list of texts, got {tags!r}")
+    return tuple(tags)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))

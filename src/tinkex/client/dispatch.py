@@ -1,0 +1,127 @@
+"""How a batch reaches the server: binary, or JSON for an older one; compressed if asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from tinkex import types
+from tinkex.client.chunking import Chunk
+from tinkex.client.holder import Holder
+from tinkex.client.jobs import Promise, submit
+from tinkex.client.loop import together
+from tinkex.client.transport import PROTO_TYPE, Outgoing, outgoing
+from tinkex.errors import APIStatusError
+from tinkex.wire.codec import encode_json
+from tinkex.wire.compression import compress
+from tinkex.wire.endpoints import FORWARD, FORWARD_BACKWARD
+from tinkex.wire.proto import encode_forward_backward_request
+
+#: What a server says to a protobuf body that it cannot read.
+NOT_UNDERSTOOD = frozenset({400, 415, 422})
+#: Smaller bodies are not worth compressing.
+COMPRESS_FROM_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward or forward_backward, cut into chunks."""
+
+    chunks: list[Chunk]
+    loss_fn: str
+    config: Mapping[str, float | str] | None
+    forward_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """One request of a batch; the message is kept for a server that wants JSON."""
+
+    message: types.ForwardBackwardRequest
+    body: bytes
+    num_bytes: int
+    forward_only: bool
+
+    @property
+    def kind(self) -> str:
+        """What the promise will be called."""
+        return "Forward" if self.forward_only else "ForwardBackward"
+
+
+class BatchSender:
+    """Sends the batches of one model."""
+
+    def __init__(self, holder: Holder, model_id: str) -> None:
+        self._holder = holder
+        self._model_id = model_id
+
+    def encode(self, batch: Batch, first_seq_id: int) -> list[EncodedChunk]:
+        """Encode every chunk, in the caller's thread; refuses bad input before anything is sent."""
+        return [
+            self._encode_chunk(batch, chunk, first_seq_id + offset)
+            for offset, chunk in enumerate(batch.chunks)
+        ]
+
+    def _encode_chunk(self, batch: Batch, chunk: Chunk, seq_id: int) -> EncodedChunk:
+        message = types.ForwardBackwardRequest(
+            forward_backward_input=types.ForwardBackwardInput(
+                data=chunk.data,
+                loss_fn=cast("types.LossFnType", batch.loss_fn),
+                loss_fn_config=dict(batch.config) if batch.config is not None else None,
+            ),
+            model_id=self._model_id,
+            seq_id=seq_id,
+        )
+        body = encode_forward_backward_request(message, batch.forward_only)
+        return EncodedChunk(message, body, chunk.num_bytes, batch.forward_only)
+
+    async def send(self, chunks: list[EncodedChunk]) -> list[Promise]:
+        """Send all chunks, in order; side by side where the server says it sorts them out."""
+        if len(chunks) > 1 and self._holder.sorts_chunks:
+            return await together(self._send_one(chunk) for chunk in chunks)
+        return [await self._send_one(chunk) for chunk in chunks]
+
+    async def _send_one(self, chunk: EncodedChunk) -> Promise:
+        holder = self._holder
+        async with holder.dispatch_budget.reserve(chunk.num_bytes):
+            if holder.speaks_proto is False:
+                return await submit(holder.transport, self._as_json(chunk), kind=chunk.kind)
+            try:
+                promise = await submit(
+                    holder.transport, await self._as_proto(chunk), kind=chunk.kind
+                )
+            except APIStatusError as error:
+                if holder.speaks_proto or error.status not in NOT_UNDERSTOOD:
+                    raise
+                # An older server: it has never taken protobuf, and may take JSON. If it refuses
+                # that too, the request was at fault, and this is the error to show.
+                promise = await submit(holder.transport, self._as_json(chunk), kind=chunk.kind)
+                holder.speaks_proto = False
+                return promise
+        holder.speaks_proto = True
+        return promise
+
+    async def _as_proto(self, chunk: EncodedChunk) -> Outgoing:
+        headers = {"content-type": PROTO_TYPE}
+        body = chunk.body
+        if self._holder.flags.proto_compress_fwdbwd and len(body) >= COMPRESS_FROM_BYTES:
+            body = await asyncio.to_thread(compress, body)
+            headers["content-encoding"] = "zstd"
+        return self._outgoing(body, headers)
+
+    def _as_json(self, chunk: EncodedChunk) -> Outgoing:
+        if not chunk.forward_only:
+            return self._outgoing(encode_json(chunk.message), {})
+        message = types.ForwardRequest(
+            forward_input=chunk.message.forward_backward_input,
+            model_id=chunk.message.model_id,
+            seq_id=chunk.message.seq_id,
+        )
+        seconds = self._holder.config.timeout_seconds
+        return outgoing(FORWARD, message, timeout_seconds=seconds)
+
+    def _outgoing(self, body: bytes, headers: dict[str, str]) -> Outgoing:
+        request = outgoing(FORWARD_BACKWARD, body, headers=headers)
+        return replace(request, timeout_seconds=self._holder.config.timeout_seconds)

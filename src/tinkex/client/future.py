@@ -1,0 +1,111 @@
+"""The future every operation returns: block on it, await it, or give it callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from tinkex.errors import ClientClosed
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class APIFuture(concurrent.futures.Future[T]):
+    """A result that arrives later: result() blocks, await works on any event loop.
+
+    Resolves exactly once. Cancelling it never blocks the client: work that is not sent yet is
+    dropped, work that is sent is no longer waited for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stop: Callable[[], Any] | None = None
+        self._cancels = itertools.count()
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """Wait without blocking the event loop; a timeout leaves the operation running."""
+        waiter = asyncio.wrap_future(self)
+        if timeout is None:
+            return await waiter
+        # Shielded: running out of time is the caller's business, not the operation's. Its error,
+        # if it comes later, has been looked at as far as asyncio is concerned.
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.wait_for(asyncio.shield(waiter), timeout)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result_async().__await__()
+
+    def future(self) -> concurrent.futures.Future[T]:
+        """This future itself: it already is one from concurrent.futures."""
+        return self
+
+    def cancel(self) -> bool:
+        """Give up on the result; True unless it is there already."""
+        if not super().cancel():
+            return False
+        # Once, or concurrent.futures.wait() and as_completed() never hear of it.
+        if next(self._cancels) == 0:
+            self.set_running_or_notify_cancel()
+        if self._stop is not None:
+            self._stop()
+        return True
+
+    def settle(self, value: T) -> None:
+        """Resolve with a value, unless it is resolved or cancelled already."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Resolve with an error, unless it is resolved or cancelled already."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.set_exception(error)
+
+    def stop_with(self, stop: Callable[[], Any]) -> None:
+        """Say what cancelling this future shall do from now on."""
+        self._stop = stop
+        if self.cancelled():
+            stop()
+
+    def follow(self, task: asyncio.Task[T], loop: asyncio.AbstractEventLoop) -> None:
+        """Take over a task's outcome; cancelling this future cancels the task."""
+        task.add_done_callback(self._take)
+        self.stop_with(lambda: loop.call_soon_threadsafe(task.cancel))
+
+    def _take(self, task: asyncio.Task[T]) -> None:
+        self._stop = None
+        if task.cancelled():
+            if not self.cancelled():
+                self.fail(ClientClosed("The operation was stopped because its client was closed"))
+        elif (error := task.exception()) is not None:
+            self.fail(error)
+        else:
+            self.settle(task.result())
+
+
+def transformed(source: APIFuture[T], change: Callable[[T], U]) -> APIFuture[U]:
+    """A future with the changed value of another; cancelling it cancels the other."""
+    target: APIFuture[U] = APIFuture()
+
+    def pass_on(done: concurrent.futures.Future[T]) -> None:
+        if done.cancelled():
+            target.cancel()
+        elif (error := done.exception()) is not None:
+            target.fail(error)
+        else:
+            _settle_changed(target, change, done.result())
+
+    target.stop_with(source.cancel)
+    source.add_done_callback(pass_on)
+    return target
+
+
+def _settle_changed(target: APIFuture[U], change: Callable[[T], U], value: T) -> None:
+    try:
+        target.settle(change(value))
+    except Exception as error:  # noqa: BLE001 - the caller must see it, whatever it is
+        target.fail(error)

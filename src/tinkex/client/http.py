@@ -1,0 +1,240 @@
+"""The one door to the HTTP library: send a request, get bytes back or a typed error.
+
+pyqwest (Rust's reqwest) was chosen by measurement; see benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+from urllib.parse import urljoin, urlsplit
+
+import msgspec
+import pyqwest
+
+from tinkex.client.config import Config
+from tinkex.errors import APIConnectionError, APITimeoutError, InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What was sent, as far as an error report needs it; never a secret."""
+
+    method: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A complete answer."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes = field(repr=False)
+    request: HttpRequest | None = None
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.content.decode("utf-8", "replace")
+
+    @property
+    def is_proto(self) -> bool:
+        """True when the body is protobuf."""
+        return self.headers.get("content-type", "").startswith("application/x-protobuf")
+
+    def json(self) -> Any:
+        """The body as JSON; raises ValueError when it is not."""
+        return msgspec.json.decode(self.content)
+
+
+class HttpTransport(Protocol):
+    """What carries a request; tests pass their own, e.g. pyqwest.testing.ASGITransport."""
+
+    def execute(self, request: pyqwest.Request) -> Any:
+        """Send one request and await its response."""
+
+
+class HttpClient:
+    """Sends requests to one server over shared connections."""
+
+    def __init__(self, config: Config, transport: HttpTransport | None = None) -> None:
+        self._host = urlsplit(config.base_url).netloc
+        self._connect_timeout_seconds = config.connect_timeout_seconds
+        self._client = pyqwest.Client(cast("Any", transport) or _shared_transport(config))
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_seconds: float,
+    ) -> HttpResponse:
+        """Send one request and read the whole answer; a redirected GET is followed."""
+        response = await self._send_once(method, url, headers, body, timeout_seconds)
+        for _ in range(MAX_REDIRECTS):
+            target = _redirect_target(url, response.status_code, response.headers)
+            if target is None or method != "GET":
+                break
+            url, headers = target, _carried(headers, url, target)
+            response = await self._send_once(method, url, headers, None, timeout_seconds)
+        return response
+
+    async def _send_once(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_seconds: float,
+    ) -> HttpResponse:
+        request = HttpRequest(method, url)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                reply = await self._client.execute(method, url, headers=headers, content=body)
+        except TimeoutError as error:
+            raise self._timed_out(request, timeout_seconds, error) from error
+        except _BROKEN as error:
+            raise self._unreachable(request, error) from error
+        except ValueError as error:
+            raise InvalidInput(f"This request cannot be sent: {error}") from error
+        return HttpResponse(reply.status, _lowered(reply.headers), bytes(reply.content), request)
+
+    @asynccontextmanager
+    async def stream(
+        self, url: str, headers: Mapping[str, str], timeout_seconds: float
+    ) -> AsyncIterator[HttpStream]:
+        """Open a GET whose body is read piece by piece; redirects are followed."""
+        request = HttpRequest("GET", url)
+        reply = await self._open(request, headers, timeout_seconds)
+        for _ in range(MAX_REDIRECTS):
+            target = _redirect_target(request.url, reply.status, _lowered(reply.headers))
+            if target is None:
+                break
+            await reply.aclose()
+            headers = _carried(headers, request.url, target)
+            request = HttpRequest("GET", target)
+            reply = await self._open(request, headers, timeout_seconds)
+        try:
+            yield HttpStream(reply, request, timeout_seconds)
+        finally:
+            await reply.aclose()
+
+    async def _open(
+        self, request: HttpRequest, headers: Mapping[str, str], timeout_seconds: float
+    ) -> pyqwest.Response:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                opened = self._client.stream("GET", request.url, headers=headers)
+                return await opened.__aenter__()
+        except TimeoutError as error:
+            raise self._timed_out(request, timeout_seconds, error) from error
+        except _BROKEN as error:
+            raise self._unreachable(request, error) from error
+
+    def _timed_out(
+        self, request: HttpRequest, timeout_seconds: float, error: TimeoutError
+    ) -> APITimeoutError:
+        if isinstance(error, pyqwest.ConnectTimeout):
+            what = f"{self._host} did not accept a connection"
+            timeout_seconds = self._connect_timeout_seconds
+        else:
+            what = f"{self._host} did not answer"
+        return APITimeoutError(
+            request,
+            f"Request timed out: {what} within {timeout_seconds:g} s",
+            hint="Check that the server is up, or raise timeout_seconds.",
+        )
+
+    def _unreachable(self, request: HttpRequest, error: Exception) -> APIConnectionError:
+        return APIConnectionError(
+            request,
+            f"Connection error: cannot reach {self._host}: {_reason(error)}",
+            hint="Check base_url and that the server is running.",
+        )
+
+
+class HttpStream:
+    """An answer whose body is still arriving."""
+
+    def __init__(
+        self, reply: pyqwest.Response, request: HttpRequest, timeout_seconds: float
+    ) -> None:
+        self.status = reply.status
+        self.headers = _lowered(reply.headers)
+        self._reply = reply
+        self._request = request
+        self._timeout_seconds = timeout_seconds
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body's pieces in order; silence longer than the timeout is an error."""
+        pieces = aiter(self._reply.content)
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise APITimeoutError(self._request, "The download stalled") from error
+            except _BROKEN as error:
+                raise APIConnectionError(
+                    self._request, f"The download broke off: {_reason(error)}"
+                ) from error
+            yield bytes(piece)
+
+
+_BROKEN = (
+    ConnectionError,
+    pyqwest.ReadError,
+    pyqwest.WriteError,
+    pyqwest.RemoteProtocolError,
+    pyqwest.TooManyRedirects,
+)
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+#: What may be shown to a host that the server sent us to.
+_HARMLESS = frozenset({"accept", "range", "if-range", "user-agent"})
+_TRANSPORTS: dict[tuple[str, str, float, int], pyqwest.HTTPTransport] = {}
+
+
+def _shared_transport(config: Config) -> pyqwest.HTTPTransport:
+    """One connection pool per (pool name, server), made when first needed."""
+    origin = urlsplit(config.base_url).netloc
+    key = (config.http_pool, origin, config.connect_timeout_seconds, config.max_connections)
+    if key not in _TRANSPORTS:
+        made = pyqwest.HTTPTransport(
+            tls_include_system_certs=True,
+            connect_timeout=config.connect_timeout_seconds,
+            pool_max_idle_per_host=config.max_connections,
+            max_connections_per_address=config.max_connections,
+            enable_otel=False,
+            # Followed by hand: a credential must not travel to another host.
+            follow_redirects=False,
+        )
+        return _TRANSPORTS.setdefault(key, made)
+    return _TRANSPORTS[key]
+
+
+def _redirect_target(url: str, status: int, headers: Mapping[str, str]) -> str | None:
+    location = headers.get("location")
+    return urljoin(url, location) if status in _REDIRECTS and location else None
+
+
+def _carried(headers: Mapping[str, str], url: str, target: str) -> Mapping[str, str]:
+    if urlsplit(url)[:2] == urlsplit(target)[:2]:
+        return headers
+    return {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
+
+
+def _lowered(headers: pyqwest.Headers) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause: the library chains them outermost first."""
+    return str(error).rpartition(": ")[2] or type(error).__name__

@@ -1,0 +1,76 @@
+"""A job: a request that is answered by a promise, which is then waited for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tinkex import types
+from tinkex.client.polling import Poller
+from tinkex.client.retry import RetryPolicy
+from tinkex.client.transport import Outgoing, Transport, outgoing
+from tinkex.errors import APIResponseValidationError
+from tinkex.wire.codec import decode_json
+from tinkex.wire.endpoints import Endpoint
+from tinkex.wire.results import decode_result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What the server gave for a request: a result to wait for, or the result itself."""
+
+    endpoint: Endpoint[Any, Any]
+    request_id: str = ""
+    sequence_ids: list[str] | None = None
+    submit_seconds: float = 0.0
+    result: Any = None
+    kind: str = ""
+
+
+async def submit(
+    transport: Transport, request: Outgoing, policy: RetryPolicy | None = None, kind: str = ""
+) -> Promise:
+    """Send a job until the server has taken it."""
+    started = time.monotonic()
+    response = await transport.deliver(request, policy)
+    seconds = time.monotonic() - started
+    endpoint = request.endpoint
+    try:
+        reply = decode_json(response.content, types.UntypedAPIFuture)
+    except msgspec.MsgspecError as error:
+        # Some servers do small jobs at once and answer with the result.
+        try:
+            result = decode_result(endpoint, response.content, response.is_proto)
+        except (ValueError, msgspec.MsgspecError):
+            shown = response.text[:200]
+            raise APIResponseValidationError(
+                response,
+                shown,
+                f"{endpoint.name} was answered with neither a promise nor a result: {shown!r}",
+            ) from error
+        return Promise(endpoint=endpoint, submit_seconds=seconds, result=result)
+    return Promise(
+        endpoint=endpoint,
+        request_id=reply.request_id,
+        sequence_ids=reply.sample_sequence_ids,
+        submit_seconds=seconds,
+        kind=kind,
+    )
+
+
+async def wait(poller: Poller, promise: Promise) -> Any:
+    """The result of a promise."""
+    if promise.result is not None:
+        return promise.result
+    return await poller.result(
+        promise.endpoint, promise.request_id, promise.submit_seconds, promise.kind
+    )
+
+
+async def run_job(poller: Poller, endpoint: Endpoint[Any, Any], message: object) -> Any:
+    """Submit a job and wait for its result."""
+    request = outgoing(endpoint, message, timeout_seconds=poller.transport.config.timeout_seconds)
+    return await wait(poller, await submit(poller.transport, request))

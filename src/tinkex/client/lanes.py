@@ -1,0 +1,61 @@
+"""The way samples take to one server with one key: back-off, slots and a byte budget, shared."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+from tinkex.client.budget import ByteBudget
+from tinkex.client.config import Config
+from tinkex.client.limiter import RateLimiter
+from tinkex.types import ClientConfigResponse
+
+#: After a back-off, submissions start again with this many at a time, for a while.
+RECOVERY_SLOTS = 10
+RECOVERY_SECONDS = 10.0
+
+
+class Lane:
+    """Shared by every client of one (server, key); touched by the I/O loop only."""
+
+    def __init__(self, config: Config) -> None:
+        self.limiter = RateLimiter()
+        self.budget = ByteBudget(ClientConfigResponse().sample_dispatch_bytes_semaphore_size)
+        self._slots = asyncio.Semaphore(config.max_concurrent_samples)
+        self._recovery_slots = asyncio.Semaphore(RECOVERY_SLOTS)
+
+    def use(self, flags: ClientConfigResponse) -> None:
+        """Take over the server's limits."""
+        self.budget.limit_bytes = flags.sample_dispatch_bytes_semaphore_size
+
+    @asynccontextmanager
+    async def submission(self, num_bytes: int) -> AsyncIterator[None]:
+        """Wait for the end of a back-off, a slot and room, and hold them while submitting."""
+        async with self._slots, self._recovery(), self.budget.reserve(num_bytes):
+            while (wait := self.limiter.remaining_seconds()) > 0.0:
+                await asyncio.sleep(wait)
+            yield
+
+    @asynccontextmanager
+    async def _recovery(self) -> AsyncIterator[None]:
+        if not self.limiter.is_recovering(RECOVERY_SECONDS):
+            yield
+            return
+        async with self._recovery_slots:
+            yield
+
+
+_LANES: WeakValueDictionary[tuple[str, str], Lane] = WeakValueDictionary()
+# A weak dictionary's setdefault is several steps; two threads must not make two lanes.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def lane_for(config: Config, credential: str | None) -> Lane:
+    """The lane of this server and key; the key itself is not kept."""
+    digest = hashlib.sha256((credential or "").encode()).hexdigest()
+    with _ONE_AT_A_TIME:
+        return _LANES.setdefault((config.base_url, digest), Lane(config))

@@ -1,0 +1,113 @@
+"""The background threads on which all I/O happens, away from the user's code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from tinkex.client.future import APIFuture
+from tinkex.logs import get_logger
+
+T = TypeVar("T")
+logger = get_logger(__name__)
+
+
+class IoLoop:
+    """An event loop on a daemon thread; work comes in through post() and start()."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._is_awake = False
+
+    def post(self, action: Callable[..., Any], *args: Any) -> None:
+        """Run action(*args) on the loop, soon and in the order of the calls."""
+        self._inbox.append((action, args))
+        # One wake-up serves everything that is in the inbox: a wake-up is a system call.
+        if not self._is_awake:
+            self._is_awake = True
+            self._running().call_soon_threadsafe(self._drain)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> APIFuture[T]:
+        """Run a coroutine on the loop; its outcome arrives in the returned future."""
+        future: APIFuture[T] = APIFuture()
+        self.post(self._launch, work, future)
+        return future
+
+    def is_current(self) -> bool:
+        """True on the loop's own thread, where blocking would wait for itself."""
+        return self._loop is not None and _running_loop() is self._loop
+
+    def forget(self) -> None:
+        """Drop the thread and its work: after a fork they belong to the parent."""
+        self._lock = threading.Lock()
+        self._loop = None
+        self._inbox.clear()
+        self._is_awake = False
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            return self._loop
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _drain(self) -> None:
+        # Cleared first: what is posted from now on wakes the loop again.
+        self._is_awake = False
+        assert self._loop is not None
+        while self._inbox:
+            action, args = self._inbox.popleft()
+            self._loop.call_soon(action, *args)
+
+    def _launch(self, work: Coroutine[Any, Any, T], future: APIFuture[T]) -> None:
+        assert self._loop is not None
+        if future.cancelled():
+            work.close()
+            return
+        future.follow(self._loop.create_task(work), self._loop)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run works side by side; the first failure stops the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+#: Requests and polls.
+IO = IoLoop("tinkex-io")
+#: Heartbeats, alone: no request, decoding or callback may delay them.
+PULSE = IoLoop("tinkex-pulse")
+
+
+def _after_fork() -> None:
+    IO.forget()
+    PULSE.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,374 @@
+"""The REST client: runs, checkpoints and sessions; needs no session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tinkex import types
+from tinkex.client.admin import AdminClient, AuditEvent
+from tinkex.client.calls import SessionlessClient, check_ttl, page
+from tinkex.client.checkout import download_checkpoint
+from tinkex.client.credentials import decode_jwt_claims
+from tinkex.client.deprecations import warn_moved
+from tinkex.client.future import APIFuture, transformed
+from tinkex.errors import APIResponseValidationError, ConfigError, ExperimentalWarning
+from tinkex.ids import TinkerPath, parse_tinker_path
+from tinkex.wire import endpoints as api
+from tinkex.wire.messages import AssignProjectRequest, WeightsInfoRequest
+
+AccessScope = Literal["owned", "accessible"]
+TRACE_POLL_SECONDS = 5.0
+
+
+class RestClient(SessionlessClient):
+    """Looks at and manages what is on the server. Every method returns a future."""
+
+    # --- training runs --------------------------------------------------------------------
+
+    def get_training_run(
+        self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
+    ) -> APIFuture[types.TrainingRun]:
+        """One training run."""
+        ids = {"training_run_id": training_run_id}
+        return self._call(api.GET_RUN, ids, query={"access_scope": access_scope})
+
+    async def get_training_run_async(
+        self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
+    ) -> types.TrainingRun:
+        """Async twin of get_training_run()."""
+        return await self.get_training_run(training_run_id, access_scope)
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str, access_scope: AccessScope = "owned"
+    ) -> APIFuture[types.TrainingRun]:
+        """The training run a checkpoint belongs to."""
+        return self.get_training_run(parse_tinker_path(tinker_path).run_id, access_scope)
+
+    async def get_training_run_by_tinker_path_async(
+        self, tinker_path: str, access_scope: AccessScope = "owned"
+    ) -> types.TrainingRun:
+        """Async twin of get_training_run_by_tinker_path()."""
+        return await self.get_training_run_by_tinker_path(tinker_path, access_scope)
+
+    def list_training_runs(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: AccessScope = "owned",
+        project_id: str | None = None,
+    ) -> APIFuture[types.TrainingRunsResponse]:
+        """One page of training runs, newest first."""
+        return self._call(
+            api.LIST_RUNS,
+            query=page(limit, offset) | {"access_scope": access_scope, "project_id": project_id},
+        )
+
+    async def list_training_runs_async(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: AccessScope = "owned",
+        project_id: str | None = None,
+    ) -> types.TrainingRunsResponse:
+        """Async twin of list_training_runs()."""
+        return await self.list_training_runs(limit, offset, access_scope, project_id)
+
+    # --- checkpoints ----------------------------------------------------------------------
+
+    def list_checkpoints(
+        self, training_run_id: types.ModelID
+    ) -> APIFuture[types.CheckpointsListResponse]:
+        """The checkpoints of one run."""
+        return self._call(api.LIST_CHECKPOINTS, {"training_run_id": training_run_id})
+
+    async def list_checkpoints_async(
+        self, training_run_id: types.ModelID
+    ) -> types.CheckpointsListResponse:
+        """Async twin of list_checkpoints()."""
+        return await self.list_checkpoints(training_run_id)
+
+    def list_user_checkpoints(
+        self, limit: int = 100, offset: int = 0
+    ) -> APIFuture[types.CheckpointsListResponse]:
+        """One page of all your checkpoints, newest first."""
+        return self._call(api.LIST_USER_CHECKPOINTS, query=page(limit, offset))
+
+    async def list_user_checkpoints_async(
+        self, limit: int = 100, offset: int = 0
+    ) -> types.CheckpointsListResponse:
+        """Async twin of list_user_checkpoints()."""
+        return await self.list_user_checkpoints(limit, offset)
+
+    def get_weights_info_by_tinker_path(
+        self, tinker_path: str
+    ) -> APIFuture[types.WeightsInfoResponse]:
+        """What a checkpoint holds: base model, rank, trained parts."""
+        parse_tinker_path(tinker_path)
+        return self._call(api.WEIGHTS_INFO, message=WeightsInfoRequest(tinker_path=tinker_path))
+
+    def get_external_weights_urls(
+        self, tinker_path: str
+    ) -> APIFuture[types.ExternalWeightsUrlsResponse]:
+        """Where the files of an external checkpoint can be fetched, for a while."""
+        return self._call(api.EXTERNAL_WEIGHTS_URLS, _ids(parse_tinker_path(tinker_path)))
+
+    async def get_external_weights_urls_async(
+        self, tinker_path: str
+    ) -> types.ExternalWeightsUrlsResponse:
+        """Async twin of get_external_weights_urls()."""
+        return await self.get_external_weights_urls(tinker_path)
+
+    def download_checkpoint(
+        self,
+        tinker_path: str,
+        destination: str | Path,
+        *,
+        force: bool = False,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> APIFuture[Path]:
+        """Fetch a checkpoint's files into a new directory: resumed, verified, all or nothing."""
+        path = parse_tinker_path(tinker_path)
+        work = download_checkpoint(self.holder, path, Path(destination), force, progress)
+        return self.holder.start(work)
+
+    def delete_checkpoint(
+        self, training_run_id: types.ModelID, checkpoint_id: str
+    ) -> APIFuture[None]:
+        """Delete a checkpoint for good."""
+        ids = {"training_run_id": training_run_id, "checkpoint_id": checkpoint_id}
+        return _nothing(self._call(api.DELETE_CHECKPOINT, ids))
+
+    async def delete_checkpoint_async(
+        self, training_run_id: types.ModelID, checkpoint_id: str
+    ) -> None:
+        """Async twin of delete_checkpoint()."""
+        await self.delete_checkpoint(training_run_id, checkpoint_id)
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Delete a checkpoint, named by its path, for good."""
+        return _nothing(self._call(api.DELETE_CHECKPOINT, _ids(parse_tinker_path(tinker_path))))
+
+    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """Async twin of delete_checkpoint_from_tinker_path()."""
+        await self.delete_checkpoint_from_tinker_path(tinker_path)
+
+    def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Let everybody use a checkpoint."""
+        return _nothing(self._call(api.PUBLISH_CHECKPOINT, _ids(parse_tinker_path(tinker_path))))
+
+    async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """Async twin of publish_checkpoint_from_tinker_path()."""
+        await self.publish_checkpoint_from_tinker_path(tinker_path)
+
+    def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
+        """Make a published checkpoint private again."""
+        return _nothing(self._call(api.UNPUBLISH_CHECKPOINT, _ids(parse_tinker_path(tinker_path))))
+
+    async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """Async twin of unpublish_checkpoint_from_tinker_path()."""
+        await self.unpublish_checkpoint_from_tinker_path(tinker_path)
+
+    def set_checkpoint_ttl_from_tinker_path(
+        self, tinker_path: str, ttl_seconds: int | None
+    ) -> APIFuture[None]:
+        """Let a checkpoint expire after so many seconds; None keeps it for ever."""
+        check_ttl(ttl_seconds)
+        ids = _ids(parse_tinker_path(tinker_path))
+        # A plain dict: here, and only here, null is meant.
+        return _nothing(self._call(api.SET_CHECKPOINT_TTL, ids, {"ttl_seconds": ttl_seconds}))
+
+    async def set_checkpoint_ttl_from_tinker_path_async(
+        self, tinker_path: str, ttl_seconds: int | None
+    ) -> None:
+        """Async twin of set_checkpoint_ttl_from_tinker_path()."""
+        await self.set_checkpoint_ttl_from_tinker_path(tinker_path, ttl_seconds)
+
+    def copy_weights(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into a project; resolves to the path of the copy."""
+        parse_tinker_path(path)
+        check_ttl(ttl_seconds)
+        message = types.CopyWeightsRequest(
+            source_path=path,
+            destination_project_id=destination_project_id,
+            ttl_seconds=ttl_seconds,
+        )
+        token = weights_access_token
+        headers = {"x-tinker-weights-access-token": token} if token else {}
+        copied = self._call(api.COPY_WEIGHTS, message=message, headers=headers)
+        return transformed(copied, lambda reply: reply.tinker_path)
+
+    async def copy_weights_async(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> str:
+        """Async twin of copy_weights()."""
+        return await self.copy_weights(
+            path,
+            destination_project_id,
+            ttl_seconds=ttl_seconds,
+            weights_access_token=weights_access_token,
+        )
+
+    # --- sessions and samplers ------------------------------------------------------------
+
+    def get_session(
+        self, session_id: str, access_scope: AccessScope = "owned"
+    ) -> APIFuture[types.GetSessionResponse]:
+        """What a session made."""
+        return self._call(
+            api.GET_SESSION, {"session_id": session_id}, query={"access_scope": access_scope}
+        )
+
+    async def get_session_async(
+        self, session_id: str, access_scope: AccessScope = "owned"
+    ) -> types.GetSessionResponse:
+        """Async twin of get_session()."""
+        return await self.get_session(session_id, access_scope)
+
+    def list_sessions(
+        self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
+    ) -> APIFuture[types.ListSessionsResponse]:
+        """One page of session ids, newest first."""
+        return self._call(
+            api.LIST_SESSIONS, query=page(limit, offset) | {"access_scope": access_scope}
+        )
+
+    async def list_sessions_async(
+        self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
+    ) -> types.ListSessionsResponse:
+        """Async twin of list_sessions()."""
+        return await self.list_sessions(limit, offset, access_scope)
+
+    def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
+        """Move a session into a project."""
+        message = AssignProjectRequest(project_id=project_id)
+        return _nothing(self._call(api.ASSIGN_PROJECT, {"session_id": session_id}, message))
+
+    async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
+        """Async twin of assign_session_project()."""
+        await self.assign_session_project(session_id, project_id)
+
+    def export_session_trace(self, session_id: str) -> APIFuture[str]:
+        """Have a session's timeline written as a Perfetto trace; resolves to its URL."""
+        return self.holder.start(self._export_trace({"session_id": session_id}))
+
+    async def export_session_trace_async(self, session_id: str) -> str:
+        """Async twin of export_session_trace()."""
+        return await self.export_session_trace(session_id)
+
+    async def _export_trace(self, ids: dict[str, str]) -> str:
+        await self.holder.ready()
+        while True:
+            reply = await self.holder.transport.call(api.TRACE_EXPORT, ids=ids)
+            if reply.status == "ready" and reply.url:
+                return reply.url
+            if reply.status != "pending":
+                reason = reply.error or f"status {reply.status}"
+                raise APIResponseValidationError(None, None, f"The trace export failed: {reason}")
+            await asyncio.sleep(TRACE_POLL_SECONDS)
+
+    def search_sessions(
+        self, request: types.SessionSearchRequest
+    ) -> APIFuture[types.SessionSearchResponse]:
+        """Search sessions, newest first. Experimental: the service may change it."""
+        warnings.warn("search_sessions() is experimental", ExperimentalWarning, stacklevel=2)
+        return self._call(api.SEARCH_SESSIONS, message=request)
+
+    async def search_sessions_async(
+        self, request: types.SessionSearchRequest
+    ) -> types.SessionSearchResponse:
+        """Async twin of search_sessions()."""
+        return await self.search_sessions(request)
+
+    def get_sampler(self, sampler_id: str) -> APIFuture[types.GetSamplerResponse]:
+        """What a sampler samples from."""
+        return self._call(api.GET_SAMPLER, {"sampler_id": sampler_id})
+
+    async def get_sampler_async(self, sampler_id: str) -> types.GetSamplerResponse:
+        """Async twin of get_sampler()."""
+        return await self.get_sampler(sampler_id)
+
+    def whoami(self) -> APIFuture[types.WhoamiResponse]:
+        """Who this credential belongs to, as its token says."""
+        return self.holder.start(self._whoami())
+
+    async def _whoami(self) -> types.WhoamiResponse:
+        await self.holder.ready()
+        claims = decode_jwt_claims(await self.holder.identity_token())
+        missing = [name for name in ("sub", "org_id") if not claims.get(name)]
+        if missing:
+            raise ConfigError(f"The server's token does not say who you are: no {missing[0]!r}")
+        return types.WhoamiResponse(
+            user_urn=str(claims["sub"]),
+            org_urn=f"tml:organization:{claims['org_id']}",
+            email=str(claims["email"]) if claims.get("email") else None,
+        )
+
+    # --- moved to AdminClient, kept for old scripts ---------------------------------------
+
+    def get_audit_log(
+        self, event_type: AuditEvent = "all", day: date | None = None
+    ) -> APIFuture[types.AuditLogResponse]:
+        """Moved to AdminClient.get_audit_log()."""
+        return self._admin("get_audit_log").get_audit_log(event_type, day)
+
+    async def get_audit_log_async(
+        self, event_type: AuditEvent = "all", day: date | None = None
+    ) -> types.AuditLogResponse:
+        """Moved to AdminClient.get_audit_log_async()."""
+        return await self._admin("get_audit_log_async").get_audit_log(event_type, day)
+
+    def get_billing_usage(
+        self, starting_on: datetime | str, ending_before: datetime | str
+    ) -> APIFuture[types.BillingUsageResponse]:
+        """Moved to AdminClient.get_billing_usage()."""
+        return self._admin("get_billing_usage").get_billing_usage(starting_on, ending_before)
+
+    async def get_billing_usage_async(
+        self, starting_on: datetime | str, ending_before: datetime | str
+    ) -> types.BillingUsageResponse:
+        """Moved to AdminClient.get_billing_usage_async()."""
+        admin = self._admin("get_billing_usage_async")
+        return await admin.get_billing_usage(starting_on, ending_before)
+
+    def get_current_checkpoint_storage_usage(
+        self, project_id: str | None = None
+    ) -> APIFuture[types.CurrentCheckpointStorageUsageResponse]:
+        """Moved to AdminClient.get_current_checkpoint_storage_usage()."""
+        admin = self._admin("get_current_checkpoint_storage_usage")
+        return admin.get_current_checkpoint_storage_usage(project_id)
+
+    async def get_current_checkpoint_storage_usage_async(
+        self, project_id: str | None = None
+    ) -> types.CurrentCheckpointStorageUsageResponse:
+        """Moved to AdminClient.get_current_checkpoint_storage_usage_async()."""
+        admin = self._admin("get_current_checkpoint_storage_usage_async")
+        return await admin.get_current_checkpoint_storage_usage(project_id)
+
+    def _admin(self, method: str) -> AdminClient:
+        warn_moved(f"RestClient.{method}()", f"AdminClient.{method}()", stacklevel=4)
+        return AdminClient(self.holder)
+
+
+def _ids(path: TinkerPath) -> dict[str, str]:
+    return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
+
+
+def _nothing(done: APIFuture[Any]) -> APIFuture[None]:
+    return transformed(done, lambda reply: None)

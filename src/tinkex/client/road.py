@@ -1,0 +1,115 @@
+"""The road of one model: operations leave in the order of their calls, results come as they may.
+
+Ids and places are given in the caller's thread, so what was called first is sent first, also when
+nobody waits for anything. An operation that is cancelled or fails frees the road.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tinkex.client.future import APIFuture
+from tinkex.client.holder import Holder
+from tinkex.client.loop import IO
+from tinkex.client.timings import Timing
+from tinkex.errors import ClientClosed
+
+T = TypeVar("T")
+
+#: The first number after create_model, which is 0.
+FIRST_SEQ_ID = 1
+
+
+@dataclass(slots=True)
+class Operation(Generic[T]):
+    """One call: `send` holds the road, `receive` does not."""
+
+    name: str
+    num_requests: int
+    send: Callable[[], Awaitable[Any]]
+    receive: Callable[[Any], Awaitable[T]]
+    future: APIFuture[T]
+    called_at: float
+    submit_seconds: float = 0.0
+
+
+class Road:
+    """Orders the operations of one model."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._next_seq_id = FIRST_SEQ_ID
+        self._waiting: deque[Operation[Any]] = deque()
+        self._driver: asyncio.Task[None] | None = None
+
+    def enter(
+        self,
+        name: str,
+        num_requests: int,
+        prepare: Callable[[int], Callable[[], Awaitable[Any]]],
+        receive: Callable[[Any], Awaitable[T]],
+    ) -> APIFuture[T]:
+        """Reserve ids and a place; `prepare(first_seq_id)` encodes now and returns the sender.
+
+        If prepare refuses, no id is used and nothing is sent.
+        """
+        if self._holder.is_closed:
+            raise ClientClosed("This client is closed")
+        future: APIFuture[T] = APIFuture()
+        with self._lock:
+            called_at = time.monotonic()
+            send = prepare(self._next_seq_id)
+            self._next_seq_id += num_requests
+            operation = Operation(name, num_requests, send, receive, future, called_at)
+            IO.post(self._join, operation)
+        return future
+
+    def _join(self, operation: Operation[Any]) -> None:
+        self._waiting.append(operation)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def _drive(self) -> None:
+        while self._waiting:
+            operation = self._waiting.popleft()
+            if not operation.future.cancelled():
+                await self._pass(operation)
+
+    async def _pass(self, operation: Operation[Any]) -> None:
+        """Send one operation; whatever happens to it, the road is free afterwards."""
+        loop = asyncio.get_running_loop()
+        sending = loop.create_task(_awaited(operation.send))
+        operation.future.stop_with(lambda: loop.call_soon_threadsafe(sending.cancel))
+        await asyncio.wait([sending])
+        operation.submit_seconds = time.monotonic() - operation.called_at
+        if sending.cancelled():
+            operation.future.fail(ClientClosed("The operation was stopped before it was sent"))
+        elif (error := sending.exception()) is not None:
+            operation.future.fail(error)
+        else:
+            receiving = loop.create_task(_awaited(operation.receive, sending.result()))
+            operation.future.follow(receiving, loop)
+        operation.future.add_done_callback(lambda future: self._report(operation))
+
+    def _report(self, operation: Operation[Any]) -> None:
+        future = operation.future
+        self._holder.finished(
+            Timing(
+                operation=operation.name,
+                seconds=time.monotonic() - operation.called_at,
+                submit_seconds=operation.submit_seconds,
+                num_requests=operation.num_requests,
+                ok=not future.cancelled() and future.exception() is None,
+            )
+        )
+
+
+async def _awaited(action: Callable[..., Awaitable[T]], *args: Any) -> T:
+    return await action(*args)

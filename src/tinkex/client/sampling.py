@@ -1,0 +1,325 @@
+"""The sampling client: text from a base model or from saved weights."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from tinkex import types
+from tinkex.client.config import Config
+from tinkex.client.future import APIFuture, transformed
+from tinkex.client.holder import Holder, SessionPlan
+from tinkex.client.queue_state import QueueState, QueueStateLogger
+from tinkex.client.sample_runner import SampleRunner
+from tinkex.client.sampling_retry import RetryConfig
+from tinkex.client.telemetry import Telemetry
+from tinkex.client.timings import Metrics
+from tinkex.errors import APIResponseValidationError, InvalidInput
+from tinkex.ids import parse_tinker_path
+from tinkex.text import load_tokenizer, resolve_tokenizer_id
+from tinkex.wire.endpoints import CREATE_SAMPLING_SESSION, GET_SAMPLER
+
+
+class SamplerHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """What another process needs to sample from the same weights; no credential."""
+
+    base_url: str
+    session_id: str
+    sampling_session_id: str
+    record_stability_info: bool = False
+
+
+class SamplingClient:
+    """Samples from one set of weights. Made by ServiceClient.create_sampling_client().
+
+    It can be pickled and sent to other processes; so can the text of get_sampler_handle(), which
+    carries no credential.
+    """
+
+    def __init__(
+        self,
+        holder: Holder,
+        *,
+        sampling_session_id: str,
+        shadow: bool = False,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> None:
+        self.holder = holder
+        self.sampling_session_id = sampling_session_id
+        self._record_stability_info = record_stability_info
+        self._retry_config = retry_config or RetryConfig()
+        self._queue_logger = QueueStateLogger("sampling", sampling_session_id)
+        self._runner = SampleRunner(
+            holder, sampling_session_id, self._retry_config, self, is_clone=shadow
+        )
+
+    @staticmethod
+    def create(
+        holder: Holder,
+        *,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        sampling_session_id: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> APIFuture[SamplingClient]:
+        """Open a sampling session, or join the given one."""
+        if sampling_session_id is None:
+            _check_source(model_path, base_model)
+
+        async def make() -> SamplingClient:
+            session_id = sampling_session_id or await _open(holder, model_path, base_model)
+            return SamplingClient(
+                holder,
+                sampling_session_id=session_id,
+                retry_config=retry_config,
+                record_stability_info=record_stability_info,
+            )
+
+        return holder.start(make())
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> APIFuture[types.SampleResponse]:
+        """Sample completions of a prompt; returns at once with a future."""
+        num_tokens = _prompt_tokens(prompt)
+        _check_count("num_samples", num_samples, least=1)
+        _check_count("topk_prompt_logprobs", topk_prompt_logprobs, least=0)
+        _check_count("topk_sample_logprobs", topk_sample_logprobs, least=0)
+        _check_count("prompt_alt_tokens_k", prompt_alt_tokens_k, least=0)
+        _check_last_n(prompt_logprobs_last_n, include_prompt_logprobs)
+        _check_target(target_prompt_logprobs)
+        request = types.SampleRequest(
+            sampling_session_id=self.sampling_session_id,
+            num_samples=num_samples,
+            prompt=prompt,
+            sampling_params=sampling_params,
+            prompt_logprobs=include_prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+            prompt_alt_tokens_k=prompt_alt_tokens_k,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+            record_stability_info=self._record_stability_info,
+        )
+        sampled = self._runner.start(request, num_tokens)
+        if prompt_alt_tokens_k == 0 and prompt_logprobs_last_n is None:
+            return sampled
+        return transformed(sampled, lambda response: _checked(response, request))
+
+    async def sample_async(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> types.SampleResponse:
+        """Async twin of sample(); returns the response."""
+        return await self.sample(
+            prompt,
+            num_samples,
+            sampling_params,
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            topk_sample_logprobs,
+            target_prompt_logprobs,
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
+        )
+
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> APIFuture[list[float | None]]:
+        """The log-probability of every prompt token; None where there is none, as at the first."""
+        sampled = self.sample(
+            prompt,
+            1,
+            types.SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+        )
+        return transformed(sampled, _prompt_logprobs)
+
+    async def compute_logprobs_async(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> list[float | None]:
+        """Async twin of compute_logprobs(); returns the list."""
+        return await self.compute_logprobs(prompt, prompt_logprobs_last_n)
+
+    # --- about this client ----------------------------------------------------------------
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of the base model."""
+        wanted = resolve_tokenizer_id(self.get_base_model())
+        return load_tokenizer(wanted, loader=self.holder.config.tokenizer_loader)
+
+    def get_base_model(self) -> str:
+        """The name of the base model."""
+        return self.holder.run(self._base_model())
+
+    async def get_base_model_async(self) -> str:
+        """Async twin of get_base_model()."""
+        return await self.holder.start(self._base_model())
+
+    def get_telemetry(self) -> Telemetry | None:
+        """The reporter of this session; None unless telemetry was asked for."""
+        return self.holder.telemetry
+
+    def metrics(self) -> Metrics:
+        """Counters and percentiles of everything this client's session did."""
+        return self.holder.metrics()
+
+    def on_queue_state_change(
+        self, queue_state: QueueState, queue_state_reason: str | None
+    ) -> None:
+        """Called off the I/O loop when the server pauses or resumes this sampler; logs it."""
+        self._queue_logger.on_queue_state_change(queue_state, queue_state_reason)
+
+    # --- copies in other processes --------------------------------------------------------
+
+    def get_sampler_handle(self) -> str:
+        """A text with which from_sampler_handle() makes a client of the same sampler, anywhere."""
+        payload = msgspec.json.encode(self._handle())
+        return base64.urlsafe_b64encode(payload).decode()
+
+    @staticmethod
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
+        """A client of the sampler behind a handle, with this process's own credential."""
+        try:
+            raw = base64.urlsafe_b64decode(handle)
+            parsed = msgspec.json.decode(raw, type=SamplerHandle)
+        except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+            raise InvalidInput(f"Not a sampler handle: {str(handle)[:40]!r}") from error
+        return _clone(parsed, Config.new(base_url=parsed.base_url, api_key=api_key))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Hooks and loaders are this process's own and stay here.
+        config = replace(self.holder.config, event_hook=None, tokenizer_loader=None)
+        return (_clone, (self._handle(), config, self._retry_config))
+
+    def _handle(self) -> SamplerHandle:
+        self.holder.has_exported_handle = True
+        return SamplerHandle(
+            base_url=self.holder.config.base_url,
+            session_id=self.holder.run(self.holder.session_id()),
+            sampling_session_id=self.sampling_session_id,
+            record_stability_info=self._record_stability_info,
+        )
+
+    async def _base_model(self) -> str:
+        reply = await self.holder.transport.call(
+            GET_SAMPLER, ids={"sampler_id": self.sampling_session_id}
+        )
+        return reply.base_model
+
+
+async def _open(holder: Holder, model_path: str | None, base_model: str | None) -> str:
+    session_id = await holder.session_id()
+    reply = await holder.transport.call(
+        CREATE_SAMPLING_SESSION,
+        types.CreateSamplingSessionRequest(
+            session_id=session_id,
+            sampling_session_seq_id=holder.next_sampling_seq_id(),
+            base_model=base_model,
+            model_path=model_path,
+        ),
+    )
+    return reply.sampling_session_id
+
+
+def _clone(
+    handle: SamplerHandle, config: Config, retry_config: RetryConfig | None = None
+) -> SamplingClient:
+    holder = Holder(config, SessionPlan(joined_session_id=handle.session_id))
+    return SamplingClient(
+        holder,
+        sampling_session_id=handle.sampling_session_id,
+        shadow=True,
+        retry_config=retry_config,
+        record_stability_info=handle.record_stability_info,
+    )
+
+
+def _check_source(model_path: str | None, base_model: str | None) -> None:
+    if model_path is None and base_model is None:
+        raise InvalidInput("A sampling client needs model_path or base_model")
+    if model_path is not None:
+        parse_tinker_path(model_path)
+
+
+def _prompt_tokens(prompt: object) -> int:
+    """A rough size of the prompt; images without a known length count as a page."""
+    if not isinstance(prompt, types.ModelInput):
+        raise InvalidInput(
+            f"prompt must be a ModelInput, got {type(prompt).__name__}; "
+            "make one with ModelInput.from_ints(tokenizer.encode(text))"
+        )
+    return sum(
+        len(chunk.tokens) if isinstance(chunk, types.EncodedTextChunk) else 1024
+        for chunk in prompt.chunks
+    )
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidInput(f"{name} must be {least} or more, got {value!r}")
+
+
+def _check_last_n(last_n: int | None, include_prompt_logprobs: bool) -> None:
+    if last_n is None:
+        return
+    _check_count("prompt_logprobs_last_n", last_n, least=1)
+    if not include_prompt_logprobs:
+        raise InvalidInput(f"prompt_logprobs_last_n={last_n} needs include_prompt_logprobs=True")
+
+
+def _check_target(target: types.TensorData | None) -> None:
+    if target is None:
+        return
+    if target.dtype != "int64" or target.shape is None or len(target.shape) != 2:
+        raise InvalidInput(
+            "target_prompt_logprobs must be a 2-D int64 tensor of token ids, "
+            f"got {target.dtype} of shape {target.shape}"
+        )
+
+
+def _prompt_logprobs(response: types.SampleResponse) -> list[float | None]:
+    if response.prompt_logprobs is None:
+        raise APIResponseValidationError(None, None, "The server returned no prompt log-probs")
+    return response.prompt_logprobs
+
+
+def _checked(response: types.SampleResponse, request: types.SampleRequest) -> types.SampleResponse:
+    """Refuse an answer of a server that ignored what was asked for."""
+    if request.prompt_alt_tokens_k > 0 and response.prompt_alt_tokens is None:
+        raise APIResponseValidationError(
+            None,
+            None,
+            f"prompt_alt_tokens_k={request.prompt_alt_tokens_k} was ignored by this server",
+        )
+    last_n = request.prompt_logprobs_last_n
+    logprobs = response.prompt_logprobs
+    if last_n is not None and logprobs and any(v is not None for v in logprobs[:-last_n]):
+        raise APIResponseValidationError(
+            None, None, f"prompt_logprobs_last_n={last_n} was ignored by this server"
+        )
+    return response

@@ -1,0 +1,345 @@
+"""The service client: where everything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from tinkex import types
+from tinkex.client.config import Config
+from tinkex.client.creation import create_model, from_checkpoint, upload_loss
+from tinkex.client.custom_loss import LossHandle, PerDatumLossFn, trace_loss
+from tinkex.client.deprecations import warn_moved
+from tinkex.client.future import APIFuture
+from tinkex.client.holder import FinishStatus, Holder, SessionPlan
+from tinkex.client.http import HttpTransport
+from tinkex.client.rest import RestClient
+from tinkex.client.sampling import SamplingClient
+from tinkex.client.sampling_retry import RetryConfig
+from tinkex.client.telemetry import Telemetry
+from tinkex.client.timings import Metrics
+from tinkex.client.training import TrainingClient
+from tinkex.errors import ClientClosed, InvalidInput
+from tinkex.wire.endpoints import CAPABILITIES, HEALTH
+
+FINISH_STATUSES = ("success", "errored", "interrupted")
+
+
+class ServiceClient:
+    """The entry point: makes training, sampling and REST clients that share one session.
+
+    Nothing is sent until it is needed. Use it as a context manager, or call close(), so that the
+    session ends when your work does.
+    """
+
+    def __init__(
+        self,
+        user_metadata: dict[str, str] | None = None,
+        project_id: str | None = None,
+        *,
+        display_name: str | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        default_headers_overrides: Mapping[str, str] | None = None,
+        config: Config | None = None,
+        transport: HttpTransport | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if config is None:
+            config = Config.new(base_url=base_url, api_key=api_key, **kwargs)
+        elif base_url is not None or api_key is not None or kwargs:
+            raise InvalidInput("Pass a config, or single settings, not both")
+        extra_headers = dict(default_headers_overrides or {})
+        changes: dict[str, Any] = {"headers": {**config.headers, **extra_headers}}
+        if project_id is not None:
+            changes["project_id"] = project_id
+        if user_metadata is not None:
+            changes["user_metadata"] = user_metadata
+        self.config = config.evolve(**changes)
+        plan = SessionPlan(dict(self.config.user_metadata or {}), display_name)
+        self._holder = Holder(self.config, plan, transport)
+
+    # --- life -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._holder.is_closed:
+            raise ClientClosed("ServiceClient is closed")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(_status_of(exc_type), _detail_of(exc_value)).result()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close(_status_of(exc_type), _detail_of(exc_value))
+
+    def close(self, status: FinishStatus = "success", detail: str | None = None) -> APIFuture[None]:
+        """Stop heartbeats at once and tell the server how the session ended."""
+        if status not in FINISH_STATUSES:
+            allowed = ", ".join(FINISH_STATUSES)
+            raise InvalidInput(f"status must be one of {allowed}, got {status!r}")
+        return self._holder.close(status, detail)
+
+    # --- about the server -----------------------------------------------------------------
+
+    def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+        """The models this server offers."""
+        return self._holder.run(self._capabilities())
+
+    async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
+        """Async twin of get_server_capabilities()."""
+        return await self._holder.start(self._capabilities())
+
+    def health(self) -> types.HealthResponse:
+        """Whether the server answers."""
+        return self._holder.run(self._holder.transport.call(HEALTH))
+
+    # --- training clients -----------------------------------------------------------------
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """Create a new adapter on a base model and return the client that trains it."""
+        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
+        return self._holder.run(
+            create_model(self._holder, _named(base_model), lora, user_metadata, optimizer)
+        )
+
+    async def create_lora_training_client_async(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """Async twin of create_lora_training_client()."""
+        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
+        return await self._holder.start(
+            create_model(self._holder, _named(base_model), lora, user_metadata, optimizer)
+        )
+
+    def create_training_client_from_state(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """A training client that starts from saved weights, with a fresh optimizer."""
+        return self._holder.run(
+            from_checkpoint(
+                self._holder,
+                path,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+                optimizer_config=optimizer,
+            )
+        )
+
+    async def create_training_client_from_state_async(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """Async twin of create_training_client_from_state()."""
+        return await self._holder.start(
+            from_checkpoint(
+                self._holder,
+                path,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+                optimizer_config=optimizer,
+            )
+        )
+
+    def create_training_client_from_state_with_optimizer(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+    ) -> TrainingClient:
+        """A training client that goes on exactly where a saved one stopped."""
+        return self._holder.run(
+            from_checkpoint(
+                self._holder,
+                path,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+                with_optimizer=True,
+            )
+        )
+
+    async def create_training_client_from_state_with_optimizer_async(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+    ) -> TrainingClient:
+        """Async twin of create_training_client_from_state_with_optimizer()."""
+        return await self._holder.start(
+            from_checkpoint(
+                self._holder,
+                path,
+                base_model=base_model,
+                user_metadata=user_metadata,
+                weights_access_token=weights_access_token,
+                with_optimizer=True,
+            )
+        )
+
+    def create_custom_loss(
+        self, fn: PerDatumLossFn, input_ranks: Mapping[str, types.CustomLossInputRank]
+    ) -> APIFuture[LossHandle]:
+        """Trace a loss of one datum; the server runs it if it can, this process if not."""
+        return self._holder.start(upload_loss(self._holder, trace_loss(fn, input_ranks)))
+
+    # --- sampling and REST clients --------------------------------------------------------
+
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from a base model or from saved weights."""
+        return self._sampling_client(
+            model_path, base_model, retry_config, record_stability_info
+        ).result()
+
+    async def create_sampling_client_async(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Async twin of create_sampling_client()."""
+        return await self._sampling_client(
+            model_path, base_model, retry_config, record_stability_info
+        )
+
+    def rest_client(self) -> RestClient:
+        """A REST client on this client's connection."""
+        return RestClient(self._holder)
+
+    def create_rest_client(self) -> RestClient:
+        """Old name of rest_client(); RestClient() works without a service client too."""
+        warn_moved("ServiceClient.create_rest_client()", "RestClient()")
+        return self.rest_client()
+
+    def copy_weights(
+        self,
+        path: str,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into this client's project; resolves to the path of the copy."""
+        return self.rest_client().copy_weights(
+            path,
+            self.config.project_id,
+            ttl_seconds=ttl_seconds,
+            weights_access_token=weights_access_token,
+        )
+
+    # --- about this client ----------------------------------------------------------------
+
+    @property
+    def holder(self) -> Holder:
+        """Internal state, which old scripts reach for; it may change."""
+        warn_moved("ServiceClient.holder", "the public methods: it is internal")
+        return self._holder
+
+    def get_console_url(self) -> str:
+        """Where a person can look at this session, or at all of them if there is none yet."""
+        return self._holder.console_url("sessions", self._holder.known_session_id)
+
+    def get_telemetry(self) -> Telemetry | None:
+        """The reporter of this session; None unless telemetry was asked for."""
+        return self._holder.telemetry
+
+    def metrics(self) -> Metrics:
+        """Counters and percentiles of everything this client did."""
+        return self._holder.metrics()
+
+    async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
+        await self._holder.ready()
+        return await self._holder.transport.call(CAPABILITIES)
+
+    def _sampling_client(
+        self,
+        model_path: str | None,
+        base_model: str | None,
+        retry_config: RetryConfig | None,
+        record_stability_info: bool,
+    ) -> APIFuture[SamplingClient]:
+        return SamplingClient.create(
+            self._holder,
+            model_path=model_path,
+            base_model=base_model,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+
+def _lora(
+    rank: int, seed: int | None, train_mlp: bool, train_attn: bool, train_unembed: bool
+) -> types.LoraConfig:
+    return types.LoraConfig(
+        rank=rank,
+        seed=seed,
+        train_mlp=train_mlp,
+        train_attn=train_attn,
+        train_unembed=train_unembed,
+    )
+
+
+def _named(base_model: str) -> str:
+    if not isinstance(base_model, str) or not base_model.strip():
+        raise InvalidInput(f"base_model must name a model, got {base_model!r}")
+    return base_model
+
+
+def _status_of(exc_type: type[BaseException] | None) -> FinishStatus:
+    if exc_type is None:
+        return "success"
+    return "errored" if issubclass(exc_type, Exception) else "interrupted"
+
+
+def _detail_of(error: BaseException | None) -> str | None:
+    return f"{type(error).__name__}: {error}"[:500] if error is not None else None

@@ -1,0 +1,127 @@
+"""A session: created when first needed, kept alive by heartbeats, finished on close."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from tinkex import types
+from tinkex.client.loop import PULSE
+from tinkex.client.retry import NO_RETRY, RetryPolicy
+from tinkex.client.transport import WIRE_VERSION, Transport
+from tinkex.errors import APIStatusError, TinkexError
+from tinkex.logs import OncePerMinute, get_logger
+from tinkex.wire.endpoints import CREATE_SESSION, FINISH_SESSION, HEARTBEAT
+from tinkex.wire.messages import FinishSessionRequest
+
+logger = get_logger(__name__)
+
+#: Silence longer than this is worth a warning.
+WORRY_SECONDS = 120.0
+FINISH_POLICY = RetryPolicy(max_retries=2, outage_seconds=3.0)
+FINISH_REASONS: dict[str, types.ClientSessionFinishReason] = {
+    "success": types.ClientSessionFinishSuccess(),
+    "errored": types.ClientSessionFinishErrored(),
+    "interrupted": types.ClientSessionFinishInterrupted(),
+}
+
+
+class Heartbeat:
+    """Says "alive" for one session, on the pulse thread, until told to stop."""
+
+    def __init__(self, transport: Transport, session_id: str) -> None:
+        self.session_id = session_id
+        self._transport = transport
+        self._interval_seconds = transport.config.heartbeat_seconds
+        self._is_stopped = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; the first beat comes after one interval."""
+        PULSE.post(self._begin)
+
+    def stop(self) -> None:
+        """No beat is sent after this returns."""
+        self._is_stopped = True
+        PULSE.post(self._end)
+
+    def _begin(self) -> None:
+        if not self._is_stopped:
+            self._task = asyncio.get_running_loop().create_task(self._beat())
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _beat(self) -> None:
+        last_success = time.monotonic()
+        gate = OncePerMinute()
+        counters = self._transport.stopwatch.counters
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            if self._is_stopped:
+                return
+            try:
+                await self._send()
+            except TinkexError as error:
+                counters["heartbeats_failed"] += 1
+                if isinstance(error, APIStatusError) and error.status == 410:
+                    logger.debug("Session %s is finished", self.session_id)
+                    return
+                silence = time.monotonic() - last_success
+                if silence >= WORRY_SECONDS and gate.allows("silence"):
+                    logger.warning(
+                        "No heartbeat of session %s got through for %.0f s: %s",
+                        self.session_id,
+                        silence,
+                        error,
+                    )
+            else:
+                counters["heartbeats"] += 1
+                last_success = time.monotonic()
+
+    async def _send(self) -> None:
+        message = types.SessionHeartbeatRequest(session_id=self.session_id)
+        await self._transport.call(HEARTBEAT, message, policy=NO_RETRY)
+
+
+async def create_session(
+    transport: Transport, user_metadata: dict[str, str], display_name: str | None
+) -> str:
+    """Ask the server for a session; show what it has to say."""
+    config = transport.config
+    reply = await transport.call(
+        CREATE_SESSION,
+        types.CreateSessionRequest(
+            tags=list(config.tags),
+            user_metadata=user_metadata,
+            sdk_version=WIRE_VERSION,
+            project_id=config.project_id,
+            display_name=display_name,
+        ),
+    )
+    _show(logger.info, reply.info_message)
+    _show(logger.warning, reply.warning_message)
+    _show(logger.error, reply.error_message)
+    return reply.session_id
+
+
+async def finish_session(
+    transport: Transport, session_id: str, status: str, detail: str | None
+) -> None:
+    """Tell the server how the session ended; a server that cannot know is not an error."""
+    message = FinishSessionRequest(reason=FINISH_REASONS[status], detail=detail)
+    try:
+        await transport.call(
+            FINISH_SESSION, message, ids={"session_id": session_id}, policy=FINISH_POLICY
+        )
+    except APIStatusError as error:
+        # Older servers have no such endpoint, and a finished session may be gone.
+        if error.status not in {404, 405, 410}:
+            raise
+
+
+def _show(log: Callable[..., None], text: str | None) -> None:
+    if text:
+        log("The server says: %s", text)

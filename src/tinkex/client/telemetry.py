@@ -1,0 +1,147 @@
+"""Usage events for the server: off unless asked for, never a secret, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import traceback
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any
+
+from tinkex import types
+from tinkex.client.credentials import redact
+from tinkex.client.loop import IO
+from tinkex.client.retry import NO_RETRY
+from tinkex.client.transport import WIRE_VERSION, Transport
+from tinkex.errors import TinkexError
+from tinkex.ids import new_id
+from tinkex.logs import get_logger
+from tinkex.types.telemetry import GenericEvent
+from tinkex.wire.endpoints import TELEMETRY
+
+logger = get_logger(__name__)
+
+BATCH_SIZE = 100
+QUEUE_SIZE = 10_000
+FLUSH_SECONDS = 10.0
+DRAIN_SECONDS = 2.0
+PROCESS_ID = new_id()
+EVENT_TYPES: dict[type[Any], types.EventType] = {
+    types.SessionStartEvent: "SESSION_START",
+    types.SessionEndEvent: "SESSION_END",
+    types.UnhandledExceptionEvent: "UNHANDLED_EXCEPTION",
+    GenericEvent: "GENERIC_EVENT",
+}
+
+
+class Telemetry:
+    """Collects the events of one session and sends them in batches, in the background.
+
+    An event counts as delivered when the server has acknowledged it. A server that does not want
+    events (404) is asked once; one that fails is asked again at the next flush.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.session_id: str | None = None
+        self.num_delivered = 0
+        self.num_dropped = 0
+        self._transport = transport
+        self._events: deque[types.TelemetryEvent] = deque()
+        self._index = 0
+        self._started = datetime.now(UTC)
+        self._flusher: asyncio.Task[None] | None = None
+        self._flush_lock = asyncio.Lock()
+        self._is_refused = False
+
+    def begin(self, session_id: str) -> None:
+        """Start reporting; called on the I/O loop when the session exists."""
+        self.session_id = session_id
+        self._add(types.SessionStartEvent, severity="INFO")
+        self._flusher = asyncio.get_running_loop().create_task(self._keep_flushing())
+
+    def log(
+        self,
+        event_name: str,
+        event_data: dict[str, Any] | None = None,
+        severity: types.Severity = "INFO",
+    ) -> bool:
+        """Queue an event from any thread; False when the queue is full or reporting is off."""
+        if self._is_refused or len(self._events) >= QUEUE_SIZE:
+            self.num_dropped += 1
+            return False
+        data = {key: self._clean(str(value)) for key, value in (event_data or {}).items()}
+        IO.post(lambda: self._add(GenericEvent, severity, event_name=event_name, event_data=data))
+        return True
+
+    def log_exception(self, error: BaseException) -> bool:
+        """Queue what went wrong, without secrets."""
+        if self._is_refused:
+            return False
+        fields = {
+            "error_type": type(error).__name__,
+            "error_message": self._clean(str(error)),
+            "traceback": self._clean("".join(traceback.format_exception(error))),
+        }
+        IO.post(lambda: self._add(types.UnhandledExceptionEvent, "ERROR", **fields))
+        return True
+
+    async def flush(self) -> None:
+        """Send what is queued; failures leave it queued."""
+        async with self._flush_lock:
+            while self._events and not self._is_refused:
+                batch = [self._events[i] for i in range(min(BATCH_SIZE, len(self._events)))]
+                if not await self._send(batch):
+                    return
+                for _ in batch:
+                    self._events.popleft()
+                self.num_delivered += len(batch)
+
+    async def end(self) -> None:
+        """Say goodbye and give the queue a moment to drain."""
+        if self._flusher is None:
+            return
+        self._flusher.cancel()
+        lasted = datetime.now(UTC) - self._started
+        self._add(types.SessionEndEvent, "INFO", duration=str(lasted))
+        try:
+            await asyncio.wait_for(self.flush(), DRAIN_SECONDS)
+        except TimeoutError:
+            logger.debug("%d telemetry events were not delivered", len(self._events))
+
+    async def _keep_flushing(self) -> None:
+        while not self._is_refused:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await self.flush()
+
+    async def _send(self, batch: list[types.TelemetryEvent]) -> bool:
+        message = types.TelemetrySendRequest(
+            events=batch,
+            platform=platform.system(),
+            sdk_version=WIRE_VERSION,
+            session_id=self.session_id or f"sessionless-{PROCESS_ID}",
+            process_uuid=PROCESS_ID,
+        )
+        try:
+            await self._transport.call(TELEMETRY, message, policy=NO_RETRY)
+        except TinkexError as error:
+            logger.debug("Telemetry was not delivered: %s", error)
+            self._is_refused = error.status in {404, 405}
+            return False
+        return True
+
+    def _add(self, kind: type[Any], severity: types.Severity, **fields: Any) -> None:
+        self._events.append(
+            kind(
+                event=EVENT_TYPES[kind],
+                event_id=new_id(),
+                event_session_index=self._index,
+                severity=severity,
+                timestamp=datetime.now(UTC),
+                **fields,
+            )
+        )
+        self._index += 1
+
+    def _clean(self, text: str) -> str:
+        return redact(text, ())

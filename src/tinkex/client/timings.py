@@ -1,0 +1,112 @@
+"""How long things take: counters and percentiles a user can read, and a hook per operation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Percentiles are over this many newest operations of a kind.
+WINDOW = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One finished operation."""
+
+    operation: str
+    """What ran, e.g. forward_backward."""
+    seconds: float
+    """From the call to its result."""
+    submit_seconds: float
+    """From the call until the server had accepted it."""
+    num_requests: int = 1
+    """How many requests it was cut into."""
+    ok: bool = True
+    """Whether it succeeded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDone:
+    """One logical request, however many attempts it took."""
+
+    endpoint: str
+    status: int | None
+    seconds: float
+    num_retries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueChanged:
+    """The server's queue changed its state for one client."""
+
+    client: str
+    state: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All operations of one kind so far."""
+
+    count: int
+    failed: int
+    total_seconds: float
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+    max_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What a client has done since it was made."""
+
+    operations: Mapping[str, Summary]
+    """By operation, e.g. metrics.operations["forward_backward"].p99_seconds."""
+    counters: Mapping[str, int]
+    """requests, retries, polls, bytes_sent, bytes_received, heartbeats, heartbeats_failed ..."""
+
+
+class Stopwatch:
+    """Collects timings and counters of one client; cheap enough for every request."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self._recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._totals: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
+
+    def record(self, timing: Timing) -> None:
+        """Add one finished operation."""
+        self._recent[timing.operation].append(timing.seconds)
+        totals = self._totals[timing.operation]
+        totals[0] += 1
+        totals[1] += not timing.ok
+        totals[2] += timing.seconds
+        totals[3] = max(totals[3], timing.seconds)
+
+    def snapshot(self) -> Metrics:
+        """The state right now; it does not change afterwards."""
+        operations = {name: self._summary(name) for name in list(self._totals)}
+        return Metrics(operations=operations, counters=dict(self.counters))
+
+    def _summary(self, name: str) -> Summary:
+        count, failed, total, longest = self._totals[name]
+        ordered = sorted(self._recent[name])
+        return Summary(
+            count=int(count),
+            failed=int(failed),
+            total_seconds=total,
+            p50_seconds=percentile(ordered, 0.50),
+            p90_seconds=percentile(ordered, 0.90),
+            p99_seconds=percentile(ordered, 0.99),
+            max_seconds=longest,
+        )
+
+
+def percentile(ordered: list[float], fraction: float) -> float:
+    """The nearest-rank percentile of an ordered list."""
+    if not ordered:
+        return 0.0
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]

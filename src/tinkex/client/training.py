@@ -1,0 +1,399 @@
+"""The training client: one adapter on the server, trained by calls that leave in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tinkex import types
+from tinkex.client.adapter import Adapter
+from tinkex.client.custom_loss import CustomLossFnV1, LossHandle, check_loss_fn, check_loss_inputs
+from tinkex.client.deprecations import warn_loss_type_input, warn_name
+from tinkex.client.future import APIFuture, transformed
+from tinkex.client.holder import Holder
+from tinkex.client.sampling import SamplingClient
+from tinkex.client.sampling_retry import RetryConfig
+from tinkex.client.telemetry import Telemetry
+from tinkex.client.timings import Metrics
+from tinkex.errors import APIResponseValidationError, InvalidInput
+from tinkex.ids import check_name, parse_tinker_path
+from tinkex.text import load_tokenizer, resolve_tokenizer_id
+from tinkex.wire.endpoints import (
+    GET_INFO,
+    LOAD_WEIGHTS,
+    OPTIM_STEP,
+    SAVE_WEIGHTS,
+    SAVE_WEIGHTS_EXTERNAL,
+    SAVE_WEIGHTS_FOR_SAMPLER,
+)
+
+ForwardBackwardOutput = types.ForwardBackwardOutput
+
+
+class TrainingClient:
+    """Trains one adapter. Made by ServiceClient.create_lora_training_client() and its siblings.
+
+    Every method returns at once with a future. Calls reach the server in the order in which they
+    were made, whether or not their futures are awaited.
+    """
+
+    def __init__(self, holder: Holder, model_seq_id: int, model_id: types.ModelID) -> None:
+        self.holder = holder
+        self.model_id = model_id
+        self.model_seq_id = model_seq_id
+        self._adapter = Adapter(holder, model_id)
+
+    # --- forward and backward -------------------------------------------------------------
+
+    def forward(
+        self,
+        data: list[types.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute the loss and its outputs; no gradient is formed."""
+        return self._adapter.run_pass(data, loss_fn, loss_fn_config, forward_only=True)
+
+    async def forward_async(
+        self,
+        data: list[types.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Async twin of forward(): await it, then await what it returns."""
+        return self.forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self,
+        data: list[types.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Compute the loss and add its gradient to what optim_step() will apply."""
+        return self._adapter.run_pass(data, loss_fn, loss_fn_config, forward_only=False)
+
+    async def forward_backward_async(
+        self,
+        data: list[types.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Async twin of forward_backward(): await it, then await what it returns."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    def forward_backward_custom(
+        self,
+        data: list[types.Datum],
+        loss_fn: CustomLossFnV1 | LossHandle,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Train on any loss of the log-probabilities, computed here with torch.
+
+        The loss runs on a thread of its own; later calls of this client wait their turn.
+        """
+        warn_loss_type_input(loss_type_input)
+        check_loss_fn(loss_fn)
+        if isinstance(loss_fn, LossHandle):
+            self._check_session(loss_fn)
+            check_loss_inputs(loss_fn, data)
+            if loss_fn.loss_id is not None:
+                config = {"loss_id": loss_fn.loss_id}
+                return self._adapter.run_pass(data, "custom", config, forward_only=False)
+        return self._adapter.run_custom(data, loss_fn)
+
+    async def forward_backward_custom_async(
+        self,
+        data: list[types.Datum],
+        loss_fn: CustomLossFnV1 | LossHandle,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Async twin of forward_backward_custom(): await it, then await what it returns."""
+        return self.forward_backward_custom(data, loss_fn, loss_type_input=loss_type_input)
+
+    def optim_step(
+        self,
+        optim_params: types.OptimParams | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> APIFuture[types.OptimStepResponse]:
+        """Apply the collected gradient and clear it."""
+        if optim_params is not None and adam_params is not None:
+            raise InvalidInput("Pass optim_params or its old name adam_params, not both")
+        params = optim_params if optim_params is not None else adam_params
+        if params is None:
+            raise InvalidInput("optim_step needs optim_params, e.g. AdamParams(learning_rate=1e-4)")
+        return self._adapter.run(
+            OPTIM_STEP,
+            lambda seq_id: types.OptimStepRequest(
+                model_id=self.model_id, seq_id=seq_id, optim_params=params
+            ),
+        )
+
+    async def optim_step_async(
+        self,
+        optim_params: types.OptimParams | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> APIFuture[types.OptimStepResponse]:
+        """Async twin of optim_step(): await it, then await what it returns."""
+        return self.optim_step(optim_params, adam_params=adam_params)
+
+    # --- weights --------------------------------------------------------------------------
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsResponse]:
+        """Save weights and optimizer, to go on from later."""
+        check_name(name)
+        return self._adapter.run(
+            SAVE_WEIGHTS,
+            lambda seq_id: types.SaveWeightsRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=seq_id,
+                ttl_seconds=ttl_seconds,
+                overwrite=overwrite,
+                user_metadata=user_metadata,
+            ),
+        )
+
+    async def save_state_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsResponse]:
+        """Async twin of save_state(): await it, then await what it returns."""
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    def load_state(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Replace the weights by saved ones; the optimizer starts afresh."""
+        return self.load(path, weights_access_token, optimizer=False)
+
+    async def load_state_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Async twin of load_state(): await it, then await what it returns."""
+        return self.load_state(path, weights_access_token)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Replace weights and optimizer by saved ones."""
+        return self.load(path, weights_access_token, optimizer=True)
+
+    async def load_state_with_optimizer_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Async twin of load_state_with_optimizer(): await it, then await what it returns."""
+        return self.load_state_with_optimizer(path, weights_access_token)
+
+    def load(
+        self, path: str, weights_access_token: str | None, *, optimizer: bool
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Load a checkpoint into this adapter, with or without its optimizer."""
+        parse_tinker_path(path)
+        return self._adapter.run(
+            LOAD_WEIGHTS,
+            lambda seq_id: types.LoadWeightsRequest(
+                model_id=self.model_id,
+                path=path,
+                seq_id=seq_id,
+                optimizer=optimizer,
+                weights_access_token=weights_access_token,
+            ),
+        )
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
+        """Save weights under a name, to sample from."""
+        check_name(name)
+        saved = self._adapter.run(
+            SAVE_WEIGHTS_FOR_SAMPLER,
+            lambda seq_id: types.SaveWeightsForSamplerRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=seq_id,
+                ttl_seconds=ttl_seconds,
+                user_metadata=user_metadata,
+            ),
+        )
+        return transformed(saved, _named_sampler)
+
+    async def save_weights_for_sampler_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
+        """Async twin of save_weights_for_sampler(): await it, then await what it returns."""
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> APIFuture[types.SaveWeightsExternalResponse]:
+        """Save weights as files that can be downloaded."""
+        check_name(name)
+        saved = self._adapter.run(
+            SAVE_WEIGHTS_EXTERNAL,
+            lambda seq_id: types.SaveWeightsExternalRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=seq_id,
+                ttl_seconds=ttl_seconds,
+                age_encryption_recipients=age_encryption_recipients,
+            ),
+        )
+        return transformed(saved, lambda reply: types.SaveWeightsExternalResponse(path=reply.path))
+
+    async def save_weights_external_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> APIFuture[types.SaveWeightsExternalResponse]:
+        """Async twin of save_weights_external(): await it, then await what it returns."""
+        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
+
+    # --- sampling -------------------------------------------------------------------------
+
+    def create_sampling_client(
+        self,
+        model_path: str,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from saved weights."""
+        return SamplingClient.create(
+            self.holder,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        ).result()
+
+    async def create_sampling_client_async(
+        self,
+        model_path: str,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Async twin of create_sampling_client()."""
+        return await SamplingClient.create(
+            self.holder,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A client that samples from the weights as they are now; they are kept for it alone."""
+        warn_name(name)
+        return self._snapshot(retry_config, record_stability_info).result()
+
+    async def save_weights_and_get_sampling_client_async(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Async twin of save_weights_and_get_sampling_client(); never blocks the event loop."""
+        warn_name(name)
+        return await self._snapshot(retry_config, record_stability_info)
+
+    def _snapshot(
+        self, retry_config: RetryConfig | None, record_stability_info: bool
+    ) -> APIFuture[SamplingClient]:
+        # Reserved once, here: a retry must not ask for a second sampling session.
+        sampling_seq_id = self.holder.next_sampling_seq_id()
+        saved = self._adapter.run(
+            SAVE_WEIGHTS_FOR_SAMPLER,
+            lambda seq_id: types.SaveWeightsForSamplerRequest(
+                model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_seq_id
+            ),
+        )
+        return transformed(
+            saved,
+            lambda reply: SamplingClient(
+                self.holder,
+                sampling_session_id=_ephemeral_sampler(reply),
+                retry_config=retry_config,
+                record_stability_info=record_stability_info,
+            ),
+        )
+
+    # --- about this client ----------------------------------------------------------------
+
+    def get_info(self) -> types.GetInfoResponse:
+        """What the server knows about this model."""
+        return self.holder.run(self._info())
+
+    async def get_info_async(self) -> types.GetInfoResponse:
+        """Async twin of get_info()."""
+        return await self.holder.start(self._info())
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of the base model."""
+        data = self.get_info().model_data
+        if data.model_name is None:
+            raise APIResponseValidationError(None, None, "get_info did not name the base model")
+        wanted = resolve_tokenizer_id(data.model_name, data.tokenizer_id)
+        return load_tokenizer(wanted, loader=self.holder.config.tokenizer_loader)
+
+    def get_console_url(self) -> str:
+        """Where a person can look at this run."""
+        return self.holder.console_url("training_runs", self.model_id)
+
+    def get_telemetry(self) -> Telemetry | None:
+        """The reporter of this session; None unless telemetry was asked for."""
+        return self.holder.telemetry
+
+    def metrics(self) -> Metrics:
+        """Counters and percentiles of everything this client's session did."""
+        return self.holder.metrics()
+
+    def _check_session(self, handle: LossHandle) -> None:
+        mine = self.holder.known_session_id
+        if handle.session_id != mine:
+            raise InvalidInput(
+                f"The loss {handle.name!r} was made in session {handle.session_id}, "
+                f"this client belongs to {mine}"
+            )
+
+    async def _info(self) -> types.GetInfoResponse:
+        message = types.GetInfoRequest(model_id=self.model_id)
+        return await self.holder.transport.call(GET_INFO, message)
+
+
+def _named_sampler(reply: Any) -> types.SaveWeightsForSamplerResponse:
+    if reply.path is None:
+        raise APIResponseValidationError(None, None, "save_weights_for_sampler returned no path")
+    return types.SaveWeightsForSamplerResponse(path=reply.path)
+
+
+def _ephemeral_sampler(reply: Any) -> str:
+    if reply.sampling_session_id is None:
+        raise APIResponseValidationError(
+            None, None, "save_weights_for_sampler returned no sampling session"
+        )
+    return str(reply.sampling_session_id)

@@ -1,0 +1,302 @@
+"""One call from message to reply: headers, encoding, retries, and faults as typed errors."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import platform
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from tinkex.client.config import Config
+from tinkex.client.http import HttpClient, HttpResponse, HttpStream
+from tinkex.client.retry import (
+    RetryPolicy,
+    is_away,
+    retry_after,
+    should_retry,
+    wait_before_retry,
+)
+from tinkex.client.timings import RequestDone, Stopwatch
+from tinkex.errors import (
+    APIResponseValidationError,
+    APIStatusError,
+    AuthenticationError,
+    TinkexError,
+    error_class_for,
+)
+from tinkex.logs import OncePerMinute, get_logger
+from tinkex.settings import package_version
+from tinkex.wire.codec import decode_json, encode_json
+from tinkex.wire.endpoints import Body, Endpoint
+from tinkex.wire.faults import read_fault
+from tinkex.wire.messages import Empty
+
+ReplyT = TypeVar("ReplyT")
+logger = get_logger(__name__)
+
+#: The version of the protocol this client speaks; servers decide by it what to answer.
+WIRE_VERSION = "0.36.0"
+JSON_TYPE = "application/json"
+PROTO_TYPE = "application/x-protobuf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A request ready to be sent, as often as it takes."""
+
+    endpoint: Endpoint[Any, Any]
+    path: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float = 60.0
+
+
+def outgoing(
+    endpoint: Endpoint[Any, Any],
+    message: object = None,
+    *,
+    ids: Mapping[str, str] | None = None,
+    query: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float | None = None,
+) -> Outgoing:
+    """Encode a message for an endpoint; `bytes` are taken as an encoded body."""
+    path = endpoint.url_path(**(ids or {}))
+    wanted = {name: value for name, value in (query or {}).items() if value is not None}
+    if wanted:
+        path += "?" + urlencode(wanted)
+    body: bytes | None = None
+    if endpoint.body is not Body.NONE:
+        body = message if isinstance(message, bytes) else encode_json(message or {})
+    return Outgoing(
+        endpoint=endpoint,
+        path=path,
+        body=body,
+        headers=headers or {},
+        timeout_seconds=timeout_seconds or endpoint.timeout_seconds,
+    )
+
+
+class Transport:
+    """Speaks to one server with one credential."""
+
+    def __init__(
+        self,
+        config: Config,
+        http: HttpClient,
+        credential: Callable[[], Awaitable[str | None]],
+        credential_source: str = "",
+    ) -> None:
+        self.config = config
+        self.http = http
+        self.stopwatch = Stopwatch()
+        self.has_contact = False
+        self.on_request_done: Callable[[RequestDone], None] | None = None
+        self._credential = credential
+        self._credential_source = credential_source
+        self._headers = base_headers(config)
+        self._gate = OncePerMinute()
+
+    async def call(
+        self,
+        endpoint: Endpoint[Any, ReplyT],
+        message: object = None,
+        *,
+        ids: Mapping[str, str] | None = None,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> ReplyT:
+        """Send a message and return the typed reply."""
+        timeout = self._timeout_for(endpoint)
+        request = outgoing(
+            endpoint, message, ids=ids, query=query, headers=headers, timeout_seconds=timeout
+        )
+        return self.read(endpoint, await self.deliver(request, policy))
+
+    async def deliver(self, request: Outgoing, policy: RetryPolicy | None = None) -> HttpResponse:
+        """Send until the server says yes, a final no, or patience ends."""
+        policy = policy or self.policy_for(request.endpoint)
+        # The same key on every attempt lets a server recognise a request whose answer was lost.
+        key = str(uuid.uuid4()) if request.endpoint.method != "GET" else None
+        started = time.monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                response = await self.attempt(request, attempt - 1, key)
+                self._report(request, response.status_code, started, attempt)
+                return response
+            except TinkexError as error:
+                policy = self._with_contact(policy)
+                elapsed = time.monotonic() - started
+                wait = wait_before_retry(policy, attempt, elapsed, error, random.random())
+                if wait is None:
+                    self._report(request, error.status, started, attempt)
+                    raise
+                self._say_retrying(request, error, wait, elapsed)
+                self.stopwatch.counters["retries"] += 1
+            await asyncio.sleep(wait)
+
+    async def attempt(
+        self, request: Outgoing, num_retries: int = 0, idempotency_key: str | None = None
+    ) -> HttpResponse:
+        """Send once; anything but 2xx raises."""
+        response = await self.exchange(request, num_retries, idempotency_key)
+        if 200 <= response.status_code < 300:
+            return response
+        raise self.error_of(response)
+
+    async def exchange(
+        self, request: Outgoing, num_retries: int = 0, idempotency_key: str | None = None
+    ) -> HttpResponse:
+        """Send once and return whatever the server answered."""
+        headers = self._headers | {
+            "x-stainless-retry-count": str(num_retries),
+            "x-stainless-read-timeout": f"{request.timeout_seconds:g}",
+        }
+        if request.body is not None:
+            headers["content-type"] = JSON_TYPE
+        if idempotency_key is not None:
+            headers["x-idempotency-key"] = idempotency_key
+        credential = await self._credential()
+        if credential is not None:
+            headers["x-api-key"] = credential
+        headers |= request.headers
+        counters = self.stopwatch.counters
+        counters["requests"] += 1
+        counters["bytes_sent"] += len(request.body or b"")
+        response = await self.http.send(
+            request.endpoint.method,
+            self.config.base_url + request.path,
+            headers,
+            request.body,
+            request.timeout_seconds,
+        )
+        counters["bytes_received"] += len(response.content)
+        self.has_contact = self.has_contact or response.status_code < 500
+        self._note_deprecation(response)
+        return response
+
+    async def headers_for(self, url: str) -> dict[str, str]:
+        """Headers for a plain GET; the credential only if the URL is this server's."""
+        headers = {"user-agent": self._headers["user-agent"]}
+        if not url.startswith(self.config.base_url + "/"):
+            return headers
+        credential = await self._credential()
+        return headers | ({"x-api-key": credential} if credential is not None else {})
+
+    @asynccontextmanager
+    async def stream(
+        self, url: str, headers: Mapping[str, str], timeout_seconds: float
+    ) -> AsyncIterator[HttpStream]:
+        """GET a URL piece by piece."""
+        all_headers = await self.headers_for(url) | dict(headers)
+        async with self.http.stream(url, all_headers, timeout_seconds) as stream:
+            yield stream
+
+    def read(self, endpoint: Endpoint[Any, ReplyT], response: HttpResponse) -> ReplyT:
+        """Decode a reply, or say what is wrong with it."""
+        if endpoint.reply is Empty:
+            return endpoint.reply()
+        try:
+            return decode_json(response.content, endpoint.reply)
+        except msgspec.MsgspecError as error:
+            shown = response.text[:200]
+            raise APIResponseValidationError(
+                response,
+                shown,
+                f"The answer of {endpoint.name} does not fit the protocol: {error}; got {shown!r}",
+            ) from error
+
+    def error_of(self, response: HttpResponse) -> APIStatusError:
+        """The typed error of an answer that is a no."""
+        try:
+            body: object = response.json()
+        except ValueError:
+            body = response.text
+        fault = read_fault(body)
+        text = fault.message if fault else (str(body)[:500] or "empty answer")
+        error = error_class_for(response.status_code)(
+            f"Error code: {response.status_code} - {text}",
+            response,
+            body,
+            category=fault.category if fault else None,
+            should_retry=should_retry(response.headers),
+            retry_after_seconds=retry_after(response.headers),
+        )
+        if isinstance(error, AuthenticationError) and self._credential_source:
+            error.hint = f"The server refused the key from {self._credential_source}."
+        return error
+
+    def policy_for(self, endpoint: Endpoint[Any, Any]) -> RetryPolicy:
+        """How stubborn calls to an endpoint are."""
+        config = self.config
+        return RetryPolicy(
+            max_retries=config.max_retries,
+            outage_seconds=(
+                config.outage_seconds if self.has_contact else config.first_contact_seconds
+            ),
+            retries_conflict=endpoint.retries_conflict,
+            has_contact=self.has_contact,
+        )
+
+    def _with_contact(self, policy: RetryPolicy) -> RetryPolicy:
+        """The server answered while we were trying: from now on it is known to exist."""
+        if policy.has_contact or not self.has_contact:
+            return policy
+        outage_seconds = self.config.outage_seconds
+        return dataclasses.replace(policy, has_contact=True, outage_seconds=outage_seconds)
+
+    def _timeout_for(self, endpoint: Endpoint[Any, Any]) -> float:
+        default = endpoint.timeout_seconds
+        return self.config.timeout_seconds if default == 60.0 else default
+
+    def _say_retrying(
+        self, request: Outgoing, error: TinkexError, wait: float, elapsed: float
+    ) -> None:
+        name = request.endpoint.name
+        logger.debug("%s failed (%s); trying again in %.1f s", name, error, wait)
+        if is_away(error) and elapsed + wait > 2.0 and self._gate.allows("away"):
+            logger.warning("%s; still trying", error)
+
+    def _report(self, request: Outgoing, status: int | None, started: float, attempts: int) -> None:
+        if self.on_request_done is not None:
+            self.on_request_done(
+                RequestDone(
+                    endpoint=request.endpoint.name,
+                    status=status,
+                    seconds=time.monotonic() - started,
+                    num_retries=attempts - 1,
+                )
+            )
+
+    def _note_deprecation(self, response: HttpResponse) -> None:
+        note = response.headers.get("x-deprecation-note")
+        if note and self._gate.allows(note):
+            is_error = response.headers.get("x-deprecation-level", "").lower() == "error"
+            (logger.error if is_error else logger.warning)("The server says: %s", note)
+
+
+def base_headers(config: Config) -> dict[str, str]:
+    """The headers that never change."""
+    env = config.environment
+    runtime = f"python {platform.python_version()}; {platform.system()}"
+    headers = {
+        "accept": JSON_TYPE,
+        "user-agent": f"tinkex/{package_version()} ({runtime})",
+        "x-sdk-version": WIRE_VERSION,
+    }
+    if env.access_client_id and env.access_client_secret:
+        headers["cf-access-client-id"] = env.access_client_id
+        headers["cf-access-client-secret"] = env.access_client_secret
+    return headers | {name.lower(): value for name, value in config.headers.items()}
