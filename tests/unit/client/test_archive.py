@@ -1,0 +1,347 @@
+"""Archives: unpacked whole or not at all, and never outside their folder."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from tinkex.client import archive as archive_module
+from tinkex.client.archive import (
+    Expected,
+    Notes,
+    Part,
+    exclusive,
+    extract_archive,
+    publish_directory,
+    recover_directory,
+    safe_relative_path,
+)
+from tinkex.errors import DownloadError, InvalidInput
+
+FILES = {
+    "adapter_config.json": b"{}",
+    "weights/model.bin": bytes(range(256)) * 9000,
+    "empty": b"",
+}
+
+
+def member(name: str, data: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, data
+
+
+def make_tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def plain_tar() -> bytes:
+    return make_tar(*(member(name, data) for name, data in FILES.items()))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def unpack(tmp_path: Path, data: bytes, **options: Any) -> Path:
+    archive = tmp_path / "checkpoint.tar"
+    archive.write_bytes(data)
+    return extract_archive(archive, tmp_path / "out", **options)
+
+
+def assert_refused(tmp_path: Path, data: bytes, problem: str, **options: Any) -> DownloadError:
+    with pytest.raises(DownloadError, match=problem) as caught:
+        unpack(tmp_path, data, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.tar"]
+    return caught.value
+
+
+def same(data: bytes) -> bytes:
+    return data
+
+
+def zstd_frames(data: bytes) -> bytes:
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    return packer.compress(data[:700]) + packer.compress(data[700:])
+
+
+@pytest.mark.parametrize("pack", [same, gzip.compress, zstandard.compress, zstd_frames])
+def test_unpacks(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    seen: list[tuple[int, int | None]] = []
+    data = pack(plain_tar())
+    out = unpack(tmp_path, data, progress=lambda done, total: seen.append((done, total)))
+    assert out == tmp_path / "out"
+    assert contents(out) == FILES
+    assert seen[-1] == (len(data), len(data))
+    assert seen == sorted(seen)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.tar", "out"}
+
+
+def test_folders_and_a_leading_dot(tmp_path: Path) -> None:
+    folder = {"type": tarfile.DIRTYPE}
+    data = make_tar(
+        member("./", **folder),
+        member("./a/b.txt", b"x"),
+        member("./a", **folder),
+        member("./empty/deep", **folder),
+    )
+    out = unpack(tmp_path, data)
+    assert contents(out) == {"a/b.txt": b"x"}
+    assert (out / "empty" / "deep").is_dir()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../up", "a/../../up", "..", "C:/x", "c:x", "a\\..\\b", "a\nb", "//x", "a\x7f"],
+)
+def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
+    data = make_tar(member("fine", b"x"), member(name, b"x"))
+    error = assert_refused(tmp_path, data, "unsafe file name")
+    assert repr(name) in error.message
+
+
+@pytest.mark.parametrize("name", ["", ".", "./", "a\0b", "/", "a/..", "..\\x"])
+def test_unsafe_paths_are_refused(name: str) -> None:
+    with pytest.raises(DownloadError, match="unsafe"):
+        safe_relative_path(name)
+
+
+@pytest.mark.parametrize(("name", "path"), [("a", "a"), ("a/b..c", "a/b..c"), ("./a//b", "a/b")])
+def test_safe_paths(name: str, path: str) -> None:
+    assert str(safe_relative_path(name)) == path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.CHRTYPE,
+        tarfile.BLKTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CONTTYPE,
+        b"Z",
+    ],
+)
+def test_only_files_and_folders(tmp_path: Path, kind: bytes) -> None:
+    data = make_tar(member("fine", b"x"), member("odd", type=kind, linkname="fine"))
+    assert_refused(tmp_path, data, "'odd': it is neither a file nor a folder")
+
+
+def test_a_link_cannot_be_written_through(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    data = make_tar(
+        member("link", type=tarfile.SYMTYPE, linkname=str(outside)), member("link/x", b"bad")
+    )
+    with pytest.raises(DownloadError, match="'link'"):
+        unpack(tmp_path, data)
+    assert not list(outside.iterdir())
+
+
+def test_sparse_files_are_refused(tmp_path: Path) -> None:
+    info, data = member("sparse", b"0" * 512)
+    info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"}
+    assert_refused(tmp_path, make_tar((info, data)), "neither a file nor a folder")
+
+
+@pytest.mark.parametrize("again", ["a/b", "./a/b", "a//b"])
+def test_a_name_may_occur_once(tmp_path: Path, again: str) -> None:
+    data = make_tar(member("a/b", b"x"), member(again, b"y"))
+    assert_refused(tmp_path, data, "the name occurs twice")
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    assert_refused(tmp_path, make_tar(member("a", b"x"), member("a/b", b"y")), "Cannot unpack")
+
+
+def test_a_bomb_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    data = gzip.compress(make_tar(member("zeros", bytes(5_000_000))))
+    assert len(data) < 10_000
+    assert_refused(tmp_path, data, "more than 1000000 bytes", max_bytes=1_000_000)
+    assert unpack(tmp_path, data, max_bytes=5_000_000).is_dir()
+
+
+def test_a_bomb_in_a_header_is_refused(tmp_path: Path) -> None:
+    info, data = member("x", b"x")
+    info.pax_headers = {"comment": "c" * 20_000_000}
+    packed = gzip.compress(make_tar((info, data)), compresslevel=1)
+    assert_refused(tmp_path, packed, "too much between two files")
+
+
+def test_a_bomb_after_the_end_is_refused(tmp_path: Path) -> None:
+    packed = gzip.compress(plain_tar() + bytes(40_000_000), compresslevel=1)
+    assert_refused(tmp_path, packed, "too much between two files")
+
+
+def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 2)
+    assert_refused(tmp_path, plain_tar(), "or 2 files")
+
+
+@pytest.mark.parametrize("pack", [same, gzip.compress, zstandard.compress])
+def test_a_short_archive_is_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    whole = plain_tar()
+    end_of_last_file = len(whole.rstrip(b"\0")) // 512 * 512 + 512
+    for cut in (0, 100, 512, 1024, 1500, len(whole) // 2, end_of_last_file):
+        assert_refused(tmp_path, pack(whole[:cut]), "is damaged or not a tar archive")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_cut_in_the_packing_is_damage(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(plain_tar())
+    for cut in (20, len(packed) // 2):
+        assert_refused(tmp_path, packed[:cut], "is damaged or not a tar archive")
+
+
+def test_a_wrong_checksum_is_damage(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(plain_tar()))
+    packed[-8] ^= 1
+    assert_refused(tmp_path, bytes(packed), "is damaged.*CRC")
+
+
+def test_garbage_between_files_is_damage(tmp_path: Path) -> None:
+    data = bytearray(make_tar(member("a", b"x"), member("b", b"y")))
+    data[1024 + 150] ^= 1
+    assert_refused(tmp_path, bytes(data), "bad checksum where a file should begin")
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"<html>" * 1000, bytes(10240)])
+def test_what_is_no_archive(tmp_path: Path, data: bytes) -> None:
+    assert_refused(tmp_path, data, "not a tar archive|holds no files")
+
+
+def test_a_missing_archive(tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"Cannot unpack gone\.tar: No such file"):
+        extract_archive(tmp_path / "gone.tar", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_destination_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InvalidInput, match="exists already"):
+        unpack(tmp_path, plain_tar())
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_interrupted_unpacking_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(_done: int, _total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unpack(tmp_path, plain_tar(), progress=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.tar"]
+
+
+def make_folder(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(text)
+    return path
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+    new, out = make_folder(tmp_path / "new", "new"), make_folder(tmp_path / "out", "old")
+    with pytest.raises(OSError, match="not empty"):
+        publish_directory(new, out)
+    assert (out / "file").read_text() == "old"
+    publish_directory(new, out, replace=True)
+    assert (out / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_replacement_brings_the_old_folder_back(tmp_path: Path) -> None:
+    out = make_folder(tmp_path / "out", "old")
+    with pytest.raises(OSError, match="No such file"):
+        publish_directory(tmp_path / "gone", out, replace=True)
+    assert (out / "file").read_text() == "old"
+
+
+def test_an_interrupted_replacement_is_recovered(tmp_path: Path) -> None:
+    out, aside = tmp_path / "out", make_folder(tmp_path / ".out.replaced", "old")
+    recover_directory(out)
+    assert (out / "file").read_text() == "old"
+    make_folder(aside, "older")
+    recover_directory(out)
+    assert (out / "file").read_text() == "old"
+    assert not aside.exists()
+    recover_directory(out)
+
+
+def test_a_path_is_held_once(tmp_path: Path) -> None:
+    with exclusive(tmp_path):
+        with pytest.raises(DownloadError, match="Another download"), exclusive(tmp_path):
+            pass
+        with pytest.raises(FileNotFoundError), exclusive(tmp_path / "gone"):
+            pass
+    with exclusive(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "g" * 64, "0" * 63])
+def test_a_digest_has_a_shape(digest: str) -> None:
+    with pytest.raises(InvalidInput, match=repr(digest)):
+        Expected(sha256=digest)
+    with pytest.raises(InvalidInput, match="-1"):
+        Expected(num_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agrees"),
+    [
+        (Expected(), Expected(num_bytes=1, sha256="a" * 64), True),
+        (Expected(num_bytes=1), Expected(num_bytes=1, sha256="a" * 64), True),
+        (Expected(num_bytes=1), Expected(num_bytes=2), False),
+        (Expected(sha256="a" * 64), Expected(sha256="A" * 64), True),
+        (Expected(sha256="a" * 64), Expected(sha256="b" * 64), False),
+    ],
+)
+def test_agreement(one: Expected, other: Expected, agrees: bool) -> None:
+    assert one.agrees_with(other) is other.agrees_with(one) is agrees
+
+
+@pytest.mark.parametrize(
+    ("headers", "validator", "num_bytes"),
+    [
+        ({"etag": '"a"', "last-modified": "Mon", "content-length": "5"}, '"a"', 5),
+        ({"etag": 'W/"a"', "last-modified": "Mon"}, "Mon", None),
+        ({"etag": 'W/"a"', "content-length": "-5"}, None, None),
+        ({"etag": '"a"', "content-length": "5", "content-encoding": "gzip"}, None, None),
+        ({"etag": '"a"', "content-length": "5", "content-encoding": "identity"}, '"a"', 5),
+        ({}, None, None),
+    ],
+)
+def test_notes(headers: dict[str, str], validator: str | None, num_bytes: int | None) -> None:
+    notes = Notes.of(headers)
+    assert (notes.validator, notes.num_bytes) == (validator, num_bytes)
+
+
+def test_a_part_that_has_nothing_leaves_no_trace(tmp_path: Path) -> None:
+    part = Part(tmp_path / "sub" / "x", Expected())
+    part.open()
+    part.restart(Notes(etag='"a"'))
+    part.close()
+    assert not list((tmp_path / "sub").iterdir())
+
+
+def test_unreadable_notes_are_no_notes(tmp_path: Path) -> None:
+    (tmp_path / "x.part").write_bytes(b"abc")
+    (tmp_path / "x.part.json").write_text("{")
+    part = Part(tmp_path / "x", Expected())
+    part.open()
+    assert (part.num_bytes, part.notes, part.resume_headers()) == (3, Notes(), {})
+    part.close()
+    assert (tmp_path / "x.part").read_bytes() == b"abc"

@@ -1,0 +1,306 @@
+"""One tree of errors, one judge, and nothing lost on the way through a pickle."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinkex import errors
+from tinkex.client.http import HttpRequest, HttpResponse
+from tinkex.errors import (
+    APIConnectionError,
+    APIError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BillingError,
+    ClientClosed,
+    ConfigError,
+    DownloadError,
+    InternalServerError,
+    InvalidInput,
+    PromiseExpiredError,
+    RateLimitError,
+    RequestErrorCategory,
+    RequestFailedError,
+    TinkexError,
+    Verdict,
+    error_class_for,
+    judge,
+)
+
+#: Every status that anything in the protocol, or a proxy on the way, gives a meaning to.
+STATUSES = [*range(400, 432), 449, 451, 460, 499, *range(500, 512), 520, 522, 524, 529, 530, 598, 599]
+CATEGORIES = [None, *RequestErrorCategory]
+HEADERS = [None, True, False]
+
+
+def truth(
+    status: int | None, category: RequestErrorCategory | None, should_retry: bool | None
+) -> Verdict:
+    """The table of the protocol's description, row by row: the first that fits wins."""
+    is_4xx = status is not None and 400 <= status < 500
+    blamed_by_status = is_4xx and status not in {408, 409, 410, 429}
+    rows = [
+        (should_retry is True, Verdict(False, True)),
+        (should_retry is False, Verdict(blamed_by_status, False)),
+        (category == "user", Verdict(True, False)),
+        (category in {"server", "unknown"}, Verdict(False, True)),
+        (status == 408, Verdict(False, True)),
+        (status == 429, Verdict(False, True)),
+        (status == 409, Verdict(False, True)),
+        (status == 410, Verdict(False, False)),
+        (is_4xx, Verdict(True, False)),
+        (status is not None and status >= 500, Verdict(False, True)),
+        (status is None, Verdict(False, True)),
+    ]
+    return next(verdict for is_match, verdict in rows if is_match)
+
+
+def answer(status: int, body: bytes = b"{}") -> HttpResponse:
+    return HttpResponse(status, {}, body, HttpRequest("POST", "http://host/api/v1/optim_step"))
+
+
+def status_error(status: int, **options: Any) -> APIStatusError:
+    return error_class_for(status)(f"Error code: {status}", answer(status), {"a": 1}, **options)
+
+
+def test_the_judge_follows_the_table_everywhere() -> None:
+    rows = list(itertools.product([None, *STATUSES], CATEGORIES, HEADERS))
+    assert len(rows) > 600
+    wrong = [row for row in rows if judge(*row) != truth(*row)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_error_objects_carry_the_judges_word(status: int) -> None:
+    for category, header in itertools.product(CATEGORIES, HEADERS):
+        error = status_error(status, category=category, should_retry=header)
+        expected = truth(status, category, header)
+        assert error.verdict == expected
+        assert (error.is_user_error, error.retryable) == tuple(expected)
+        assert error.status == error.status_code == status
+        # The server's word about blame stands; without one, blame is what the verdict says.
+        blamed = RequestErrorCategory.User if expected.is_user_error else RequestErrorCategory.Server
+        assert error.category is (category or blamed)
+        # The outer layers must know that the header forbade or allowed it.
+        assert error.should_retry is header
+
+
+def test_a_redirect_or_other_oddity_is_nobodys_fault_and_final() -> None:
+    for status in (100, 204, 302, 304, 399):
+        assert judge(status) == Verdict(is_user_error=False, is_retryable=False)
+
+
+@pytest.mark.parametrize("category", list(RequestErrorCategory))
+def test_a_failed_request_is_judged_by_its_category(category: RequestErrorCategory) -> None:
+    error = RequestFailedError("out of memory", "req-1", category)
+    assert error.verdict == truth(None, category, None)
+    assert error.is_user_error is (category is RequestErrorCategory.User)
+    assert (error.request_id, error.category, error.message) == ("req-1", category, "out of memory")
+
+
+def test_failures_without_an_answer_may_pass_and_are_nobodys_fault() -> None:
+    for error in (APIConnectionError(), APITimeoutError()):
+        assert error.verdict == judge(None) == Verdict(False, True)
+        assert error.category is RequestErrorCategory.Server
+        assert error.status is None
+
+
+def test_an_answer_that_makes_no_sense_is_never_blamed_on_the_user() -> None:
+    error = APIResponseValidationError(answer(200), "<html>")
+    assert error.verdict == Verdict(is_user_error=False, is_retryable=False)
+    assert error.category is RequestErrorCategory.Server
+    assert (error.status_code, error.body) == (200, "<html>")
+    assert "expected schema" in str(error)
+
+
+def test_what_is_refused_here_is_the_users_to_fix() -> None:
+    for cls in (ConfigError, InvalidInput, ClientClosed):
+        assert cls("x").verdict == Verdict(is_user_error=True, is_retryable=False)
+        assert cls("x").category is RequestErrorCategory.User
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(InvalidInput, ValueError)
+    assert issubclass(ClientClosed, RuntimeError)
+    assert issubclass(APITimeoutError, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("user", RequestErrorCategory.User),
+        ("USER", RequestErrorCategory.User),
+        ("Server", RequestErrorCategory.Server),
+        ("unknown", RequestErrorCategory.Unknown),
+        ("internal", RequestErrorCategory.Unknown),
+        ("", RequestErrorCategory.Unknown),
+        (None, RequestErrorCategory.Unknown),
+        (7, RequestErrorCategory.Unknown),
+        (RequestErrorCategory.User, RequestErrorCategory.User),
+    ],
+)
+def test_categories_are_read_whatever_their_case(
+    text: object, expected: RequestErrorCategory
+) -> None:
+    assert RequestErrorCategory.parse(text) is expected
+
+
+def test_categories_are_lower_case_on_the_wire() -> None:
+    assert [str(category) for category in RequestErrorCategory] == ["unknown", "server", "user"]
+
+
+def test_every_status_has_its_class() -> None:
+    named = {
+        400: "BadRequestError",
+        401: "AuthenticationError",
+        402: "BillingError",
+        403: "PermissionDeniedError",
+        404: "NotFoundError",
+        409: "ConflictError",
+        410: "PromiseExpiredError",
+        422: "UnprocessableEntityError",
+        429: "RateLimitError",
+    }
+    for status in STATUSES:
+        fallback = "InternalServerError" if status >= 500 else "APIStatusError"
+        cls = error_class_for(status)
+        assert cls.__name__ == named.get(status, fallback)
+        assert cls("x", answer(status)).status_code == status
+
+
+# --- names --------------------------------------------------------------------------------
+
+OFFICIAL_NAMES = """
+    APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError
+    AuthenticationError BadRequestError BillingError ConflictError ExperimentalWarning
+    InternalServerError NotFoundError PermissionDeniedError RateLimitError RequestFailedError
+    TinkerError UnprocessableEntityError
+""".split()
+
+
+@pytest.mark.parametrize("name", OFFICIAL_NAMES)
+def test_official_names_exist_and_hang_in_the_tree(name: str) -> None:
+    cls = getattr(errors, name)
+    is_warning = name == "ExperimentalWarning"
+    assert issubclass(cls, UserWarning if is_warning else errors.TinkerError)
+
+
+def test_the_tree_is_the_official_one() -> None:
+    assert errors.TinkerError is TinkexError
+    assert issubclass(APITimeoutError, APIConnectionError)
+    assert issubclass(APIConnectionError, APIError)
+    assert issubclass(APIStatusError, APIError)
+    assert issubclass(APIResponseValidationError, APIError)
+    assert not issubclass(RequestFailedError, APIError)
+
+
+def test_official_constructors_work() -> None:
+    response = SimpleNamespace(status_code=404, request="the request")
+    error = errors.NotFoundError("gone", response=response, body=None)
+    assert (error.message, error.request, error.response) == ("gone", "the request", response)
+    assert str(APIConnectionError(request=None)) == "Connection error."
+    assert str(APIConnectionError(None, "refused")) == "refused"
+    assert str(APITimeoutError(request=None)) == "Request timed out."
+    failed = RequestFailedError(message="m", request_id="r", category=RequestErrorCategory.User)
+    assert str(failed) == "m"
+
+
+def test_the_docstring_is_the_default_message() -> None:
+    assert str(ClientClosed()) == "The client is closed."
+    assert str(errors.NotFoundError()).startswith("HTTP 404")
+    assert ConfigError("no key").message == "no key"
+
+
+# --- hints --------------------------------------------------------------------------------
+
+
+def every_class(root: type[TinkexError] = TinkexError) -> list[type[TinkexError]]:
+    below = [every_class(cls) for cls in root.__subclasses__() if cls.__module__ == errors.__name__]
+    return [root, *itertools.chain.from_iterable(below)]
+
+
+HINTS = {
+    AuthenticationError: "TINKER_API_KEY",
+    BillingError: "billing",
+    ClientClosed: "new ServiceClient",
+    DownloadError: "again",
+    InternalServerError: "server's fault",
+    PromiseExpiredError: "again",
+    RateLimitError: "concurrent",
+}
+
+
+def made(cls: type[TinkexError]) -> TinkexError:
+    if issubclass(cls, APIStatusError):
+        return cls(
+            "what happened",
+            answer(cls.status_code),
+            {"error": "what happened"},
+            category=RequestErrorCategory.User,
+            should_retry=False,
+            retry_after_seconds=2.5,
+        )
+    if issubclass(cls, APIResponseValidationError):
+        return cls(answer(200), "body", "what happened")
+    if issubclass(cls, APIConnectionError):
+        return cls(HttpRequest("GET", "http://host/"), "what happened", hint="look")
+    if issubclass(cls, RequestFailedError):
+        return cls("what happened", "req-9", RequestErrorCategory.User)
+    return cls("what happened")
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+def test_hints_are_where_they_were_designed(cls: type[TinkexError]) -> None:
+    error = cls("x") if cls is RequestFailedError else cls()
+    if cls in HINTS:
+        assert error.hint is not None
+        assert HINTS[cls] in error.hint
+    else:
+        assert error.hint is None
+
+
+def test_a_hint_belongs_to_one_error() -> None:
+    assert ConfigError("x", hint="look there").hint == "look there"
+    assert ConfigError("x").hint is None
+    assert ClientClosed("x", hint="own").hint == "own"
+    assert APITimeoutError(None, "slow", hint="wait").hint == "wait"
+
+
+# --- pickles ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+def test_a_pickle_keeps_everything(cls: type[TinkexError]) -> None:
+    error = made(cls)
+    error.hint = "a hint of its own"
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is cls
+        assert str(again) == str(error) == "what happened"
+        assert again.args == error.args
+        for name in ("message", "status", "hint", "verdict", "category"):
+            assert getattr(again, name) == getattr(error, name), name
+        assert again.__dict__ == error.__dict__
+        assert (again.is_user_error, again.retryable) == (error.is_user_error, error.retryable)
+
+
+def test_every_class_was_tried() -> None:
+    assert len(every_class()) == len(set(every_class())) == 22
+
+
+def test_a_subclass_of_a_user_survives_a_pickle_too() -> None:
+    error = pickle.loads(pickle.dumps(Odd("a", "b")))
+    assert (type(error), error.pair, str(error)) == (Odd, ("a", "b"), "a and b")
+
+
+class Odd(InvalidInput):
+    """A class whose constructor takes something else."""
+
+    def __init__(self, left: str, right: str) -> None:
+        super().__init__(f"{left} and {right}")
+        self.pair = (left, right)

@@ -1,0 +1,73 @@
+"""zstd bodies: what comes back is what went in, and never more than the limit."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.wire.compression import compress, decompress
+from tinkex.wire.proto import WireError
+
+
+def unsized(data: bytes) -> bytes:
+    """A frame that does not say how large its content is."""
+    return zstandard.ZstdCompressor(write_content_size=False).compress(data)
+
+
+def test_empty_and_large_bodies_survive() -> None:
+    for data in (b"", b"x", bytes(3_000_000), bytes(range(256)) * 4000):
+        assert decompress(compress(data), len(data)) == data
+        assert decompress(unsized(data), len(data)) == data
+
+
+@settings(derandomize=True, max_examples=50)
+@given(st.lists(st.binary(max_size=2000), min_size=1, max_size=4))
+def test_frames_follow_each_other(parts: list[bytes]) -> None:
+    body = b"".join(map(unsized, parts))
+    assert decompress(body, 10_000) == b"".join(parts)
+
+
+@pytest.mark.parametrize("pack", [compress, unsized])
+def test_limit_is_the_last_size_that_passes(pack: type) -> None:
+    body = pack(bytes(5000))
+    assert len(decompress(body, 5000)) == 5000
+    with pytest.raises(WireError, match="4999"):
+        decompress(body, 4999)
+
+
+def test_bomb_is_stopped_early() -> None:
+    bomb = unsized(bytes(400_000_000))
+    tracemalloc.start()
+    with pytest.raises(WireError, match="more than 1000000 bytes"):
+        decompress(bomb, 1_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 120_000_000
+
+
+def test_frame_that_lies_about_its_size_is_refused() -> None:
+    honest = compress(b"a" * 200)
+    at = honest.index(bytes([200]), 4)
+    for claimed in (10, 255):
+        lying = honest[:at] + bytes([claimed]) + honest[at + 1 :]
+        assert zstandard.frame_content_size(lying) == claimed
+        with pytest.raises(WireError, match="damaged"):
+            decompress(lying, 1000)
+
+
+@pytest.mark.parametrize("pack", [compress, unsized])
+def test_every_prefix_is_refused(pack: type) -> None:
+    body = pack(b"some text, some text, some text")
+    for end in range(len(body)):
+        with pytest.raises(WireError):
+            decompress(body[:end], 1000)
+
+
+@pytest.mark.parametrize("body", [b"", b"plain", compress(b"x") + b"!", unsized(b"x") + b"more"])
+def test_what_is_not_zstd_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError):
+        decompress(body, 1000)
