@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tinkex.errors import ClientClosed as ClientClosed
     from tinkex.errors import ConfigError as ConfigError
     from tinkex.errors import ConflictError as ConflictError
+    from tinkex.errors import ConnectTimeoutError as ConnectTimeoutError
     from tinkex.errors import DownloadError as DownloadError
     from tinkex.errors import ExperimentalWarning as ExperimentalWarning
     from tinkex.errors import InternalServerError as InternalServerError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tinkex.errors import PromiseExpiredError as PromiseExpiredError
     from tinkex.errors import RateLimitError as RateLimitError
     from tinkex.errors import RequestFailedError as RequestFailedError
+    from tinkex.errors import ResultTimeoutError as ResultTimeoutError
     from tinkex.errors import TinkerError as TinkerError
     from tinkex.errors import TinkexError as TinkexError
     from tinkex.errors import UnprocessableEntityError as UnprocessableEntityError
@@ -104,9 +106,9 @@ _HOMES = {
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
         "AuthenticationError BadRequestError BillingError ClientClosed ConfigError ConflictError "
-        "DownloadError ExperimentalWarning InternalServerError InvalidInput NotFoundError "
-        "PermissionDeniedError PromiseExpiredError RateLimitError RequestFailedError TinkerError "
-        "TinkexError UnprocessableEntityError"
+        "ConnectTimeoutError DownloadError ExperimentalWarning InternalServerError InvalidInput "
+        "NotFoundError PermissionDeniedError PromiseExpiredError RateLimitError "
+        "RequestFailedError ResultTimeoutError TinkerError TinkexError UnprocessableEntityError"
     ),
     "tinkex.logs": "attach_logger detach_logger",
     "tinkex.types": (

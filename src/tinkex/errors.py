@@ -7,7 +7,7 @@ TinkexError                         also exported as TinkerError
 ├── DownloadError                   a file arrived short, changed or unsafe
 ├── APIError
 │   ├── APIConnectionError          no answer arrived                        (retryable)
-│   │   └── APITimeoutError
+│   │   └── APITimeoutError         ConnectTimeoutError, ResultTimeoutError
 │   ├── APIResponseValidationError  an answer arrived and makes no sense
 │   └── APIStatusError              the server answered, and it was a no
 │       ├── BadRequestError 400, AuthenticationError 401, BillingError 402,
@@ -194,6 +194,17 @@ class APITimeoutError(APIConnectionError, TimeoutError):
         self, request: Any = None, message: str = "Request timed out.", *, hint: str | None = None
     ) -> None:
         super().__init__(request, message, hint=hint)
+
+
+class ConnectTimeoutError(APITimeoutError):
+    """The server did not accept a connection in time."""
+
+
+class ResultTimeoutError(APITimeoutError):
+    """The work did not end within poll_timeout_seconds; it may still end on the server."""
+
+    verdict = Verdict(is_user_error=False, is_retryable=False)
+    hint = "Raise poll_timeout_seconds, or set it to None to wait for ever."
 
 
 class APIResponseValidationError(APIError):

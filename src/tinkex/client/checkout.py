@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import msgspec
-
 from tinkex.client.archive import extract_archive, publish_directory
 from tinkex.client.download import download_file, download_tree
 from tinkex.client.holder import Holder
@@ -18,7 +16,6 @@ from tinkex.errors import APIStatusError, InvalidInput
 from tinkex.ids import TinkerPath
 from tinkex.logs import get_logger
 from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
-from tinkex.wire.messages import ArchiveReply
 
 logger = get_logger(__name__)
 Progress = Callable[[int, int | None], None]
@@ -82,7 +79,7 @@ async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
         headers = await holder.transport.headers_for(url)
         async with holder.transport.http.stream(url, headers, 60.0) as stream:
             if stream.status == 200:
-                return await _named_url(stream) or url
+                return await _named_url(holder, stream) or url
             error = holder.transport.error_of(await _whole(stream))
             if stream.status != 503 or attempt == BUILD_TRIES:
                 raise error
@@ -92,11 +89,10 @@ async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-async def _named_url(stream: HttpStream) -> str | None:
+async def _named_url(holder: Holder, stream: HttpStream) -> str | None:
     if not stream.headers.get("content-type", "").startswith("application/json"):
         return None
-    body = await _whole(stream)
-    return msgspec.json.decode(body.content, type=ArchiveReply).url
+    return holder.transport.read(CHECKPOINT_ARCHIVE, await _whole(stream)).url
 
 
 async def _whole(stream: HttpStream) -> HttpResponse:

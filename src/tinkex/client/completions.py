@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from tinkex import types
-from tinkex.client.retry import NO_RETRY, RetryPolicy, wait_before_retry
+from tinkex.client.retry import NO_RETRY, RetryPolicy, backoff, wait_before_retry
 from tinkex.client.transport import Transport
-from tinkex.errors import TinkexError
+from tinkex.errors import APITimeoutError, TinkexError
 from tinkex.wire.endpoints import RETRIEVE_FUTURES
 
+#: An answer faster than this was no long poll; asking again at once would be a hot loop.
+QUICK_SECONDS = 1.0
 _POLICY = RetryPolicy(first_wait_seconds=1.0, max_wait_seconds=10.0)
+_SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
 
 
 class CompletionPoller:
@@ -22,9 +27,22 @@ class CompletionPoller:
         self._target = target
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._early: set[str] = set()
+        self._given_up: set[str] = set()
         self._retrieved: set[str] = set()
         self._cursor = 0
         self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def fetching(self, request_id: str) -> AsyncIterator[None]:
+        """Wait until a result, or a failure, is ready; fetch it inside the block.
+
+        Only after the block is the server told that it may drop the result.
+        """
+        try:
+            await self.completed(request_id)
+            yield
+        finally:
+            self._retrieved.add(request_id)
 
     async def completed(self, request_id: str) -> None:
         """Return when the result, or the failure, of a request is ready to be fetched."""
@@ -35,31 +53,40 @@ class CompletionPoller:
         self._waiters[request_id] = waiter
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._poll())
+            self._task.add_done_callback(self._stopped)
         try:
             await waiter
+        except asyncio.CancelledError:
+            self._given_up.add(request_id)
+            raise
         finally:
             self._waiters.pop(request_id, None)
-            self._retrieved.add(request_id)
 
     async def _poll(self) -> None:
-        attempt = 0
-        started = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        attempt = quick = 0
+        started = loop.time()
         while self._waiters:
-            acknowledged = sorted(self._retrieved)
+            acknowledged, asked_at = sorted(self._retrieved), loop.time()
             try:
                 reply = await self._ask(acknowledged)
+            except APITimeoutError:
+                # A poll that ran into its time limit is a long poll without news.
+                attempt, started = 0, loop.time()
             except TinkexError as error:
                 attempt += 1
-                elapsed = asyncio.get_running_loop().time() - started
+                elapsed = loop.time() - started
                 wait = wait_before_retry(_POLICY, attempt, elapsed, error, random.random())
                 if wait is None:
-                    self._fail_all(error)
-                    return
+                    raise
                 await asyncio.sleep(wait)
             else:
-                attempt, started = 0, asyncio.get_running_loop().time()
+                attempt, started = 0, loop.time()
                 self._retrieved.difference_update(acknowledged)
-                self._take(reply)
+                has_news = self._take(reply)
+                quick = 0 if has_news or started - asked_at >= QUICK_SECONDS else quick + 1
+                if quick:
+                    await asyncio.sleep(backoff(_SOON, quick, random.random()))
 
     async def _ask(self, acknowledged: list[str]) -> types.FuturesRetrieveResponse:
         message = types.FuturesRetrieveRequest(
@@ -67,17 +94,23 @@ class CompletionPoller:
         )
         return await self._transport.call(RETRIEVE_FUTURES, message, policy=NO_RETRY)
 
-    def _take(self, reply: types.FuturesRetrieveResponse) -> None:
+    def _take(self, reply: types.FuturesRetrieveResponse) -> bool:
         self._cursor = reply.cursor
         for completion in reply.completions:
-            waiter = self._waiters.get(completion.request_id)
-            if waiter is None:
+            # Taken out before it is told, so that no poll leaves for waiters that are served.
+            waiter = self._waiters.pop(completion.request_id, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+            elif completion.request_id in self._given_up:
+                self._given_up.discard(completion.request_id)
+            else:
                 # Ready before its promise was read here.
                 self._early.add(completion.request_id)
-            elif not waiter.done():
-                waiter.set_result(None)
+        return bool(reply.completions)
 
-    def _fail_all(self, error: TinkexError) -> None:
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Whatever ended the polling ends the waiting."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         for waiter in self._waiters.values():
-            if not waiter.done():
+            if not waiter.done() and error is not None:
                 waiter.set_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -70,7 +71,7 @@ class Config:
         known = {row.name for row in fields(cls)}
         unknown = sorted(options.keys() - known)
         if unknown:
-            raise ConfigError(f"Config has no setting {unknown[0]!r}; it has {_listed(known)}")
+            raise ConfigError(_explain_unknown(unknown[0], known))
         env = options.get("environment") or read_environment(environ)
         given = {name: value for name, value in options.items() if value not in (None, "")}
         found: dict[str, Any] = {
@@ -164,5 +165,7 @@ def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(tags)
 
 
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names))
+def _explain_unknown(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}"
+    return f"Config has no setting {name!r}; {advice}"

@@ -95,13 +95,19 @@ class BatchSender:
             except APIStatusError as error:
                 if holder.speaks_proto or error.status not in NOT_UNDERSTOOD:
                     raise
-                # An older server: it has never taken protobuf, and may take JSON. If it refuses
-                # that too, the request was at fault, and this is the error to show.
-                promise = await submit(holder.transport, self._as_json(chunk), kind=chunk.kind)
+                # An older server: it has never taken protobuf, and may take JSON.
+                promise = await self._resend_as_json(chunk, error)
                 holder.speaks_proto = False
                 return promise
         holder.speaks_proto = True
         return promise
+
+    async def _resend_as_json(self, chunk: EncodedChunk, first: APIStatusError) -> Promise:
+        """Try JSON; if that is refused too, the request was at fault: the first answer says why."""
+        try:
+            return await submit(self._holder.transport, self._as_json(chunk), kind=chunk.kind)
+        except APIStatusError as second:
+            raise (first if second.is_user_error else second) from second
 
     async def _as_proto(self, chunk: EncodedChunk) -> Outgoing:
         headers = {"content-type": PROTO_TYPE}

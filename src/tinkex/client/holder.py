@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import itertools
+import os
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +18,7 @@ from tinkex.client.budget import ByteBudget
 from tinkex.client.config import Config
 from tinkex.client.credentials import TokenSource, find_credential
 from tinkex.client.future import APIFuture
+from tinkex.client.hooks import HookThread
 from tinkex.client.http import HttpClient, HttpTransport
 from tinkex.client.lanes import Lane, lane_for
 from tinkex.client.loop import IO
@@ -26,7 +28,7 @@ from tinkex.client.session import Heartbeat, create_session, finish_session
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics, QueueChanged, Timing
 from tinkex.client.transport import WIRE_VERSION, Transport, outgoing
-from tinkex.errors import APIStatusError, ClientClosed, ConfigError, TinkexError
+from tinkex.errors import APIStatusError, ClientClosed, ConfigError, TinkexError, Verdict
 from tinkex.ids import path_segment
 from tinkex.logs import get_logger
 from tinkex.settings import HOSTED_BASE_URL, HOSTED_CONSOLE_URL
@@ -34,6 +36,8 @@ from tinkex.wire.endpoints import AUTH_TOKEN, CLIENT_CONFIG, DYNAMIC_CONFIG
 
 T = TypeVar("T")
 logger = get_logger(__name__)
+#: How long closing waits for stopped work to end.
+STOP_SECONDS = 1.0
 FinishStatus = Literal["success", "errored", "interrupted"]
 
 
@@ -51,9 +55,13 @@ class LastToken:
     """The newest token; the pulse reads it without keeping its owner alive."""
 
     value: str | None = None
+    renew: weakref.WeakMethod[Callable[[], None]] | None = None
 
     async def get(self) -> str | None:
-        """What was used last."""
+        """What was used last; asks for a fresh one, for the beats of a client that is idle."""
+        renew = self.renew() if self.renew is not None else None
+        if renew is not None:
+            IO.post(renew)
         return self.value
 
 
@@ -82,10 +90,10 @@ class Holder:
         self.pulse.stopwatch = self.transport.stopwatch
         self.flags = types.ClientConfigResponse()
         self.dynamic_flags = types.ClientDynamicConfigResponse()
-        self.lane: Lane = lane_for(config, self.credential.value if self.credential else None)
+        self.lane: Lane = lane_for(config, self._lane_key())
         self.response_budget = ByteBudget(self.flags.inflight_response_bytes_semaphore_size)
         self.dispatch_budget = ByteBudget(self.flags.fwdbwd_dispatch_bytes_semaphore_size)
-        self.telemetry = Telemetry(self.transport) if config.telemetry else None
+        self.telemetry = Telemetry(self.transport, self._secrets) if config.telemetry else None
         self._tokens: TokenSource | None = None
         self._model_seq_ids = itertools.count()
         self._sampling_seq_ids = itertools.count()
@@ -94,7 +102,8 @@ class Holder:
         self._session: asyncio.Task[str] | None = None
         self._heartbeat: Heartbeat | None = None
         self._dynamic_flags_at: float | None = None
-        self._callbacks: ThreadPoolExecutor | None = None
+        self._hooks = HookThread()
+        self._under_way: set[asyncio.Task[Any]] = set()
         self.is_closed = False
         self.has_exported_handle = False
         #: Whether the server takes protobuf; None until a batch has been sent.
@@ -110,7 +119,24 @@ class Holder:
         if self.is_closed:
             work.close()
             raise ClientClosed("This client is closed")
-        return IO.start(work)
+        future: APIFuture[T] = APIFuture()
+        IO.post(self._launch, work, future)
+        return future
+
+    def _launch(self, work: Coroutine[Any, Any, T], future: APIFuture[T]) -> None:
+        if future.cancelled():
+            work.close()
+            return
+        future.follow(self.task(work), asyncio.get_running_loop())
+
+    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task on the I/O loop that closing this client stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        if self.is_closed:
+            task.cancel()
+        return task
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work and wait for it; refused on the I/O thread, which would wait for itself."""
@@ -119,19 +145,9 @@ class Holder:
             raise ClientClosed("A blocking call was made on the I/O thread; await instead")
         return self.start(work).result()
 
-    def off_loop(self, action: Callable[[], Any]) -> None:
-        """Run user code in order on a thread of its own, where it can delay nothing."""
-        if self._callbacks is None:
-            self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="tinkex-callbacks")
-        self._callbacks.submit(_guarded, action)
-
     def watch(self, observer: QueueStateObserver, name: str) -> QueueWatch:
         """A watch that tells the observer, and the event hook, about queue changes."""
-
-        def run(tell: Callable[[], None]) -> None:
-            self.off_loop(tell)
-
-        return QueueWatch(observer, run, lambda s, r: self._queue_changed(name, s, r))
+        return QueueWatch(observer, self._hooks.run, lambda s, r: self._queue_changed(name, s, r))
 
     def finished(self, timing: Timing) -> None:
         """Count one finished operation and tell the log and the event hook."""
@@ -207,7 +223,8 @@ class Holder:
     async def _read_flags(self) -> None:
         message = types.ClientConfigRequest(sdk_version=WIRE_VERSION)
         try:
-            request = outgoing(CLIENT_CONFIG, message)
+            seconds = self.transport.timeout_for(CLIENT_CONFIG)
+            request = outgoing(CLIENT_CONFIG, message, timeout_seconds=seconds)
             response = await self.transport.deliver(request)
             self.flags = self.transport.read(CLIENT_CONFIG, response)
             # Only a server that says so itself is trusted to put chunks in order.
@@ -223,6 +240,7 @@ class Holder:
         self.lane.use(self.flags)
         if self.flags.pjwt_auth_enabled and self.credential is not None:
             self._tokens = TokenSource(self.credential, self._exchange_credential)
+            self._last_token.renew = weakref.WeakMethod(self._renew_token)
 
     async def _open_session(self) -> str:
         await self.ready()
@@ -270,9 +288,32 @@ class Holder:
         return self._last_token.value
 
     async def _exchange_credential(self, raw: str) -> str:
-        plain = Transport(self.config, self.transport.http, _constant(raw), "")
+        source = self.credential.source if self.credential else ""
+        plain = Transport(self.config, self.transport.http, _constant(raw), source)
         plain.has_contact = self.transport.has_contact
-        return (await plain.call(AUTH_TOKEN)).jwt
+        try:
+            return (await plain.call(AUTH_TOKEN)).jwt
+        except TinkexError as error:
+            # Tried often enough here: the request that needs the token must not start over.
+            error.verdict = Verdict(error.is_user_error, is_retryable=False)
+            raise
+
+    def _renew_token(self) -> None:
+        if not self.is_closed:
+            self.task(_quietly(self._current_credential()))
+
+    def _lane_key(self) -> str | None:
+        """What tells this client's lane from others: its key, or the command that prints it."""
+        credential = self.credential
+        return (credential.value or credential.command) if credential else None
+
+    def _secrets(self) -> list[str]:
+        """What must never be shown; tokens and keys of the usual form are known by their looks."""
+        key = self.credential.value if self.credential else None
+        own = (key, self._last_token.value, self.config.environment.access_client_secret)
+        # A short header is a setting; hiding every "1" in a text would help nobody.
+        others = [text for text in self.config.headers.values() if len(text) >= 8]
+        return [secret for secret in (*own, *others) if secret]
 
     # --- the end ------------------------------------------------------------------------
 
@@ -286,16 +327,29 @@ class Holder:
 
     async def _finish(self, status: str, detail: str | None) -> None:
         try:
-            if self._session is not None and self.plan.joined_session_id is None:
-                session_id = await asyncio.shield(self._session)
+            await self._stop_work()
+            session_id = await self._own_session()
+            if session_id is not None:
                 await finish_session(self.transport, session_id, status, detail)
             if self.telemetry is not None:
                 await self.telemetry.end()
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
-            if self._callbacks is not None:
-                self._callbacks.shutdown(wait=False)
+            self._hooks.stop()
+
+    async def _stop_work(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=STOP_SECONDS)
+
+    async def _own_session(self) -> str | None:
+        """The session this client opened; None if it opened none, or could not."""
+        if self._session is None or self.plan.joined_session_id is not None:
+            return None
+        await asyncio.wait([self._session], timeout=STOP_SECONDS)
+        return self.known_session_id
 
     def _queue_changed(self, name: str, state: QueueState, reason: str | None) -> None:
         self._emit(QueueChanged(client=name, state=str(state), reason=reason))
@@ -303,7 +357,7 @@ class Holder:
     def _emit(self, event: object) -> None:
         hook = self.config.event_hook
         if hook is not None:
-            self.off_loop(lambda: hook(event))
+            self._hooks.run(lambda: hook(event))
 
 
 _OPEN: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -320,17 +374,13 @@ def _finish_all() -> None:
 
 
 atexit.register(_finish_all)
+if hasattr(os, "register_at_fork"):
+    # A child must not finish the sessions of its parent.
+    os.register_at_fork(after_in_child=_OPEN.clear)
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _guarded(action: Callable[[], Any]) -> None:
-    try:
-        action()
-    except Exception:
-        logger.warning("A hook raised", exc_info=True)
 
 
 def _constant(value: str) -> Callable[[], Awaitable[str | None]]:
@@ -338,6 +388,11 @@ def _constant(value: str) -> Callable[[], Awaitable[str | None]]:
         return value
 
     return credential
+
+
+async def _quietly(work: Awaitable[object]) -> None:
+    with contextlib.suppress(TinkexError):
+        await work
 
 
 async def _nothing() -> None:

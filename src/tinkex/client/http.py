@@ -6,6 +6,7 @@ pyqwest (Rust's reqwest) was chosen by measurement; see benchmarks/README.md.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,13 @@ import msgspec
 import pyqwest
 
 from tinkex.client.config import Config
-from tinkex.errors import APIConnectionError, APITimeoutError, InvalidInput
+from tinkex.errors import (
+    APIConnectionError,
+    APITimeoutError,
+    ConfigError,
+    ConnectTimeoutError,
+    InvalidInput,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,7 @@ class HttpClient:
         body: bytes | None,
         timeout_seconds: float,
     ) -> HttpResponse:
+        FORKS.check()
         request = HttpRequest(method, url)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -109,44 +117,48 @@ class HttpClient:
         self, url: str, headers: Mapping[str, str], timeout_seconds: float
     ) -> AsyncIterator[HttpStream]:
         """Open a GET whose body is read piece by piece; redirects are followed."""
-        request = HttpRequest("GET", url)
-        reply = await self._open(request, headers, timeout_seconds)
         for _ in range(MAX_REDIRECTS):
-            target = _redirect_target(request.url, reply.status, _lowered(reply.headers))
-            if target is None:
-                break
-            await reply.aclose()
-            headers = _carried(headers, request.url, target)
-            request = HttpRequest("GET", target)
-            reply = await self._open(request, headers, timeout_seconds)
-        try:
-            yield HttpStream(reply, request, timeout_seconds)
-        finally:
-            await reply.aclose()
+            async with self._opened(url, headers, timeout_seconds) as stream:
+                target = _redirect_target(url, stream.status, stream.headers)
+                if target is None:
+                    yield stream
+                    return
+            url, headers = target, _carried(headers, url, target)
+        raise APIConnectionError(HttpRequest("GET", url), "The server sent us round in circles")
 
-    async def _open(
-        self, request: HttpRequest, headers: Mapping[str, str], timeout_seconds: float
-    ) -> pyqwest.Response:
+    @asynccontextmanager
+    async def _opened(
+        self, url: str, headers: Mapping[str, str], timeout_seconds: float
+    ) -> AsyncIterator[HttpStream]:
+        FORKS.check()
+        request = HttpRequest("GET", url)
+        # The library closes the answer when this object goes away: it must outlive the reading.
+        opening = self._client.stream("GET", url, headers=headers)
         try:
             async with asyncio.timeout(timeout_seconds):
-                opened = self._client.stream("GET", request.url, headers=headers)
-                return await opened.__aenter__()
+                reply = await opening.__aenter__()
         except TimeoutError as error:
             raise self._timed_out(request, timeout_seconds, error) from error
         except _BROKEN as error:
             raise self._unreachable(request, error) from error
+        try:
+            yield HttpStream(reply, request, timeout_seconds)
+        finally:
+            await opening.__aexit__(None, None, None)
 
     def _timed_out(
         self, request: HttpRequest, timeout_seconds: float, error: TimeoutError
     ) -> APITimeoutError:
         if isinstance(error, pyqwest.ConnectTimeout):
-            what = f"{self._host} did not accept a connection"
-            timeout_seconds = self._connect_timeout_seconds
-        else:
-            what = f"{self._host} did not answer"
+            seconds = self._connect_timeout_seconds
+            return ConnectTimeoutError(
+                request,
+                f"Connection timed out: {self._host} did not accept one within {seconds:g} s",
+                hint="Check base_url and that the server is running.",
+            )
         return APITimeoutError(
             request,
-            f"Request timed out: {what} within {timeout_seconds:g} s",
+            f"Request timed out: {self._host} did not answer within {timeout_seconds:g} s",
             hint="Check that the server is up, or raise timeout_seconds.",
         )
 
@@ -156,6 +168,31 @@ class HttpClient:
             f"Connection error: cannot reach {self._host}: {_reason(error)}",
             hint="Check base_url and that the server is running.",
         )
+
+
+class ForkGuard:
+    """Refuses to wait for ever: the HTTP library's threads do not survive a fork."""
+
+    def __init__(self) -> None:
+        self._is_used = False
+        self._is_orphaned = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def check(self) -> None:
+        """Note that the library is in use; refuse in a child of a process that used it."""
+        if self._is_orphaned:
+            raise ConfigError(
+                "This process was forked from one that had used tinkex already",
+                hint="Use multiprocessing's 'spawn' start method, or fork before the first call.",
+            )
+        self._is_used = True
+
+    def _forked(self) -> None:
+        self._is_orphaned = self._is_used
+
+
+FORKS = ForkGuard()
 
 
 class HttpStream:

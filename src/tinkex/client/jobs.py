@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from tinkex import types
+from tinkex.client.http import HttpResponse
 from tinkex.client.polling import Poller
 from tinkex.client.retry import RetryPolicy
 from tinkex.client.transport import Outgoing, Transport, outgoing
 from tinkex.errors import APIResponseValidationError
 from tinkex.wire.codec import decode_json
 from tinkex.wire.endpoints import Endpoint
-from tinkex.wire.results import decode_result
+from tinkex.wire.results import decode_result, unwrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,10 @@ async def submit(
     endpoint = request.endpoint
     try:
         reply = decode_json(response.content, types.UntypedAPIFuture)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         # Some servers do small jobs at once and answer with the result.
         try:
-            result = decode_result(endpoint, response.content, response.is_proto)
+            result = _decode_at_once(endpoint, response)
         except (ValueError, msgspec.MsgspecError):
             shown = response.text[:200]
             raise APIResponseValidationError(
@@ -59,6 +60,15 @@ async def submit(
         submit_seconds=seconds,
         kind=kind,
     )
+
+
+def _decode_at_once(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
+    """The result itself; ValueError for an answer that says nothing of it, as {} would."""
+    result = decode_result(endpoint, response.content, response.is_proto)
+    names = set(getattr(endpoint.promised, "__struct_fields__", ())) - {"type"}
+    if names and not names & unwrapped(response.json()).keys():
+        raise ValueError(f"no field of {endpoint.name} is there")
+    return result
 
 
 async def wait(poller: Poller, promise: Promise) -> Any:

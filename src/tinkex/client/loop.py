@@ -32,7 +32,12 @@ class IoLoop:
         # One wake-up serves everything that is in the inbox: a wake-up is a system call.
         if not self._is_awake:
             self._is_awake = True
-            self._running().call_soon_threadsafe(self._drain)
+            try:
+                self._running().call_soon_threadsafe(self._drain)
+            except BaseException:
+                # Interrupted in between: the next post must try again.
+                self._is_awake = False
+                raise
 
     def start(self, work: Coroutine[Any, Any, T]) -> APIFuture[T]:
         """Run a coroutine on the loop; its outcome arrives in the returned future."""

@@ -14,15 +14,17 @@ import msgspec
 from tinkex.client.budget import ByteBudget
 from tinkex.client.http import HttpResponse
 from tinkex.client.queue_state import QueueState, QueueWatch
-from tinkex.client.retry import RetryPolicy, backoff, retry_after
+from tinkex.client.retry import RetryPolicy, backoff, believed, retry_after
 from tinkex.client.transport import PROTO_TYPE, Transport, outgoing
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
     APIStatusError,
     APITimeoutError,
+    ConnectTimeoutError,
     RequestErrorCategory,
     RequestFailedError,
+    ResultTimeoutError,
     TinkexError,
 )
 from tinkex.logs import get_logger
@@ -38,6 +40,8 @@ QUICK_SECONDS = 1.0
 #: How often an answer that looks like a failure of the request is asked for again.
 MAX_BAD_ANSWERS = 3
 BILLING_WAIT_SECONDS = 5.0
+#: What servers call a result that is there.
+DONE_WORDS = frozenset({"completed", "complete", "done", "succeeded", "success", "ok"})
 #: Results larger than this are decoded on another thread.
 LARGE_BYTES = 256 * 1024
 _SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
@@ -86,29 +90,43 @@ class Patience:
     quick_answers: int = 0
     bad_answers: int = 0
     away_answers: int = 0
-    trouble_since: float | None = None
+    away_since: float | None = None
+    billing_since: float | None = None
 
     def after(self, outcome: Pending | Trouble, lasted: float, now: float, jitter: float) -> float:
         """Seconds to wait before the next poll, given how long this one lasted."""
         if isinstance(outcome, Pending):
             return self._after_pending(outcome, lasted, jitter)
         error = outcome.error
-        self.trouble_since = now if self.trouble_since is None else self.trouble_since
-        trouble_seconds = now - self.trouble_since
-        if error.status == 402 and trouble_seconds < self.billing_pause_seconds:
-            return BILLING_WAIT_SECONDS
+        if error.status == 402:
+            return self._after_billing(error, now)
         if is_bad_answer(error):
             self.bad_answers += 1
             if self.bad_answers <= MAX_BAD_ANSWERS:
                 return backoff(_SOON, self.bad_answers, jitter)
-        elif error.retryable and trouble_seconds < self.outage_seconds:
-            self.away_answers += 1
-            told = getattr(error, "retry_after_seconds", None) or 0.0
-            return max(told, backoff(_LATER, self.away_answers, jitter))
+        elif error.retryable:
+            return self._after_silence(error, now, jitter)
         raise error
 
+    def _after_billing(self, error: TinkexError, now: float) -> float:
+        self.away_since = None
+        self.billing_since = now if self.billing_since is None else self.billing_since
+        left = self.billing_pause_seconds - (now - self.billing_since)
+        if left <= 0.0:
+            raise error
+        return min(BILLING_WAIT_SECONDS, left)
+
+    def _after_silence(self, error: TinkexError, now: float, jitter: float) -> float:
+        self.away_since = now if self.away_since is None else self.away_since
+        if now - self.away_since >= self.outage_seconds:
+            raise error
+        self.away_answers += 1
+        told = getattr(error, "retry_after_seconds", None) or 0.0
+        return max(told, backoff(_LATER, self.away_answers, jitter))
+
     def _after_pending(self, outcome: Pending, lasted: float, jitter: float) -> float:
-        self.trouble_since, self.bad_answers, self.away_answers = None, 0, 0
+        self.away_since = self.billing_since = None
+        self.bad_answers = self.away_answers = 0
         if lasted >= QUICK_SECONDS:
             self.quick_answers = 0
             return outcome.wait_seconds or 0.0
@@ -122,8 +140,11 @@ def is_bad_answer(error: TinkexError) -> bool:
     """True for answers with which some servers mean "the request failed" and others a hiccup."""
     if not isinstance(error, APIStatusError):
         return False
-    has_detail = read_fault(error.body) is not None
-    return error.status == 400 or (error.status == 500 and has_detail)
+    if error.should_retry is not None:
+        return False
+    # A proxy's page of text is a hiccup; a JSON object with a reason is the server speaking.
+    has_reason = isinstance(error.body, dict) and read_fault(error.body) is not None
+    return error.status == 400 or (error.status == 500 and has_reason)
 
 
 def classify(response: HttpResponse, error_of: Callable[[HttpResponse], TinkexError]) -> Outcome:
@@ -141,10 +162,14 @@ def _classify_json(response: HttpResponse) -> Outcome:
     if body.get("type") == "try_again" or status in {"pending", "running", "queued"}:
         return _pending(body, response)
     if status == "complete_metadata":
-        return Large(int(body.get("response_payload_size") or 0))
+        size = body.get("response_payload_size")
+        return Large(max(0, size) if isinstance(size, int) else 0)
     if status == "failed" or ("error" in body and body["error"] is not None):
         return Trouble(_failure(body))
-    return Done(response)
+    if status is None or status in DONE_WORDS:
+        return Done(response)
+    text = f"The server gave a result the status {status!r}, which nobody knows"
+    return Trouble(APIResponseValidationError(response, body, text))
 
 
 def _object(response: HttpResponse) -> dict[str, Any]:
@@ -157,7 +182,8 @@ def _object(response: HttpResponse) -> dict[str, Any]:
 
 def _pending(body: dict[str, Any], response: HttpResponse) -> Pending:
     millis = body.get("retry_after_ms")
-    wait = millis / 1000.0 if isinstance(millis, int | float) else retry_after(response.headers)
+    told = believed(millis / 1000.0) if isinstance(millis, int | float) else None
+    wait = told if told is not None else retry_after(response.headers)
     state = QueueState.parse(body["queue_state"]) if "queue_state" in body else QueueState.ACTIVE
     return Pending(state, body.get("queue_state_reason"), wait)
 
@@ -195,14 +221,15 @@ class Poller:
         while True:
             started = self.clock()
             headers = _poll_headers(endpoint, kind, iteration, submit_seconds)
-            outcome = await self._poll(request_id, headers)
+            seconds = min(config.poll_request_seconds, ends_at - started)
+            outcome = await self._poll(request_id, headers, seconds)
             if isinstance(outcome, Done):
                 return await self._decode(endpoint, outcome.response)
             iteration += 1
             wait = self._next_wait(patience, outcome, started, request_id)
             if self.clock() + wait >= ends_at:
                 limit = config.poll_timeout_seconds
-                raise APITimeoutError(None, f"{request_id} had no result within {limit:g} s")
+                raise ResultTimeoutError(None, f"{request_id} had no result within {limit:g} s")
             await self.sleep(wait)
 
     def _next_wait(
@@ -219,25 +246,28 @@ class Poller:
         now = self.clock()
         return patience.after(outcome, now - started, now, random.random())
 
-    async def _poll(self, request_id: str, headers: dict[str, str]) -> Outcome:
+    async def _poll(self, request_id: str, headers: dict[str, str], seconds: float) -> Outcome:
         """Ask once; a large result is fetched when the budget has room for it."""
-        outcome = await self._ask(request_id, headers, allow_metadata=True)
+        outcome = await self._ask(request_id, headers, seconds, allow_metadata=True)
         if not isinstance(outcome, Large):
             return outcome
         async with self.response_budget.reserve(outcome.num_bytes):
-            outcome = await self._ask(request_id, headers, allow_metadata=False)
+            outcome = await self._ask(request_id, headers, seconds, allow_metadata=False)
         if not isinstance(outcome, Large):
             return outcome
         text = f"The server announced the result of {request_id} twice and never sent it"
         return Trouble(APIResponseValidationError(None, None, text))
 
-    async def _ask(self, request_id: str, headers: dict[str, str], allow_metadata: bool) -> Outcome:
-        self.transport.stopwatch.counters["polls"] += 1
+    async def _ask(
+        self, request_id: str, headers: dict[str, str], seconds: float, allow_metadata: bool
+    ) -> Outcome:
+        self.transport.stopwatch.count("polls")
         message = FutureRetrieveRequest(request_id=request_id, allow_metadata_only=allow_metadata)
-        seconds = self.transport.config.poll_request_seconds
         request = outgoing(RETRIEVE_FUTURE, message, headers=headers, timeout_seconds=seconds)
         try:
             response = await self.transport.exchange(request)
+        except ConnectTimeoutError as error:
+            return Trouble(error)
         except APITimeoutError:
             # A poll that ran into its time limit is a long poll without news.
             return Pending()

@@ -50,7 +50,7 @@ def wait_before_retry(
     told = getattr(error, "retry_after_seconds", None)
     if told is not None:
         wait = max(wait, told)
-    if is_away(error) or (not policy.has_contact and (error.status or 0) >= 500):
+    if is_silence(policy, error):
         return wait if elapsed_seconds + wait <= policy.outage_seconds else None
     return wait if attempt <= policy.max_retries else None
 
@@ -76,12 +76,22 @@ def is_away(error: TinkexError) -> bool:
     return isinstance(error, APIConnectionError)
 
 
+def is_silence(policy: RetryPolicy, error: TinkexError) -> bool:
+    """True when time, not the number of tries, decides: the server is away, or never was there."""
+    return is_away(error) or (not policy.has_contact and (error.status or 0) >= 500)
+
+
 def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """Seconds the server asks to wait, from retry-after-ms or Retry-After (seconds or a date)."""
     millis = _number(headers.get("retry-after-ms"))
     seconds = millis / 1000.0 if millis is not None else _number(headers.get("retry-after"))
     if seconds is None:
         seconds = _until(headers.get("retry-after"), now)
+    return believed(seconds)
+
+
+def believed(seconds: float | None) -> float | None:
+    """A wait the server asked for, unless nobody would keep it."""
     if seconds is None or not 0.0 < seconds <= LONGEST_RETRY_AFTER_SECONDS:
         return None
     return seconds

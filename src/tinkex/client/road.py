@@ -79,13 +79,15 @@ class Road:
     async def _drive(self) -> None:
         while self._waiting:
             operation = self._waiting.popleft()
-            if not operation.future.cancelled():
+            if self._holder.is_closed:
+                operation.future.fail(ClientClosed("This client is closed; nothing was sent"))
+            elif not operation.future.cancelled():
                 await self._pass(operation)
 
     async def _pass(self, operation: Operation[Any]) -> None:
         """Send one operation; whatever happens to it, the road is free afterwards."""
         loop = asyncio.get_running_loop()
-        sending = loop.create_task(_awaited(operation.send))
+        sending = self._holder.task(_awaited(operation.send))
         operation.future.stop_with(lambda: loop.call_soon_threadsafe(sending.cancel))
         await asyncio.wait([sending])
         operation.submit_seconds = time.monotonic() - operation.called_at
@@ -94,7 +96,7 @@ class Road:
         elif (error := sending.exception()) is not None:
             operation.future.fail(error)
         else:
-            receiving = loop.create_task(_awaited(operation.receive, sending.result()))
+            receiving = self._holder.task(_awaited(operation.receive, sending.result()))
             operation.future.follow(receiving, loop)
         operation.future.add_done_callback(lambda future: self._report(operation))
 

@@ -7,6 +7,7 @@ import itertools
 import random
 import secrets
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from tinkex.client.jobs import Promise, submit, wait
 from tinkex.client.limiter import backoff_seconds
 from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueStateObserver
-from tinkex.client.retry import NO_RETRY, RetryPolicy
+from tinkex.client.retry import RetryPolicy, is_away
 from tinkex.client.sampling_retry import RetryConfig, wait_before_resubmit
 from tinkex.client.timings import Timing
 from tinkex.client.transport import Outgoing, outgoing
@@ -88,6 +89,11 @@ class SampleRunner:
         self._slots: asyncio.Semaphore | None = None
         self._completions: CompletionPoller | None = None
         self._last_progress = time.monotonic()
+        self._telling: set[asyncio.Task[None]] = set()
+        is_stubborn = retry_config.enable_retry_logic
+        outage_seconds = holder.config.outage_seconds if is_stubborn else 0.0
+        # Refusals are this file's business; only a server that is away is waited for below.
+        self._policy = RetryPolicy(max_retries=0, outage_seconds=outage_seconds)
 
     def start(self, request: types.SampleRequest, num_tokens: int) -> APIFuture[Any]:
         """Begin one sample; the body is encoded here, in the caller's thread."""
@@ -139,15 +145,13 @@ class SampleRunner:
 
     def _wait_after(self, error: TinkexError, attempt: int, called_at: float) -> float | None:
         config = self._holder.config
+        if is_away(error):
+            # Submitting and polling have waited for as long as an outage may last.
+            return None
         stuck_seconds = time.monotonic() - max(self._last_progress, called_at)
-        wait_seconds = wait_before_resubmit(
+        return wait_before_resubmit(
             self._retry, error, attempt, stuck_seconds, config.max_retries, random.random()
         )
-        transport = self._holder.transport
-        limit = config.outage_seconds if transport.has_contact else config.first_contact_seconds
-        if error.status != 429 and stuck_seconds > limit:
-            return None
-        return wait_seconds
 
     async def _submit(self, body: bytes, num_bytes: int) -> Promise:
         holder = self._holder
@@ -157,7 +161,7 @@ class SampleRunner:
         async with holder.lane.submission(num_bytes):
             started = limiter.now()
             try:
-                promise = await submit(holder.transport, request, NO_RETRY)
+                promise = await submit(holder.transport, request, self._policy)
             except RateLimitError as error:
                 limiter.set(backoff_seconds(num_bytes, error.retry_after_seconds))
                 self._poller.watch.see_body(error.body)
@@ -168,14 +172,24 @@ class SampleRunner:
 
     async def _receive(self, promise: Promise) -> types.SampleResponse:
         try:
-            if promise.result is None and self._holder.flags.sample_use_retrieve_futures:
-                await self._completion_poller().completed(promise.request_id)
-            response: types.SampleResponse = await wait(self._poller, promise)
+            async with self._readiness(promise):
+                response: types.SampleResponse = await wait(self._poller, promise)
         except asyncio.CancelledError:
             if promise.request_id:
-                asyncio.get_running_loop().create_task(self._cancel(promise.request_id))
+                self._tell_cancelled(promise.request_id)
             raise
         return stamped(response, promise)
+
+    def _readiness(self, promise: Promise) -> AbstractAsyncContextManager[None]:
+        """Where the server offers it, one poll for all tells when a result can be fetched."""
+        if promise.result is not None or not self._holder.flags.sample_use_retrieve_futures:
+            return nullcontext()
+        return self._completion_poller().fetching(promise.request_id)
+
+    def _tell_cancelled(self, request_id: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._cancel(request_id))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def _cancel(self, request_id: str) -> None:
         """Tell the server, if it wants to know, that nobody waits for this any more."""

@@ -11,6 +11,7 @@ from tinkex.errors import (
     InvalidInput,
     PromiseExpiredError,
     RequestFailedError,
+    ResultTimeoutError,
     TinkexError,
 )
 
@@ -75,7 +76,8 @@ def wait_before_resubmit(
 
 def is_worth_retrying(config: RetryConfig, error: TinkexError) -> bool:
     """True when another submission may succeed."""
-    if isinstance(error, APIStatusError) and error.should_retry is False:
+    is_final = isinstance(error, APIStatusError) and error.should_retry is False
+    if is_final or isinstance(error, ResultTimeoutError):
         return False
     return error.retryable or isinstance(error, config.retryable_exceptions)
 

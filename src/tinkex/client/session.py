@@ -57,7 +57,7 @@ class Heartbeat:
     async def _beat(self) -> None:
         last_success = time.monotonic()
         gate = OncePerMinute()
-        counters = self._transport.stopwatch.counters
+        stopwatch = self._transport.stopwatch
         while True:
             await asyncio.sleep(self._interval_seconds)
             if self._is_stopped:
@@ -65,7 +65,7 @@ class Heartbeat:
             try:
                 await self._send()
             except TinkexError as error:
-                counters["heartbeats_failed"] += 1
+                stopwatch.count("heartbeats_failed")
                 if isinstance(error, APIStatusError) and error.status == 410:
                     logger.debug("Session %s is finished", self.session_id)
                     return
@@ -78,7 +78,7 @@ class Heartbeat:
                         error,
                     )
             else:
-                counters["heartbeats"] += 1
+                stopwatch.count("heartbeats")
                 last_success = time.monotonic()
 
     async def _send(self) -> None:
@@ -116,10 +116,11 @@ async def finish_session(
         await transport.call(
             FINISH_SESSION, message, ids={"session_id": session_id}, policy=FINISH_POLICY
         )
-    except APIStatusError as error:
-        # Older servers have no such endpoint, and a finished session may be gone.
-        if error.status not in {404, 405, 410}:
-            raise
+    except TinkexError as error:
+        # Older servers have no such endpoint, and a finished session may be gone. With a server
+        # that is away the session expires; raising would hide what the caller's block raised.
+        log = logger.debug if error.status in {404, 405, 410} else logger.warning
+        log("Session %s was not finished on the server: %s", session_id, error)
 
 
 def _show(log: Callable[..., None], text: str | None) -> None:

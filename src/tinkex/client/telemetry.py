@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import platform
 import traceback
+import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,11 +44,12 @@ class Telemetry:
     events (404) is asked once; one that fails is asked again at the next flush.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, secrets: Callable[[], Iterable[str]] = tuple) -> None:
         self.session_id: str | None = None
         self.num_delivered = 0
         self.num_dropped = 0
         self._transport = transport
+        self._secrets = secrets
         self._events: deque[types.TelemetryEvent] = deque()
         self._index = 0
         self._started = datetime.now(UTC)
@@ -58,7 +61,7 @@ class Telemetry:
         """Start reporting; called on the I/O loop when the session exists."""
         self.session_id = session_id
         self._add(types.SessionStartEvent, severity="INFO")
-        self._flusher = asyncio.get_running_loop().create_task(self._keep_flushing())
+        self._flusher = asyncio.get_running_loop().create_task(_keep_flushing(weakref.ref(self)))
 
     def log(
         self,
@@ -70,8 +73,10 @@ class Telemetry:
         if self._is_refused or len(self._events) >= QUEUE_SIZE:
             self.num_dropped += 1
             return False
-        data = {key: self._clean(str(value)) for key, value in (event_data or {}).items()}
-        IO.post(lambda: self._add(GenericEvent, severity, event_name=event_name, event_data=data))
+        given = (event_data or {}).items()
+        data = {self._clean(str(key)): self._clean(str(value)) for key, value in given}
+        name = self._clean(event_name)
+        IO.post(lambda: self._add(GenericEvent, severity, event_name=name, event_data=data))
         return True
 
     def log_exception(self, error: BaseException) -> bool:
@@ -109,11 +114,6 @@ class Telemetry:
         except TimeoutError:
             logger.debug("%d telemetry events were not delivered", len(self._events))
 
-    async def _keep_flushing(self) -> None:
-        while not self._is_refused:
-            await asyncio.sleep(FLUSH_SECONDS)
-            await self.flush()
-
     async def _send(self, batch: list[types.TelemetryEvent]) -> bool:
         message = types.TelemetrySendRequest(
             events=batch,
@@ -144,4 +144,15 @@ class Telemetry:
         self._index += 1
 
     def _clean(self, text: str) -> str:
-        return redact(text, ())
+        return redact(text, self._secrets())
+
+
+async def _keep_flushing(reporter: weakref.ref[Telemetry]) -> None:
+    """Flush now and then, without keeping the reporter, and so its client, alive."""
+    while True:
+        await asyncio.sleep(FLUSH_SECONDS)
+        telemetry = reporter()
+        if telemetry is None or telemetry._is_refused:
+            return
+        await telemetry.flush()
+        del telemetry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,12 +74,22 @@ class Stopwatch:
     """Collects timings and counters of one client; cheap enough for every request."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.counters: Counter[str] = Counter()
         self._recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._totals: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
 
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter, from any thread."""
+        with self._lock:
+            self.counters[name] += amount
+
     def record(self, timing: Timing) -> None:
-        """Add one finished operation."""
+        """Add one finished operation, from any thread."""
+        with self._lock:
+            self._record(timing)
+
+    def _record(self, timing: Timing) -> None:
         self._recent[timing.operation].append(timing.seconds)
         totals = self._totals[timing.operation]
         totals[0] += 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
+import os
 import platform
 import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from tinkex.client.http import HttpClient, HttpResponse, HttpStream
 from tinkex.client.retry import (
     RetryPolicy,
     is_away,
+    is_silence,
     retry_after,
     should_retry,
     wait_before_retry,
@@ -33,6 +35,7 @@ from tinkex.errors import (
     TinkexError,
     error_class_for,
 )
+from tinkex.ids import new_id
 from tinkex.logs import OncePerMinute, get_logger
 from tinkex.settings import package_version
 from tinkex.wire.codec import decode_json, encode_json
@@ -86,6 +89,16 @@ def outgoing(
     )
 
 
+#: A fresh id costs a system call; a number behind one id per process does not.
+_KEYS = itertools.count()
+_PROCESS_KEY = new_id()
+
+
+def new_idempotency_key() -> str:
+    """A key that no other request has, in this process or another."""
+    return f"tinkex-{_PROCESS_KEY}-{os.getpid()}-{next(_KEYS)}"
+
+
 class Transport:
     """Speaks to one server with one credential."""
 
@@ -117,7 +130,7 @@ class Transport:
         policy: RetryPolicy | None = None,
     ) -> ReplyT:
         """Send a message and return the typed reply."""
-        timeout = self._timeout_for(endpoint)
+        timeout = self.timeout_for(endpoint)
         request = outgoing(
             endpoint, message, ids=ids, query=query, headers=headers, timeout_seconds=timeout
         )
@@ -127,24 +140,28 @@ class Transport:
         """Send until the server says yes, a final no, or patience ends."""
         policy = policy or self.policy_for(request.endpoint)
         # The same key on every attempt lets a server recognise a request whose answer was lost.
-        key = str(uuid.uuid4()) if request.endpoint.method != "GET" else None
+        key = new_idempotency_key() if request.endpoint.method != "GET" else None
         started = time.monotonic()
+        away_since: float | None = None
         attempt = 0
         while True:
             attempt += 1
+            asked_at = time.monotonic()
             try:
                 response = await self.attempt(request, attempt - 1, key)
                 self._report(request, response.status_code, started, attempt)
                 return response
             except TinkexError as error:
                 policy = self._with_contact(policy)
-                elapsed = time.monotonic() - started
+                # Only silence without a break counts as an outage.
+                away_since = (away_since or asked_at) if is_silence(policy, error) else None
+                elapsed = time.monotonic() - (away_since or asked_at)
                 wait = wait_before_retry(policy, attempt, elapsed, error, random.random())
                 if wait is None:
                     self._report(request, error.status, started, attempt)
                     raise
                 self._say_retrying(request, error, wait, elapsed)
-                self.stopwatch.counters["retries"] += 1
+                self.stopwatch.count("retries")
             await asyncio.sleep(wait)
 
     async def attempt(
@@ -154,7 +171,10 @@ class Transport:
         response = await self.exchange(request, num_retries, idempotency_key)
         if 200 <= response.status_code < 300:
             return response
-        raise self.error_of(response)
+        error = self.error_of(response)
+        if error.status == 401 and "x-api-key" in request.headers:
+            error.hint = "The server refused the weights access token."
+        raise error
 
     async def exchange(
         self, request: Outgoing, num_retries: int = 0, idempotency_key: str | None = None
@@ -172,9 +192,8 @@ class Transport:
         if credential is not None:
             headers["x-api-key"] = credential
         headers |= request.headers
-        counters = self.stopwatch.counters
-        counters["requests"] += 1
-        counters["bytes_sent"] += len(request.body or b"")
+        self.stopwatch.count("requests")
+        self.stopwatch.count("bytes_sent", len(request.body or b""))
         response = await self.http.send(
             request.endpoint.method,
             self.config.base_url + request.path,
@@ -182,7 +201,7 @@ class Transport:
             request.body,
             request.timeout_seconds,
         )
-        counters["bytes_received"] += len(response.content)
+        self.stopwatch.count("bytes_received", len(response.content))
         self.has_contact = self.has_contact or response.status_code < 500
         self._note_deprecation(response)
         return response
@@ -210,7 +229,7 @@ class Transport:
             return endpoint.reply()
         try:
             return decode_json(response.content, endpoint.reply)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             shown = response.text[:200]
             raise APIResponseValidationError(
                 response,
@@ -257,9 +276,10 @@ class Transport:
         outage_seconds = self.config.outage_seconds
         return dataclasses.replace(policy, has_contact=True, outage_seconds=outage_seconds)
 
-    def _timeout_for(self, endpoint: Endpoint[Any, Any]) -> float:
-        default = endpoint.timeout_seconds
-        return self.config.timeout_seconds if default == 60.0 else default
+    def timeout_for(self, endpoint: Endpoint[Any, Any]) -> float:
+        """The configured time limit; endpoints that are quick by nature get no more than theirs."""
+        own, configured = endpoint.timeout_seconds, self.config.timeout_seconds
+        return configured if own == 60.0 else min(own, configured)
 
     def _say_retrying(
         self, request: Outgoing, error: TinkexError, wait: float, elapsed: float

@@ -14,7 +14,7 @@ PROTO_TYPE = (b"content-type", b"application/x-protobuf")
 
 
 class Answer:
-    """A status, headers and a body that is complete."""
+    """A status, headers and a complete body; the content-length is added when it is sent."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -22,11 +22,6 @@ class Answer:
         self.status = status
         self.body = body
         self.headers = headers
-
-    @property
-    def sized_headers(self) -> Headers:
-        """The headers with the body's length."""
-        return [*self.headers, (b"content-length", b"%d" % len(self.body))]
 
 
 class Refusal(Exception):

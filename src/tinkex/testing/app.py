@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from tinkex.testing.answers import Answer, Refusal
 from tinkex.testing.calls import Call, CallLog
@@ -16,8 +15,24 @@ Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
-#: Where the server puts a connection's transport, so that a fault can close it.
-TRANSPORT = "tinkex.transport"
+#: Where in the scope the server puts the request's connection.
+CONNECTION = "tinkex.connection"
+
+
+class Connection(Protocol):
+    """What the server lets the application do besides ASGI."""
+
+    def answer(self, answer: Answer) -> None:
+        """Send a complete answer in one write."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send bytes that need not be HTTP."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection when everything written is sent."""
+        ...
 
 
 class ClientGone(Exception):
@@ -49,10 +64,13 @@ class StubApp:
             self._log.add(call)
         fault = None if self._faults.is_empty else self._faults.take(call)
         if fault is not None:
-            await self._serve_badly(fault, route, call, scope[TRANSPORT], receive, send)
+            await self._serve_badly(fault, route, call, scope[CONNECTION], receive, send)
             return
         answer = self._answer(route, call)
-        await _send(answer if isinstance(answer, Answer) else await answer, send)
+        if not isinstance(answer, Answer):
+            answer = await answer
+        connection: Connection = scope[CONNECTION]
+        connection.answer(answer)
 
     def _answer(self, route: Route, call: Call) -> Answer | Awaitable[Answer]:
         """The answer itself, or where it takes time, a wait for it."""
@@ -71,26 +89,28 @@ class StubApp:
         fault: Fault,
         route: Route,
         call: Call,
-        transport: asyncio.Transport,
+        connection: Connection,
         receive: Receive,
         send: Send,
     ) -> None:
         if fault.delay_seconds > 0.0:
             await self._world.clock.wait(fault.delay_seconds)
         if fault.drop or fault.garbage is not None:
-            transport.write(fault.garbage or b"")
-            await _close(transport, receive)
+            connection.write(fault.garbage or b"")
+            await _close(connection, receive)
             return
         answer = await self._faulty_answer(fault, route, call)
         if fault.drop_after:
-            await _close(transport, receive)
+            await _close(connection, receive)
         elif fault.cut_after_bytes is not None:
-            await _start(answer, answer.sized_headers, send)
+            sized = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
             part = answer.body[: fault.cut_after_bytes]
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-            await _close(transport, receive)
+            await _send(Answer(answer.status, part, sized), send, more_body=True)
+            await _close(connection, receive)
+        elif fault.chunked:
+            await _send(answer, send)
         else:
-            await _send(answer, send, is_chunked=fault.chunked)
+            connection.answer(answer)
 
     async def _faulty_answer(self, fault: Fault, route: Route, call: Call) -> Answer:
         if fault.status is not None:
@@ -121,17 +141,15 @@ async def _read_body(receive: Receive) -> bytes:
     raise ClientGone
 
 
-async def _send(answer: Answer, send: Send, *, is_chunked: bool = False) -> None:
-    await _start(answer, answer.headers if is_chunked else answer.sized_headers, send)
-    await send({"type": "http.response.body", "body": answer.body})
-
-
-async def _start(answer: Answer, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+async def _send(answer: Answer, send: Send, *, more_body: bool = False) -> None:
+    """Send through ASGI, which answers in chunks if no header says the length."""
+    headers = answer.headers
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": more_body})
 
 
-async def _close(transport: asyncio.Transport, receive: Receive) -> None:
-    """Close the connection, and wait until the server knows: it would answer 500 otherwise."""
-    transport.close()
+async def _close(connection: Connection, receive: Receive) -> None:
+    """Close, and wait until the server knows: it would answer 500 otherwise."""
+    connection.close()
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np  # noqa: TID253 - this file is numpy, and nothing light imports it
+import numpy as np
 
 from tinkex.testing.bigram import Bigram, Floats, Tokens, Trainer, check_tokens
 from tinkex.testing.losses import LOSSES, Scored

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np  # noqa: TID253 - this file is numpy, and nothing light imports it
-import numpy.typing as npt  # noqa: TID253 - as above
+import numpy as np
+import numpy.typing as npt
 
 from tinkex.testing.toy_tokenizer import VOCAB_SIZE
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-import numpy as np  # noqa: TID253 - this file is numpy, and nothing light imports it
+import numpy as np
 
 from tinkex.testing.bigram import Floats, Tokens
 

@@ -67,8 +67,8 @@ class Job:
         self.error = ""
         self.category = RequestErrorCategory.Unknown
         self.sequence_ids: list[str] | None = None
-        self.answers: dict[bool, Answer] = {}
-        self.waiters: set[asyncio.Future[bool]] = set()
+        self.answers: dict[bool, Answer] | None = None
+        self.waiters: set[asyncio.Future[bool]] | None = None
         self.when_over: Callable[[Job], None] | None = None
 
     @property
@@ -99,8 +99,9 @@ class Job:
         self._tell()
 
     def _tell(self) -> None:
-        if self.waiters:
+        if self.waiters is not None:
             wake(self.waiters)
+            self.waiters = None
         if self.when_over is not None:
             self.when_over(self)
 

@@ -18,11 +18,12 @@ MAX_INLINE_BYTES = 256 * 1024
 def outcome(job: Job, dialect: Dialect, *, wants_proto: bool) -> Answer:
     """The answer about a promise that is over; encoded once."""
     is_proto = wants_proto and dialect.writes_proto
-    answer = job.answers.get(is_proto)
-    if answer is None:
-        made = _failure(job, dialect) if job.state is JobState.FAILED else None
-        answer = job.answers[is_proto] = made or _success(job, is_proto)
-    return answer
+    if job.answers is None:
+        job.answers = {}
+    if is_proto not in job.answers:
+        is_failure = job.state is JobState.FAILED
+        job.answers[is_proto] = _failure(job, dialect) if is_failure else _success(job, is_proto)
+    return job.answers[is_proto]
 
 
 def announced(answer: Answer) -> Answer:

@@ -25,6 +25,8 @@ def retrieve_future(world: World, call: Call) -> Answer | Awaitable[Answer]:
 
 
 async def _wait_for_result(world: World, call: Call, job: Job, is_size_enough: bool) -> Answer:
+    if job.waiters is None:
+        job.waiters = set()
     await world.clock.wait(world.config.long_poll_seconds, job.waiters)
     if not job.is_over:
         return pending(job, world.dialect)

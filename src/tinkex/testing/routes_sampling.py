@@ -66,6 +66,7 @@ def add_sampling_session(
         base_model=base_model,
         model_path=model_path,
         sampler=Sampler(model),
+        account=world.ledger.account(session.tenant, session.session_id, base_model),
     )
     world.samplers[sampling.sampler_id] = sampling
     return sampling
@@ -114,6 +115,7 @@ def _sampling_session(world: World, call: Call, request: types.SampleRequest) ->
         base_model=base_model,
         model_path=request.model_path,
         sampler=Sampler(model),
+        account=world.ledger.account(call.tenant, "", base_model),
     )
 
 
@@ -125,9 +127,8 @@ def _draw(
         0 if sequence.tokens_np is None else len(sequence.tokens_np)
         for sequence in response.sequences
     )
-    session_id, tenant, base = sampling.session_id, sampling.tenant, sampling.base_model
-    world.count(session_id, tenant, base, PREFILL, request.prompt.length)
-    world.count(session_id, tenant, base, SAMPLE, num_sampled)
+    sampling.account.count(PREFILL, request.prompt.length)
+    sampling.account.count(SAMPLE, num_sampled)
     return response
 
 

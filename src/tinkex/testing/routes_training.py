@@ -67,6 +67,7 @@ def add_model(
         recipe=recipe,
         trainer=Trainer(world.base_model(recipe.base_model)),
         turns=world.new_turns(),
+        account=world.ledger.account(session.tenant, session.session_id, recipe.base_model),
         user_metadata=user_metadata,
     )
     world.models[model.model_id] = model
@@ -77,7 +78,7 @@ def forward_backward(world: World, call: Call) -> Answer:
     """Promise a pass; protobuf or JSON, whichever the dialect reads."""
     request, forward_only = _read_pass(world, call)
     model = world.model(call.tenant, request.model_id)
-    work = _pass(world, model, request.forward_backward_input, forward_only)
+    work = _pass(model, request.forward_backward_input, forward_only)
     kind = "forward" if forward_only else "forward_backward"
     # Protobuf has no missing number: an absent one arrives as 0.
     return world.enqueue(call, model, request.seq_id or None, work, kind)
@@ -100,17 +101,14 @@ def forward(world: World, call: Call) -> Answer:
     """Promise a pass without gradients, as older clients ask for it."""
     request = world.read(call, types.ForwardRequest)
     model = world.model(call.tenant, request.model_id)
-    work = _pass(world, model, request.forward_input, forward_only=True)
+    work = _pass(model, request.forward_input, forward_only=True)
     return world.enqueue(call, model, request.seq_id, work)
 
 
-def _pass(world: World, model: Model, work: types.ForwardBackwardInput, forward_only: bool) -> Work:
+def _pass(model: Model, work: types.ForwardBackwardInput, forward_only: bool) -> Work:
     def run() -> types.ForwardBackwardOutput:
         output = run_batch(model.trainer, work, forward_only=forward_only)
-        num_tokens = int(output.metrics["tokens:sum"])
-        session = model.session
-        base = model.recipe.base_model
-        world.count(session.session_id, model.tenant, base, TRAINING, num_tokens)
+        model.account.count(TRAINING, int(output.metrics["tokens:sum"]))
         return output
 
     return run

@@ -96,8 +96,7 @@ def _keep(
     checkpoint.set_ttl(ttl_seconds)
     world.vault.add(checkpoint)
     _note(world, model.tenant, "checkpoint_created", checkpoint)
-    base = model.recipe.base_model
-    world.count(model.session.session_id, model.tenant, base, CHECKPOINT, 1)
+    model.account.count(CHECKPOINT, 1)
     return checkpoint
 
 
@@ -109,22 +108,30 @@ def _note(world: World, tenant: str, event: str, checkpoint: Checkpoint) -> None
 def load_weights(world: World, call: Call) -> Answer:
     """Promise to load weights into a model, or into one that is made for them."""
     request = world.read(call, types.LoadWeightsRequest)
-    source = world.checkpoint(call.tenant, request.path, request.weights_access_token)
-    if source.path.segment != "weights":
-        raise Refusal(400, f"{request.path} is no training checkpoint and cannot be loaded")
     if request.model_id is None:
-        return _create_by_load(world, call, request, source)
+        return _create_by_load(world, call, request)
     model = world.model(call.tenant, request.model_id)
 
     def load() -> dict[str, str]:
+        # Looked for when its turn comes: the save before it may not have run yet.
+        try:
+            source = _source(world, call, request)
+        except Refusal as refusal:
+            raise WorkFailed(refusal.detail) from None
         return _load(world, model, source, request.optimizer)
 
     return world.enqueue(call, model, request.seq_id, load)
 
 
-def _create_by_load(
-    world: World, call: Call, request: types.LoadWeightsRequest, source: Checkpoint
-) -> Answer:
+def _source(world: World, call: Call, request: types.LoadWeightsRequest) -> Checkpoint:
+    source = world.checkpoint(call.tenant, request.path, request.weights_access_token)
+    if source.path.segment != "weights":
+        raise Refusal(400, f"{request.path} is no training checkpoint and cannot be loaded")
+    return source
+
+
+def _create_by_load(world: World, call: Call, request: types.LoadWeightsRequest) -> Answer:
+    source = _source(world, call, request)
     if request.session_id is None or request.model_seq_id is None:
         raise Refusal(422, "load_weights needs model_id, or session_id and model_seq_id")
     session = world.session(call.tenant, request.session_id)

@@ -7,13 +7,13 @@ and one search in a sorted list.
 from __future__ import annotations
 
 import random
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np  # noqa: TID253 - this file is numpy, and nothing light imports it
-import numpy.typing as npt  # noqa: TID253 - as above
+import numpy as np
+import numpy.typing as npt
 
 from tinkex.testing.batches import read_tokens, score_pairs
 from tinkex.testing.bigram import Bigram, Floats, Tokens, check_tokens
@@ -32,8 +32,6 @@ from tinkex.types.sampling import FILLER_LOGPROB, StopReason, TopkLogprobs
 DEFAULT_MAX_TOKENS = 128
 _MAX_SETTINGS = 8
 
-Stops: TypeAlias = Callable[[list[int]], bool]
-
 
 class Setting(NamedTuple):
     """What shapes a distribution."""
@@ -44,10 +42,28 @@ class Setting(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Where a token may lead: candidates, and their running total of probability."""
+    """Where a token may lead: candidates, and their running total of probability, up to 1."""
 
     tokens: Sequence[int]
-    totals: Sequence[float]
+    totals: array[float]
+
+
+class Stops(NamedTuple):
+    """What ends a sample: a token, or a text at the end of what was drawn."""
+
+    tokens: frozenset[int]
+    texts: tuple[bytes, ...] = ()
+
+
+_AT_THE_END = Stops(frozenset({EOS_TOKEN}))
+
+
+class Draw(NamedTuple):
+    """How one sequence is drawn."""
+
+    rows: dict[int, Row]
+    stops: Stops
+    max_tokens: int
 
 
 class Sampler:
@@ -61,58 +77,69 @@ class Sampler:
         """Everything the request asks for; ValueError if it asks for what cannot be."""
         params = request.sampling_params
         prompt = read_tokens(request.prompt)
-        _check(request, prompt)
-        tokens = check_tokens("the prompt", prompt, self.model.vocab_size)
+        self._check(request, prompt)
         if params.seed is not None:
             dice = random.Random(params.seed)
-        max_tokens = params.max_tokens or DEFAULT_MAX_TOKENS
-        rows, stops = self._rows_for(params), stops_of(params)
+        draw = Draw(
+            self._rows_for(params), read_stops(params), params.max_tokens or DEFAULT_MAX_TOKENS
+        )
         sequences = [
-            self._sequence(prompt[-1], rows, stops, max_tokens, dice, request.topk_sample_logprobs)
+            self._sequence(prompt[-1], draw, dice, request.topk_sample_logprobs)
             for _ in range(request.num_samples)
         ]
-        first = _first_scored(request, len(prompt))
-        asks_topk = request.topk_prompt_logprobs > 0
-        return SampleResponse(
-            sequences=sequences,
-            prompt_logprobs_np=self._prompt_logprobs(tokens, first)
-            if request.prompt_logprobs
-            else None,
-            topk_prompt_logprobs_np=self._prompt_topk(tokens, first, request.topk_prompt_logprobs)
-            if asks_topk
-            else None,
-            target_prompt_logprobs=self._targets(tokens, request.target_prompt_logprobs),
-            prompt_alt_tokens=self._alternatives(tokens, request, dice),
-        )
+        if not _asks_about_prompt(request):
+            return SampleResponse(sequences)
+        return self._with_prompt(request, sequences, np.array(prompt), dice)
+
+    def _check(self, request: SampleRequest, prompt: list[int]) -> None:
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        if request.num_samples < 1:
+            raise ValueError(f"num_samples is {request.num_samples}, expected at least 1")
+        if max(prompt) >= self.model.vocab_size or min(prompt) < 0:
+            check_tokens("the prompt", prompt, self.model.vocab_size)
+        last_n = request.prompt_logprobs_last_n
+        if last_n is not None and not 1 <= last_n < len(prompt):
+            raise ValueError(
+                f"prompt_logprobs_last_n is {last_n}, expected 1 to {len(prompt) - 1} here"
+            )
 
     def _sequence(
-        self,
-        previous: int,
-        rows: dict[int, Row],
-        stops: Stops,
-        max_tokens: int,
-        dice: random.Random,
-        num_topk: int,
+        self, previous: int, draw: Draw, dice: random.Random, num_topk: int
     ) -> SampledSequence:
-        first, score = previous, self.model.logprobs_VV.item
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        # Local names: this loop is most of what a sample costs.
+        rows, (stop_tokens, stop_texts), max_tokens = draw
+        throw = dice.random
+        path = [previous]
         reason: StopReason = "length"
-        while len(tokens) < max_tokens:
-            token = _draw(rows[previous], dice)
-            tokens.append(token)
-            logprobs.append(score(previous, token))
-            previous = token
-            if stops(tokens):
+        for _ in range(max_tokens):
+            candidates, totals = rows[previous]
+            previous = candidates[bisect_right(totals, throw())]
+            path.append(previous)
+            if previous in stop_tokens or (stop_texts and ends_with(path[1:], stop_texts)):
                 reason = "stop"
                 break
-        topk = self._topk(np.array([first, *tokens[:-1]]), num_topk) if num_topk > 0 else None
-        return SampledSequence(
-            reason,
-            "",
-            np.array(tokens, dtype=np.int32),
-            np.array(logprobs, dtype=np.float32),
-            topk,
+        tokens = np.array(path)
+        logprobs = score_pairs(self.model, tokens).astype(np.float32)
+        topk = self._topk(tokens[:-1], num_topk) if num_topk > 0 else None
+        return SampledSequence(reason, "", tokens[1:].astype(np.int32), logprobs, topk)
+
+    def _with_prompt(
+        self,
+        request: SampleRequest,
+        sequences: list[SampledSequence],
+        tokens: Tokens,
+        dice: random.Random,
+    ) -> SampleResponse:
+        last_n, k = request.prompt_logprobs_last_n, request.topk_prompt_logprobs
+        # The first position has nothing before it and is never scored.
+        first = 1 if last_n is None else len(tokens) - last_n
+        return SampleResponse(
+            sequences,
+            self._prompt_logprobs(tokens, first) if request.prompt_logprobs else None,
+            self._prompt_topk(tokens, first, k) if k > 0 else None,
+            target_prompt_logprobs=self._targets(tokens, request.target_prompt_logprobs),
+            prompt_alt_tokens=self._alternatives(tokens, request, dice),
         )
 
     def _rows_for(self, params: SamplingParams) -> dict[int, Row]:
@@ -168,7 +195,10 @@ class Sampler:
         setting = Setting(request.sampling_params.temperature, -1, 1.0)
         rows = _Rows(self.model, setting)
         previous = tokens[:-1]
-        drawn = [[_draw(rows[token], dice) for _ in range(k)] for token in previous.tolist()]
+        drawn = [
+            [candidates[bisect_right(totals, dice.random())] for _ in range(k)]
+            for candidates, totals in (rows[token] for token in previous.tolist())
+        ]
         ids = np.array(drawn, dtype=np.int64).reshape(len(previous), k)
         logprobs = self.model.logprobs_VV[previous[:, None], ids].astype(np.float32)
         return PromptAltTokens(TensorData.from_numpy(ids), TensorData.from_numpy(logprobs))
@@ -190,53 +220,50 @@ class _Rows(dict[int, Row]):
 def shape_row(logprobs: Floats, setting: Setting) -> Row:
     """Apply temperature, then top-k, then top-p."""
     if setting.temperature == 0.0:
-        return Row((int(logprobs.argmax()),), (1.0,))
+        return Row((int(logprobs.argmax()),), array("d", (1.0,)))
     scaled = (logprobs - logprobs.max()) / setting.temperature
     weights = np.exp(np.maximum(scaled, -700.0))
     if setting.top_k < 1 and setting.top_p >= 1.0:
-        return Row(range(len(weights)), list(accumulate(weights.tolist())))
+        return Row(range(len(weights)), _running_total(weights))
     order = np.argsort(-weights, kind="stable")
     if setting.top_k >= 1:
         order = order[: setting.top_k]
     kept = weights[order] / weights[order].sum()
     # A token is kept if those before it do not reach top_p, so the first always is.
     order = order[kept.cumsum() - kept < setting.top_p]
-    return Row(order.tolist(), list(accumulate(weights[order].tolist())))
+    return Row(order.tolist(), _running_total(weights[order]))
 
 
-def _draw(row: Row, dice: random.Random) -> int:
-    totals = row.totals
-    index = bisect_right(totals, dice.random() * totals[-1])
-    return row.tokens[min(index, len(totals) - 1)]
+def _running_total(weights: Floats) -> array[float]:
+    # An array is half as slow to search as a list, whose numbers lie all over the memory.
+    totals = array("d", (weights.cumsum() / weights.sum()).tolist())
+    # Rounding must leave no gap above the last one, for a throw may come close to 1.
+    totals[-1] = 1.0
+    return totals
 
 
-def stops_of(params: SamplingParams) -> Stops:
-    """Whether the tokens so far end a sample; a stop that is given replaces the end token."""
+def read_stops(params: SamplingParams) -> Stops:
+    """Where a sample ends; a stop that is given replaces the end token."""
     stop = params.stop
     if stop is None:
-        return lambda tokens: tokens[-1] == EOS_TOKEN
+        return _AT_THE_END
     given = [stop] if isinstance(stop, str) else list(stop)
-    texts = tuple(text.encode() for text in given if isinstance(text, str))
-    ids = frozenset(token for token in given if isinstance(token, int))
-    if texts:
-        longest = max(map(len, texts))
-        return lambda tokens: b"".join(map(token_bytes, tokens[-longest:])).endswith(texts)
-    return lambda tokens: tokens[-1] in ids
+    return Stops(
+        frozenset(token for token in given if isinstance(token, int)),
+        tuple(text.encode() for text in given if isinstance(text, str)),
+    )
 
 
-def _check(request: SampleRequest, prompt: list[int]) -> None:
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    if request.num_samples < 1:
-        raise ValueError(f"num_samples is {request.num_samples}, expected at least 1")
-    last_n = request.prompt_logprobs_last_n
-    if last_n is not None and not 1 <= last_n < len(prompt):
-        raise ValueError(
-            f"prompt_logprobs_last_n is {last_n}, expected 1 to {len(prompt) - 1} for this prompt"
-        )
+def ends_with(tokens: list[int], texts: tuple[bytes, ...]) -> bool:
+    """Whether the tokens' text ends with one of these; a token is at most one byte."""
+    longest = max(map(len, texts))
+    return b"".join(map(token_bytes, tokens[-longest:])).endswith(texts)
 
 
-def _first_scored(request: SampleRequest, num_tokens: int) -> int:
-    """The first prompt position that gets scores; position 0 never does."""
-    last_n = request.prompt_logprobs_last_n
-    return 1 if last_n is None else num_tokens - last_n
+def _asks_about_prompt(request: SampleRequest) -> bool:
+    return (
+        bool(request.prompt_logprobs)
+        or request.topk_prompt_logprobs > 0
+        or request.target_prompt_logprobs is not None
+        or request.prompt_alt_tokens_k > 0
+    )

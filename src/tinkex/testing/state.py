@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.bigram import Bigram, Trainer
 from tinkex.testing.calls import Call
 from tinkex.testing.dialects import Dialect
-from tinkex.testing.ledger import Ledger
+from tinkex.testing.ledger import Account, Ledger
 from tinkex.testing.promises import Job, Promises, Turns, Work
 from tinkex.testing.sampler import Sampler
 from tinkex.testing.tenants import Tenants
@@ -78,6 +77,7 @@ class Model:
     recipe: Recipe
     trainer: Trainer
     turns: Turns
+    account: Account
     user_metadata: Mapping[str, Any] | None = None
     last_request_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     is_unloaded: bool = False
@@ -114,6 +114,7 @@ class SamplingSession:
     base_model: str
     model_path: str | None
     sampler: Sampler
+    account: Account
     num_clones: int = 0
     completions: dict[int, Completions] = field(default_factory=dict)
 
@@ -228,10 +229,6 @@ class World:
         if job.sequence_ids is not None and self.dialect.names_sequences:
             content["sample_sequence_ids"] = job.sequence_ids
         return json_answer(content)
-
-    def count(self, session_id: str, tenant: str, base_model: str, kind: str, amount: int) -> None:
-        """Add to what this tenant used."""
-        self.ledger.count(time.time(), tenant, session_id, base_model, kind, amount)
 
 
 Handler: TypeAlias = Callable[[World, Call], Answer | Awaitable[Answer]]

@@ -67,6 +67,8 @@ class Endpoint(Generic[RequestT, ReplyT]):
 
     def url_path(self, **ids: str) -> str:
         """Fill the placeholders, each quoted as one segment (checkpoint ids as two)."""
+        if "{" not in self.path:
+            return PREFIX + self.path
         values = {name: _fill(name, value) for name, value in ids.items()}
         missing = set(_PLACEHOLDER.findall(self.path)) - values.keys()
         if missing:
@@ -138,7 +140,12 @@ CAPABILITIES = _bare(
     types.GetServerCapabilitiesResponse,
 )
 CLIENT_CONFIG = _post(
-    "client_config", "/client/config", types.ClientConfigRequest, types.ClientConfigResponse
+    "client_config",
+    "/client/config",
+    types.ClientConfigRequest,
+    types.ClientConfigResponse,
+    # The first contact: a server that accepts and stays silent is reported soon.
+    timeout_seconds=10.0,
 )
 DYNAMIC_CONFIG = _post(
     "client_dynamic_config",

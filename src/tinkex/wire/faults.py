@@ -21,12 +21,13 @@ def read_fault(body: object) -> Fault | None:
         return Fault(body.strip(), None)
     if not isinstance(body, Mapping):
         return None
-    message = body.get("error") or body.get("detail") or body.get("message")
-    if message is None:
+    said = [body[key] for key in ("error", "detail", "message") if body.get(key) is not None]
+    if not said:
         return None
+    message = next(filter(None, said), None)
     raw = body.get("category")
     category = RequestErrorCategory.parse(raw) if raw is not None else None
-    return Fault(_text(message), category)
+    return Fault(_text(message) if message else "no reason was given", category)
 
 
 def write_fault(message: str, category: RequestErrorCategory) -> dict[str, str]:
@@ -36,8 +37,10 @@ def write_fault(message: str, category: RequestErrorCategory) -> dict[str, str]:
 
 def _text(message: Any) -> str:
     if isinstance(message, Mapping):
-        inner = message.get("message") or message.get("detail")
-        return str(inner) if inner else str(dict(message))
+        inner = message.get("message") or message.get("detail") or message.get("msg")
+        where = ".".join(str(part) for part in message.get("loc") or ())
+        text = str(inner) if inner else str(dict(message))
+        return f"{where}: {text}" if where else text
     if isinstance(message, list):
         return "; ".join(_text(part) for part in message)
     return str(message)

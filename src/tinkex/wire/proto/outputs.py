@@ -20,6 +20,7 @@ from tinkex.wire.proto.wire_format import (
     to_double,
     to_int64,
     to_text,
+    write_double_value,
 )
 
 # ForwardBackwardOutput
@@ -42,7 +43,7 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
     message.text(OUTPUT_TYPE, output.loss_fn_output_type)
     for _, run in groupby(output.loss_fn_outputs, _kind):
         message.message(RECORDS, _write_record, (output.loss_fn_output_type, list(run)))
-    message.entries(METRICS, _write_double, output.metrics)
+    message.entries(METRICS, write_double_value, output.metrics)
     return message.to_bytes()
 
 
@@ -61,10 +62,6 @@ def _write_record(record: Writer, content: tuple[str, list[LossFnOutput]]) -> No
 
 def _write_column(entry: Writer, tensors: list[TensorData]) -> None:
     entry.message(MESSAGE_VALUE, write_column, tensors)
-
-
-def _write_double(entry: Writer, value: float) -> None:
-    entry.double(DOUBLE_VALUE, value)
 
 
 def decode_forward_backward_output(data: bytes) -> ForwardBackwardOutput:

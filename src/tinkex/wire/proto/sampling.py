@@ -148,21 +148,20 @@ def decode_sample_response(data: bytes) -> SampleResponse:
 
 
 def _read_sequence(data: memoryview) -> SampledSequence:
-    found = read_singular(data, _SEQUENCE_READERS)
-    code = found.get(STOP_REASON, 0)
+    code, tokens, logprobs, topk = 0, NOTHING, NOTHING, None
+    for tag_, number, payload in read_fields(data):
+        if tag_ == STOP_REASON:
+            code = to_int32(number)
+        elif tag_ == TOKENS:
+            tokens = payload
+        elif tag_ == LOGPROBS:
+            logprobs = payload
+        elif tag_ == TOPK_SAMPLED_LOGPROBS:
+            topk = _read_topk(payload)
     if code not in STOP_REASONS:
         raise WireError(f"stop_reason {code} is unknown")
-    return SampledSequence(
-        STOP_REASONS[code],
-        "",
-        found[TOKENS] if TOKENS in found else _read_tokens(NOTHING),
-        found.get(LOGPROBS),
-        found.get(TOPK_SAMPLED_LOGPROBS),
-    )
-
-
-def _read_tokens(payload: memoryview) -> Array:
-    return copy_array(payload, "<i4", 4, "tokens")
+    tokens_np = copy_array(tokens, "<i4", 4, "tokens")
+    return SampledSequence(STOP_REASONS[code], "", tokens_np, _read_logprobs(logprobs), topk)
 
 
 def _read_logprobs(payload: memoryview) -> Array | None:
@@ -196,12 +195,6 @@ def _read_target(data: memoryview) -> TensorData:
     return read_tensor(data, "target_prompt_logprobs")
 
 
-_SEQUENCE_READERS: Readers = {
-    STOP_REASON: to_int32,
-    TOKENS: _read_tokens,
-    LOGPROBS: _read_logprobs,
-    TOPK_SAMPLED_LOGPROBS: _read_topk,
-}
 _TOPK_READERS: Readers = {
     TOPK_TOKEN_IDS: to_payload,
     TOPK_LOGPROBS: to_payload,

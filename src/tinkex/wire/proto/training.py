@@ -39,6 +39,7 @@ from tinkex.wire.proto.wire_format import (
     to_int64,
     to_payload,
     to_text,
+    write_double_value,
 )
 
 # ForwardBackwardRequest
@@ -76,7 +77,6 @@ SPAN_OFFSET = tag(2, VARINT)
 SPAN_LENGTH = tag(3, VARINT)
 
 Span: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
-Config: TypeAlias = Mapping[str, float | str]
 
 
 # --- the client's side ---------------------------------------------------------------------
@@ -94,7 +94,7 @@ def encode_forward_backward_request(
         message.message(DATA, _write_datum, datum)
     message.text(LOSS_FN, _text("loss_fn", work.loss_fn))
     # Servers that know only the older map still get the numbers.
-    message.entries(LOSS_FN_CONFIG, _write_number, numbers)
+    message.entries(LOSS_FN_CONFIG, write_double_value, numbers)
     message.number(FORWARD_ONLY, forward_only)
     message.entries(LOSS_FN_CONFIG_V2, _write_config, config)
     return message.to_bytes()
@@ -110,10 +110,6 @@ def _check_config(config: Mapping[str, Any]) -> dict[str, float | str]:
                 f"loss_fn_config[{name!r}] is {value!r:.80}; expected a number or a text"
             ) from None
     return checked
-
-
-def _write_number(entry: Writer, value: float) -> None:
-    entry.double(DOUBLE_VALUE, value)
 
 
 def _write_config(entry: Writer, value: float | str) -> None:

@@ -135,6 +135,11 @@ class Writer:
         return b"".join(self.parts)
 
 
+def write_double_value(entry: Writer, value: float) -> None:
+    """Append the value of an entry of a map<string, double>."""
+    entry.double(DOUBLE_VALUE, value)
+
+
 def read_fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """Yield (tag, number, payload) of each field: the number of a varint, the payload of others.
 
