@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
@@ -185,6 +186,7 @@ def test_many_threads_load_once() -> None:
 
     def loader(name: str) -> FakeTokenizer:
         calls.append(name)
+        time.sleep(0.05)  # long enough for the others to come and find it half loaded
         return FakeTokenizer()
 
     def ask(_: int) -> Tokenizer:

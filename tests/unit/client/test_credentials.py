@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import json
 import logging
 import pickle
@@ -263,14 +262,20 @@ async def test_a_failing_command_shows_stderr_but_not_stdout(command: str, probl
     assert "hush-hush" not in str(caught.value)
 
 
+def num_open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("command", ["sleep 60", "sleep 60 & exit 0", "sleep 60 | cat"])
 async def test_a_command_that_hangs_is_ended(command: str) -> None:
+    await run_credential_command("echo warm")
+    num_open = num_open_files()
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"within 0\.2 seconds"):
         await run_credential_command(command, timeout_seconds=0.2)
-    gc.collect()  # pipes that were left open would complain now
     assert time.monotonic() - began < 10
+    assert num_open_files() == num_open, "its pipes are closed"
 
 
 @pytest.mark.asyncio

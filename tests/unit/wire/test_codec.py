@@ -121,7 +121,6 @@ def test_numpy_numbers_are_written() -> None:
 
 def adam_with(value: float) -> OptimStepRequest:
     params = AdamParams(learning_rate=1e-4)
-    object.__setattr__(params, "learning_rate", value) if False else None
     msgspec.structs.force_setattr(params, "learning_rate", value)
     return OptimStepRequest(optim_params=params, model_id="m", seq_id=1)
 
@@ -146,7 +145,7 @@ def test_number_that_json_lacks_is_refused_by_name(message: object, sentence: st
         encode_json(message)
 
 
-@pytest.mark.parametrize("value", [object(), 1 << 70, "\ud800", {(1, 2): 3}])
+@pytest.mark.parametrize("value", [object(), "\ud800", {(1, 2): 3}])
 def test_what_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(InvalidInput, match="cannot be written as JSON"):
         encode_json({"x": value})
@@ -162,7 +161,11 @@ def test_token_lists_are_not_walked() -> None:
 
     chunk = EncodedTextChunk(tokens=[1, 2, 3])
     msgspec.structs.force_setattr(chunk, "tokens", Counted([1, 2, 3]))
-    assert read(ask(prompt=ModelInput(chunks=[chunk])))["prompt"]["chunks"][0]["tokens"] == [1, 2, 3]
+    assert read(ask(prompt=ModelInput(chunks=[chunk])))["prompt"]["chunks"][0]["tokens"] == [
+        1,
+        2,
+        3,
+    ]
     assert Counted.num_walks == 0
 
 
@@ -194,7 +197,8 @@ def test_builtin_types_are_read_too() -> None:
 
 
 def test_import_is_light() -> None:
-    probe = "import sys, tinkex.wire.codec, tinkex.wire.proto, tinkex.wire.compression; print(*sys.modules)"
+    modules = "tinkex.wire.codec, tinkex.wire.proto, tinkex.wire.compression"
+    probe = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )

@@ -52,7 +52,12 @@ INPUT = ForwardBackwardInput(
 
 
 def test_forward_backward_request_is_read() -> None:
-    wire = {"forward_backward_input": WORK, "model_id": "m", "seq_id": 4, "type": "forward_backward"}
+    wire = {
+        "forward_backward_input": WORK,
+        "model_id": "m",
+        "seq_id": 4,
+        "type": "forward_backward",
+    }
     assert forward_backward_request_from_json(wire) == ForwardBackwardRequest(INPUT, "m", 4)
 
 

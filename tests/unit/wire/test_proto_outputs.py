@@ -36,7 +36,9 @@ def record(num_datums: int, **columns: bytes) -> bytes:
 
 
 def rows(data: bytes, name: str = "x") -> list[Any]:
-    return [output[name].tolist() for output in decode_forward_backward_output(data).loss_fn_outputs]
+    return [
+        output[name].tolist() for output in decode_forward_backward_output(data).loss_fn_outputs
+    ]
 
 
 FLOATS = struct.pack("<6f", 0, 1, 2, 3, 4, 5)

@@ -40,10 +40,7 @@ from tinkex.wire.proto import (
 )
 
 SLOW_IS_FINE = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 INT64S = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -62,7 +59,7 @@ def dense_tensors(draw: st.DrawFn, is_row: bool = False) -> TensorData:
     shape = draw(st.lists(st.integers(is_row, 3), max_size=2))
     if is_row:
         shape.insert(0, draw(st.integers(0, 3)))
-    dtype = draw(st.sampled_from(["float32", "int64"]))
+    dtype: Any = draw(st.sampled_from(["float32", "int64"]))
     size = int(np.prod(shape, dtype=np.int64))
     cells = FLOATS if dtype == "float32" else INT64S
     numbers = draw(st.lists(cells, min_size=size, max_size=size))
@@ -90,9 +87,7 @@ SPANS = st.builds(
     st.integers(0, 1 << 40),
 )
 CHUNKS = st.one_of(
-    st.builds(
-        EncodedTextChunk, tokens=st.lists(st.integers(0, (1 << 31) - 1), max_size=5)
-    ),
+    st.builds(EncodedTextChunk, tokens=st.lists(st.integers(0, (1 << 31) - 1), max_size=5)),
     st.builds(
         ImageChunk,
         data=st.binary(max_size=9),
@@ -233,7 +228,12 @@ def full_sample() -> bytes:
     tensor = TensorData([1, 2, 3, 4], "int64", [2, 2])
     return encode_sample_response(
         SampleResponse(
-            [sequence] * 2, np.zeros(9, np.float32), topk, tensor, 3, PromptAltTokens(tensor, tensor)
+            [sequence] * 2,
+            np.zeros(9, np.float32),
+            topk,
+            tensor,
+            3,
+            PromptAltTokens(tensor, tensor),
         )
     )
 
@@ -270,7 +270,9 @@ def test_flipped_bytes_decode_or_raise_wire_error(
     for _ in range(800):
         damaged = bytearray(whole)
         for _ in range(dice.randint(1, 4)):
-            damaged[dice.randrange(len(damaged))] = dice.choice((0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x12))
+            damaged[dice.randrange(len(damaged))] = dice.choice(
+                (0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x12)
+            )
         try:
             decode(bytes(damaged))
         except (WireError, InvalidInput) as error:

@@ -35,11 +35,7 @@ def test_bytes_are_those_of_the_official_package() -> None:
     )
     response = SampleResponse([sequence], np.array([1], np.float32), prompt_cache_hit_tokens=3)
     assert encode_sample_response(response).hex() == (
-        "0a20"
-        "08011204070000001a04000000bf"
-        "22100a04070000001204000000bf18012001"
-        "12040000803f"
-        "2003"
+        "0a2008011204070000001a04000000bf22100a04070000001204000000bf1801200112040000803f2003"
     )
 
 
@@ -115,7 +111,7 @@ def test_rows_become_matrices_padded_with_filler() -> None:
 
 
 def test_other_number_types_are_converted() -> None:
-    sequence = SampledSequence("stop", "", np.array([1, 2]), np.array([0.5, 0.25]))  # type: ignore[arg-type]
+    sequence = SampledSequence("stop", "", np.array([1, 2]), np.array([0.5, 0.25]))
     (read,) = decode_sample_response(encode_sample_response(SampleResponse([sequence]))).sequences
     assert (read.tokens, read.logprobs) == ([1, 2], [0.5, 0.25])
 

@@ -127,7 +127,8 @@ def test_tensor_memory_is_written_in_row_order() -> None:
 
 
 def test_numpy_integers_are_numbers_too() -> None:
-    span = PromptProvenanceSpan(sequence_id="p", offset=np.int64(3), length=np.int64(1))
+    three: Any = np.int64(3)
+    span = PromptProvenanceSpan(sequence_id="p", offset=three, length=three)
     datum = Datum(ModelInput.from_ints([1]), {}, [span], [span])
     request, _ = decode_forward_backward_request(encode_forward_backward_request(ask(datum)))
     assert request.forward_backward_input.data[0].model_input_spans == [span]
@@ -214,7 +215,9 @@ def test_forged_datum_is_refused(payload: bytes, sentence: str) -> None:
         field(1, field(1, field(1, struct.pack("<i", -5)))),  # negative token
         field(1, field(2, field(1, b"x") + field(2, b"gif"))),  # unknown image format
         field(3, field(1, b"\x18\x01")),  # span without a sequence
-        field(2, field(1, b"w") + field(2, field(1, struct.pack("<f", float("nan"))) + b"\x18\x01")),
+        field(
+            2, field(1, b"w") + field(2, field(1, struct.pack("<f", float("nan"))) + b"\x18\x01")
+        ),
     ],
 )
 def test_values_that_no_user_may_build_are_refused(payload: bytes) -> None:

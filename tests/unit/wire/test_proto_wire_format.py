@@ -13,6 +13,7 @@ from tinkex.wire.proto.wire_format import (
     FIXED64,
     LEN,
     VARINT,
+    Readers,
     WireError,
     Writer,
     read_fields,
@@ -31,7 +32,9 @@ from tinkex.wire.proto.wire_format import (
 
 
 def fields(data: bytes) -> list[tuple[int, int, bytes]]:
-    return [(tag_, number, bytes(payload)) for tag_, number, payload in read_fields(memoryview(data))]
+    return [
+        (tag_, number, bytes(payload)) for tag_, number, payload in read_fields(memoryview(data))
+    ]
 
 
 @settings(derandomize=True)
@@ -115,7 +118,7 @@ def test_last_of_a_field_counts() -> None:
 
 
 def test_last_of_a_oneof_counts_and_one_must_be_there() -> None:
-    readers = {10: bytes, 18: to_text}
+    readers: Readers = {10: bytes, 18: to_text}
     assert read_oneof(memoryview(b"\x0a\x01a\x12\x01b\x0a\x01c"), readers, "it") == b"c"
     assert read_oneof(memoryview(b"\x0a\x01a\x12\x01b"), readers, "it") == "b"
     with pytest.raises(WireError, match="it is none"):

@@ -1,0 +1,303 @@
+"""The docs are true: their code runs, their tables are fresh, and nothing public is left out."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import tokenizers
+import yaml
+
+import tinkex
+import tinkex.testing
+import tinkex.types
+from tinkex import settings
+from tinkex.testing import StubServer
+from tinkex.wire.endpoints import ENDPOINTS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: A block of code that this test runs; invisible on the page.
+RUN = "<!-- run -->"
+#: Enough to see that an example works; what it shows takes longer.
+QUICK = {
+    "async_training": ["--steps", "5"],
+    "custom_loss": ["--steps", "3"],
+    "rl_loop": ["--steps", "3", "--group-size", "32"],
+    "sampling": ["--num-prompts", "20"],
+    "training_loop": ["--steps", "5"],
+}
+BASE_MODEL = "Qwen/Qwen3-8B"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0"}
+
+
+# --- code in the docs ------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Python on a page."""
+
+    line: int
+    code: str
+    is_run: bool
+
+
+def python_blocks(page: Path) -> list[Block]:
+    """The Python blocks of a page; all of the README's are meant to run."""
+    found: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    starts = [number for number, line in enumerate(lines, 1) if line == "```python"]
+    for start in starts:
+        end = lines.index("```", start)
+        above = next((line for line in reversed(lines[: start - 1]) if line), "")
+        is_run = above == RUN or page.name == "README.md"
+        found.append(Block(start, "\n".join(lines[start:end]), is_run))
+    return found
+
+
+RUNNABLE = {
+    str(page.relative_to(ROOT)): [
+        (block.line, block.code) for block in python_blocks(page) if block.is_run
+    ]
+    for page in [ROOT / "README.md", *PAGES]
+}
+RUNNABLE = {name: blocks for name, blocks in RUNNABLE.items() if blocks}
+
+#: Runs the blocks of each page in order, in one namespace; prints what failed.
+RUNNER = """
+import json, sys, traceback
+failures = {}
+for page, blocks in json.load(sys.stdin).items():
+    names = {"__name__": "docs"}
+    try:
+        for line, code in blocks:
+            exec(compile("\\n" * line + code, page, "exec"), names)
+    except BaseException:
+        failures[page] = traceback.format_exc()
+print()
+print(json.dumps(failures))
+"""
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer of single characters, where a relative path finds it under the model's name."""
+    folder.mkdir(parents=True)
+    letters = ["[UNK]", *map(chr, range(32, 127))]
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "[UNK]",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What went wrong on each page; all pages run in one process, which imports torch once."""
+    folder = tmp_path_factory.mktemp("docs")
+    write_tokenizer(folder / BASE_MODEL)
+    with StubServer(models=(BASE_MODEL, "tinkex/bigram")) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", RUNNER],
+            input=json.dumps(RUNNABLE),
+            cwd=folder,
+            env=ENVIRONMENT | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-docs"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_the_code_of_a_page_runs(page: str, failures: dict[str, str]) -> None:
+    assert page not in failures, failures[page]
+
+
+def test_the_guides_have_code_that_runs() -> None:
+    guides = ("getting-started", "training", "sampling", "futures-and-errors", "configuration")
+    for guide in (*guides, "testing", "parity"):
+        assert f"docs/{guide}.md" in RUNNABLE
+    assert sum(map(len, RUNNABLE.values())) >= 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_code_that_is_not_run_at_least_parses(page: Path) -> None:
+    for block in python_blocks(page):
+        ast.parse(block.code, f"{page.name}:{block.line}")
+
+
+# --- examples and commands -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(example), *QUICK.get(example.stem, [])],
+        env={name: text for name, text in ENVIRONMENT.items() if not name.startswith("TINKE")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+
+
+def test_every_example_is_mentioned() -> None:
+    text = everything()
+    assert [path.name for path in EXAMPLES if path.name not in text] == []
+
+
+def test_every_make_target_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
+    assert named >= {"demo", "test", "qa", "bench", "docs"}
+    assert named <= targets
+
+
+def run_tinkex(*arguments: str) -> str:
+    command = [str(Path(sys.executable).with_name("tinkex")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_the_command_line_answers() -> None:
+    assert "version" in run_tinkex("--help")
+    assert json.loads(run_tinkex("version", "--json"))["version"] == settings.package_version()
+
+
+# --- nothing is left out ---------------------------------------------------------------------
+
+
+def everything() -> str:
+    """All pages, as one text."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_every_setting_is_explained() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    names = tinkex.Config.__dataclass_fields__
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+
+
+def test_every_environment_variable_is_explained() -> None:
+    source = Path(settings.__file__).read_text()
+    read = set(re.findall(r'"((?:TINKE[RX]|CLOUDFLARE)_[A-Z_]+)"', source))
+    assert len(read) >= 10
+    page = (DOCS / "configuration.md").read_text()
+    assert [name for name in sorted(read) if f"`{name}`" not in page] == []
+
+
+def test_every_endpoint_is_listed() -> None:
+    page = (DOCS / "endpoints.md").read_text()
+    missing = [
+        name for name, row in ENDPOINTS.items() if f"| `{name}` | `{row.method} " not in page
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "package", [tinkex, tinkex.types, tinkex.testing], ids=lambda m: m.__name__
+)
+def test_every_public_name_is_mentioned(package: ModuleType) -> None:
+    words = set(re.findall(r"\w+", everything()))
+    names = [name for name in package.__all__ if not name.startswith("__")]
+    assert [name for name in names if name not in words] == []
+
+
+# --- pages -----------------------------------------------------------------------------------
+
+
+def load_generator() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = load_generator()
+
+
+@pytest.mark.parametrize("path", GENERATOR.PARTS)
+def test_generated_parts_are_fresh(path: str) -> None:
+    stale = f"docs/{path} is stale; run python docs/generate.py"
+    assert GENERATOR.render(path) == (DOCS / path).read_text(encoding="utf-8"), stale
+
+
+def test_a_stale_page_is_noticed() -> None:
+    page = (DOCS / "configuration.md").read_text().replace("`max_retries`", "`retries`")
+    assert GENERATOR.filled(page, "settings", GENERATOR.settings_table()) != page
+    with pytest.raises(ValueError, match="has no <!-- generated: nothing -->"):
+        GENERATOR.filled(page, "nothing", "")
+
+
+def site() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    return found
+
+
+def nav_pages(nav: Any) -> Iterator[str]:
+    for entry in nav if isinstance(nav, list) else nav.values():
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from nav_pages(entry)
+
+
+def test_the_menu_has_every_page_once() -> None:
+    listed = list(nav_pages(site()["nav"]))
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
+
+
+def test_the_site_fetches_nothing() -> None:
+    assert site()["theme"]["font"] is False
+    assert not {"extra_javascript", "extra_css", "repo_url"} & site().keys()
+    assert re.findall(r"!\[[^]]*]\(https?:", everything()) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link, as Markdown's own slugs are made."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    slugs = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
+    return {re.sub(r"[\s-]+", "-", slug) for slug in slugs}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{page.name} links to {target}"

@@ -1,0 +1,252 @@
+"""Heartbeats: nothing a user does may delay them, and nothing is sent once it is over."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.conftest import (
+    BASE_MODEL,
+    KEY,
+    PATIENCE,
+    PROMPT,
+    SHORT,
+    Connect,
+    Events,
+    Serve,
+    datum,
+    eventually,
+)
+from tinkex import ForwardBackwardOutput, ServiceClient, TensorData, Timing
+from tinkex.testing import Fault, StubServer
+from tinkex.wire.proto import encode_forward_backward_output
+
+INTERVAL = 0.02
+#: How long user code is in the way, and how many beats must get through meanwhile: a fifth of what
+#: an idle machine would send.
+BLOCK_SECONDS = 0.5
+FEWEST = 5
+
+
+class Blocker:
+    """User code that takes long, and notes when."""
+
+    def __init__(self, action: Callable[[float], None] = time.sleep) -> None:
+        self._action = action
+        self.started = self.ended = 0.0
+        self.is_over = threading.Event()
+
+    def __call__(self, *args: Any) -> None:
+        if self.started:
+            return
+        self.started = time.monotonic()
+        self._action(BLOCK_SECONDS)
+        self.ended = time.monotonic()
+        self.is_over.set()
+
+    def check(self, server: StubServer) -> None:
+        """Beats arrived while the code was in the way."""
+        assert self.is_over.wait(PATIENCE)
+        beats = [beat for beat in server.heartbeats() if self.started < beat < self.ended]
+        assert len(beats) >= FEWEST
+
+
+def spin(seconds: float) -> None:
+    """Python code that never waits."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        sum(range(1000))
+
+
+@pytest.fixture
+def beating(server: StubServer, connect: Connect) -> ServiceClient:
+    return connect(server, heartbeat_seconds=INTERVAL)
+
+
+# --- nothing delays them (P-20, protocol 12.13, 12.14) ----------------------------------------
+
+
+@pytest.mark.parametrize("action", [time.sleep, spin])
+def test_a_custom_loss_does_not_delay_them(
+    server: StubServer, beating: ServiceClient, action: Callable[[float], None]
+) -> None:
+    pytest.importorskip("torch")
+    client = beating.create_lora_training_client(BASE_MODEL)
+    blocker = Blocker(action)
+
+    def loss(data: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        blocker()
+        return -sum(row.sum() for row in logprobs), {}
+
+    client.forward_backward_custom([datum()], loss).result(PATIENCE)
+    blocker.check(server)
+
+
+def test_a_callback_does_not_delay_them(server: StubServer, beating: ServiceClient) -> None:
+    """A callback of a future runs where the requests do; heartbeats live elsewhere."""
+    sampler = beating.create_sampling_client(base_model=BASE_MODEL)
+    blocker = Blocker()
+    future = sampler.sample(PROMPT, 1, SHORT)
+    future.add_done_callback(blocker)
+    future.result(PATIENCE)
+    blocker.check(server)
+
+
+def test_an_event_hook_delays_neither_them_nor_the_work(
+    server: StubServer, connect: Connect
+) -> None:
+    blocker = Blocker()
+    service = connect(server, heartbeat_seconds=INTERVAL, event_hook=blocker)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    eventually(lambda: blocker.started > 0.0)
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert not blocker.is_over.is_set()
+    blocker.check(server)
+
+
+def test_a_hook_that_raises_harms_nobody(server: StubServer, connect: Connect) -> None:
+    def hook(event: Any) -> None:
+        raise RuntimeError("hook")
+
+    service = connect(server, heartbeat_seconds=INTERVAL, event_hook=hook)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    server.wait_for("session_heartbeat", 2)
+
+
+def test_huge_results_do_not_delay_them(server: StubServer, beating: ServiceClient) -> None:
+    """20 MB in 20,000 pieces, four times; made up beforehand, so that the server only sends it."""
+    client = beating.create_lora_training_client(BASE_MODEL)
+    row = {"logprobs": TensorData.from_numpy(np.zeros(250, dtype=np.float32))}
+    huge = encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [row] * 20_000, {}))
+    proto = {"content-type": "application/x-protobuf"}
+    server.inject("retrieve_future", Fault(status=200, body=huge, headers=proto), times=4)
+    started = time.monotonic()
+    futures = [client.forward([datum()], "cross_entropy") for _ in range(4)]
+    for future in futures:
+        assert len(future.result(PATIENCE).loss_fn_outputs) == 20_000
+    ended = time.monotonic()
+    server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 1)
+    beats = [started, *(beat for beat in server.heartbeats() if started < beat < ended), ended]
+    longest = max(later - sooner for sooner, later in itertools.pairwise(beats))
+    assert longest < BLOCK_SECONDS
+    assert beating.metrics().counters.get("heartbeats_failed", 0) == 0
+
+
+def test_one_hung_session_does_not_delay_another(serve: Serve, connect: Connect) -> None:
+    hung, fine = serve(), serve()
+    hung.inject("session_heartbeat", Fault(delay_seconds=60.0), times=None)
+    for server in (hung, fine):
+        connect(server, heartbeat_seconds=INTERVAL).create_lora_training_client(BASE_MODEL)
+    hung.wait_for("session_heartbeat")
+    fine.wait_for("session_heartbeat", len(fine.heartbeats()) + 5)
+
+
+def test_an_idle_client_renews_its_token_for_them(serve: Serve, connect: Connect) -> None:
+    """A token that expires while nothing is asked must not end the session."""
+    server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True}, token_seconds=0.4)
+    service = connect(server, heartbeat_seconds=INTERVAL)
+    service.create_lora_training_client(BASE_MODEL)
+    time.sleep(1.0)
+    expired_at = time.monotonic()
+    eventually(lambda: sum(beat > expired_at for beat in server.heartbeats()) >= 3)
+    assert len(server.calls("auth_token")) > 1
+
+
+# --- failures ---------------------------------------------------------------------------------
+
+
+def test_410_ends_them_quietly(
+    server: StubServer, beating: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    beating.create_lora_training_client(BASE_MODEL)
+    server.wait_for("session_heartbeat", 2)
+    server.inject("session_heartbeat", Fault(status=410), times=None)
+    eventually(lambda: beating.metrics().counters.get("heartbeats_failed", 0) == 1)
+    num_beats = len(server.calls("session_heartbeat"))
+    time.sleep(5 * INTERVAL)
+    assert len(server.calls("session_heartbeat")) == num_beats
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(status=500), Fault(status=404), Fault(status=401), Fault(drop=True)]
+)
+def test_other_failures_do_not_end_them(
+    server: StubServer, beating: ServiceClient, fault: Fault
+) -> None:
+    server.inject("session_heartbeat", fault, times=3)
+    beating.create_lora_training_client(BASE_MODEL)
+    server.wait_for("session_heartbeat", 5)
+    eventually(lambda: beating.metrics().counters["heartbeats"] >= 1)
+    assert beating.metrics().counters["heartbeats_failed"] == 3
+
+
+def test_they_go_on_after_a_restart(server: StubServer, beating: ServiceClient) -> None:
+    beating.create_lora_training_client(BASE_MODEL)
+    server.wait_for("session_heartbeat")
+    server.restart()
+    server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 3)
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+def test_none_comes_after_close(server: StubServer, beating: ServiceClient) -> None:
+    """P-22: also none that the server would have to refuse."""
+    beating.create_lora_training_client(BASE_MODEL)
+    server.wait_for("session_heartbeat", 2)
+    beating.close().result(PATIENCE)
+    num_beats = len(server.calls("session_heartbeat"))
+    time.sleep(5 * INTERVAL)
+    assert len(server.calls("session_heartbeat")) == num_beats
+    finished_at = server.calls("finish_session")[0].arrived_at
+    assert max(server.heartbeats()) < finished_at + INTERVAL
+
+
+def test_a_session_without_a_beat_is_finished_too(server: StubServer, connect: Connect) -> None:
+    with connect(server, heartbeat_seconds=30.0) as service:
+        service.create_lora_training_client(BASE_MODEL)
+    assert server.heartbeats() == []
+    assert list(server.finish_reasons.values()) == ["success"]
+
+
+@pytest.mark.parametrize("options", [{}, {"telemetry": True}, {"event_hook": Events()}])
+def test_a_forgotten_client_stops_beating(server: StubServer, options: dict[str, Any]) -> None:
+    """P-21: without this, a server would keep a dead client's weights for ever."""
+    service = ServiceClient(base_url=server.url, api_key=KEY, heartbeat_seconds=INTERVAL, **options)
+    client = service.create_lora_training_client(BASE_MODEL)
+    client.forward([datum()], "cross_entropy").result(PATIENCE)
+    service.create_sampling_client(base_model=BASE_MODEL).sample(PROMPT, 1, SHORT).result(PATIENCE)
+    server.wait_for("session_heartbeat", 2)
+    if isinstance(hook := options.get("event_hook"), Events):
+        hook.wait_for(1, Timing, operation="sample")
+    del service, client
+
+    def is_quiet() -> bool:
+        gc.collect()
+        num_beats = len(server.calls("session_heartbeat"))
+        time.sleep(5 * INTERVAL)
+        return len(server.calls("session_heartbeat")) == num_beats
+
+    eventually(is_quiet, seconds=5.0)
+
+
+def test_a_client_in_use_is_not_forgotten(server: StubServer, connect: Connect) -> None:
+    """The training client alone keeps its session alive."""
+
+    def train() -> Any:
+        service = ServiceClient(base_url=server.url, api_key=KEY, heartbeat_seconds=INTERVAL)
+        return service.create_lora_training_client(BASE_MODEL)
+
+    client = train()
+    gc.collect()
+    server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 3)
+    client.holder.close("success").result(PATIENCE)

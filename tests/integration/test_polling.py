@@ -1,0 +1,205 @@
+"""Waiting for results: patient with a busy server, brief with a broken one, never a hot loop."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Events, Serve
+from tinkex import (
+    AdamParams,
+    APITimeoutError,
+    BillingError,
+    InternalServerError,
+    QueueChanged,
+    RequestFailedError,
+    ServiceClient,
+    TrainingClient,
+)
+from tinkex.errors import RequestErrorCategory
+from tinkex.testing import Fault, StubServer
+
+ADAM = AdamParams(learning_rate=0.1)
+
+
+@pytest.fixture
+def client(service: ServiceClient) -> TrainingClient:
+    return service.create_lora_training_client(BASE_MODEL)
+
+
+def waits(server: StubServer, request_id: str) -> list[float]:
+    times = [
+        call.arrived_at
+        for call in server.calls("retrieve_future")
+        if call.message["request_id"] == request_id
+    ]
+    return [later - sooner for sooner, later in itertools.pairwise(times)]
+
+
+@pytest.mark.parametrize(
+    ("status", "times", "least"), [(408, 4, 1.1), (429, 2, 1.1), (503, 2, 1.1)]
+)
+def test_instant_answers_do_not_make_a_hot_loop(
+    server: StubServer, client: TrainingClient, status: int, times: int, least: float
+) -> None:
+    """The official client asked 67 times in 3 s (protocol 12.16)."""
+    server.inject("retrieve_future", Fault(status=status), times=times)
+    client.optim_step(ADAM).result(PATIENCE)
+    pauses = waits(server, "req-2")
+    assert len(pauses) == times
+    assert sum(pauses) >= least
+    assert pauses[-1] > 1.4 * pauses[0]
+
+
+def test_a_server_that_never_holds_a_poll_is_not_flooded(serve: Serve, connect: Connect) -> None:
+    server = serve(long_poll_seconds=0.0, work_seconds=1.0)
+    connect(server).create_lora_training_client(BASE_MODEL)
+    assert len(server.calls("retrieve_future")) <= 7
+
+
+def test_a_polls_retry_after_is_honoured(server: StubServer, service: ServiceClient) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    paused = {"type": "try_again", "retry_after_ms": 600, "queue_state": "active"}
+    server.inject("retrieve_future", Fault(status=200, body=paused))
+    server.inject("retrieve_future", Fault(status=429, headers={"retry-after-ms": "700"}))
+    client.optim_step(ADAM).result(PATIENCE)
+    first, second = waits(server, "req-2")
+    assert first >= 0.6
+    assert second >= 0.7
+
+
+def test_a_500_with_a_reason_is_a_failure_after_a_few_polls(
+    server: StubServer, service: ServiceClient
+) -> None:
+    """Some servers say so when the work failed; the official client polls them for ever."""
+    client = service.create_lora_training_client(BASE_MODEL)
+    server.inject("retrieve_future", Fault(status=500, body={"detail": "it broke"}), times=None)
+    with pytest.raises(InternalServerError, match="it broke"):
+        client.optim_step(ADAM).result(PATIENCE)
+    assert len(waits(server, "req-2")) == 3
+
+
+def test_a_server_that_stays_away_is_given_up(server: StubServer, connect: Connect) -> None:
+    client = connect(server, outage_seconds=1.0).create_lora_training_client(BASE_MODEL)
+    server.inject("retrieve_future", Fault(status=503, body={"detail": "away"}), times=None)
+    with pytest.raises(InternalServerError, match="away"):
+        client.optim_step(ADAM).result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("word", "category"),
+    [
+        ("user", RequestErrorCategory.User),
+        ("server", RequestErrorCategory.Server),
+        ("SERVER", RequestErrorCategory.Server),
+        ("unknown", RequestErrorCategory.Unknown),
+        ("martian", RequestErrorCategory.Unknown),
+        (None, RequestErrorCategory.Unknown),
+    ],
+)
+def test_a_failed_job_fails_at_once_with_its_category(
+    server: StubServer, client: TrainingClient, word: str | None, category: RequestErrorCategory
+) -> None:
+    """P-07, P-08: a bare error is understood, and asked for once."""
+    body = {"error": "it failed"} | ({} if word is None else {"category": word})
+    server.inject("retrieve_future", Fault(status=200, body=body), times=None)
+    with pytest.raises(RequestFailedError, match="it failed") as caught:
+        client.optim_step(ADAM).result(PATIENCE)
+    assert caught.value.category is category
+    assert caught.value.request_id == "req-2"
+    assert caught.value.is_user_error is (category is RequestErrorCategory.User)
+    assert waits(server, "req-2") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"status": "failed", "error": "no"},
+        {"status": "failed"},
+        {"error": {"message": "no"}, "category": "user"},
+    ],
+)
+def test_other_words_for_failure(
+    server: StubServer, client: TrainingClient, body: dict[str, Any]
+) -> None:
+    server.inject("retrieve_future", Fault(status=200, body=body))
+    with pytest.raises(RequestFailedError):
+        client.optim_step(ADAM).result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"metrics": {"step": 5.0}}, {"status": "completed", "result": {"metrics": {"step": 5.0}}}],
+)
+def test_other_words_for_success(
+    server: StubServer, client: TrainingClient, body: dict[str, Any]
+) -> None:
+    server.inject("retrieve_future", Fault(status=200, body=body))
+    assert client.optim_step(ADAM).result(PATIENCE).metrics == {"step": 5.0}
+
+
+def test_a_billing_issue_is_waited_for_then_surfaces(server: StubServer, connect: Connect) -> None:
+    """Protocol 12.20: the official client is silent for an hour."""
+    client = connect(server, billing_pause_seconds=0.5).create_lora_training_client(BASE_MODEL)
+    unpaid = Fault(status=402, body={"detail": "no funds"})
+    server.inject("retrieve_future", unpaid)
+    assert client.optim_step(ADAM).result(PATIENCE).metrics
+    server.inject("retrieve_future", unpaid, times=None)
+    with pytest.raises(BillingError, match="no funds") as caught:
+        client.optim_step(ADAM).result(PATIENCE)
+    assert "billing" in (caught.value.hint or "")
+    assert sum(waits(server, "req-3")) >= 0.5
+
+
+def test_a_billing_issue_can_surface_at_once(server: StubServer, connect: Connect) -> None:
+    client = connect(server, billing_pause_seconds=0.0).create_lora_training_client(BASE_MODEL)
+    server.inject("retrieve_future", Fault(status=402), times=None)
+    with pytest.raises(BillingError):
+        client.optim_step(ADAM).result(PATIENCE)
+    assert waits(server, "req-2") == []
+
+
+# --- time limits ------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_result_has_a_limit_of_its_own(serve: Serve, connect: Connect) -> None:
+    """Also while one long poll is under way, which here would last a minute."""
+    server = serve(long_poll_seconds=60.0)
+    server.inject("retrieve_future", Fault(delay_seconds=60.0), times=None)
+    service = connect(server, poll_timeout_seconds=0.3)
+    with pytest.raises(APITimeoutError, match=r"no result within 0\.3 s"):
+        service.create_lora_training_client(BASE_MODEL)
+
+
+def test_a_poll_without_news_is_asked_again(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    server.inject("retrieve_future", Fault(delay_seconds=60.0), times=2)
+    service = connect(server, poll_request_seconds=0.1)
+    assert service.create_lora_training_client(BASE_MODEL).model_id
+    assert len(server.calls("retrieve_future")) == 3
+
+
+# --- the server's queue -----------------------------------------------------------------------
+
+
+def test_a_paused_queue_is_told_once_and_slows_the_polls(
+    server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Events()
+    client = connect(server, event_hook=events).create_lora_training_client(BASE_MODEL)
+    paused = {"queue_state": "PAUSED_CAPACITY", "queue_state_reason": "no machines"}
+    server.inject("retrieve_future", Fault(status=408, body=paused), times=2)
+    client.optim_step(ADAM).result(PATIENCE)
+    (change,) = events.wait_for(1, QueueChanged)
+    assert (change.client, change.state, change.reason) == (
+        client.model_id,
+        "paused_capacity",
+        "no machines",
+    )
+    assert len(events.of(QueueChanged)) == 1
+    assert min(waits(server, "req-2")) >= 1.0
+    assert [record.getMessage() for record in caplog.records].count(
+        f"Training of {client.model_id} is paused: no machines"
+    ) == 1

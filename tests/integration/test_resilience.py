@@ -1,0 +1,329 @@
+"""A server that is dead, hung, confused or says no: one typed sentence, soon, and no storm."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve, datum
+from tinkex import (
+    AdamParams,
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    BillingError,
+    ConflictError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    ServiceClient,
+    TinkexError,
+    UnprocessableEntityError,
+)
+from tinkex.testing import Fault, StubServer
+
+ADAM = AdamParams(learning_rate=0.1)
+
+
+@pytest.fixture
+def dead_url() -> str:
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def check_sentence(error: BaseException | None) -> None:
+    """One line that a person can read, and a hint."""
+    assert isinstance(error, TinkexError)
+    assert error.message
+    assert "\n" not in str(error)
+    assert error.hint
+
+
+# --- first contact (protocol 12.18: 305 s of silence) -----------------------------------------
+
+
+def test_a_dead_server_is_reported_in_a_few_seconds(dead_url: str, connect: Connect) -> None:
+    service = connect(dead_url)
+    capabilities = service.rest_client().list_sessions()
+    with pytest.raises(APIConnectionError, match=r"cannot reach 127\.0\.0\.1") as caught:
+        capabilities.result(10.0)
+    check_sentence(caught.value)
+    assert "base_url" in (caught.value.hint or "")
+
+
+def test_a_dead_server_fails_every_front_door(dead_url: str, connect: Connect) -> None:
+    service = connect(dead_url, first_contact_seconds=0.0)
+    for call in (
+        service.get_server_capabilities,
+        lambda: service.create_lora_training_client(BASE_MODEL),
+        lambda: service.create_sampling_client(base_model=BASE_MODEL),
+        lambda: service.rest_client().list_training_runs().result(PATIENCE),
+    ):
+        with pytest.raises(APIConnectionError, match="refused"):
+            call()
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_broken_start_is_reported_in_a_few_seconds(
+    server: StubServer, connect: Connect, status: int
+) -> None:
+    server.inject("client_config", Fault(status=status, body={"detail": "later"}), times=None)
+    service = connect(server, first_contact_seconds=1.0)
+    with pytest.raises(InternalServerError, match="later") as caught:
+        service.get_server_capabilities()
+    check_sentence(caught.value)
+    assert 2 <= len(server.calls("client_config")) <= 5
+    # The failure is not remembered: when the server is well again, so is the client.
+    server.clear_faults()
+    assert service.get_server_capabilities().supported_models
+
+
+def test_a_server_without_flags_speaks_the_defaults(server: StubServer, connect: Connect) -> None:
+    server.inject("client_config", Fault(status=404), times=None)
+    assert connect(server).create_lora_training_client(BASE_MODEL).model_id
+
+
+# --- credentials ------------------------------------------------------------------------------
+
+
+def refused_key(serve: Serve, connect: Connect, **options: Any) -> AuthenticationError:
+    service = connect(serve(api_keys={"tml-right"}), **options)
+    with pytest.raises(AuthenticationError) as caught:
+        service.create_lora_training_client(BASE_MODEL)
+    check_sentence(caught.value)
+    assert caught.value.is_user_error
+    return caught.value
+
+
+def test_401_says_that_the_key_was_an_argument(serve: Serve, connect: Connect) -> None:
+    error = refused_key(serve, connect, api_key="tml-wrong")
+    assert "api_key argument" in (error.hint or "")
+
+
+def test_401_says_that_the_key_was_in_the_environment(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
+    error = refused_key(serve, connect, api_key=None)
+    assert "TINKER_API_KEY" in (error.hint or "")
+
+
+def test_401_says_that_the_key_was_stored(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    stored = {"version": 1, "default": "1", "keys": {"1": {"key": "tml-wrong", "name": "n"}}}
+    folder = tmp_path / ".tinker"
+    folder.mkdir(mode=0o700)
+    (folder / "credentials.json").write_text(json.dumps(stored))
+    (folder / "credentials.json").chmod(0o600)
+    error = refused_key(serve, connect, api_key=None)
+    assert "credentials file" in (error.hint or "")
+
+
+def test_401_at_the_exchange_says_where_the_key_was(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config={"pjwt_auth_enabled": True})
+    server.inject("auth_token", Fault(status=401, body={"detail": "who?"}), times=None)
+    with pytest.raises(AuthenticationError, match="who") as caught:
+        connect(server).create_lora_training_client(BASE_MODEL)
+    assert "api_key argument" in (caught.value.hint or "")
+    assert len(server.calls("auth_token")) == 1
+
+
+def test_a_failing_exchange_is_not_tried_squared(serve: Serve, connect: Connect) -> None:
+    """Protocol 12.17: retries of the exchange and of the request that needs it do not multiply."""
+    server = serve(client_config={"pjwt_auth_enabled": True})
+    server.inject("auth_token", Fault(status=500), times=None)
+    with pytest.raises(InternalServerError):
+        connect(server, max_retries=1).create_lora_training_client(BASE_MODEL)
+    assert len(server.calls("auth_token")) == 2
+
+
+# --- a hung server ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", ["client_config", "create_session", "create_model"])
+def test_a_hung_server_runs_into_the_timeout(
+    server: StubServer, connect: Connect, endpoint: str
+) -> None:
+    server.inject(endpoint, Fault(delay_seconds=60.0), times=None)
+    service = connect(server, timeout_seconds=0.2, first_contact_seconds=0.3, outage_seconds=0.3)
+    with pytest.raises(APITimeoutError, match=r"0\.2 s") as caught:
+        service.create_lora_training_client(BASE_MODEL)
+    assert isinstance(caught.value, TimeoutError)
+    check_sentence(caught.value)
+
+
+# --- answers that make no sense ---------------------------------------------------------------
+
+NONSENSE = {
+    "html": Fault(status=200, body=b"<html>hi</html>", headers={"content-type": "text/html"}),
+    "empty": Fault(status=200, body=b""),
+    "null": Fault(status=200, body=b"null"),
+    "list": Fault(status=200, body=b"[1, 2]"),
+    "wrong json": Fault(status=200, body={"unexpected": True}),
+    "no utf-8": Fault(status=200, body=b'{"request_id": "\xff\xfe"}'),
+    "number as id": Fault(status=200, body={"request_id": 7}),
+    "not protobuf": Fault(
+        status=200, body=b"\xff\xff\xff", headers={"content-type": "application/x-protobuf"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+@pytest.mark.parametrize("endpoint", ["optim_step", "create_session"])
+def test_nonsense_is_a_typed_error(
+    connect: Connect, serve: Serve, name: str, endpoint: str
+) -> None:
+    """It is not tried again either: the server did what it wanted to do."""
+    server = serve()
+    service = connect(server)
+    server.inject(endpoint, NONSENSE[name], times=None)
+    with pytest.raises(APIResponseValidationError, match=endpoint) as caught:
+        service.create_lora_training_client(BASE_MODEL).optim_step(ADAM).result(PATIENCE)
+    assert "\n" not in str(caught.value)
+    assert len(server.calls(endpoint)) == 1
+
+
+@pytest.mark.parametrize("name", NONSENSE.keys() - {"wrong json", "number as id", "no utf-8"})
+def test_a_nonsensical_result_is_a_typed_error(
+    server: StubServer, service: ServiceClient, name: str
+) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    server.inject("retrieve_future", NONSENSE[name], times=None)
+    with pytest.raises(APIResponseValidationError):
+        client.optim_step(ADAM).result(PATIENCE)
+    with pytest.raises(APIResponseValidationError):
+        client.forward([datum()], "cross_entropy").result(PATIENCE)
+
+
+@pytest.mark.parametrize("size", ["many", -5, None, 1.5])
+def test_a_nonsensical_size_is_a_typed_error(
+    server: StubServer, service: ServiceClient, size: Any
+) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    announced = {"status": "complete_metadata", "response_payload_size": size}
+    server.inject("retrieve_future", Fault(status=200, body=announced), times=None)
+    with pytest.raises(APIResponseValidationError):
+        client.optim_step(ADAM).result(PATIENCE)
+
+
+BROKEN = {
+    "cut": Fault(cut_after_bytes=3),
+    "dropped": Fault(drop=True),
+    "garbage": Fault(garbage=b"\x00\xff nonsense\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name"), [*(("optim_step", name) for name in BROKEN), ("retrieve_future", "cut")]
+)
+def test_a_broken_line_is_tried_again_then_typed(
+    serve: Serve, connect: Connect, name: str, endpoint: str
+) -> None:
+    server = serve()
+    client = connect(server, outage_seconds=0.6).create_lora_training_client(BASE_MODEL)
+    server.inject(endpoint, BROKEN[name])
+    assert client.optim_step(ADAM).result(PATIENCE).metrics["step"] == 1.0
+    server.inject(endpoint, BROKEN[name], times=None)
+    with pytest.raises(APIConnectionError) as caught:
+        client.optim_step(ADAM).result(PATIENCE)
+    check_sentence(caught.value)
+
+
+# --- statuses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, BadRequestError),
+        (402, BillingError),
+        (403, PermissionDeniedError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (418, APIStatusError),
+        (422, UnprocessableEntityError),
+        (429, RateLimitError),
+        (500, InternalServerError),
+        (599, InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_each_status_is_a_class(
+    server: StubServer,
+    connect: Connect,
+    status: int,
+    expected: type[APIStatusError],
+    is_chunked: bool,
+) -> None:
+    """A 400 without a length is a 400, not a lost connection (protocol 12.27b)."""
+    client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
+    refusal = Fault(status=status, body={"detail": f"no {status}"}, chunked=is_chunked)
+    server.inject("optim_step", refusal, times=None)
+    with pytest.raises(expected, match=f"no {status}") as caught:
+        client.optim_step(ADAM).result(PATIENCE)
+    assert type(caught.value) is expected
+    assert caught.value.status_code == status
+    assert caught.value.body == {"detail": f"no {status}"}
+    assert len(server.calls("optim_step")) == 1
+
+
+def test_a_conflict_that_is_permanent_is_not_retried(service: ServiceClient) -> None:
+    """The official client takes 306 s to say that it is public already (protocol 12.17)."""
+    client = service.create_lora_training_client(BASE_MODEL)
+    path = client.save_state("a").result(PATIENCE).path
+    rest = service.rest_client()
+    rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+    with pytest.raises(ConflictError, match="public already"):
+        rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+
+
+def test_a_publish_is_sent_once(server: StubServer, service: ServiceClient) -> None:
+    path = service.create_lora_training_client(BASE_MODEL).save_state("a").result(PATIENCE).path
+    rest = service.rest_client()
+    server.inject("publish_checkpoint", Fault(status=409, body={"detail": "is"}), times=None)
+    with pytest.raises(ConflictError):
+        rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+    assert len(server.calls("publish_checkpoint")) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "least"),
+    [({"retry-after-ms": "800"}, 0.8), ({"retry-after": "0.7"}, 0.7), ({"retry-after": "1"}, 1.0)],
+)
+def test_retry_after_is_honoured(
+    server: StubServer, service: ServiceClient, headers: dict[str, str], least: float
+) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    server.inject("optim_step", Fault(status=429, headers=headers))
+    client.optim_step(ADAM).result(PATIENCE)
+    first, second = (call.arrived_at for call in server.calls("optim_step"))
+    assert second - first >= least
+
+
+def test_the_servers_word_on_retrying_wins(serve: Serve, connect: Connect) -> None:
+    server = serve(gap_seconds=0.05)
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    server.inject("optim_step", Fault(status=503, headers={"x-should-retry": "false"}))
+    with pytest.raises(InternalServerError):
+        client.optim_step(ADAM).result(PATIENCE)
+    server.inject("optim_step", Fault(status=400, headers={"x-should-retry": "true"}))
+    assert client.optim_step(ADAM).result(PATIENCE).metrics
+    assert len(server.calls("optim_step")) == 3
+
+
+def test_the_key_is_never_in_an_error(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
+    server.inject("optim_step", Fault(status=500, body={"detail": "no"}))
+    error = client.optim_step(ADAM).exception(PATIENCE)
+    assert error is not None
+    seen = f"{error!r} {error} {error.__dict__}"
+    assert KEY not in seen

@@ -1,0 +1,177 @@
+"""Copies of a sampling client: pickled to other processes, or made from a handle."""
+
+from __future__ import annotations
+
+import base64
+import multiprocessing
+import pickle
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from tests.integration.conftest import (
+    BASE_MODEL,
+    KEY,
+    PATIENCE,
+    PROMPT,
+    SHORT,
+    Connect,
+    Serve,
+    eventually,
+)
+from tinkex import (
+    AuthenticationError,
+    InvalidInput,
+    RetryConfig,
+    SamplingClient,
+    ServiceClient,
+)
+from tinkex.testing import Fault, StubServer
+
+BLOCK = 1_000_000_000
+
+
+@pytest.fixture
+def sampler(service: ServiceClient) -> SamplingClient:
+    return service.create_sampling_client(base_model=BASE_MODEL)
+
+
+def seq_ids(server: StubServer) -> list[int]:
+    return [call.message["seq_id"] for call in server.calls("asample")]
+
+
+def sample_here(client: SamplingClient) -> str:
+    """Runs in another process."""
+    return str(client.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences[0].sequence_id)
+
+
+def sample_handle_here(handle: str, key: str) -> str:
+    """Runs in another process."""
+    return sample_here(SamplingClient.from_sampler_handle(handle, api_key=key))
+
+
+def test_a_client_works_in_other_processes(serve: Serve, connect: Connect) -> None:
+    server = serve(api_keys={KEY})
+    service = connect(server)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    handle = sampler.get_sampler_handle()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        pickled = pool.submit(sample_here, sampler)
+        handed = pool.submit(sample_handle_here, handle, KEY)
+        assert pickled.result(PATIENCE) != handed.result(PATIENCE)
+    numbers = seq_ids(server)
+    assert len(set(numbers)) == 3
+    assert numbers[0] == 0
+    assert all(number >= BLOCK for number in numbers[1:])
+    assert len(server.sessions) == 1
+    # The other process is gone; the session is still this one's to finish.
+    assert server.finish_reasons == {}
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    service.close().result(PATIENCE)
+    assert list(server.finish_reasons.values()) == ["success"]
+
+
+def test_a_handle_holds_no_key(sampler: SamplingClient) -> None:
+    handle = sampler.get_sampler_handle()
+    assert KEY.encode() not in base64.urlsafe_b64decode(handle)
+    assert sampler.sampling_session_id.encode() in base64.urlsafe_b64decode(handle)
+
+
+def test_a_handle_is_used_with_the_readers_own_key(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(api_keys={KEY})
+    handle = connect(server).create_sampling_client(base_model=BASE_MODEL).get_sampler_handle()
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    clone = SamplingClient.from_sampler_handle(handle)
+    assert clone.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    stranger = SamplingClient.from_sampler_handle(handle, api_key="tml-stranger")
+    with pytest.raises(AuthenticationError):
+        stranger.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    clone.holder.close("success").result(PATIENCE)
+
+
+@pytest.mark.parametrize("handle", ["", "???", "bm90IGpzb24=", "e30=", "tinker://run/weights/1"])
+def test_what_is_no_handle_is_refused(handle: str) -> None:
+    with pytest.raises(InvalidInput, match="Not a sampler handle"):
+        SamplingClient.from_sampler_handle(handle, api_key=KEY)
+
+
+def test_a_pickled_client_keeps_its_settings(server: StubServer, connect: Connect) -> None:
+    service = connect(server, heartbeat_seconds=3.0, event_hook=print)
+    retry = RetryConfig(enable_retry_logic=False)
+    sampler = service.create_sampling_client(
+        base_model=BASE_MODEL, retry_config=retry, record_stability_info=True
+    )
+    clone: SamplingClient = pickle.loads(pickle.dumps(sampler))
+    assert clone.holder.config.heartbeat_seconds == 3.0
+    assert clone.holder.config.event_hook is None
+    server.inject("asample", Fault(status=500), times=1)
+    assert clone.sample(PROMPT, 1, SHORT).exception(PATIENCE) is not None
+    clone.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert server.calls("asample")[-1].message["record_stability_info"] is True
+    clone.holder.close("success").result(PATIENCE)
+    assert server.finish_reasons == {}
+
+
+def test_clones_keep_the_session_alive(server: StubServer, connect: Connect) -> None:
+    service = connect(server, heartbeat_seconds=30.0)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    rebuild, (handle, config, retry) = sampler.__reduce__()
+    clone = rebuild(handle, config.evolve(heartbeat_seconds=0.02), retry)
+    clone.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    server.wait_for("session_heartbeat", 2)
+    assert len(server.calls("create_session")) == 1
+    clone.holder.close("success").result(PATIENCE)
+
+
+def test_clones_get_their_number_from_a_server_that_gives_them(
+    serve: Serve, connect: Connect
+) -> None:
+    server = serve(client_config={"sample_join_sampling_session": True})
+    service = connect(server)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    clones = [pickle.loads(pickle.dumps(sampler)) for _ in range(2)]
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    for clone in clones:
+        futures = [clone.sample(PROMPT, 1, SHORT) for _ in range(5)]
+        assert all(future.result(PATIENCE).sequences for future in futures)
+    # A clone joins once, however many samples start together.
+    assert len(server.calls("join_sampling_session")) == 2
+    expected = [0, *range(BLOCK, BLOCK + 5), *range(2 * BLOCK, 2 * BLOCK + 5)]
+    assert sorted(seq_ids(server)) == expected
+    for clone in clones:
+        clone.holder.close("success").result(PATIENCE)
+
+
+def test_clones_share_one_poll_of_their_own(serve: Serve, connect: Connect) -> None:
+    flags = {"sample_join_sampling_session": True, "sample_use_retrieve_futures": True}
+    server = serve(client_config=flags)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    clone = pickle.loads(pickle.dumps(sampler))
+    assert clone.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    targets = [call.message["target"] for call in server.calls("retrieve_futures")]
+    assert {target["cloned_sampler_id"] for target in targets} == {1}
+    clone.holder.close("success").result(PATIENCE)
+
+
+def test_a_finished_session_ends_the_beats_of_its_clones(
+    server: StubServer, connect: Connect
+) -> None:
+    """410 is no failure worth a word (protocol 2.2)."""
+    service = connect(server, heartbeat_seconds=0.02)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    clone = pickle.loads(pickle.dumps(sampler))
+    clone.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    server.wait_for("session_heartbeat", 3)
+    service.close().result(PATIENCE)
+    counters = clone.holder.transport.stopwatch.counters
+    eventually(lambda: counters["heartbeats_failed"] == 1)
+    num_beats = len(server.calls("session_heartbeat"))
+    time.sleep(0.1)  # five more would have come
+    assert counters["heartbeats_failed"] == 1
+    assert len(server.calls("session_heartbeat")) == num_beats
+    clone.holder.close("success").result(PATIENCE)

@@ -1,0 +1,214 @@
+"""What a server can switch on for samples: cancelling, one poll for all, sizes first."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, PATIENCE, PROMPT, SHORT, Connect, Serve
+from tinkex import (
+    APIResponseValidationError,
+    ModelInput,
+    NotFoundError,
+    RequestFailedError,
+    RetryConfig,
+    SamplingParams,
+)
+from tinkex.testing import Fault, StubServer
+
+QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
+CAN_CANCEL = {"sample_cancel_enabled": True}
+ONE_POLL = {"sample_use_retrieve_futures": True}
+#: 40,000 tokens of 8 bytes each: more than a server sends unasked.
+LARGE = SamplingParams(max_tokens=5000, stop=[])
+
+
+def polls(server: StubServer, kind: str = "Sample") -> list[Any]:
+    return [
+        call.message
+        for call in server.calls("retrieve_future")
+        if call.headers["x-tinker-request-type"] == kind
+    ]
+
+
+# --- cancelling (protocol 3.4) ----------------------------------------------------------------
+
+
+def test_cancelling_tells_a_server_that_wants_to_know(serve: Serve, connect: Connect) -> None:
+    server = serve(dynamic_config=CAN_CANCEL, work_seconds=60.0)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    future = sampler.sample(PROMPT, 1, SHORT)
+    server.wait_for("retrieve_future")
+    assert future.cancel()
+    (call,) = server.wait_for("cancel_future")
+    assert call.message == {"request_id": polls(server)[0]["request_id"]}
+    with pytest.raises(CancelledError):
+        future.result(PATIENCE)
+
+
+def test_cancelling_an_awaiting_task_tells_the_server(serve: Serve, connect: Connect) -> None:
+    server = serve(dynamic_config=CAN_CANCEL, work_seconds=60.0)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sampler.sample_async(PROMPT, 1, SHORT), 0.2)
+
+    asyncio.run(give_up())
+    server.wait_for("cancel_future")
+
+
+@pytest.mark.parametrize("flags", [{}, {"sample_cancel_enabled": False}])
+def test_cancelling_is_kept_from_a_server_that_does_not(
+    serve: Serve, connect: Connect, flags: dict[str, Any]
+) -> None:
+    server = serve(dynamic_config=flags, work_seconds=60.0)
+    service = connect(server)
+    future = service.create_sampling_client(base_model=BASE_MODEL).sample(PROMPT, 1, SHORT)
+    server.wait_for("retrieve_future")
+    assert future.cancel()
+    server.wait_for("client_dynamic_config")
+    service.health()
+    assert server.calls("cancel_future") == []
+
+
+def test_running_out_of_time_cancels_nothing(serve: Serve, connect: Connect) -> None:
+    server = serve(dynamic_config=CAN_CANCEL, work_seconds=0.3)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    future = sampler.sample(PROMPT, 1, SHORT)
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+
+    async def wait_a_moment() -> None:
+        with pytest.raises(TimeoutError):
+            await future.result_async(0.05)
+
+    asyncio.run(wait_a_moment())
+    assert future.result(PATIENCE).sequences
+    assert server.calls("cancel_future") == []
+
+
+def test_a_server_without_dynamic_flags_hears_nothing(serve: Serve, connect: Connect) -> None:
+    server = serve(work_seconds=60.0)
+    server.inject("client_dynamic_config", Fault(status=404), times=None)
+    service = connect(server)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(3)]
+    server.wait_for("retrieve_future", 3)
+    for future in futures:
+        future.cancel()
+    server.wait_for("client_dynamic_config")
+    service.health()
+    assert len(server.calls("client_dynamic_config")) == 1
+    assert server.calls("cancel_future") == []
+
+
+# --- sizes first ------------------------------------------------------------------------------
+
+
+def test_a_large_result_is_announced_then_fetched(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    response = sampler.sample(PROMPT, 8, LARGE).result(PATIENCE)
+    assert [len(sequence.tokens) for sequence in response.sequences] == [5000] * 8
+    assert [poll["allow_metadata_only"] for poll in polls(server)] == [True, False]
+
+
+def test_large_results_share_a_budget(serve: Serve, connect: Connect) -> None:
+    """A budget below one result lets them through one by one, and none gets stuck."""
+    server = serve(client_config={"inflight_response_bytes_semaphore_size": 1000})
+    service = connect(server)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    futures = [sampler.sample(PROMPT, 8, LARGE) for _ in range(4)]
+    assert all(len(future.result(PATIENCE).sequences) == 8 for future in futures)
+    assert sampler.holder.response_budget.used_bytes == 0
+
+
+def test_a_result_announced_for_ever_is_a_typed_error(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    announced = {"status": "complete_metadata", "response_payload_size": 10}
+    server.inject("retrieve_future", Fault(status=200, body=announced), times=None)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    with pytest.raises(APIResponseValidationError, match="twice"):
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+
+
+# --- one poll for all samples (protocol 3.3) --------------------------------------------------
+
+
+@pytest.fixture
+def one_poll(serve: Serve) -> StubServer:
+    return serve(client_config=ONE_POLL, work_seconds=0.1, long_poll_seconds=1.0)
+
+
+def test_samples_share_one_poll(one_poll: StubServer, connect: Connect) -> None:
+    sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL)
+    futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(30)]
+    assert all(future.result(PATIENCE).sequences for future in futures)
+    fetched = [poll["request_id"] for poll in polls(one_poll)]
+    # Each result is asked for once, when it is known to be there.
+    assert len(fetched) == len(set(fetched)) == 30
+    shared = [call.message for call in one_poll.calls("retrieve_futures")]
+    assert len(shared) < 30
+    target = {"type": "sampling_session", "sampling_session_id": sampler.sampling_session_id}
+    assert all(message["target"] == {**target, "cloned_sampler_id": 0} for message in shared)
+    cursors = [message["prev_cursor"] for message in shared]
+    assert cursors[0] == 0
+    assert cursors == sorted(cursors)
+
+
+def test_retrieved_results_are_acknowledged(one_poll: StubServer, connect: Connect) -> None:
+    sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL)
+    for _ in range(3):
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    told = [call.message["retrieved_request_ids"] for call in one_poll.calls("retrieve_futures")]
+    assert [name for names in told for name in names] == ["req-1", "req-2"]
+
+
+def test_failures_arrive_through_the_shared_poll(one_poll: StubServer, connect: Connect) -> None:
+    sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
+    bad = sampler.sample(ModelInput.from_ints([99_999]), 1, SHORT)
+    good = sampler.sample(PROMPT, 1, SHORT)
+    with pytest.raises(RequestFailedError, match="99999"):
+        bad.result(PATIENCE)
+    assert good.result(PATIENCE).sequences
+
+
+def test_the_shared_poll_survives_a_restart(one_poll: StubServer, connect: Connect) -> None:
+    sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
+    futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(5)]
+    one_poll.wait_for("retrieve_futures")
+    one_poll.restart()
+    assert all(future.result(PATIENCE).sequences for future in futures)
+
+
+def test_a_broken_shared_poll_fails_the_samples_that_wait(
+    one_poll: StubServer, connect: Connect
+) -> None:
+    """It must not leave anybody waiting; and the next sample starts a new one."""
+    sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
+    one_poll.inject("retrieve_futures", Fault(status=404, body={"detail": "what?"}))
+    futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(3)]
+    failures = [future.exception(PATIENCE) for future in futures]
+    assert any(isinstance(failure, NotFoundError) for failure in failures)
+    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+
+
+def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config=ONE_POLL, dynamic_config=CAN_CANCEL, work_seconds=0.5)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+    first, second = (sampler.sample(PROMPT, 1, SHORT) for _ in range(2))
+    server.wait_for("retrieve_futures")
+    assert first.cancel()
+    server.wait_for("cancel_future")
+    assert second.result(PATIENCE).sequences
+    assert len(polls(server)) == 1
+    # What nobody waits for is not kept for ever.
+    third = sampler.sample(PROMPT, 1, SHORT)
+    assert third.result(PATIENCE).sequences
+    completions = sampler._runner._completions
+    assert completions is not None
+    assert not completions._early | completions._given_up

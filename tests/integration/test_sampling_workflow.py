@@ -1,0 +1,337 @@
+"""X-10: sampling over HTTP: what comes back, and what happens when the server says no."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.conftest import (
+    BASE_MODEL,
+    HELLO,
+    PATIENCE,
+    PROMPT,
+    SHORT,
+    Connect,
+    Serve,
+    base_logprobs,
+    datum,
+    eventually,
+)
+from tinkex import (
+    AdamParams,
+    APIResponseValidationError,
+    BadRequestError,
+    InternalServerError,
+    InvalidInput,
+    ModelInput,
+    RateLimitError,
+    RequestFailedError,
+    RetryConfig,
+    SamplingClient,
+    SamplingParams,
+    ServiceClient,
+    TensorData,
+)
+from tinkex.testing import Fault, StubServer
+
+ONCE = RetryConfig(enable_retry_logic=False)
+QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
+LIMITED = Fault(status=429, headers={"retry-after-ms": "1"}, body={"detail": "slow down"})
+
+
+@pytest.fixture
+def sampler(service: ServiceClient) -> SamplingClient:
+    return service.create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
+
+
+def limiter_of(client: SamplingClient) -> Any:
+    return client.holder.lane.limiter
+
+
+def seq_ids(server: StubServer) -> list[int]:
+    return [call.message["seq_id"] for call in server.calls("asample")]
+
+
+# --- success ----------------------------------------------------------------------------------
+
+
+def test_samples_have_tokens_logprobs_and_ids(server: StubServer, sampler: SamplingClient) -> None:
+    response = sampler.sample(PROMPT, 3, SamplingParams(max_tokens=5, stop=[], seed=1)).result(
+        PATIENCE
+    )
+    assert len({sequence.sequence_id for sequence in response.sequences}) == 3
+    for sequence in response.sequences:
+        assert sequence.stop_reason == "length"
+        assert len(sequence.tokens) == 5
+        row = [PROMPT.to_ints()[-1], *sequence.tokens]
+        np.testing.assert_allclose(sequence.logprobs, base_logprobs(row), rtol=1e-4)
+    (call,) = server.calls("asample")
+    assert call.headers["x-tinker-sampling-backpressure"] == "1"
+    assert call.message["sampling_params"]["stop"] == []
+    # Older servers refuse what they do not know: unused new fields stay at home.
+    assert not {"prompt_alt_tokens_k", "record_stability_info"} & call.message.keys()
+
+
+def test_many_concurrent_samples_all_resolve(server: StubServer, sampler: SamplingClient) -> None:
+    futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(50)]
+    responses = [future.result(PATIENCE) for future in futures]
+    ids = {response.sequences[0].sequence_id for response in responses}
+    assert len(ids) == 50
+    assert sorted(seq_ids(server)) == list(range(50))
+    assert sampler.metrics().operations["sample"].count == 50
+    assert sampler.metrics().counters.get("retries", 0) == 0
+
+
+def test_async_samples_run_side_by_side(serve: Serve, connect: Connect) -> None:
+    """Each sample takes 0.2 s on the server; side by side they do not add up."""
+    server = serve(work_seconds=0.2)
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
+
+    async def sample_all() -> list[Any]:
+        work = (sampler.sample_async(PROMPT, 1, SHORT) for _ in range(20))
+        return await asyncio.wait_for(asyncio.gather(*work), PATIENCE)
+
+    assert len(asyncio.run(sample_all())) == 20
+    submitted = [call.arrived_at for call in server.calls("asample")]
+    finished = [call.arrived_at for call in server.calls("retrieve_future")]
+    # The last was submitted before the first could have been finished.
+    assert max(submitted) < min(finished) + 0.2
+
+
+def test_what_was_trained_can_be_sampled(service: ServiceClient) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    before = client.save_weights_and_get_sampling_client()
+    for _ in range(20):
+        client.forward_backward([datum()], "cross_entropy")
+        client.optim_step(AdamParams(learning_rate=0.5))
+    path = client.save_weights_for_sampler("trained").result(PATIENCE).path
+    named = service.create_sampling_client(model_path=path)
+    unnamed = client.save_weights_and_get_sampling_client()
+    prompt = ModelInput.from_ints(HELLO)
+    scores = [sum(each.compute_logprobs(prompt).result(PATIENCE)[1:]) for each in (named, unnamed)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+    # A sampler keeps the weights it was made from.
+    untrained = sum(before.compute_logprobs(prompt).result(PATIENCE)[1:])
+    assert untrained == pytest.approx(float(base_logprobs(HELLO).sum()), rel=1e-5)
+    assert scores[0] > 0.5 * untrained
+    assert named.get_base_model() == BASE_MODEL
+
+
+# --- about the prompt -------------------------------------------------------------------------
+
+
+def test_compute_logprobs(sampler: SamplingClient) -> None:
+    prompt = ModelInput.from_ints(HELLO)
+    logprobs = sampler.compute_logprobs(prompt).result(PATIENCE)
+    assert logprobs[0] is None
+    assert logprobs[1:] == pytest.approx(base_logprobs(HELLO).tolist(), rel=1e-5)
+    tail = asyncio.run(sampler.compute_logprobs_async(prompt, 3))
+    assert tail[:-3] == [None] * (len(HELLO) - 3)
+    assert tail[-3:] == pytest.approx(logprobs[-3:], rel=1e-6)
+
+
+def test_topk_target_and_alternative_tokens(server: StubServer, sampler: SamplingClient) -> None:
+    target = TensorData.from_numpy(np.array([[1, 2], [3, 4]], dtype=np.int64))
+    prompt = ModelInput.from_ints([10, 20, 30])
+    response = sampler.sample(
+        prompt,
+        1,
+        SamplingParams(max_tokens=2, stop=[]),
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+        topk_sample_logprobs=3,
+        target_prompt_logprobs=target,
+        prompt_alt_tokens_k=4,
+    ).result(PATIENCE)
+    topk = response.topk_prompt_logprobs
+    assert topk is not None
+    assert [None if row is None else len(row) for row in topk] == [None, 2, 2]
+    best_token, best_logprob = topk[1][0]  # type: ignore[index]
+    assert best_logprob == pytest.approx(float(base_logprobs([10, best_token])[0]), rel=1e-5)
+    assert response.target_prompt_logprobs is not None
+    scored = response.target_prompt_logprobs.to_numpy()
+    assert scored.shape == (2, 2)
+    assert scored[1, 0] == pytest.approx(float(base_logprobs([20, 3])[0]), rel=1e-5)
+    assert response.prompt_alt_tokens is not None
+    assert list(response.prompt_alt_tokens.tokens.shape) == [2, 4]
+    assert len(response.sequences[0].topk_logprobs or []) == 2
+    message = server.calls("asample")[0].message
+    assert message["target_prompt_logprobs"]["shape"] == [2, 2]
+    assert message["prompt_alt_tokens_k"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_samples": 0}, "num_samples must be 1 or more, got 0"),
+        ({"topk_prompt_logprobs": -1}, "-1"),
+        ({"prompt_logprobs_last_n": 2}, "include_prompt_logprobs"),
+        ({"prompt": [1, 2]}, "ModelInput"),
+    ],
+)
+def test_bad_requests_are_refused_here(
+    server: StubServer, sampler: SamplingClient, options: dict[str, Any], text: str
+) -> None:
+    given: dict[str, Any] = {"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT}
+    with pytest.raises(InvalidInput, match=text):
+        sampler.sample(**given | options)
+    assert server.calls("asample") == []
+
+
+# --- 429: back-off, shared, and the same submission again -------------------------------------
+
+
+def test_429_is_submitted_again_under_the_same_number(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    server.inject("asample", LIMITED)
+    future = sampler.sample(PROMPT, 1, SHORT)
+    server.wait_for("asample", 1)
+    eventually(lambda: limiter_of(sampler).should_back_off())
+    assert not future.done()
+    future.result(PATIENCE)
+    assert seq_ids(server) == [0, 0]
+    # The success came after the deadline, so nothing holds the next one back.
+    assert not limiter_of(sampler).should_back_off()
+
+
+def test_429_holds_back_every_client_of_the_lane(
+    server: StubServer, service: ServiceClient, sampler: SamplingClient
+) -> None:
+    once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
+    server.inject("asample", Fault(status=429, headers={"retry-after": "30"}))
+    with pytest.raises(RateLimitError) as caught:
+        once.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert caught.value.retry_after_seconds == 30.0
+    assert limiter_of(sampler) is limiter_of(once)
+    # The server's word counts, not only our own rule of one second.
+    assert 25.0 < limiter_of(sampler).remaining_seconds() <= 30.0
+    held = sampler.sample(PROMPT, 1, SHORT)
+    for _ in range(5):
+        sampler.get_base_model()  # other requests pass, samples wait
+    assert len(server.calls("asample")) == 1
+    assert held.cancel()
+
+
+def test_a_shorter_429_does_not_shorten_the_wait(
+    server: StubServer, service: ServiceClient
+) -> None:
+    """P-13: a deadline is only ever extended."""
+    once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
+    long, short = ({"retry-after": seconds} for seconds in ("20", "1"))
+    server.inject("asample", Fault(status=429, headers=long))
+    server.inject("asample", Fault(status=429, headers=short, delay_seconds=0.1))
+    futures = [once.sample(PROMPT, 1, SHORT) for _ in range(2)]
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE), RateLimitError)
+    assert limiter_of(once).remaining_seconds() > 15.0
+
+
+# --- other refusals ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+def test_5xx_surfaces_once_without_retries(
+    server: StubServer, service: ServiceClient, status: int
+) -> None:
+    once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
+    server.inject("asample", Fault(status=status, body={"detail": "broken"}), times=None)
+    with pytest.raises(InternalServerError, match="broken") as caught:
+        once.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert caught.value.status_code == status
+    assert len(server.calls("asample")) == 1
+
+
+def test_5xx_is_retried_under_the_same_number(server: StubServer, sampler: SamplingClient) -> None:
+    server.inject("asample", Fault(status=500), times=3)
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert seq_ids(server) == [0, 0, 0, 0]
+
+
+def test_400_surfaces_at_once(server: StubServer, sampler: SamplingClient) -> None:
+    server.inject("asample", Fault(status=400, body={"detail": "too long"}), times=None)
+    with pytest.raises(BadRequestError, match="too long") as caught:
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert caught.value.is_user_error
+    assert len(server.calls("asample")) == 1
+
+
+def test_the_server_decides_what_is_retried(server: StubServer, sampler: SamplingClient) -> None:
+    """P-06: x-should-retry holds for the outer layer too."""
+    server.inject("asample", Fault(status=503, headers={"x-should-retry": "false"}), times=None)
+    with pytest.raises(InternalServerError):
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert len(server.calls("asample")) == 1
+    server.clear_faults()
+    server.inject("asample", Fault(status=400, headers={"x-should-retry": "true"}))
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert seq_ids(server) == [0, 1, 1]
+
+
+def test_the_server_can_turn_retries_off(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config={"sample_no_retries": True})
+    sampler = connect(server).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
+    server.inject("asample", Fault(status=500), times=None)
+    with pytest.raises(InternalServerError):
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert len(server.calls("asample")) == 1
+
+
+def test_an_expired_promise_is_submitted_under_a_new_number(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    server.inject("retrieve_future", Fault(status=410, body={"detail": "gone"}))
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert seq_ids(server) == [0, 1]
+
+
+def test_a_failed_sample_of_the_user_is_not_run_again(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    with pytest.raises(RequestFailedError, match="99999"):
+        sampler.sample(ModelInput.from_ints([99999]), 1, SHORT).result(PATIENCE)
+    assert seq_ids(server) == [0]
+
+
+def test_a_failed_sample_of_the_server_is_run_again_a_few_times(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    failed = Fault(status=200, body={"error": "out of memory", "category": "server"})
+    server.inject("retrieve_future", failed, times=2)
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert seq_ids(server) == [0, 1, 2]
+    server.inject("retrieve_future", failed, times=None)
+    with pytest.raises(RequestFailedError, match="out of memory"):
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert len(seq_ids(server)) <= 3 + 4
+
+
+def test_a_lost_answer_samples_once(server: StubServer, sampler: SamplingClient) -> None:
+    server.inject("asample", Fault(drop_after=True))
+    response = sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert seq_ids(server) == [0, 0]
+    assert response.sequences[0].sequence_id == "req-1:0"
+
+
+# --- answers that do not fit ------------------------------------------------------------------
+
+
+def test_missing_sequence_ids_are_tolerated(server: StubServer, sampler: SamplingClient) -> None:
+    sampler.sample(PROMPT, 2, SHORT).result(PATIENCE)
+    server.inject("asample", Fault(status=200, body={"request_id": "req-1"}))
+    response = sampler.sample(PROMPT, 2, SHORT).result(PATIENCE)
+    assert [sequence.sequence_id for sequence in response.sequences] == ["req-1:0", "req-1:1"]
+
+
+def test_wrong_number_of_sequences_is_a_typed_error(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    """The official client uses assert here (protocol 12.10)."""
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    promise = {"request_id": "req-1", "sample_sequence_ids": ["a", "b"]}
+    server.inject("asample", Fault(status=200, body=promise))
+    with pytest.raises(APIResponseValidationError, match="promised 2 sequences and returned 1"):
+        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)

@@ -1,0 +1,337 @@
+"""The end of a client: close() resolves everything, and a process can always leave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import (
+    BASE_MODEL,
+    KEY,
+    PATIENCE,
+    PROMPT,
+    SHORT,
+    Connect,
+    Events,
+    Serve,
+    datum,
+)
+from tinkex import (
+    AdamParams,
+    AuthenticationError,
+    ClientClosed,
+    RestClient,
+    SamplingParams,
+    ServiceClient,
+    Timing,
+)
+from tinkex.testing import Fault, StubServer
+
+ADAM = AdamParams(learning_rate=0.1)
+LONG = 60.0
+
+
+# --- close() ----------------------------------------------------------------------------------
+
+
+def test_closing_resolves_everything_under_way(serve: Serve, connect: Connect) -> None:
+    """Queued, being sent, awaited: nobody is left waiting (P-10)."""
+    server = serve()
+    service = connect(server)
+    client = service.create_lora_training_client(BASE_MODEL)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    server.inject("retrieve_future", Fault(delay_seconds=LONG), times=None)
+    server.inject("optim_step", Fault(delay_seconds=LONG), times=None)
+    futures: list[Any] = [sampler.sample(PROMPT, 1, SHORT) for _ in range(5)]
+    futures.append(client.forward_backward([datum()] * 3, "cross_entropy"))
+    futures += [client.optim_step(ADAM) for _ in range(5)]
+    futures.append(client.save_weights_for_sampler("never"))
+    futures.append(sampler.compute_logprobs(PROMPT))
+    server.wait_for("optim_step")
+    server.wait_for("retrieve_future", 6)
+    service.close().result(PATIENCE)
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE), ClientClosed)
+    assert list(server.finish_reasons.values()) == ["success"]
+    # What was still queued was never sent.
+    assert len(server.calls("optim_step")) == 1
+    assert server.calls("save_weights_for_sampler") == []
+
+
+def test_closing_ends_a_blocking_call_of_another_thread(serve: Serve, connect: Connect) -> None:
+    server = serve(work_seconds=LONG)
+    service = connect(server)
+    caught: list[BaseException] = []
+
+    def create() -> None:
+        try:
+            service.create_lora_training_client(BASE_MODEL)
+        except ClientClosed as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=create, daemon=True)
+    thread.start()
+    server.wait_for("retrieve_future")
+    service.close().result(PATIENCE)
+    thread.join(PATIENCE)
+    assert len(caught) == 1
+
+
+def test_a_closed_client_refuses(service: ServiceClient) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    rest = service.rest_client()
+    service.close().result(PATIENCE)
+    calls: list[Callable[[], Any]] = [
+        lambda: client.forward_backward([datum()], "cross_entropy"),
+        lambda: client.optim_step(ADAM),
+        lambda: client.save_state("a"),
+        client.save_weights_and_get_sampling_client,
+        client.get_info,
+        lambda: sampler.sample(PROMPT, 1, SHORT),
+        lambda: sampler.compute_logprobs(PROMPT),
+        lambda: service.create_lora_training_client(BASE_MODEL),
+        lambda: service.create_sampling_client(base_model=BASE_MODEL),
+        service.get_server_capabilities,
+        lambda: rest.list_sessions(),
+        service.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(ClientClosed):
+            call()
+
+
+def test_closing_twice_is_fine(server: StubServer, service: ServiceClient) -> None:
+    service.create_lora_training_client(BASE_MODEL)
+    service.close().result(PATIENCE)
+    service.close("errored").result(PATIENCE)
+    assert list(server.finish_reasons.values()) == ["success"]
+    assert len(server.calls("finish_session")) == 1
+
+
+def test_a_client_that_did_nothing_closes_without_a_word(server: StubServer) -> None:
+    with ServiceClient(base_url=server.url, api_key=KEY):
+        pass
+    assert server.calls() == []
+
+
+def test_closing_after_a_failed_start_raises_nothing(serve: Serve, connect: Connect) -> None:
+    """The error was shown when it happened; leaving the block must not raise it again."""
+    server = serve(api_keys={"tml-other"})
+    with connect(server) as service, pytest.raises(AuthenticationError):
+        service.create_lora_training_client(BASE_MODEL)
+    assert server.calls("finish_session") == []
+
+
+def test_a_server_that_is_gone_does_not_hide_the_callers_error(
+    server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LookupError, match="mine"), connect(server) as service:
+        service.create_lora_training_client(BASE_MODEL)
+        server.stop()
+        raise LookupError("mine")
+    assert "was not finished on the server" in caplog.text
+
+
+def test_an_older_server_cannot_finish_and_that_is_fine(
+    server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.inject("finish_session", Fault(status=404))
+    with connect(server) as service:
+        service.create_lora_training_client(BASE_MODEL)
+    assert caplog.records == []
+
+
+def test_a_hook_hears_of_work_that_closing_stopped(serve: Serve, connect: Connect) -> None:
+    server = serve(work_seconds=LONG)
+    events = Events()
+    service = connect(server, event_hook=events)
+    future = service.create_sampling_client(base_model=BASE_MODEL).sample(PROMPT, 1, SHORT)
+    server.wait_for("retrieve_future")
+    service.close().result(PATIENCE)
+    assert isinstance(future.exception(PATIENCE), ClientClosed)
+    (timing,) = events.wait_for(1, Timing, operation="sample")
+    assert not timing.ok
+
+
+def test_a_rest_client_needs_no_closing(server: StubServer) -> None:
+    rest = RestClient(base_url=server.url, api_key=KEY)
+    rest.list_sessions().result(PATIENCE)
+    assert server.calls("create_session") == []
+
+
+# --- processes --------------------------------------------------------------------------------
+
+PREFACE = f"""
+import os, signal, sys, threading, time
+from tinkex import AdamParams, ClientClosed, ConfigError, ModelInput, SamplingParams, ServiceClient
+
+URL = sys.argv[1]
+PROMPT, SHORT = ModelInput.from_ints([1]), SamplingParams(max_tokens=1)
+
+def connect(**options):
+    return ServiceClient(base_url=URL, api_key={KEY!r}, **options)
+
+def sampler(service):
+    return service.create_sampling_client(base_model={BASE_MODEL!r})
+
+def sample(client):
+    return client.sample(PROMPT, 1, SHORT).result(10)
+"""
+
+
+def run_script(server: StubServer, body: str) -> subprocess.CompletedProcess[str]:
+    """Run a script against the server; one that does not end by itself fails the test."""
+    script = PREFACE + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, server.url],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("options", ["", "event_hook=lambda event: None", "telemetry=True"])
+def test_a_script_that_forgets_to_close_ends_well(server: StubServer, options: str) -> None:
+    done = run_script(
+        server,
+        f"""
+        client = connect({options})
+        sample(sampler(client))
+        print("sampled")
+        """,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sampled\n", "")
+    assert list(server.finish_reasons.values()) == ["success"]
+
+
+def test_ctrl_c_while_waiting_ends_at_once(server: StubServer) -> None:
+    server.inject("retrieve_future", Fault(delay_seconds=LONG), times=None)
+    started = time.monotonic()
+    done = run_script(
+        server,
+        """
+        with connect() as service:
+            future = sampler(service).sample(PROMPT, 1, SHORT)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            future.result()
+        """,
+    )
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in done.stderr
+    assert list(server.finish_reasons.values()) == ["interrupted"]
+    assert time.monotonic() - started < 10.0
+
+
+def test_ctrl_c_without_a_block_ends_at_once(server: StubServer) -> None:
+    server.inject("retrieve_future", Fault(delay_seconds=LONG), times=None)
+    done = run_script(
+        server,
+        """
+        client = sampler(connect())
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        client.sample(PROMPT, 1, SHORT).result()
+        """,
+    )
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert len(server.finish_reasons) == 1
+
+
+def test_a_dead_server_does_not_hold_up_the_end(server: StubServer) -> None:
+    """At exit the session cannot be finished; that is tried for a moment only."""
+    script = PREFACE + "client = sampler(connect()); print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        server.stop()
+        _, errors = process.communicate("\n", timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_no_thread_keeps_a_process_alive(server: StubServer) -> None:
+    done = run_script(
+        server,
+        """
+        service = connect(event_hook=lambda event: None)
+        sample(sampler(service))
+        service.close().result(10)
+        time.sleep(0.1)
+        alive = [t.name for t in threading.enumerate() if t.is_alive() and not t.daemon]
+        print(alive)
+        """,
+    )
+    assert done.stdout == "['MainThread']\n", done.stderr
+
+
+def test_a_forked_child_is_told_or_works(server: StubServer) -> None:
+    """The HTTP library's threads do not survive a fork; a child must not hang for it."""
+    done = run_script(
+        server,
+        """
+        service = connect()
+        client = sampler(service)
+        sample(client)
+        child = os.fork()
+        if child == 0:
+            for attempt in (lambda: sample(client), lambda: sample(sampler(connect()))):
+                try:
+                    attempt()
+                    print("works", flush=True)
+                except ConfigError as error:
+                    print("told", bool(error.hint), flush=True)
+            sys.exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)
+        print(len(sample(client).sequences), flush=True)
+        os._exit(0)
+        """,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    assert set(lines[:2]) <= {"works", "told True"}
+    assert lines[2:] == ["0", "1"]
+    # The child left by the usual door, and did not finish its parent's session.
+    assert server.finish_reasons == {}
+
+
+def test_a_child_forked_before_the_first_call_works(server: StubServer) -> None:
+    done = run_script(
+        server,
+        """
+        service = connect()
+        child = os.fork()
+        client = sampler(service)
+        print(len(sample(client).sequences), flush=True)
+        service.close().result(10)
+        if child:
+            os.waitpid(child, 0)
+        """,
+    )
+    assert done.stdout == "1\n1\n", done.stderr
+    assert list(server.finish_reasons.values()) == ["success", "success"]
+
+
+def test_sampling_goes_on_while_another_thread_leaves(serve: Serve, connect: Connect) -> None:
+    """Futures are not bound to the thread that made them."""
+    service = connect(serve(work_seconds=0.1))
+    sampler = service.create_sampling_client(base_model=BASE_MODEL)
+    made: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: made.append(sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1)))
+    )
+    thread.start()
+    thread.join(PATIENCE)
+    assert made[0].result(PATIENCE).sequences

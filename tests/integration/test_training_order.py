@@ -1,0 +1,319 @@
+"""Operations leave in the order of their calls, whatever happens to some of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import (
+    BASE_MODEL,
+    HELLO,
+    PATIENCE,
+    Connect,
+    Serve,
+    base_logprobs,
+    datum,
+)
+from tinkex import (
+    AdamParams,
+    APIStatusError,
+    BadRequestError,
+    InternalServerError,
+    PromiseExpiredError,
+    RequestFailedError,
+    ServiceClient,
+    TrainingClient,
+)
+from tinkex.errors import RequestErrorCategory
+from tinkex.testing import Call, Fault, StubServer
+
+ADAM = AdamParams(learning_rate=0.1)
+
+
+@pytest.fixture
+def server(serve: Serve) -> StubServer:
+    """A server that does not wait long for a number that never comes."""
+    return serve(gap_seconds=0.05)
+
+
+@pytest.fixture
+def client(service: ServiceClient) -> TrainingClient:
+    return service.create_lora_training_client(BASE_MODEL)
+
+
+def steps(server: StubServer) -> list[int]:
+    return [call.message["seq_id"] for call in server.calls("optim_step")]
+
+
+def executed(server: StubServer) -> list[int | None]:
+    return [number for _, number, _ in server.executed]
+
+
+def at(number: int) -> Any:
+    """Picks the call with this number."""
+
+    def match(call: Call) -> bool:
+        message = call.message
+        return bool((message.seq_id if call.is_proto else message.get("seq_id")) == number)
+
+    return match
+
+
+# --- pipelining (P-01, P-02) ------------------------------------------------------------------
+
+
+def test_calls_of_one_thread_arrive_in_order(server: StubServer, client: TrainingClient) -> None:
+    """Nothing is awaited until all is called."""
+    futures = [client.optim_step(ADAM) for _ in range(60)]
+    assert futures[-1].result(PATIENCE).metrics["step"] == 60.0
+    assert steps(server) == list(range(1, 61))
+    assert executed(server) == list(range(1, 61))
+
+
+def test_calls_of_async_code_arrive_in_order(server: StubServer, client: TrainingClient) -> None:
+    async def train() -> list[float]:
+        futures = []
+        for _ in range(10):
+            futures.append(await client.forward_backward_async([datum()], "cross_entropy"))
+            futures.append(await client.optim_step_async(ADAM))
+        return [await future for future in futures[::2]]
+
+    outputs = asyncio.run(train())
+    losses = [output.metrics["loss:sum"] for output in outputs]
+    assert losses == sorted(losses, reverse=True)
+    assert executed(server) == list(range(1, 21))
+    assert [kind for _, _, kind in server.executed] == ["forward_backward", "optim_step"] * 10
+
+
+def test_calls_of_many_threads_share_one_count(server: StubServer, client: TrainingClient) -> None:
+    futures: list[Any] = []
+
+    def work() -> None:
+        for _ in range(20):
+            futures.append(client.optim_step(ADAM))  # noqa: PERF401 - one by one is the point
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    for future in futures:
+        future.result(PATIENCE)
+    assert steps(server) == list(range(1, 101))
+
+
+def test_results_may_be_awaited_in_any_order(server: StubServer, client: TrainingClient) -> None:
+    """The first promise's poll is held back, so later results are there before it."""
+    server.inject("retrieve_future", Fault(delay_seconds=0.3))
+    first = client.optim_step(ADAM)
+    later = [client.optim_step(ADAM) for _ in range(5)]
+    assert [future.result(PATIENCE).metrics["step"] for future in reversed(later)] == [
+        6.0,
+        5.0,
+        4.0,
+        3.0,
+        2.0,
+    ]
+    assert not first.done()
+    assert first.result(PATIENCE).metrics["step"] == 1.0
+
+
+def test_chunks_that_finish_out_of_order_are_joined_in_order(
+    serve: Serve, connect: Connect
+) -> None:
+    server = serve(client_config={"fwdbwd_max_chunk_len": 1})
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    late = Fault(delay_seconds=0.2)
+    server.inject("retrieve_future", late, match=lambda c: c.message["request_id"] == "req-2")
+    rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    output = client.forward([datum(row) for row in rows], "cross_entropy").result(PATIENCE)
+    got = [row["logprobs"].tolist() for row in output.loss_fn_outputs]
+    assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-5) for row in rows]
+
+
+# --- failures free the road -------------------------------------------------------------------
+
+
+def test_a_refused_operation_does_not_block_the_next(
+    server: StubServer, client: TrainingClient
+) -> None:
+    server.inject("optim_step", Fault(status=400, body={"detail": "no"}), match=at(2))
+    futures = [client.optim_step(ADAM) for _ in range(4)]
+    with pytest.raises(BadRequestError, match="no"):
+        futures[1].result(PATIENCE)
+    assert [futures[index].result(PATIENCE).metrics["step"] for index in (0, 2, 3)] == [1, 2, 3]
+    # Its number is used up: the server sees a gap, and is not asked to fill it.
+    assert steps(server) == [1, 2, 3, 4]
+    assert executed(server) == [1, 3, 4]
+
+
+def test_a_failed_job_does_not_block_the_next(server: StubServer, client: TrainingClient) -> None:
+    bad = client.forward_backward([datum([1, 999_999])], "cross_entropy")
+    good = client.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(RequestFailedError, match="999999") as caught:
+        bad.result(PATIENCE)
+    assert caught.value.category is RequestErrorCategory.User
+    assert caught.value.request_id
+    assert good.result(PATIENCE).metrics["loss:sum"] == pytest.approx(-base_logprobs(HELLO).sum())
+
+
+def test_a_failing_chunk_fails_its_call_only(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config={"fwdbwd_max_chunk_len": 1}, gap_seconds=0.05)
+    client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
+    server.inject("forward_backward", Fault(status=500), match=at(2))
+    passed = client.forward_backward([datum()] * 4, "cross_entropy")
+    stepped = client.optim_step(ADAM)
+    with pytest.raises(InternalServerError):
+        passed.result(PATIENCE)
+    assert stepped.result(PATIENCE).metrics["step"] == 1.0
+    assert steps(server) == [5]
+
+
+def test_the_first_refusal_is_the_one_that_is_shown(
+    server: StubServer, client: TrainingClient
+) -> None:
+    """A refused first batch is tried as JSON for older servers; what they say of it is no news."""
+    server.inject("forward_backward", Fault(status=422, body={"detail": "weights are missing"}))
+    with pytest.raises(APIStatusError, match="weights are missing"):
+        client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+    client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+
+
+def test_an_expired_promise_surfaces(server: StubServer, client: TrainingClient) -> None:
+    """Training must not be submitted again by itself: it may have happened."""
+    server.inject("retrieve_future", Fault(status=410, body={"detail": "gone"}))
+    with pytest.raises(PromiseExpiredError, match="gone"):
+        client.optim_step(ADAM).result(PATIENCE)
+    assert len(server.calls("optim_step")) == 1
+
+
+# --- cancelling (protocol 12.3) ---------------------------------------------------------------
+
+
+def test_cancelling_a_queued_operation_blocks_nobody(
+    server: StubServer, client: TrainingClient
+) -> None:
+    server.inject("optim_step", Fault(delay_seconds=0.2))
+    first, second, third = (client.optim_step(ADAM) for _ in range(3))
+    assert second.cancel()
+    assert third.result(PATIENCE).metrics["step"] == 2.0
+    assert first.result(PATIENCE).metrics["step"] == 1.0
+    with pytest.raises(CancelledError):
+        second.result(PATIENCE)
+    assert steps(server) == [1, 3]
+
+
+def test_cancelling_an_operation_that_is_being_sent(
+    server: StubServer, client: TrainingClient
+) -> None:
+    server.inject("optim_step", Fault(delay_seconds=30.0))
+    first, second = client.optim_step(ADAM), client.optim_step(ADAM)
+    server.wait_for("optim_step")
+    assert first.cancel()
+    assert second.result(PATIENCE).metrics["step"] == 1.0
+
+
+def test_cancelling_an_operation_that_is_awaited(serve: Serve, connect: Connect) -> None:
+    server = serve(work_seconds=0.1)
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    first, second = client.optim_step(ADAM), client.optim_step(ADAM)
+    server.wait_for("optim_step", 2)
+    assert first.cancel()
+    # It was sent, so it happens; only its result is given up.
+    assert second.result(PATIENCE).metrics["step"] == 2.0
+
+
+def test_a_cancelled_await_frees_the_road(server: StubServer, client: TrainingClient) -> None:
+    server.inject("optim_step", Fault(delay_seconds=30.0))
+
+    async def give_up() -> float:
+        first = await client.optim_step_async(ADAM)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.result_async(), 0.05)
+        second = await client.optim_step_async(ADAM)
+        metrics = (await second.result_async(PATIENCE)).metrics
+        return float(metrics["step"])
+
+    assert asyncio.run(give_up()) == 1.0
+
+
+def test_waiting_too_long_leaves_the_operation_running(serve: Serve, connect: Connect) -> None:
+    server = serve(work_seconds=0.2)
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    future = client.optim_step(ADAM)
+    with pytest.raises(TimeoutError):
+        future.result(0.01)
+    assert future.result(PATIENCE).metrics["step"] == 1.0
+
+
+# --- lost answers and restarts ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault(drop_after=True), Fault(drop=True), Fault(status=503)])
+def test_a_lost_answer_leads_to_the_same_promise(
+    server: StubServer, client: TrainingClient, fault: Fault
+) -> None:
+    server.inject("optim_step", fault)
+    future = client.optim_step(ADAM)
+    assert future.result(PATIENCE).metrics["step"] == 1.0
+    first, second = server.calls("optim_step")
+    assert first.body == second.body
+    assert first.headers["x-idempotency-key"] == second.headers["x-idempotency-key"]
+    assert [call.headers["x-stainless-retry-count"] for call in (first, second)] == ["0", "1"]
+    assert executed(server) == [1]
+
+
+def test_lost_answers_of_a_batch_train_it_once(server: StubServer, client: TrainingClient) -> None:
+    server.inject("forward_backward", Fault(drop_after=True), times=2)
+    client.forward_backward([datum()], "cross_entropy")
+    norm = client.optim_step(ADAM).result(PATIENCE).metrics["grad_norm"]
+    assert len(server.calls("forward_backward")) == 3
+    assert executed(server) == [1, 2]
+    client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+    assert norm > 0.0
+
+
+@pytest.mark.parametrize("endpoint", ["create_session", "create_model"])
+def test_a_lost_answer_at_the_start_makes_nothing_twice(
+    server: StubServer, service: ServiceClient, endpoint: str
+) -> None:
+    server.inject(endpoint, Fault(drop_after=True))
+    client = service.create_lora_training_client(BASE_MODEL)
+    assert len(server.calls(endpoint)) == 2
+    assert len(server.sessions) == 1
+    assert client.model_id.endswith(":train:0")
+
+
+def test_a_restart_while_polling_is_survived(serve: Serve, connect: Connect) -> None:
+    server = serve(work_seconds=0.2)
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    futures = [client.optim_step(ADAM) for _ in range(3)]
+    server.wait_for("retrieve_future", 2)
+    server.stop()
+    server.start()
+    assert [future.result(PATIENCE).metrics["step"] for future in futures] == [1.0, 2.0, 3.0]
+    assert executed(server) == [1, 2, 3]
+
+
+def test_a_restart_while_submitting_is_survived(server: StubServer, client: TrainingClient) -> None:
+    server.stop()
+    futures = [client.optim_step(ADAM) for _ in range(5)]
+    assert not any(future.done() for future in futures)
+    server.start()
+    assert [future.result(PATIENCE).metrics["step"] for future in futures] == [1, 2, 3, 4, 5]
+    assert executed(server) == [1, 2, 3, 4, 5]
+
+
+def test_a_slow_retry_holds_back_what_comes_after(
+    server: StubServer, client: TrainingClient
+) -> None:
+    """An operation that is tried again must not be passed by its successor."""
+    server.inject("optim_step", Fault(status=503), match=at(1))
+    first, second = client.optim_step(ADAM), client.optim_step(ADAM)
+    assert second.result(PATIENCE).metrics["step"] == 2.0
+    assert first.result(PATIENCE).metrics["step"] == 1.0
+    assert steps(server) == [1, 1, 2]

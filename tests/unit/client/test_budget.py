@@ -1,0 +1,208 @@
+"""Byte budgets: first come first served, one large piece at a time, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.client.budget import ByteBudget
+
+
+class Piece:
+    """A piece of work that stays inside until it is let go."""
+
+    def __init__(self, budget: ByteBudget, num_bytes: int, log: list[Piece]) -> None:
+        self.num_bytes = num_bytes
+        self.is_inside = False
+        self._leave = asyncio.Event()
+        self._log = log
+        self._budget = budget
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        async with self._budget.reserve(self.num_bytes):
+            self._log.append(self)
+            self.is_inside = True
+            try:
+                await self._leave.wait()
+            finally:
+                self.is_inside = False
+
+    def leave(self) -> None:
+        self._leave.set()
+
+
+async def settle() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+def on_budget(limit: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], None]:
+    """Run a scene with a budget and a way to add pieces to it."""
+
+    def run(scene: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            budget = ByteBudget(limit)
+            log: list[Piece] = []
+            await scene(budget, lambda size: Piece(budget, size, log), log)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        asyncio.run(main())
+
+    return run
+
+
+Add = Callable[[int], Piece]
+
+
+def test_what_fits_passes_at_once() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        pieces = [add(4), add(6), add(0), add(1)]
+        await settle()
+        assert log == pieces[:3]
+        assert budget.used_bytes == 10
+
+
+def test_first_come_first_served() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        first, large, small = add(6), add(8), add(1)
+        await settle()
+        # The small one would fit, and waits behind the large one all the same.
+        assert log == [first]
+        first.leave()
+        await settle()
+        assert log == [first, large, small]
+
+
+def test_one_piece_larger_than_everything_passes_alone() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        small, huge, other_huge, last = add(1), add(50), add(60), add(1)
+        await settle()
+        assert log == [small]
+        small.leave()
+        await settle()
+        assert log == [small, huge]
+        assert budget.used_bytes == 50
+        huge.leave()
+        await settle()
+        assert log == [small, huge, other_huge]
+        other_huge.leave()
+        await settle()
+        assert log == [small, huge, other_huge, last]
+
+
+def test_cancelled_while_waiting_it_leaves_no_trace() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        first, waiting, last = add(10), add(5), add(10)
+        await settle()
+        waiting.task.cancel()
+        await settle()
+        first.leave()
+        await settle()
+        assert log == [first, last]
+        assert budget.used_bytes == 10
+
+
+def test_when_the_head_of_the_queue_gives_up_the_next_ones_pass_at_once() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        first, large, small = add(6), add(8), add(3)
+        await settle()
+        large.task.cancel()
+        await settle()
+        assert log == [first, small]
+        assert budget.used_bytes == 9
+        late = add(1)
+        await settle()
+        assert late.is_inside
+
+
+def test_granted_and_cancelled_in_the_same_moment_the_share_goes_back() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        first, unlucky, last = add(10), add(10), add(10)
+        await settle()
+        first.leave()
+        while len(budget._queue) == 2:
+            await asyncio.sleep(0)
+        # The turn is given, its owner has not run yet.
+        assert not unlucky.is_inside
+        unlucky.task.cancel()
+        await settle()
+        assert log == [first, last]
+        assert budget.used_bytes == 10
+
+
+def test_a_failure_inside_gives_the_share_back() -> None:
+    async def main() -> int:
+        budget = ByteBudget(10)
+        with pytest.raises(ZeroDivisionError):
+            async with budget.reserve(7):
+                raise ZeroDivisionError
+        return budget.used_bytes
+
+    assert asyncio.run(main()) == 0
+
+
+def test_a_new_limit_counts_from_then_on() -> None:
+    @on_budget(10)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        first = add(10)
+        await settle()
+        budget.limit_bytes = 30
+        second, third = add(15), add(15)
+        await settle()
+        assert log == [first, second]
+        first.leave()
+        await settle()
+        assert log == [first, second, third]
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "add", "leave", "cancel"]), st.integers(0, 25)), max_size=25
+)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(ACTIONS)
+def test_whatever_happens_nobody_starves(actions: list[tuple[str, int]]) -> None:
+    @on_budget(20)
+    async def _(budget: ByteBudget, add: Add, log: list[Piece]) -> None:
+        pieces: list[Piece] = []
+        for action, number in actions:
+            if action == "add":
+                pieces.append(add(number))
+            elif pieces:
+                piece = pieces[number % len(pieces)]
+                piece.leave() if action == "leave" else piece.task.cancel()
+            await settle()
+            inside = [piece for piece in pieces if piece.is_inside]
+            used = sum(piece.num_bytes for piece in inside)
+            assert budget.used_bytes == used
+            # Over the limit only with one piece that is too large for any company.
+            assert used <= 20 or sum(1 for piece in inside if piece.num_bytes) == 1
+            check_nobody_waits_for_nothing(budget, used)
+        for piece in pieces:
+            piece.leave()
+            await settle()
+        assert all(piece.task.done() for piece in pieces)
+        assert budget.used_bytes == 0
+        # In the order of their coming, whoever was left to come.
+        assert log == [piece for piece in pieces if piece in log]
+
+
+def check_nobody_waits_for_nothing(budget: ByteBudget, used: int) -> None:
+    waiting = [wanted for wanted, turn in budget._queue if not turn.cancelled()]
+    if waiting:
+        assert used > 0
+        assert used + waiting[0] > budget.limit_bytes

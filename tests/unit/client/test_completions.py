@@ -1,0 +1,229 @@
+"""One poll for all samples of a client: every waiter hears of its own, none hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tinkex.client.completions import CompletionPoller
+from tinkex.client.retry import NO_RETRY, RetryPolicy
+from tinkex.errors import APIConnectionError, NotFoundError
+from tinkex.types import (
+    FutureCompletion,
+    FutureFailed,
+    FutureFinished,
+    FuturesRetrieveRequest,
+    FuturesRetrieveResponse,
+    SamplingSessionFuturesTarget,
+)
+from tinkex.wire.endpoints import RETRIEVE_FUTURES, Endpoint
+
+TARGET = SamplingSessionFuturesTarget(sampling_session_id="s:sample:0", cloned_sampler_id=3)
+
+
+class Server:
+    """Holds each poll until the scene gives it an answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[FuturesRetrieveRequest] = []
+        self._answers: asyncio.Queue[FuturesRetrieveResponse | Exception] = asyncio.Queue()
+
+    async def call(
+        self, endpoint: Endpoint[Any, Any], message: FuturesRetrieveRequest, *, policy: RetryPolicy
+    ) -> FuturesRetrieveResponse:
+        # The loop itself tries again; two layers of stubbornness would multiply.
+        assert (endpoint, policy) == (RETRIEVE_FUTURES, NO_RETRY)
+        self.asked.append(message)
+        answer = await self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def finish(self, *request_ids: str, cursor: int = 1) -> None:
+        done: list[FutureCompletion] = [FutureFinished(request_id=name) for name in request_ids]
+        self._answers.put_nowait(FuturesRetrieveResponse(completions=done, cursor=cursor))
+
+    def answer(self, answer: FuturesRetrieveResponse | Exception) -> None:
+        self._answers.put_nowait(answer)
+
+
+Scene = Callable[[Server, CompletionPoller], Coroutine[Any, Any, None]]
+
+
+def play(scene: Scene) -> None:
+    async def main() -> None:
+        server = Server()
+        transport: Any = server
+        await asyncio.wait_for(scene(server, CompletionPoller(transport, TARGET)), 5.0)
+
+    asyncio.run(main())
+
+
+async def fetch(poller: CompletionPoller, request_id: str) -> None:
+    async with poller.fetching(request_id):
+        pass
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_each_waiter_hears_of_its_own() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        first = asyncio.ensure_future(fetch(poller, "a"))
+        second = asyncio.ensure_future(fetch(poller, "b"))
+        await settle()
+        assert server.asked[0].target == TARGET
+        assert (server.asked[0].prev_cursor, server.asked[0].retrieved_request_ids) == (0, [])
+        server.finish("b", cursor=7)
+        await second
+        assert not first.done()
+        await settle()
+        assert server.asked[1].prev_cursor == 7
+        server.finish("a", cursor=9)
+        await first
+
+
+def test_a_failed_one_is_ready_to_be_fetched_too() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = asyncio.ensure_future(fetch(poller, "a"))
+        await settle()
+        failed = FutureFailed(request_id="a")
+        server.answer(FuturesRetrieveResponse(completions=[failed], cursor=1))
+        await waiting
+
+
+def test_one_poll_serves_everybody() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        names = [f"r{number}" for number in range(50)]
+        waiting = [asyncio.ensure_future(fetch(poller, name)) for name in names]
+        await settle()
+        assert len(server.asked) == 1
+        server.finish(*names)
+        await asyncio.gather(*waiting)
+
+
+def test_nobody_waits_nobody_asks() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = asyncio.ensure_future(fetch(poller, "a"))
+        await settle()
+        server.finish("a", cursor=4)
+        await waiting
+        await settle()
+        assert len(server.asked) == 1
+        again = asyncio.ensure_future(fetch(poller, "b"))
+        await settle()
+        # It goes on where it stopped, and says what it has.
+        assert (server.asked[1].prev_cursor, server.asked[1].retrieved_request_ids) == (4, ["a"])
+        server.finish("b", cursor=5)
+        await again
+
+
+def test_what_was_fetched_is_said_until_one_poll_gets_through() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = [asyncio.ensure_future(fetch(poller, name)) for name in "abc"]
+        await settle()
+        server.finish("b", "a")
+        await asyncio.gather(*waiting[:2])
+        # A poll may have left in the same moment; the one after it fails, and the next says it.
+        server.finish()
+        server.answer(APIConnectionError())
+        before = asyncio.get_running_loop().time()
+        while len(server.asked) < 4:
+            await asyncio.sleep(0.05)
+        # No hot loop against a server that is away.
+        assert asyncio.get_running_loop().time() - before > 0.5
+        said = [asked.retrieved_request_ids for asked in server.asked]
+        assert said[-1] == ["a", "b"]
+        assert said[0] == []
+        server.finish("c")
+        await waiting[2]
+
+
+def test_ready_before_its_promise_was_read() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = asyncio.ensure_future(fetch(poller, "a"))
+        await settle()
+        server.finish("early", "a")
+        await waiting
+        # No answer is needed for it.
+        await fetch(poller, "early")
+
+
+def test_a_final_refusal_reaches_every_waiter_and_the_next_one_tries_anew() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = [asyncio.ensure_future(fetch(poller, name)) for name in "ab"]
+        await settle()
+        server.answer(NotFoundError("no such session"))
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [NotFoundError, NotFoundError]
+        again = asyncio.ensure_future(fetch(poller, "a"))
+        await settle()
+        server.finish("a")
+        await again
+
+
+def test_a_waiter_that_leaves_disturbs_nobody() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        leaving = asyncio.ensure_future(fetch(poller, "a"))
+        staying = asyncio.ensure_future(fetch(poller, "b"))
+        await settle()
+        leaving.cancel()
+        await settle()
+        server.finish("a", "b")
+        await staying
+        assert leaving.cancelled()
+
+
+def test_a_server_that_does_not_hold_polls_is_not_hammered() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = asyncio.ensure_future(fetch(poller, "a"))
+        for _ in range(100):
+            server.finish()
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        assert len(server.asked) < 10
+
+
+def test_a_crash_of_the_poll_reaches_its_waiters() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        waiting = asyncio.ensure_future(fetch(poller, "a"))
+        await settle()
+        server.answer(ZeroDivisionError("a bug of ours"))
+        done, _ = await asyncio.wait([waiting], timeout=0.1)
+        waiting.cancel()
+        assert poller._task is not None
+        assert isinstance(poller._task.exception(), ZeroDivisionError)
+        assert done
+
+
+def test_a_result_is_not_given_up_before_it_was_fetched() -> None:
+    @play
+    async def _(server: Server, poller: CompletionPoller) -> None:
+        other = asyncio.ensure_future(fetch(poller, "b"))
+        await settle()
+        server.finish("a")
+        await settle()
+        async with poller.fetching("a"):
+            server.finish()
+            while len(server.asked) < 3:
+                await asyncio.sleep(0.05)
+            assert [asked.retrieved_request_ids for asked in server.asked] == [[], [], []]
+        server.finish()
+        while len(server.asked) < 4:
+            await asyncio.sleep(0.05)
+        assert server.asked[3].retrieved_request_ids == ["a"]
+        server.finish("b")
+        await other

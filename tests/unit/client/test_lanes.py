@@ -1,0 +1,158 @@
+"""One lane for each server and key: shared by equals, strange to others, without the key."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from tinkex.client import lanes
+from tinkex.client.config import Config
+from tinkex.client.lanes import RECOVERY_SLOTS, Lane, lane_for
+from tinkex.types import ClientConfigResponse
+
+KEY = "tml-very-secret"
+
+
+def config(url: str = "http://lanes.test", **options: Any) -> Config:
+    return Config(base_url=url, **options)
+
+
+def test_equal_server_and_key_share_a_lane() -> None:
+    lane = lane_for(config(), KEY)
+    assert lane_for(config(), KEY) is lane
+    # The address is compared as it is written in the end.
+    assert lane_for(config("HTTP://Lanes.Test/"), KEY) is lane
+
+
+def test_another_server_or_key_is_another_lane() -> None:
+    lane = lane_for(config(), KEY)
+    others = [
+        lane_for(config(), "tml-other"),
+        lane_for(config(), None),
+        lane_for(config("http://lanes.test/prefix"), KEY),
+        lane_for(config("http://lanes.test:81"), KEY),
+        lane_for(config("https://lanes.test"), KEY),
+    ]
+    assert len({id(each) for each in [lane, *others]}) == 6
+
+
+def test_a_refusal_in_one_lane_delays_no_other() -> None:
+    one, other = lane_for(config(), "tml-a"), lane_for(config(), "tml-b")
+    one.limiter.set(30.0)
+    assert lane_for(config(), "tml-a").limiter.should_back_off()
+    assert not other.limiter.should_back_off()
+
+
+def test_the_key_is_kept_nowhere() -> None:
+    lane = lane_for(config(), KEY)
+    names = list(lanes._LANES.keys())
+    assert KEY not in repr(names) + repr(vars(lane))
+    assert KEY.encode() not in pickle.dumps(names)
+    assert ("http://lanes.test", KEY) not in names
+
+
+def test_a_lane_lives_as_long_as_somebody_uses_it() -> None:
+    lane = lane_for(config("http://short-lived.test"), KEY)
+    name = next(name for name in lanes._LANES if name[0] == "http://short-lived.test")
+    assert lanes._LANES[name] is lane
+    del lane
+    gc.collect()
+    assert name not in lanes._LANES
+
+
+def test_many_threads_make_one_lane() -> None:
+    start = Barrier(16)
+
+    def make(_: int) -> Lane:
+        start.wait()
+        return lane_for(config("http://race.test"), KEY)
+
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(make, range(16)))
+    assert len({id(lane) for lane in made}) == 1
+
+
+def test_the_servers_limit_is_taken_over() -> None:
+    lane = Lane(config())
+    assert lane.budget.limit_bytes == 10 * 1024 * 1024
+    lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
+    assert lane.budget.limit_bytes == 5
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def crowd(lane: Lane, count: int, num_bytes: int = 1) -> int:
+    """How many of so many submissions get in at once."""
+    inside = 0
+    done = asyncio.Event()
+
+    async def submit() -> None:
+        nonlocal inside
+        async with lane.submission(num_bytes):
+            inside += 1
+            await done.wait()
+
+    tasks = [asyncio.create_task(submit()) for _ in range(count)]
+    await settle()
+    found = inside
+    done.set()
+    await asyncio.gather(*tasks)
+    assert lane.budget.used_bytes == 0
+    return found
+
+
+def test_slots_and_bytes_hold_submissions_back() -> None:
+    assert asyncio.run(crowd(Lane(config(max_concurrent_samples=3)), 7)) == 3
+    lane = Lane(config())
+    lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
+    assert asyncio.run(crowd(lane, 7, num_bytes=40)) == 2
+
+
+def test_after_a_back_off_a_few_go_first() -> None:
+    lane = Lane(config())
+    # A deadline that has just passed: nobody waits, and the crowd is let in slowly.
+    lane.limiter.set(0.0)
+    assert asyncio.run(crowd(lane, 3 * RECOVERY_SLOTS)) == RECOVERY_SLOTS
+
+
+def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
+    async def run() -> float:
+        lane = Lane(config())
+        lane.limiter.set(0.02)
+        entered = asyncio.create_task(enter(lane))
+        await asyncio.sleep(0.01)
+        lane.limiter.set(0.05)
+        return await entered
+
+    async def enter(lane: Lane) -> float:
+        async with lane.submission(1):
+            return lane.limiter.remaining_seconds()
+
+    assert asyncio.run(run()) == 0.0
+
+
+def test_a_submission_that_fails_or_is_cancelled_gives_everything_back() -> None:
+    async def run() -> int:
+        lane = Lane(config(max_concurrent_samples=1))
+        with pytest.raises(ZeroDivisionError):
+            async with lane.submission(10):
+                raise ZeroDivisionError
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(lane.submission(10))
+            waiting = asyncio.create_task(stack.enter_async_context(lane.submission(10)))
+            await settle()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        return await crowd(lane, 2)
+
+    assert asyncio.run(run()) == 1

@@ -1,0 +1,151 @@
+"""A back-off is only ever extended, and ended by a success that knew of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.client.limiter import LARGE_PROMPT_BYTES, RateLimiter, backoff_seconds
+
+quick = settings(max_examples=80, deadline=None, derandomize=True)
+
+
+class Clock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_fresh_limiter_holds_nobody_back() -> None:
+    limiter = RateLimiter(Clock())
+    assert limiter.remaining_seconds() == 0.0
+    assert not limiter.should_back_off()
+    assert not limiter.is_recovering(10.0)
+
+
+def test_a_deadline_passes() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    limiter.set(5.0)
+    assert limiter.now() == 1000.0
+    assert limiter.remaining_seconds() == 5.0
+    clock.now += 4.9
+    assert limiter.should_back_off()
+    clock.now += 0.1
+    assert not limiter.should_back_off()
+    clock.now += 100.0
+    assert limiter.remaining_seconds() == 0.0
+
+
+def test_a_later_shorter_refusal_never_shortens() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    limiter.set(30.0)
+    clock.now += 1.0
+    limiter.set(1.0)
+    assert limiter.remaining_seconds() == 29.0
+    limiter.set(60.0)
+    assert limiter.remaining_seconds() == 60.0
+
+
+def test_a_success_that_began_before_the_refusal_proves_nothing() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    started_at = limiter.now()
+    clock.now += 1.0
+    limiter.set(5.0)
+    clock.now += 1.0
+    limiter.clear(started_at)
+    assert limiter.remaining_seconds() == 4.0
+    limiter.clear(started_at=1001.0)
+    assert limiter.remaining_seconds() == 4.0
+
+
+def test_a_success_that_began_after_it_ends_the_wait() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    limiter.set(5.0)
+    clock.now += 1.0
+    limiter.clear(started_at=clock.now)
+    assert limiter.remaining_seconds() == 0.0
+
+
+def test_a_second_refusal_renews_the_doubt() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    limiter.set(5.0)
+    clock.now += 1.0
+    started_at = clock.now
+    clock.now += 1.0
+    limiter.set(1.0)
+    limiter.clear(started_at)
+    assert limiter.remaining_seconds() == 3.0
+
+
+def test_recovery_lasts_a_while_and_one_success_does_not_end_it() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    limiter.set(2.0)
+    assert limiter.is_recovering(10.0)
+    clock.now += 3.0
+    limiter.clear(started_at=clock.now)
+    assert limiter.is_recovering(10.0)
+    clock.now += 8.9
+    assert limiter.is_recovering(10.0)
+    clock.now += 0.2
+    assert not limiter.is_recovering(10.0)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "clear", "pass"]),
+        st.floats(0.0, 100.0, allow_nan=False),
+        st.floats(0.0, 200.0, allow_nan=False),
+    ),
+    max_size=30,
+)
+
+
+@quick
+@given(STEPS)
+def test_whatever_happens(steps: list[tuple[str, float, float]]) -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    last_set = float("-inf")
+    for action, amount, ago in steps:
+        before = limiter.remaining_seconds()
+        if action == "set":
+            limiter.set(amount)
+            last_set = clock.now
+            assert limiter.remaining_seconds() >= max(before, amount) - 1e-9
+        elif action == "clear":
+            started_at = clock.now - ago
+            limiter.clear(started_at)
+            expected = 0.0 if started_at > last_set else before
+            assert limiter.remaining_seconds() == pytest.approx(expected)
+        else:
+            clock.now += amount
+            assert limiter.remaining_seconds() <= before
+        assert limiter.remaining_seconds() >= 0.0
+        assert limiter.should_back_off() is (limiter.remaining_seconds() > 0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "told", "expected"),
+    [
+        (10, None, 1.0),
+        (LARGE_PROMPT_BYTES, None, 1.0),
+        (LARGE_PROMPT_BYTES + 1, None, 5.0),
+        (10, 0.2, 1.0),
+        (10, 30.0, 30.0),
+        (LARGE_PROMPT_BYTES + 1, 3.0, 5.0),
+        (LARGE_PROMPT_BYTES + 1, 9.0, 9.0),
+    ],
+)
+def test_the_longer_of_the_servers_word_and_ours(
+    num_bytes: int, told: float | None, expected: float
+) -> None:
+    assert backoff_seconds(num_bytes, told) == expected

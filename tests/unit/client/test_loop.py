@@ -1,0 +1,186 @@
+"""The I/O loop: one thread, in order, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tinkex.client.loop import IO, PULSE, IoLoop, together
+
+
+@pytest.fixture(scope="module")
+def loop() -> IoLoop:
+    return IoLoop("tinkex-test")
+
+
+def test_work_runs_on_a_daemon_thread_of_its_own(loop: IoLoop) -> None:
+    async def where() -> threading.Thread:
+        return threading.current_thread()
+
+    thread = loop.start(where()).result(timeout=5)
+    assert thread.name == "tinkex-test"
+    assert thread.daemon
+    assert loop.start(where()).result(timeout=5) is thread
+
+
+def test_outcomes_arrive(loop: IoLoop) -> None:
+    async def broken() -> None:
+        raise KeyError("k")
+
+    assert loop.start(asyncio.sleep(0, "x")).result(timeout=5) == "x"
+    with pytest.raises(KeyError):
+        loop.start(broken()).result(timeout=5)
+
+
+def test_posts_run_in_the_order_of_the_calls(loop: IoLoop) -> None:
+    seen: list[int] = []
+    for number in range(2000):
+        loop.post(seen.append, number)
+    loop.start(asyncio.sleep(0)).result(timeout=5)
+    assert seen == list(range(2000))
+
+
+def test_posts_of_many_threads_keep_each_threads_order_and_lose_nothing(loop: IoLoop) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def post(thread: int) -> None:
+        for number in range(300):
+            loop.post(seen.append, (thread, number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(post, range(8)))
+    loop.start(asyncio.sleep(0)).result(timeout=5)
+    assert len(seen) == 8 * 300
+    for thread in range(8):
+        assert [number for who, number in seen if who == thread] == list(range(300))
+
+
+def test_a_post_from_the_loop_itself_is_served(loop: IoLoop) -> None:
+    done = threading.Event()
+    loop.post(lambda: loop.post(done.set))
+    assert done.wait(5)
+
+
+def test_one_bad_action_does_not_stop_the_loop(loop: IoLoop) -> None:
+    quiet: list[Any] = []
+
+    async def hush() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: quiet.append(context))
+
+    loop.start(hush()).result(timeout=5)
+    loop.post(lambda: 1 // 0)
+    assert loop.start(asyncio.sleep(0, "alive")).result(timeout=5) == "alive"
+    assert isinstance(quiet[0]["exception"], ZeroDivisionError)
+
+
+def test_it_knows_its_own_thread(loop: IoLoop) -> None:
+    async def ask() -> bool:
+        return loop.is_current()
+
+    assert loop.start(ask()).result(timeout=5) is True
+    assert loop.is_current() is False
+    # Another loop on this thread is not that one.
+    assert asyncio.run(ask()) is False
+    assert IoLoop("never started").is_current() is False
+
+
+def test_cancelling_stops_running_work(loop: IoLoop) -> None:
+    started, stopped = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(100)
+        finally:
+            stopped.set()
+
+    future = loop.start(work())
+    assert started.wait(5)
+    assert future.cancel()
+    assert stopped.wait(5)
+
+
+def test_work_that_is_cancelled_before_it_begins_never_begins(loop: IoLoop) -> None:
+    gate, began = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        began.set()
+
+    loop.post(gate.wait, 5)
+    future = loop.start(work())
+    future.cancel()
+    gate.set()
+    loop.start(asyncio.sleep(0)).result(timeout=5)
+    assert not began.is_set()
+
+
+def test_after_a_fork_it_starts_anew() -> None:
+    loop = IoLoop("tinkex-forked")
+    assert loop.start(asyncio.sleep(0, 1)).result(timeout=5) == 1
+    loop.post(lambda: None)
+    loop.forget()
+    assert loop.start(asyncio.sleep(0, 2)).result(timeout=5) == 2
+
+
+def test_heartbeats_have_a_thread_of_their_own() -> None:
+    async def name() -> str:
+        return threading.current_thread().name
+
+    names = [IO.start(name()).result(timeout=5), PULSE.start(name()).result(timeout=5)]
+    assert names == ["tinkex-io", "tinkex-pulse"]
+
+
+# --- side by side -------------------------------------------------------------------------
+
+
+def test_together_keeps_the_order() -> None:
+    async def main() -> list[int]:
+        return await together(asyncio.sleep(0.01 * (3 - number), number) for number in range(3))
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_together_with_nothing() -> None:
+    assert asyncio.run(together([])) == []
+
+
+def test_the_first_failure_stops_the_others_and_is_raised_as_it_is() -> None:
+    ended: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append("slow")
+
+    async def broken() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("first")
+
+    with pytest.raises(KeyError, match="first"):
+        asyncio.run(together([slow(), broken(), slow()]))
+    assert ended == ["slow", "slow"]
+
+
+def test_cancelling_all_of_it_cancels_each() -> None:
+    ended: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append("slow")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(together([slow(), slow()]))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert ended == ["slow", "slow"]

@@ -1,0 +1,195 @@
+"""Chunk results become one: every row of both tables of reductions."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.client.merging import FIRST_EXTRA_UNIQUE, REDUCTIONS, merge, reduce_metrics
+from tinkex.types import ForwardBackwardOutput, TensorData
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def reduced(key: str, *values: tuple[float, int]) -> dict[str, float]:
+    return reduce_metrics([({key: value}, weight) for value, weight in values])
+
+
+def output(
+    count: int, metrics: dict[str, float] | None = None, kind: str = "ArrayRecord"
+) -> ForwardBackwardOutput:
+    rows = [{"logprobs": TensorData([float(index)], "float32")} for index in range(count)]
+    return ForwardBackwardOutput(kind, rows, metrics or {})
+
+
+# --- the first table: suffixes ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "expected"),
+    [
+        ("x:mean", [(1.0, 1), (4.0, 2)], 3.0),
+        ("x:mean", [(1.0, 0), (4.0, 2)], 4.0),
+        ("x:mean", [(1.0, 0), (4.0, 0)], 0.0),
+        ("loss:sum", [(1.5, 1), (2.0, 7)], 3.5),
+        ("x:min", [(3.0, 1), (-2.0, 1), (5.0, 1)], -2.0),
+        ("x:max", [(3.0, 1), (-2.0, 1), (5.0, 1)], 5.0),
+        ("x:slack", [(1.0, 1), (4.0, 2)], 1.0),
+        ("x:slack", [(2.0, 3), (2.0, 1)], 0.0),
+        ("x:slack", [(1.0, 0), (4.0, 0)], 0.0),
+        ("x:hash2", [(5.0, 1), (7.0, 1)], 12.0),
+        ("x:hash2", [(-1.0, 1), (2.0, 1)], 1.0),
+        ("x:hash2", [(float(2**63), 1), (float(2**63), 1)], 0.0),
+        ("x:median", [(1.0, 1), (4.0, 2)], 3.0),
+        ("loss", [(1.0, 1), (4.0, 2)], 3.0),
+        ("a:b:sum", [(1.0, 1), (4.0, 2)], 5.0),
+        ("x:", [(1.0, 1), (4.0, 2)], 3.0),
+        ("mean", [(1.0, 1), (4.0, 2)], 3.0),
+    ],
+)
+def test_suffixes(key: str, values: list[tuple[float, int]], expected: float) -> None:
+    assert reduced(key, *values) == {key: pytest.approx(expected)}
+
+
+def test_unique_values_are_numbered_from_two() -> None:
+    assert FIRST_EXTRA_UNIQUE == 2
+    assert reduced("id:unique", (7.0, 1), (8.0, 1), (9.0, 1)) == {
+        "id:unique": 7.0,
+        "id:unique_2": 8.0,
+        "id:unique_3": 9.0,
+    }
+
+
+def test_hash_unordered_does_not_care_about_order() -> None:
+    one = reduced("x:hash_unordered", (5.0, 1), (7.0, 2), (1.0, 3))
+    other = reduced("x:hash_unordered", (1.0, 1), (5.0, 1), (7.0, 9))
+    different = reduced("x:hash_unordered", (1.0, 1), (5.0, 1), (8.0, 9))
+    assert one == other != different
+
+
+def test_hash_unordered_is_the_same_in_every_process() -> None:
+    here = reduced("x:hash_unordered", (5.0, 1), (7.0, 1))["x:hash_unordered"]
+    assert here == float(hash((5, 7)))
+    probe = "print(float(hash((5, 7))))"
+    there = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={"PYTHONHASHSEED": "12345"},
+    )
+    assert float(there.stdout) == here
+
+
+def test_every_suffix_of_the_table_has_a_rule() -> None:
+    named = {"mean", "sum", "min", "max", "slack", "hash2", "hash_unordered"}
+    assert set(REDUCTIONS) == named
+
+
+# --- the second table: which chunks count -------------------------------------------------
+
+
+def test_a_key_only_in_a_later_chunk_is_left_out() -> None:
+    chunks = [({"a:sum": 1.0}, 1), ({"a:sum": 2.0, "b:sum": 9.0}, 1)]
+    assert reduce_metrics(chunks) == {"a:sum": 3.0}
+
+
+def test_a_key_missing_in_a_later_chunk_is_reduced_over_the_rest() -> None:
+    chunks = [({"a:mean": 2.0, "b:min": 3.0}, 1), ({}, 10), ({"a:mean": 5.0, "b:min": 4.0}, 2)]
+    # Never counted as zero: the middle chunk has no say.
+    assert reduce_metrics(chunks) == {"a:mean": 4.0, "b:min": 3.0}
+
+
+def test_no_chunks_at_all() -> None:
+    assert reduce_metrics([]) == {}
+    assert reduce_metrics([({}, 1), ({"a:sum": 1.0}, 1)]) == {}
+
+
+# --- whole results ------------------------------------------------------------------------
+
+
+def test_outputs_are_joined_in_order_and_weighted_by_their_number() -> None:
+    first, second = output(1, {"x:mean": 1.0, "loss:sum": 2.0}), output(3, {"x:mean": 5.0})
+    merged = merge([first, second])
+    assert merged.loss_fn_outputs == first.loss_fn_outputs + second.loss_fn_outputs
+    assert merged.metrics == {"x:mean": 4.0, "loss:sum": 2.0}
+
+
+def test_a_single_result_passes_untouched() -> None:
+    # Also one that a stricter reader would refuse.
+    only = output(0, {"loss": math.nan, "a:b:c": 1.0, "x:mean": 2.0})
+    assert merge([only]) is only
+
+
+def test_the_first_chunk_names_the_type_and_a_difference_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        merged = merge([output(1, kind="A"), output(1, kind="B")])
+    assert merged.loss_fn_output_type == "A"
+    assert "different output types: ['A', 'B']" in caplog.text
+
+
+def test_equal_types_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        merge([output(1), output(1)])
+    assert caplog.text == ""
+
+
+def test_nothing_merges_to_nothing() -> None:
+    merged = merge([])
+    assert (merged.loss_fn_outputs, merged.metrics) == ([], {})
+
+
+# --- anything a server may send -----------------------------------------------------------
+
+KEYS = st.sampled_from([*(f"m:{name}" for name in REDUCTIONS), "m:unique", "m", "m:odd", ":", ""])
+METRICS = st.dictionaries(KEYS, st.floats(), max_size=6)
+CHUNKS = st.lists(st.tuples(METRICS, st.integers(0, 5)), max_size=5)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e308, -0.0])
+@pytest.mark.parametrize("suffix", [*REDUCTIONS, "unique", "odd"])
+def test_odd_numbers_pass(suffix: str, odd: float) -> None:
+    key = f"m:{suffix}"
+    for values in ([(odd, 1)], [(odd, 1), (1.0, 0)], [(1.0, 2), (odd, 1)], [(odd, 0), (odd, 3)]):
+        assert isinstance(reduced(key, *values)[key], float)
+
+
+@quick
+@given(CHUNKS)
+def test_it_never_raises(chunks: list[tuple[dict[str, float], int]]) -> None:
+    merged = reduce_metrics(chunks)
+    assert all(isinstance(value, float) for value in merged.values())
+    assert set(chunks[0][0] if chunks else ()) <= merged.keys()
+
+
+@quick
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 9)), min_size=1, max_size=6))
+def test_reductions_lie_where_they_must(values: list[tuple[float, int]]) -> None:
+    numbers = [value for value, _ in values]
+    slop = 1e-6 * max(1.0, *map(abs, numbers))
+    mean = reduced("x:mean", *values)["x:mean"]
+    assert min(numbers) - slop <= mean <= max(numbers) + slop
+    assert reduced("x:slack", *values)["x:slack"] >= -slop
+    assert reduced("x:min", *values)["x:min"] == min(numbers)
+    assert reduced("x:max", *values)["x:max"] == max(numbers)
+    assert reduced("x:sum", *values)["x:sum"] == pytest.approx(math.fsum(numbers), abs=1e-6)
+
+
+@quick
+@given(st.lists(st.integers(-(2**52), 2**52), min_size=1, max_size=5), st.randoms())
+def test_hashes_do_not_depend_on_the_order_of_chunks(numbers: list[int], dice: object) -> None:
+    shuffled = list(numbers)
+    dice.shuffle(shuffled)  # type: ignore[attr-defined]
+    for key in ("x:hash2", "x:hash_unordered"):
+        one = reduced(key, *((float(number), 1) for number in numbers))
+        assert one == reduced(key, *((float(number), 1) for number in shuffled))
+    expected = float(sum(number & (2**64 - 1) for number in numbers) & (2**64 - 1))
+    assert reduced("x:hash2", *((float(number), 1) for number in numbers)) == {"x:hash2": expected}

@@ -1,0 +1,354 @@
+"""One answer to a poll: what it means, and how long to wait after it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.client.config import Config
+from tinkex.client.http import HttpResponse
+from tinkex.client.polling import (
+    BILLING_WAIT_SECONDS,
+    MAX_BAD_ANSWERS,
+    QUICK_SECONDS,
+    Done,
+    Large,
+    Outcome,
+    Patience,
+    Pending,
+    Trouble,
+    classify,
+)
+from tinkex.client.queue_state import QueueState
+from tinkex.client.transport import Transport
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    AuthenticationError,
+    BadRequestError,
+    BillingError,
+    InternalServerError,
+    NotFoundError,
+    PromiseExpiredError,
+    RateLimitError,
+    RequestErrorCategory,
+    RequestFailedError,
+)
+
+JSON = {"content-type": "application/json"}
+PROTO = {"content-type": "application/x-protobuf"}
+DONE = {"metrics": {"grad_norm": 1.0}}
+PENDING = {"type": "try_again", "request_id": "r-1", "queue_state": "active"}
+
+
+def response(status: int, body: object = None, **headers: str) -> HttpResponse:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return HttpResponse(status, JSON | named, b"" if body is None else content)
+
+
+async def no_credential() -> None:
+    return None
+
+
+def transport(http: Any = None, **options: Any) -> Transport:
+    config = Config(base_url="http://host", **options)
+    return Transport(config, http, no_credential)
+
+
+def outcome_of(status: int, body: object = None, **headers: str) -> Outcome:
+    return classify(response(status, body, **headers), transport().error_of)
+
+
+# --- what one answer means ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, PENDING, Pending()),
+        (200, {"type": "try_again"}, Pending()),
+        (200, {"status": "pending"}, Pending()),
+        (
+            200,
+            {"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "full"},
+            Pending(QueueState.PAUSED_CAPACITY, "full"),
+        ),
+        (
+            200,
+            {"status": "pending", "queue_state": "PAUSED_RATE_LIMIT", "retry_after_ms": 2500},
+            Pending(QueueState.PAUSED_RATE_LIMIT, None, 2.5),
+        ),
+        (200, {"type": "try_again", "queue_state": "lunch"}, Pending(QueueState.UNKNOWN)),
+        (408, None, Pending()),
+        (408, b"<html>timeout</html>", Pending()),
+        (408, ["odd"], Pending()),
+        (
+            408,
+            {"queue_state": "paused_rate_limit", "queue_state_reason": "three"},
+            Pending(QueueState.PAUSED_RATE_LIMIT, "three"),
+        ),
+        (408, {"queue_state": None, "queue_state_reason": None}, Pending()),
+        (200, {"status": "complete_metadata", "response_payload_size": 77}, Large(77)),
+        (200, {"status": "complete_metadata"}, Large(0)),
+        (200, {"status": "complete_metadata", "response_payload_size": "many"}, Large(0)),
+        (200, {"status": "complete_metadata", "response_payload_size": -5}, Large(0)),
+    ],
+)
+def test_answers_without_a_result(status: int, body: object, expected: Outcome) -> None:
+    assert outcome_of(status, body) == expected
+
+
+def test_a_header_may_say_when_to_come_back() -> None:
+    assert outcome_of(408, None, retry_after="3") == Pending(wait_seconds=3.0)
+    assert outcome_of(200, PENDING, retry_after_ms="1500") == Pending(wait_seconds=1.5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DONE,
+        {"status": "completed", "result": DONE},
+        {"type": "optim_step", "metrics": None},
+        {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {}},
+        {"error": None, "metrics": {}},
+        b"not json",
+        None,
+    ],
+)
+def test_answers_that_are_results_or_must_be_read_as_such(body: object) -> None:
+    assert isinstance(outcome_of(200, body), Done)
+
+
+def test_a_binary_answer_is_a_result() -> None:
+    answer = HttpResponse(200, PROTO, b"\x00")
+    assert classify(answer, transport().error_of) == Done(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "category"),
+    [
+        ({"error": "boom", "category": "user"}, "boom", RequestErrorCategory.User),
+        ({"error": "boom", "category": "SERVER"}, "boom", RequestErrorCategory.Server),
+        ({"error": "boom", "category": "odd"}, "boom", RequestErrorCategory.Unknown),
+        ({"error": "boom"}, "boom", RequestErrorCategory.Unknown),
+        ({"status": "failed", "error": "boom"}, "boom", RequestErrorCategory.Unknown),
+        (
+            {"status": "failed"},
+            "The server says the request failed, without a reason",
+            RequestErrorCategory.Unknown,
+        ),
+        ({"status": "failed", "detail": "oom"}, "oom", RequestErrorCategory.Unknown),
+    ],
+)
+def test_failures_of_the_work(body: object, message: str, category: RequestErrorCategory) -> None:
+    outcome = outcome_of(200, body)
+    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome.error, RequestFailedError)
+    assert (outcome.error.message, outcome.error.category) == (message, category)
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        (400, BadRequestError),
+        (401, AuthenticationError),
+        (402, BillingError),
+        (404, NotFoundError),
+        (410, PromiseExpiredError),
+        (418, APIStatusError),
+        (429, RateLimitError),
+        (500, InternalServerError),
+        (503, InternalServerError),
+        (302, APIStatusError),
+    ],
+)
+def test_refusals_are_typed(status: int, cls: type[APIStatusError]) -> None:
+    outcome = outcome_of(status, {"detail": "no"}, retry_after="4")
+    assert isinstance(outcome, Trouble)
+    error = outcome.error
+    assert type(error) is cls
+    assert isinstance(error, APIStatusError)
+    assert (error.status, error.retry_after_seconds) == (status, 4.0)
+
+
+# --- how long to wait ---------------------------------------------------------------------
+
+
+def patience(outage: float = 300.0, billing: float = 3600.0) -> Patience:
+    return Patience(outage, billing)
+
+
+def refusal(status: int, body: object = None, **headers: str) -> Trouble:
+    outcome = outcome_of(status, body, **headers)
+    assert isinstance(outcome, Trouble)
+    return outcome
+
+
+def after(
+    mood: Patience, outcome: Pending | Trouble, lasted: float = 0.0, now: float = 0.0
+) -> float:
+    return mood.after(outcome, lasted, now, 1.0)
+
+
+def test_a_real_long_poll_is_repeated_at_once() -> None:
+    mood = patience()
+    assert [after(mood, Pending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
+    assert after(mood, Pending(QueueState.PAUSED_CAPACITY), lasted=QUICK_SECONDS) == 0.0
+
+
+def test_quick_answers_are_no_hot_loop() -> None:
+    mood = patience()
+    waits = [after(mood, Pending(), lasted=0.01) for _ in range(9)]
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    # A real long poll in between starts it anew.
+    after(mood, Pending(), lasted=30.0)
+    assert after(mood, Pending(), lasted=0.01) == 0.1
+
+
+def test_a_paused_queue_is_asked_once_a_second_at_most() -> None:
+    for state in (QueueState.PAUSED_CAPACITY, QueueState.PAUSED_RATE_LIMIT, QueueState.UNKNOWN):
+        assert after(patience(), Pending(state)) == 1.0
+        assert after(patience(), Pending(state, wait_seconds=0.2)) == 1.0
+        assert after(patience(), Pending(state, wait_seconds=7.0)) == 7.0
+
+
+def test_the_servers_wait_is_kept() -> None:
+    assert after(patience(), Pending(wait_seconds=3.0), lasted=0.1) == 3.0
+    assert after(patience(), Pending(wait_seconds=3.0), lasted=30.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(400, {"detail": "no"}), (400, None), (400, b"<html>"), (500, {"detail": "oom"})],
+)
+def test_bad_answers_are_asked_again_a_few_times(status: int, body: object) -> None:
+    mood = patience()
+    for _ in range(MAX_BAD_ANSWERS):
+        assert 0.0 < after(mood, refusal(status, body)) < 1.0
+    with pytest.raises(APIStatusError) as caught:
+        after(mood, refusal(status, body))
+    assert caught.value.status == status
+
+
+def test_news_that_work_goes_on_renews_the_budget_of_bad_answers() -> None:
+    mood = patience()
+    for _ in range(5):
+        for _ in range(MAX_BAD_ANSWERS):
+            after(mood, refusal(400))
+        after(mood, Pending())
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [*map(refusal, (502, 503, 504, 500, 429)), Trouble(APIConnectionError())],
+    ids=lambda outcome: str(outcome.error.status),
+)
+def test_an_outage_is_waited_out_and_no_longer(outcome: Trouble) -> None:
+    mood = patience(outage=60.0)
+    now, waits = 1000.0, []
+    with pytest.raises(type(outcome.error)):
+        while True:
+            waits.append(after(mood, outcome, now=now))
+            now += waits[-1]
+    assert waits[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert 60.0 <= sum(waits) < 100.0
+
+
+def test_an_outage_that_ends_is_forgotten() -> None:
+    mood = patience(outage=60.0)
+    after(mood, refusal(503), now=0.0)
+    after(mood, Pending(), now=50.0)
+    assert after(mood, refusal(503), now=100.0) == 0.5
+    assert after(mood, refusal(503), now=150.0) == 1.0
+
+
+def test_a_full_server_is_given_the_time_it_asks_for() -> None:
+    assert after(patience(), refusal(429, None, retry_after="20")) == 20.0
+    assert after(patience(), refusal(503, None, retry_after_ms="100")) == 0.5
+
+
+def test_a_billing_issue_pauses_and_then_ends_it() -> None:
+    mood = patience(outage=1.0, billing=12.0)
+    assert after(mood, refusal(402), now=0.0) == BILLING_WAIT_SECONDS
+    assert after(mood, refusal(402), now=5.0) == BILLING_WAIT_SECONDS
+    assert 0.0 < after(mood, refusal(402), now=10.0) <= BILLING_WAIT_SECONDS
+    with pytest.raises(BillingError):
+        after(mood, refusal(402), now=12.0)
+    with pytest.raises(BillingError):
+        after(patience(billing=0.0), refusal(402))
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 422, 302])
+def test_final_refusals_are_raised_at_once(status: int) -> None:
+    with pytest.raises(APIStatusError) as caught:
+        after(patience(), refusal(status))
+    assert caught.value.status == status
+
+
+def test_the_servers_word_on_retrying_counts_here_too() -> None:
+    with pytest.raises(InternalServerError):
+        after(patience(), refusal(503, None, x_should_retry="false"))
+    assert after(patience(), refusal(404, None, x_should_retry="true")) == 0.5
+
+
+ANSWERS: list[Pending | Trouble] = [
+    *(refusal(status) for status in (302, 400, 401, 402, 404, 410, 429, 500, 503)),
+    refusal(500, {"detail": "x"}),
+    Trouble(APIConnectionError()),
+    Pending(),
+    Pending(QueueState.PAUSED_CAPACITY, None, 0.5),
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, len(ANSWERS) - 1), st.floats(0.0, 50.0)), max_size=40))
+def test_nothing_but_a_long_poll_is_followed_by_no_wait(steps: list[tuple[int, float]]) -> None:
+    mood, now = patience(), 0.0
+    for index, lasted in steps:
+        outcome = ANSWERS[index]
+        now += lasted
+        try:
+            wait = after(mood, outcome, lasted, now)
+        except APIStatusError as error:
+            assert isinstance(outcome, Trouble)
+            assert error is outcome.error
+            return
+        is_long_poll = isinstance(outcome, Pending) and lasted >= QUICK_SECONDS
+        assert wait > 0.0 or is_long_poll
+        now += wait
+
+
+# --- servers that talk nonsense -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["cancelled", "in_progress", "expired"])
+def test_a_status_nobody_knows_is_no_result(status: str) -> None:
+    outcome = outcome_of(200, {"status": status, "request_id": "r-1"})
+    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome.error, APIResponseValidationError)
+
+
+@pytest.mark.parametrize("millis", [-1, -60_000, 10**12])
+def test_a_wait_nobody_would_keep_is_not_believed(millis: int) -> None:
+    outcome = outcome_of(200, PENDING | {"retry_after_ms": millis})
+    assert isinstance(outcome, Pending)
+    assert 0.0 < after(patience(), outcome) <= 60.0
+
+
+def test_a_restart_after_a_billing_issue_is_waited_out() -> None:
+    mood = patience(outage=300.0, billing=3600.0)
+    after(mood, refusal(402), now=0.0)
+    after(mood, refusal(402), now=1800.0)
+    assert after(mood, refusal(503), now=1805.0) > 0.0
+
+
+def test_a_500_without_a_reason_in_json_is_an_outage() -> None:
+    mood = patience(outage=60.0)
+    for _ in range(2 * MAX_BAD_ANSWERS):
+        assert after(mood, refusal(500, b"Internal Server Error")) > 0.0

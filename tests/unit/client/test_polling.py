@@ -1,0 +1,365 @@
+"""Waiting for a promise: a server that answers from a script, and time that passes only in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+
+from tinkex.client.budget import ByteBudget
+from tinkex.client.config import Config
+from tinkex.client.http import HttpResponse
+from tinkex.client.polling import MAX_BAD_ANSWERS, Poller
+from tinkex.client.queue_state import QueueState, QueueWatch
+from tinkex.client.transport import Transport
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    BillingError,
+    ConnectTimeoutError,
+    NotFoundError,
+    PromiseExpiredError,
+    RequestFailedError,
+)
+from tinkex.types import ForwardBackwardOutput, TensorData
+from tinkex.wire.endpoints import FORWARD_BACKWARD, LOAD_WEIGHTS, OPTIM_STEP, SAMPLE, Endpoint
+from tinkex.wire.proto import encode_forward_backward_output
+
+JSON = {"content-type": "application/json"}
+PROTO = {"content-type": "application/x-protobuf"}
+DONE = {"metrics": {"grad_norm": 1.0}}
+PENDING = {"type": "try_again", "request_id": "r-1", "queue_state": "active"}
+
+
+def response(status: int, body: object = None) -> HttpResponse:
+    return HttpResponse(status, JSON, b"" if body is None else json.dumps(body).encode())
+
+
+async def no_credential() -> None:
+    return None
+
+
+def transport(http: Any, **options: Any) -> Transport:
+    return Transport(Config(base_url="http://host", **options), http, no_credential)
+
+
+class Sent(NamedTuple):
+    """One poll, as it left."""
+
+    at: float
+    headers: dict[str, str]
+    body: dict[str, Any]
+    timeout: float
+
+
+@dataclass
+class World:
+    """A server that answers from a script, and time that passes only when somebody waits."""
+
+    script: Iterable[HttpResponse | Exception | tuple[float, HttpResponse | Exception]]
+    now: float = 0.0
+    sent: list[Sent] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)
+    seen: list[tuple[QueueState, str | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._answers = iter(self.script)
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    async def send(
+        self, method: str, url: str, headers: dict[str, str], body: bytes, timeout: float
+    ) -> HttpResponse:
+        assert (method, url) == ("POST", "http://host/api/v1/retrieve_future")
+        self.sent.append(Sent(self.now, dict(headers), json.loads(body), timeout))
+        answer = next(self._answers)
+        if isinstance(answer, tuple):
+            self.now += answer[0]
+            answer = answer[1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def on_queue_state_change(self, state: QueueState, reason: str | None) -> None:
+        self.seen.append((state, reason))
+
+    def wait_for(
+        self,
+        endpoint: Endpoint[Any, Any] = OPTIM_STEP,
+        kind: str = "",
+        budget: ByteBudget | None = None,
+        **options: Any,
+    ) -> Any:
+        watch = QueueWatch(self, lambda tell: tell())
+        poller = Poller(
+            transport(self, **options), watch, budget or ByteBudget(100), self.clock, self.sleep
+        )
+        return asyncio.run(poller.result(endpoint, "r-1", 0.25, kind))
+
+
+def test_a_result_is_decoded() -> None:
+    world = World([response(200, DONE)])
+    assert world.wait_for().metrics == {"grad_norm": 1.0}
+    assert world.slept == []
+    assert world.sent[0].body == {"request_id": "r-1", "allow_metadata_only": True}
+    assert world.sent[0].timeout == 45.0
+
+
+def test_a_wrapped_result_too() -> None:
+    world = World([response(200, {"status": "completed", "result": DONE})])
+    assert world.wait_for().metrics == {"grad_norm": 1.0}
+
+
+def test_headers_count_the_polls_and_time_the_first() -> None:
+    world = World([(30.0, response(408)), (30.0, response(200, PENDING)), response(200, DONE)])
+    world.wait_for()
+    numbers = [poll.headers["x-tinker-request-iteration"] for poll in world.sent]
+    assert numbers == ["0", "1", "2"]
+    timed = [poll.headers.get("x-tinker-create-promise-roundtrip-time") for poll in world.sent]
+    assert timed == ["0.250000", None, None]
+    assert {poll.headers["x-tinker-request-type"] for poll in world.sent} == {"OptimStep"}
+    assert {poll.headers["accept"] for poll in world.sent} == {"application/json"}
+    # A poll is one attempt; the loop itself is what tries again.
+    assert {poll.headers["x-stainless-retry-count"] for poll in world.sent} == {"0"}
+
+
+def test_binary_results_are_asked_for_by_their_kind() -> None:
+    output = ForwardBackwardOutput(
+        "ArrayRecord", [{"logprobs": TensorData([0.5], "float32")}], {"loss:sum": 2.0}
+    )
+    answer = HttpResponse(200, PROTO, encode_forward_backward_output(output))
+    world = World([answer])
+    result = world.wait_for(FORWARD_BACKWARD, kind="Forward")
+    assert result.metrics == {"loss:sum": 2.0}
+    assert result.loss_fn_outputs[0]["logprobs"].tolist() == [0.5]
+    assert world.sent[0].headers["accept"] == "application/x-protobuf"
+    assert world.sent[0].headers["x-tinker-request-type"] == "Forward"
+
+
+def test_a_large_result_is_decoded_off_the_loop() -> None:
+    many = {f"m{index}": 1.0 for index in range(30_000)}
+    world = World([response(200, {"metrics": many})])
+    assert world.wait_for().metrics == many
+
+
+def test_long_polls_follow_each_other_at_once() -> None:
+    world = World([*[(30.0, response(408))] * 4, response(200, DONE)])
+    world.wait_for()
+    assert world.slept == [0.0] * 4
+
+
+def test_a_server_that_does_not_hold_polls_is_not_hammered() -> None:
+    world = World([*[response(200, PENDING)] * 40, response(200, DONE)])
+    world.wait_for()
+    assert len(world.sent) / world.now < 0.2
+
+
+def test_a_poll_that_runs_into_its_limit_is_a_long_poll_without_news() -> None:
+    world = World([APITimeoutError(), (30.0, response(408)), response(200, DONE)])
+    assert world.wait_for().metrics is not None
+
+
+def test_a_server_that_restarts_is_waited_for() -> None:
+    world = World([APIConnectionError(), response(503), response(502), response(200, DONE)])
+    assert world.wait_for().metrics is not None
+    assert 0.375 + 0.75 + 1.5 <= sum(world.slept) <= 3.5
+
+
+def test_a_server_that_stays_away_is_given_up() -> None:
+    world = World([APIConnectionError(None, "gone")] * 99)
+    with pytest.raises(APIConnectionError, match="gone"):
+        world.wait_for(outage_seconds=20.0)
+    assert 20.0 <= world.now < 45.0
+
+
+@pytest.mark.parametrize("category", ["user", "server", "unknown"])
+def test_a_failed_request_fails_at_once_whoever_is_to_blame(category: str) -> None:
+    world = World([response(200, {"error": "boom", "category": category})])
+    with pytest.raises(RequestFailedError, match="boom") as caught:
+        world.wait_for()
+    assert (caught.value.category, caught.value.request_id) == (category, "r-1")
+    assert len(world.sent) == 1
+
+
+def test_bad_answers_are_asked_again_before_they_count() -> None:
+    world = World([response(400, {"detail": "lost"})] * 3 + [response(200, DONE)])
+    assert world.wait_for().metrics is not None
+    world = World([response(400, {"detail": "lost"})] * 9)
+    with pytest.raises(BadRequestError, match="Error code: 400 - lost"):
+        world.wait_for()
+    assert len(world.sent) == 1 + MAX_BAD_ANSWERS
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [(401, AuthenticationError), (404, NotFoundError), (410, PromiseExpiredError)],
+)
+def test_final_refusals_end_the_wait(status: int, cls: type[Exception]) -> None:
+    world = World([response(status, {"detail": "no"})])
+    with pytest.raises(cls):
+        world.wait_for()
+    assert len(world.sent) == 1
+
+
+def test_a_billing_issue_is_shown_and_waited_out() -> None:
+    paid = World([*[response(402, {"detail": "pay"})] * 3, response(200, DONE)])
+    assert paid.wait_for().metrics is not None
+    assert paid.slept == [5.0] * 3
+    assert [state for state, _ in paid.seen] == [QueueState.PAUSED_RATE_LIMIT]
+    assert "pay" in str(paid.seen[0][1])
+    unpaid = World([response(402, {"detail": "pay"})] * 99)
+    with pytest.raises(BillingError, match="pay"):
+        unpaid.wait_for(billing_pause_seconds=20.0)
+    assert unpaid.now == pytest.approx(20.0)
+
+
+def test_the_queues_state_reaches_its_observer_once_per_change() -> None:
+    paused = {"queue_state": "paused_capacity", "queue_state_reason": "full"}
+    world = World(
+        [
+            (30.0, response(408, paused)),
+            (30.0, response(200, {"type": "try_again", **paused})),
+            (30.0, response(200, PENDING)),
+            response(200, DONE),
+        ]
+    )
+    world.wait_for()
+    assert world.seen == [(QueueState.PAUSED_CAPACITY, "full"), (QueueState.ACTIVE, None)]
+
+
+# --- large results ------------------------------------------------------------------------
+
+
+def test_a_large_result_is_fetched_when_there_is_room() -> None:
+    world = World(
+        [
+            response(200, {"status": "complete_metadata", "response_payload_size": 70}),
+            response(200, DONE),
+        ]
+    )
+    budget = ByteBudget(100)
+    assert world.wait_for(budget=budget).metrics is not None
+    assert [poll.body["allow_metadata_only"] for poll in world.sent] == [True, False]
+    assert budget.used_bytes == 0
+
+
+def test_room_is_held_while_fetching() -> None:
+    budget = ByteBudget(100)
+    used: list[int] = []
+
+    def answers() -> Iterable[HttpResponse]:
+        yield response(200, {"status": "complete_metadata", "response_payload_size": 70})
+        used.append(budget.used_bytes)
+        yield response(200, DONE)
+
+    World(answers()).wait_for(budget=budget)
+    assert used == [70]
+
+
+def test_a_result_that_is_announced_twice_is_never_going_to_come() -> None:
+    announced = response(200, {"status": "complete_metadata", "response_payload_size": 7})
+    with pytest.raises(APIResponseValidationError, match="twice"):
+        World([announced] * 2).wait_for()
+
+
+def test_trouble_while_fetching_starts_over() -> None:
+    announced = response(200, {"status": "complete_metadata", "response_payload_size": 7})
+    world = World([announced, response(503), announced, response(200, DONE)])
+    assert world.wait_for().metrics is not None
+
+
+# --- nonsense -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"<html>",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"5",
+        b'"text"',
+        b'{"metrics": 5}',
+        b'{"metrics": {"a": null}}',
+        b'{"metrics": {"a": "x"}}',
+        b'{"metrics": {"a": NaN}}',
+        b'{"status": "completed", "result": null}',
+    ],
+)
+def test_what_is_no_result_is_a_clear_error(content: bytes) -> None:
+    answer = HttpResponse(200, JSON, content)
+    with pytest.raises(APIResponseValidationError, match="optim_step does not fit") as caught:
+        World([answer]).wait_for()
+    assert caught.value.is_user_error is False
+    assert caught.value.response is answer
+
+
+def test_binary_bytes_where_none_belong_are_a_clear_error() -> None:
+    with pytest.raises(APIResponseValidationError, match="no binary result"):
+        World([HttpResponse(200, PROTO, b"\x01")]).wait_for()
+
+
+@pytest.mark.parametrize("endpoint", [FORWARD_BACKWARD, SAMPLE, LOAD_WEIGHTS])
+@pytest.mark.parametrize("content", [b"\x0a", b"\xff\xff\xff\xff", b"{}"])
+def test_broken_binary_results_are_a_clear_error(
+    endpoint: Endpoint[Any, Any], content: bytes
+) -> None:
+    with pytest.raises(APIResponseValidationError, match=endpoint.name):
+        World([HttpResponse(200, PROTO, content)]).wait_for(endpoint)
+
+
+# --- time limits --------------------------------------------------------------------------
+
+
+def test_the_wait_for_a_result_can_be_limited() -> None:
+    world = World([(30.0, response(408))] * 9)
+    with pytest.raises(APITimeoutError, match=r"r-1 had no result within 100 s"):
+        world.wait_for(poll_timeout_seconds=100.0)
+    assert 90.0 <= world.now <= 130.0
+
+
+def test_no_poll_asks_for_more_time_than_is_left() -> None:
+    world = World([(30.0, response(408))] * 9)
+    with pytest.raises(APITimeoutError):
+        world.wait_for(poll_timeout_seconds=50.0)
+    assert [poll.timeout for poll in world.sent] == [45.0, 20.0]
+
+
+def test_without_a_limit_it_waits_for_ever() -> None:
+    world = World([*[(45.0, response(408))] * 500, response(200, DONE)])
+    assert world.wait_for().metrics is not None
+    assert world.now > 20_000
+
+
+def test_polls_are_counted() -> None:
+    world = World([response(408), response(200, DONE)])
+    speaker = transport(world)
+    poller = Poller(
+        speaker, QueueWatch(world, lambda tell: tell()), ByteBudget(9), world.clock, world.sleep
+    )
+    asyncio.run(poller.result(OPTIM_STEP, "r-1", 0.0))
+    assert speaker.stopwatch.counters["polls"] == 2
+
+
+def test_a_server_that_swallows_connections_is_given_up() -> None:
+    def swallow() -> Iterable[tuple[float, Exception]]:
+        for _ in range(400):
+            yield 5.0, ConnectTimeoutError(None, "host did not accept a connection within 5 s")
+
+    with pytest.raises(APIConnectionError, match="did not accept a connection"):
+        World(swallow()).wait_for(outage_seconds=60.0)

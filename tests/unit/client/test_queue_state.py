@@ -1,0 +1,162 @@
+"""Queue states: read tolerantly, told once, logged once a minute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from tinkex.client.queue_state import DEFAULT_REASONS, QueueState, QueueStateLogger, QueueWatch
+
+Told = list[tuple[QueueState, str | None]]
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.told: Told = []
+
+    def on_queue_state_change(
+        self, queue_state: QueueState, queue_state_reason: str | None
+    ) -> None:
+        self.told.append((queue_state, queue_state_reason))
+
+
+class Broken:
+    def on_queue_state_change(
+        self, queue_state: QueueState, queue_state_reason: str | None
+    ) -> None:
+        raise ZeroDivisionError
+
+
+def at_once(tell: Callable[[], None]) -> None:
+    tell()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("active", QueueState.ACTIVE),
+        ("ACTIVE", QueueState.ACTIVE),
+        ("paused_rate_limit", QueueState.PAUSED_RATE_LIMIT),
+        ("Paused_Capacity", QueueState.PAUSED_CAPACITY),
+        ("paused_lunch", QueueState.UNKNOWN),
+        ("", QueueState.UNKNOWN),
+        (7, QueueState.UNKNOWN),
+        # A field that says nothing is no news of a pause.
+        (None, QueueState.ACTIVE),
+    ],
+)
+def test_states_are_read(text: object, expected: QueueState) -> None:
+    assert QueueState.parse(text) is expected
+
+
+def test_only_changes_are_told_each_once() -> None:
+    recorder = Recorder()
+    watch = QueueWatch(recorder, at_once)
+    watch.see(QueueState.ACTIVE, None)
+    watch.see(QueueState.PAUSED_CAPACITY, None)
+    watch.see(QueueState.PAUSED_CAPACITY, None)
+    watch.see(QueueState.PAUSED_CAPACITY, "full")
+    watch.see(QueueState.PAUSED_CAPACITY, "full")
+    watch.see(QueueState.ACTIVE, None)
+    assert recorder.told == [
+        (QueueState.PAUSED_CAPACITY, None),
+        (QueueState.PAUSED_CAPACITY, "full"),
+        (QueueState.ACTIVE, None),
+    ]
+
+
+def test_the_event_hook_hears_the_same_changes() -> None:
+    heard: Told = []
+    watch = QueueWatch(Recorder(), at_once, lambda state, reason: heard.append((state, reason)))
+    watch.see(QueueState.UNKNOWN, "x")
+    watch.see(QueueState.UNKNOWN, "x")
+    assert heard == [(QueueState.UNKNOWN, "x")]
+
+
+def test_the_observer_is_called_where_the_owner_says() -> None:
+    recorder = Recorder()
+    later: list[Callable[[], None]] = []
+    watch = QueueWatch(recorder, later.append)
+    watch.see(QueueState.PAUSED_RATE_LIMIT, None)
+    assert recorder.told == []
+    later[0]()
+    assert recorder.told == [(QueueState.PAUSED_RATE_LIMIT, None)]
+
+
+def test_an_observer_that_raises_is_only_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    watch = QueueWatch(Broken(), at_once)
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        watch.see(QueueState.PAUSED_CAPACITY, None)
+    assert "observer raised" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"queue_state": "paused_capacity"}, [(QueueState.PAUSED_CAPACITY, None)]),
+        (
+            {"queue_state": "PAUSED_RATE_LIMIT", "queue_state_reason": "why"},
+            [(QueueState.PAUSED_RATE_LIMIT, "why")],
+        ),
+        ({"queue_state": None}, []),
+        ({"detail": "slow down"}, []),
+        ("slow down", []),
+        (None, []),
+    ],
+)
+def test_the_body_of_a_refusal_may_carry_a_state(body: object, told: Told) -> None:
+    recorder = Recorder()
+    QueueWatch(recorder, at_once).see_body(body)
+    assert recorder.told == told
+
+
+def logged(
+    caplog: pytest.LogCaptureFixture, kind: str, *changes: tuple[QueueState, str | None]
+) -> list[str]:
+    observer = QueueStateLogger(kind, "model-1")
+    with caplog.at_level(logging.DEBUG, "tinkex"):
+        for state, reason in changes:
+            observer.on_queue_state_change(state, reason)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_active_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    assert logged(caplog, "training", (QueueState.ACTIVE, "fine")) == []
+
+
+def test_the_servers_reason_is_preferred(caplog: pytest.LogCaptureFixture) -> None:
+    lines = logged(caplog, "training", (QueueState.PAUSED_RATE_LIMIT, "three are enough"))
+    assert lines == ["Training of model-1 is paused: three are enough"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "words"),
+    [
+        ("training", QueueState.PAUSED_RATE_LIMIT, "concurrent training clients limit"),
+        ("sampling", QueueState.PAUSED_RATE_LIMIT, "concurrent sampler weights limit"),
+        ("training", QueueState.PAUSED_CAPACITY, "short of capacity"),
+        ("sampling", QueueState.PAUSED_CAPACITY, "short of capacity"),
+    ],
+)
+def test_default_reasons_differ(
+    caplog: pytest.LogCaptureFixture, kind: str, state: QueueState, words: str
+) -> None:
+    assert words in DEFAULT_REASONS[kind, state]
+    [line] = logged(caplog, kind, (state, None))
+    assert words in line
+
+
+def test_at_most_once_a_minute_for_each_state(caplog: pytest.LogCaptureFixture) -> None:
+    lines = logged(
+        caplog,
+        "sampling",
+        (QueueState.PAUSED_CAPACITY, "one"),
+        (QueueState.ACTIVE, None),
+        (QueueState.PAUSED_CAPACITY, "two"),
+        (QueueState.UNKNOWN, None),
+        (QueueState.UNKNOWN, None),
+    )
+    assert len(lines) == 2

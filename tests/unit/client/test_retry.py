@@ -1,0 +1,267 @@
+"""When to try again, and how long to wait."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.client.retry import (
+    LONGEST_RETRY_AFTER_SECONDS,
+    NO_RETRY,
+    RetryPolicy,
+    backoff,
+    is_away,
+    retry_after,
+    should_retry,
+    wait_before_retry,
+)
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    APITimeoutError,
+    ConfigError,
+    InvalidInput,
+    RequestErrorCategory,
+    RequestFailedError,
+    TinkexError,
+    error_class_for,
+)
+
+quick = settings(max_examples=80, deadline=None, derandomize=True)
+POLICY = RetryPolicy()
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class Answer:
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+
+
+def refused(status: int, **options: Any) -> APIStatusError:
+    return error_class_for(status)(f"Error code: {status}", Answer(status), None, **options)
+
+
+def wait(
+    error: TinkexError,
+    policy: RetryPolicy = POLICY,
+    attempt: int = 1,
+    elapsed: float = 0.0,
+    jitter: float = 1.0,
+) -> float | None:
+    return wait_before_retry(policy, attempt, elapsed, error, jitter)
+
+
+# --- who is tried again -------------------------------------------------------------------
+
+
+def test_statuses_are_retried_as_the_judge_says() -> None:
+    retried = {status for status in range(400, 600) if wait(refused(status)) is not None}
+    assert retried == {408, 409, 429, *range(500, 600)}
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 409, 410, 429, 500, 503])
+def test_the_servers_own_word_goes_before_the_status(status: int) -> None:
+    assert wait(refused(status, should_retry=True)) is not None
+    assert wait(refused(status, should_retry=False)) is None
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+def test_a_category_goes_before_the_status(status: int) -> None:
+    assert wait(refused(status, category=RequestErrorCategory.User)) is None
+    assert wait(refused(status, category=RequestErrorCategory.Server)) is not None
+
+
+def test_a_conflict_is_retried_only_where_it_may_pass() -> None:
+    final = RetryPolicy(retries_conflict=False)
+    assert wait(refused(409)) is not None
+    assert wait(refused(409), final) is None
+    # Unless the server says itself that it will pass.
+    assert wait(refused(409, should_retry=True), final) is not None
+    assert wait(refused(429), final) is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigError("x"), InvalidInput("x"), APIResponseValidationError(None, None), TinkexError("x")],
+)
+def test_what_cannot_change_is_never_tried_again(error: TinkexError) -> None:
+    assert wait(error) is None
+
+
+# --- how often ----------------------------------------------------------------------------
+
+
+def test_a_refusal_is_retried_by_count_however_long_it_takes() -> None:
+    policy = RetryPolicy(max_retries=3, outage_seconds=1.0)
+    waits = [wait(refused(500), policy, attempt, elapsed=999.0) for attempt in range(1, 6)]
+    assert [value is not None for value in waits] == [True, True, True, False, False]
+
+
+def test_an_outage_is_waited_out_by_time_however_often_it_takes() -> None:
+    policy = RetryPolicy(max_retries=1, outage_seconds=100.0)
+    for error in (APIConnectionError(), APITimeoutError(), *map(refused, (502, 503, 504))):
+        assert wait(error, policy, attempt=500, elapsed=90.0) == 10.0
+        assert wait(error, policy, attempt=500, elapsed=90.1) is None
+
+
+def test_a_server_that_never_answered_is_given_up_soon() -> None:
+    # Its own failures count as being away too: nobody waits minutes for a wrong address.
+    first = RetryPolicy(max_retries=10, outage_seconds=4.0, has_contact=False)
+    for error in (APIConnectionError(), refused(500), refused(503)):
+        assert wait(error, first, attempt=1, elapsed=0.0) is not None
+        assert wait(error, first, attempt=4, elapsed=3.0) is None
+    # A full queue is an answer: that server exists.
+    assert wait(refused(429), first, attempt=9, elapsed=50.0) is not None
+
+
+def test_no_retry_means_one_attempt() -> None:
+    for error in (APIConnectionError(), APITimeoutError(), refused(503), refused(429)):
+        assert wait(error, NO_RETRY) is None
+    assert wait(refused(429, should_retry=True), NO_RETRY) is None
+
+
+def test_no_time_at_all_still_allows_the_first_attempt() -> None:
+    # The first attempt is not asked about: only what follows a failure is.
+    assert wait(APIConnectionError(), RetryPolicy(outage_seconds=0.0)) is None
+    assert wait(APIConnectionError(), attempt=0) is not None
+    assert wait(refused(500), RetryPolicy(max_retries=0), attempt=0) is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (APIConnectionError(), True),
+        (APITimeoutError(), True),
+        (refused(502), True),
+        (refused(503), True),
+        (refused(504), True),
+        (refused(500), False),
+        (refused(429), False),
+        (RequestFailedError("x"), False),
+        (ConfigError("x"), False),
+    ],
+)
+def test_who_is_away(error: TinkexError, expected: bool) -> None:
+    assert is_away(error) is expected
+
+
+# --- how long -----------------------------------------------------------------------------
+
+
+def test_waits_double_up_to_a_limit() -> None:
+    waits = [backoff(POLICY, attempt, jitter=1.0) for attempt in range(1, 9)]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
+
+
+@quick
+@given(st.integers(0, 100_000), st.floats(0.0, 1.0, exclude_max=True))
+def test_chance_takes_at_most_a_quarter(attempt: int, jitter: float) -> None:
+    full = backoff(POLICY, attempt, jitter=1.0)
+    assert 0.75 * full <= backoff(POLICY, attempt, jitter) <= full <= 10.0
+
+
+@quick
+@given(
+    st.integers(0, 1000),
+    st.floats(0.0, 1e6),
+    st.floats(0.0, 1.0, exclude_max=True),
+    st.sampled_from([None, 0.001, 3.0, 60.0]),
+    st.sampled_from([408, 409, 429, 500, 502, 503]),
+    st.booleans(),
+)
+def test_no_wait_is_negative_or_shorter_than_told(
+    attempt: int, elapsed: float, jitter: float, told: float | None, status: int, contact: bool
+) -> None:
+    policy = RetryPolicy(has_contact=contact)
+    found = wait(refused(status, retry_after_seconds=told), policy, attempt, elapsed, jitter)
+    assert found is None or found >= max(told or 0.0, 0.09)
+
+
+def test_the_longer_of_our_wait_and_the_servers_counts() -> None:
+    assert wait(refused(429, retry_after_seconds=7.0)) == 7.0
+    assert wait(refused(429, retry_after_seconds=0.1), attempt=4) == 4.0
+
+
+def test_a_told_wait_that_does_not_fit_the_outage_ends_it() -> None:
+    policy = RetryPolicy(outage_seconds=20.0)
+    assert wait(refused(503, retry_after_seconds=15.0), policy, elapsed=4.0) == 15.0
+    assert wait(refused(503, retry_after_seconds=15.0), policy, elapsed=6.0) is None
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        POLICY.max_retries = 3  # type: ignore[misc]
+
+
+# --- headers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"retry-after-ms": "1500"}, 1.5),
+        ({"retry-after-ms": "0.5"}, 0.0005),
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "2.5"}, 2.5),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
+        ({"retry-after-ms": "", "retry-after": "9"}, 9.0),
+        ({"retry-after": "60"}, 60.0),
+        ({"retry-after": "60.1"}, None),
+        ({"retry-after": "3600"}, None),
+        ({"retry-after-ms": "60001"}, None),
+        ({"retry-after": "0"}, None),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "1e400"}, None),
+        ({"retry-after": "later"}, None),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}, None),
+        ({"retry-after": "Mon, 01 Jan 2024 00:00:00 +99999999999999"}, None),
+    ],
+)
+def test_retry_after(headers: dict[str, str], expected: float | None) -> None:
+    assert retry_after(headers, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"), [(30, 30.0), (60, 60.0), (61, None), (0, None), (-10, None)]
+)
+def test_retry_after_as_a_date(ahead: int, expected: float | None) -> None:
+    then = NOW + timedelta(seconds=ahead)
+    assert retry_after({"retry-after": format_datetime(then, usegmt=True)}, NOW) == expected
+    # The same moment as another zone writes it, and with no zone at all.
+    text = then.strftime("%a, %d %b %Y %H:%M:%S ")
+    assert retry_after({"retry-after": text + "-0000"}, NOW) == expected
+
+
+def test_a_date_is_measured_by_the_real_clock_unless_told_otherwise() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    found = retry_after({"retry-after": soon})
+    assert found is not None
+    assert 25.0 < found <= 30.0
+
+
+@quick
+@given(st.text(max_size=40), st.text(max_size=20))
+def test_no_header_makes_it_raise(after: str, millis: str) -> None:
+    found = retry_after({"retry-after": after, "retry-after-ms": millis}, NOW)
+    assert found is None or 0.0 < found <= LONGEST_RETRY_AFTER_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("true", True), ("True", True), ("false", False), ("FALSE", False), ("", None), ("1", None)],
+)
+def test_should_retry(text: str, expected: bool | None) -> None:
+    assert should_retry({"x-should-retry": text}) is expected
+    assert should_retry({}) is None

@@ -1,0 +1,79 @@
+"""Start-up time is part of the product: what an import may load, proved in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "aiohttp",
+    "httpx",
+    "litestar",
+    "numpy",
+    "pydantic",
+    "ray",
+    "rich",
+    "sqlalchemy",
+    "torch",
+    "transformers",
+    "uvicorn",
+}
+#: Not even these for the bare package.
+MIDDLING = {"asyncio", "click", "msgspec", "pyqwest"}
+MODULES = (
+    "tinkex",
+    "tinkex.types",
+    "tinkex.wire.endpoints",
+    "tinkex.client.service",
+    "tinkex.cli.main",
+)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """What each module had loaded; one fresh process each, all at once."""
+    probe = "import sys, json, {0}; print(json.dumps(sorted(sys.modules)))"
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", probe.format(name)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for name in MODULES
+    }
+    found = {}
+    for name, process in started.items():
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors.decode()
+        found[name] = set(json.loads(output))
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_import_is_light(module: str, loaded: dict[str, set[str]]) -> None:
+    assert module in loaded[module]
+    assert loaded[module] & HEAVY == set()
+
+
+def test_the_bare_package_loads_next_to_nothing(loaded: dict[str, set[str]]) -> None:
+    assert loaded["tinkex"] & MIDDLING == set()
+    ours = {name for name in loaded["tinkex"] if name.startswith("tinkex.")}
+    assert ours == set()
+
+
+def test_types_and_endpoints_need_no_http_library(loaded: dict[str, set[str]]) -> None:
+    for module in ("tinkex.types", "tinkex.wire.endpoints"):
+        assert loaded[module] & {"pyqwest", "click", "asyncio"} == set()
+
+
+def test_the_command_line_needs_no_client_before_a_command_runs(
+    loaded: dict[str, set[str]],
+) -> None:
+    assert loaded["tinkex.cli.main"] & {"pyqwest", "tinkex.client.service"} == set()
+
+
+def test_the_client_is_loaded_when_asked_for(loaded: dict[str, set[str]]) -> None:
+    assert {"pyqwest", "msgspec", "tinkex.client.http"} <= loaded["tinkex.client.service"]

@@ -1,0 +1,90 @@
+"""Loggers are silent until asked, and say the same thing once a minute."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tinkex.logs import ROOT, OncePerMinute, attach_logger, detach_logger, get_logger
+
+
+@pytest.fixture(autouse=True)
+def untouched_logger() -> Iterator[None]:
+    logger = logging.getLogger(ROOT)
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+
+
+def test_it_is_silent_by_default() -> None:
+    kinds = [type(handler) for handler in logging.getLogger(ROOT).handlers]
+    assert logging.NullHandler in kinds
+    assert get_logger("tinkex.client.road").parent is not None
+    assert get_logger("tinkex.client.road").name == "tinkex.client.road"
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("debug", ["d", "i", "w", "e"]),
+        ("INFO", ["i", "w", "e"]),
+        ("warning", ["w", "e"]),
+        ("error", ["e"]),
+    ],
+)
+def test_a_level_lets_through_what_it_says(level: str, shown: list[str]) -> None:
+    stream = io.StringIO()
+    handler = attach_logger(level, stream)
+    logger = get_logger("tinkex.client.x")
+    logger.debug("d")
+    logger.info("i")
+    logger.warning("w")
+    logger.error("e")
+    detach_logger(handler)
+    logger.error("after")
+    lines = stream.getvalue().splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == shown
+    assert all("tinkex.client.x" in line for line in lines)
+
+
+def test_an_unknown_level_is_refused_with_its_value() -> None:
+    before = list(logging.getLogger(ROOT).handlers)
+    with pytest.raises(ValueError, match=r"level must be one of debug.*got 'verbose'"):
+        attach_logger("verbose")
+    assert logging.getLogger(ROOT).handlers == before
+
+
+def test_without_a_stream_it_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = attach_logger("info")
+    get_logger("tinkex.y").info("hello")
+    detach_logger(handler)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "hello" in err
+
+
+def test_once_per_minute() -> None:
+    gate = OncePerMinute()
+    assert gate.allows("a", now=0.0)
+    assert not gate.allows("a", now=59.9)
+    assert gate.allows("b", now=59.9)
+    assert gate.allows("a", now=60.0)
+    # The interval begins with what was let through, not with what was held back.
+    assert not gate.allows("a", now=119.0)
+
+
+def test_the_state_belongs_to_its_owner() -> None:
+    one, other = OncePerMinute(5.0), OncePerMinute(5.0)
+    assert one.allows("a", now=1.0)
+    assert other.allows("a", now=1.0)
+    assert one.allows("a", now=6.0)
+
+
+def test_the_real_clock_is_the_default() -> None:
+    gate = OncePerMinute()
+    assert gate.allows("a")
+    assert not gate.allows("a")

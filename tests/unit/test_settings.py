@@ -1,0 +1,114 @@
+"""The environment is read in one place, and an empty variable counts as unset."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.settings import Environment, package_version, read_environment
+
+EVERYTHING = {
+    "HOME": "/home/me",
+    "TINKER_API_KEY": "tml-key",
+    "TINKER_BASE_URL": "http://one",
+    "TINKER_CREDENTIAL_CMD": "print-secret",
+    "TINKER_PROJECT_ID": "p1",
+    "TINKER_TAGS": "a, b,,a , c",
+    "TINKER_LOG": "debug",
+    "TINKEX_TELEMETRY": "1",
+    "CLOUDFLARE_ACCESS_CLIENT_ID": "cf-id",
+    "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret",
+    "TINKEX_HOME": "/data/tinkex",
+}
+
+
+def test_every_variable_is_read() -> None:
+    assert read_environment(EVERYTHING) == Environment(
+        api_key="tml-key",
+        base_url="http://one",
+        credential_command="print-secret",
+        project_id="p1",
+        tags=("a", "b", "c"),
+        log_level="debug",
+        telemetry=True,
+        access_client_id="cf-id",
+        access_client_secret="cf-secret",
+        home=Path("/data/tinkex"),
+        credentials_file=Path("/home/me/.tinker/credentials.json"),
+    )
+
+
+def test_nothing_set_means_defaults() -> None:
+    env = read_environment({"HOME": "/home/me"})
+    expected = Environment(
+        home=Path("/home/me/.tinkex"), credentials_file=Path("/home/me/.tinker/credentials.json")
+    )
+    assert env == expected
+
+
+def test_empty_and_blank_count_as_unset() -> None:
+    blank = {name: "" if index % 2 else "  " for index, name in enumerate(EVERYTHING)}
+    assert read_environment(blank | {"HOME": "/h"}) == read_environment({"HOME": "/h"})
+
+
+def test_without_a_home_the_users_own_is_asked_for() -> None:
+    assert read_environment({}).home == Path.home() / ".tinkex"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "field"),
+    [
+        ("TINKEX_API_KEY", "TINKER_API_KEY", "api_key"),
+        ("TINKEX_BASE_URL", "TINKER_BASE_URL", "base_url"),
+        ("TINKEX_LOG", "TINKER_LOG", "log_level"),
+    ],
+)
+def test_our_own_name_wins_over_the_official_one(new: str, old: str, field: str) -> None:
+    assert getattr(read_environment({new: "ours", old: "theirs"}), field) == "ours"
+    assert getattr(read_environment({new: " ", old: "theirs"}), field) == "theirs"
+    assert getattr(read_environment({old: " theirs\n"}), field) == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [(["1", "TRUE", "yes", "On"], True), (["0", "False", "no", "off", "", " "], False)],
+)
+def test_flags(texts: list[str], expected: bool) -> None:
+    found = {read_environment({"TINKEX_TELEMETRY": text}).telemetry for text in texts}
+    assert found == {expected}
+
+
+def test_a_flag_that_is_neither_yes_nor_no_is_refused_with_its_value() -> None:
+    with pytest.raises(ConfigError, match=r"TINKEX_TELEMETRY must be .*got 'Maybe'"):
+        read_environment({"TINKEX_TELEMETRY": "Maybe"})
+
+
+def test_the_official_switch_alone_sends_nothing() -> None:
+    # There it is on by default; here it is off unless asked for by our own name.
+    assert read_environment({"TINKER_TELEMETRY": "1"}).telemetry is False
+
+
+def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    # os.environ is the seam here, there is no other.
+    monkeypatch.setenv("TINKER_PROJECT_ID", "from-the-process")
+    assert read_environment().project_id == "from-the-process"
+
+
+def test_no_secret_is_shown() -> None:
+    shown = repr(read_environment(EVERYTHING))
+    for secret in ("tml-key", "cf-secret", "print-secret"):
+        assert secret not in shown
+    assert "http://one" in shown
+
+
+def test_it_cannot_be_changed() -> None:
+    env = read_environment({})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        env.api_key = "other"  # type: ignore[misc]
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert package_version().count(".") >= 2

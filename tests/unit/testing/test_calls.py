@@ -1,0 +1,47 @@
+"""Calls, read late and waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tinkex.testing.calls import Call, CallLog
+from tinkex.types import Datum, ForwardBackwardInput, ForwardBackwardRequest, ModelInput
+from tinkex.wire.proto import encode_forward_backward_request
+
+
+def call(endpoint: str = "asample", body: bytes = b"", **headers: str) -> Call:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Call(endpoint, "POST", f"/api/v1/{endpoint}", b"limit=2&x=", raw, body, {})
+
+
+def test_a_call_is_read_when_asked() -> None:
+    seen = call(body=b'{"a": 1}', x_api_key="tml-a", accept="application/x-protobuf")
+    assert (seen.api_key, seen.headers["x-api-key"]) == ("tml-a", "tml-a")
+    assert seen.query == {"limit": "2", "x": ""}
+    assert seen.message == {"a": 1}
+    assert seen.wants_proto
+    assert not seen.forward_only
+    assert call().message is None
+
+
+def test_a_binary_call_is_read_as_its_request() -> None:
+    datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})  # type: ignore[dict-item]
+    request = ForwardBackwardRequest(ForwardBackwardInput([datum], "cross_entropy"), "model", 3)
+    body = encode_forward_backward_request(request, True)
+    seen = call("forward_backward", body, content_type="application/x-protobuf")
+    assert (seen.message.model_id, seen.message.seq_id, seen.forward_only) == ("model", 3, True)
+
+
+def test_waiting_for_calls_ends_when_they_arrive_or_says_what_did() -> None:
+    log = CallLog()
+    thread = threading.Timer(0.02, log.add, [call()])
+    thread.start()
+    started = time.monotonic()
+    assert [seen.endpoint for seen in log.wait_for("asample", 1, 5.0)] == ["asample"]
+    assert time.monotonic() - started < 1.0
+    thread.join()
+    with pytest.raises(AssertionError, match=r"expected 2 calls of asample .*saw 1.*asample 1"):
+        log.wait_for("asample", 2, 0.01)

@@ -1,0 +1,191 @@
+"""Sampling: settings, stops, seeds, and questions about the prompt."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinkex.testing.bigram import Bigram
+from tinkex.testing.sampler import Sampler, Setting, ends_with, read_stops, shape_row
+from tinkex.testing.toy_tokenizer import EOS_TOKEN
+from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
+
+MODEL = Bigram.base("tinkex/bigram")
+
+
+def chain(*tokens: int) -> Bigram:
+    """A model that says these tokens one after the other, nearly always."""
+    logits = np.zeros((512, 512))
+    for previous, following in pairwise(tokens):
+        logits[previous, following] = 50.0
+    return Bigram(logits)
+
+
+def sample(
+    model: Bigram = MODEL,
+    prompt: list[int] | None = None,
+    dice: int = 0,
+    asked: dict[str, Any] | None = None,
+    **params: Any,
+) -> SampleResponse:
+    request = SampleRequest(
+        prompt=ModelInput.from_ints([1, 2, 3] if prompt is None else prompt),
+        sampling_params=SamplingParams(**{"max_tokens": 8, **params}),
+        **(asked or {}),
+    )
+    return Sampler(model).sample(request, random.Random(dice))
+
+
+def test_temperature_zero_takes_the_likeliest_token() -> None:
+    [sequence] = sample(temperature=0.0, stop=[]).sequences
+    previous = 3
+    for token, logprob in zip(sequence.tokens, sequence.logprobs or [], strict=True):
+        assert token == MODEL.logprobs_VV[previous].argmax()
+        assert logprob == pytest.approx(MODEL.logprobs_VV[previous, token])
+        previous = token
+
+
+def test_logprobs_are_the_models_own_whatever_the_temperature() -> None:
+    [sequence] = sample(temperature=2.0, stop=[]).sequences
+    path = [3, *sequence.tokens]
+    expected = MODEL.logprobs_VV[path[:-1], path[1:]]
+    assert sequence.logprobs == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_frequencies_follow_the_row() -> None:
+    model = Bigram(np.log(np.tile([0.5, 0.3, 0.15, 0.05], (4, 1))))
+    response = sample(model, [0], asked={"num_samples": 1}, max_tokens=20_000, stop=[])
+    counts = np.bincount(response.sequences[0].tokens, minlength=4) / 20_000
+    np.testing.assert_allclose(counts, [0.5, 0.3, 0.15, 0.05], atol=0.01)
+
+
+def shaped(temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> dict[int, float]:
+    row = shape_row(np.log([0.5, 0.3, 0.15, 0.05]), Setting(temperature, top_k, top_p))
+    probs = np.diff([0.0, *row.totals])
+    return dict(zip(row.tokens, probs.round(6).tolist(), strict=True))
+
+
+def test_settings_shape_the_distribution() -> None:
+    assert shaped() == {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}
+    assert shaped(top_k=2) == {0: 0.625, 1: 0.375}
+    assert shaped(top_p=0.5) == {0: 1.0}
+    assert shaped(top_p=0.51) == {0: 0.625, 1: 0.375}
+    assert shaped(top_k=3, top_p=0.6) == {0: 0.625, 1: 0.375}
+    assert shaped(temperature=0.0) == {0: 1.0}
+    assert shaped(temperature=0.5)[0] == pytest.approx(0.25 / 0.365, abs=1e-6)
+    assert shaped(temperature=1e-9) == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}
+
+
+def test_a_seed_repeats_the_draw_and_samples_differ() -> None:
+    asked = {"num_samples": 3}
+    one = sample(seed=7, dice=1, asked=asked, stop=[])
+    two = sample(seed=7, dice=2, asked=asked, stop=[])
+    texts = [sequence.tokens for sequence in one.sequences]
+    assert texts == [sequence.tokens for sequence in two.sequences]
+    assert len({tuple(text) for text in texts}) == 3
+    assert texts[0] != sample(seed=8, stop=[]).sequences[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "reason"),
+    [
+        (None, [98, 99, 100, EOS_TOKEN], "stop"),
+        ([], [98, 99, 100, EOS_TOKEN, 97, 98, 99, 100], "length"),
+        ([99], [98, 99], "stop"),
+        ("cd", [98, 99, 100], "stop"),
+        (["xx", "bc"], [98, 99], "stop"),
+        ("zz", [98, 99, 100, EOS_TOKEN, 97, 98, 99, 100], "length"),
+    ],
+)
+def test_stops(stop: Any, tokens: list[int], reason: str) -> None:
+    model = chain(97, 98, 99, 100, EOS_TOKEN, 97)
+    [sequence] = sample(model, [97], temperature=0.0, stop=stop).sequences
+    assert (sequence.tokens, sequence.stop_reason) == (tokens, reason)
+
+
+def test_tokens_that_are_no_bytes_do_not_take_part_in_a_stop_text() -> None:
+    assert ends_with([97, 98], (b"ab",))
+    assert not ends_with([97, 300], (b"ab",))
+    assert read_stops(SamplingParams(stop=["a", "b"])).texts == (b"a", b"b")
+
+
+def test_prompt_logprobs_score_every_token_but_the_first() -> None:
+    response = sample(asked={"prompt_logprobs": True})
+    assert response.prompt_logprobs == [
+        None,
+        pytest.approx(MODEL.logprobs_VV[1, 2]),
+        pytest.approx(MODEL.logprobs_VV[2, 3]),
+    ]
+    last = sample(asked={"prompt_logprobs": True, "prompt_logprobs_last_n": 1})
+    assert last.prompt_logprobs == [None, None, response.prompt_logprobs[2]]
+    assert sample().prompt_logprobs is None
+
+
+def test_topk_lists_the_likeliest_first() -> None:
+    response = sample(asked={"topk_prompt_logprobs": 2, "topk_sample_logprobs": 3}, max_tokens=2)
+    rows = response.topk_prompt_logprobs
+    assert rows is not None
+    assert rows[0] is None
+    best = np.argsort(-MODEL.logprobs_VV[1])[:2]
+    assert [token for token, _ in rows[1] or []] == best.tolist()
+    [sequence] = response.sequences
+    assert sequence.topk_logprobs is not None
+    assert [len(row or []) for row in sequence.topk_logprobs] == [3, 3]
+    assert (sequence.topk_logprobs[0] or [])[0][0] == MODEL.logprobs_VV[3].argmax()
+
+
+def test_target_logprobs_keep_their_layout() -> None:
+    dense = TensorData([[2, -1], [3, 9]], "int64")
+    answer = sample(asked={"target_prompt_logprobs": dense}).target_prompt_logprobs
+    table = MODEL.logprobs_VV
+    assert answer is not None
+    assert answer.tolist() == [
+        [pytest.approx(table[1, 2]), 0.0],
+        [pytest.approx(table[2, 3]), pytest.approx(table[2, 9])],
+    ]
+    sparse = TensorData([9], "int64", [2, 4], [0, 0, 1], [3])
+    listed = sample(asked={"target_prompt_logprobs": sparse}).target_prompt_logprobs
+    assert listed is not None
+    assert listed.is_sparse
+    assert listed.data == [pytest.approx(table[2, 9])]
+    wrong = TensorData([[2]], "int64")
+    with pytest.raises(ValueError, match="expected 2 rows"):
+        sample(asked={"target_prompt_logprobs": wrong})
+
+
+def test_alternatives_are_drawn_along_the_prompt() -> None:
+    drawn = sample(asked={"prompt_alt_tokens_k": 4}).prompt_alt_tokens
+    assert drawn is not None
+    assert drawn.tokens.shape == drawn.logprobs.shape == [2, 4]
+    tokens, logprobs = drawn.tokens.to_numpy(), drawn.logprobs.to_numpy()
+    np.testing.assert_allclose(logprobs[1], MODEL.logprobs_VV[2, tokens[1]], rtol=1e-6)
+    greedy = sample(asked={"prompt_alt_tokens_k": 2}, temperature=0.0).prompt_alt_tokens
+    assert greedy is not None
+    assert greedy.tokens.tolist()[0] == [MODEL.logprobs_VV[1].argmax()] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "reason"),
+    [
+        ([], {}, "the prompt is empty"),
+        ([512], {}, "token 512"),
+        ([1], {"num_samples": 0}, "num_samples is 0"),
+        ([1, 2], {"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is 2, expected 1 to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(prompt: list[int], asked: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        sample(prompt=prompt, asked=asked)
+
+
+def test_many_settings_do_not_pile_up() -> None:
+    sampler = Sampler(MODEL)
+    for step in range(1, 30):
+        params = SamplingParams(max_tokens=1, temperature=step / 10)
+        request = SampleRequest(prompt=ModelInput.from_ints([1]), sampling_params=params)
+        sampler.sample(request, random.Random(0))
+    assert len(sampler._rows) <= 8

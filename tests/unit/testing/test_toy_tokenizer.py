@@ -1,0 +1,31 @@
+"""The toy tokenizer, and what importing the package costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tinkex.errors import InvalidInput
+from tinkex.testing.toy_tokenizer import toy_tokenizer
+
+
+def test_the_tokenizer_goes_there_and_back() -> None:
+    tokenizer = toy_tokenizer()
+    tokens = tokenizer.encode("héllo", add_special_tokens=True)
+    assert tokens == [*"héllo".encode(), 256]
+    assert tokenizer.decode(tokens) == "héllo<eos>"
+    assert tokenizer.decode([*tokens, 300], skip_special_tokens=True) == "héllo"
+    assert tokenizer.decode([0xFF]) == "�"
+    assert len(tokenizer) == tokenizer.vocab_size == 512
+    with pytest.raises(InvalidInput, match="encode takes a string, got 3"):
+        tokenizer.encode(3)  # type: ignore[arg-type]
+
+
+def test_importing_the_package_alone_loads_nothing_heavy() -> None:
+    probe = "import sys, tinkex.testing; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"numpy", "uvicorn"} & set(loaded)
