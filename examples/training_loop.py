@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tinkex
 from tinkex import AdamParams, Datum, ModelInput, SamplingParams
-from tinkex.testing import StubServer, toy_tokenizer
+from tinkex.testing import StubServer, ToyTokenizer
 
 TEXT = (
     "the cat sat on the mat. the dog sat on the log. "
@@ -119,7 +119,7 @@ def server_for(options: argparse.Namespace) -> Iterator[tuple[str, str, object]]
         return
     with StubServer(models=(options.base_model,)) as server:
         print(f"No --base-url given: using a server in this process at {server.url}")
-        yield server.url, options.base_model, lambda name: toy_tokenizer()
+        yield server.url, options.base_model, lambda name: ToyTokenizer()
 
 
 def step_title(text: str) -> None:

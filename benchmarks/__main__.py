@@ -1,0 +1,84 @@
+"""Run every benchmark and print one table: `python -m benchmarks [name ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from os import cpu_count
+from pathlib import Path
+from statistics import median
+
+from benchmarks import Row, at_most, bench_codec
+
+NAMES = sorted(
+    path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
+)
+CODEC_ROUNDS = 10
+HEADINGS = ("benchmark", "ours", "official", "ratio", "target", "met")
+
+
+def main() -> int:
+    """Print the table; figures inform, so a missed target is shown and not an error."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(NAMES)}")
+    names = parser.parse_args().names or NAMES
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
+    print(f"Python {platform.python_version()}, {cpu_count()} cores; ratio = ours / official\n")
+    table: list[Row] = []
+    for name in names:
+        started = time.monotonic()
+        print(f"running {name} ...", end=" ", flush=True, file=sys.stderr)
+        table += codec_rows() if name == "codec" else rows_of(name)
+        print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
+    print_table(table)
+    return 0
+
+
+def rows_of(name: str) -> list[Row]:
+    """What one benchmark measured."""
+    return [Row(*row) for row in importlib.import_module(f"benchmarks.bench_{name}").main()]
+
+
+def codec_rows() -> list[Row]:
+    """The cases of bench_codec, whose own table has more: times instead of speeds, so less wins."""
+    official, ours = (bench_codec.Worker(package) for package in ("official", "tinkex"))
+    rows = []
+    for case in official.num_bytes:
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(bench_codec.NUM_TURNS):
+            times[0].extend(ours.measure(case, CODEC_ROUNDS))
+            times[1].extend(official.measure(case, CODEC_ROUNDS))
+        limit = 1.0 / bench_codec.TARGET_RATIO if case == bench_codec.MAIN_CASE else None
+        mine, theirs = (1000.0 * median(each) for each in times)
+        rows.append(at_most(f"codec: {case}", mine, theirs, "ms", limit))
+    official.close()
+    ours.close()
+    return rows
+
+
+def print_table(table: Iterable[Row]) -> None:
+    """Columns as wide as what is in them."""
+    lines = [HEADINGS, *map(cells, table)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        name, *others = (
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print(name, *others, sep="   ")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as text; a benchmark without a promise has no verdict."""
+    met = "" if row.met is None else ("yes" if row.met else "NO")
+    return (row.name, str(row.ours), str(row.official), f"{row.ratio:.3f}", str(row.target), met)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Write the parts of the docs that the code already says: settings, endpoints, reference lists.
+
+python docs/generate.py           # rewrite what stands between the markers
+python docs/generate.py --check   # change nothing; fail if a page is stale
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tinkex
+import tinkex.testing
+import tinkex.types
+from tinkex import errors, settings
+from tinkex.client.config import Config
+from tinkex.wire import endpoints
+
+DOCS = Path(__file__).parent
+BEGIN, END = "<!-- generated: {name} -->", "<!-- end generated -->"
+#: What a reader looks for first; the rest follows by name.
+FIRST_TYPES = ("inputs", "tensors", "training", "optimizers", "sampling", "models", "checkpoints")
+FIRST = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
+
+
+# --- what the code says ----------------------------------------------------------------------
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The sentence under each field of a class; Python itself does not keep them."""
+    tree = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, after in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            assert isinstance(after.value, ast.Constant)
+            found[field.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def homes(module: ModuleType) -> dict[str, str]:
+    """Where each public name of a lazy package lives, as its imports for type checkers say."""
+    tree = ast.parse(inspect.getsource(module))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    found = {alias.name: node.module for node in imports if node.module for alias in node.names}
+    return {name: home for name, home in found.items() if name in module.__all__}
+
+
+def default_of(cls: type, name: str) -> str:
+    """A field's default as one would write it."""
+    field = next(each for each in fields(cls) if each.name == name)
+    if field.default_factory is not MISSING:
+        made = field.default_factory()
+        return "`{}`" if made == {} else "read by `Config.new`"
+    return f"`{field.default!r}`".replace("'", '"')
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def settings_table() -> str:
+    """Every field of Config."""
+    rows = [
+        (f"`{name}`", default_of(Config, name), text) for name, text in field_docs(Config).items()
+    ]
+    return table(("setting", "default", "meaning"), rows)
+
+
+def environment_table() -> str:
+    """Every variable that is read."""
+    rows = []
+    for name, text in field_docs(settings.Environment).items():
+        variables, _, meaning = text.partition(": ")
+        if variables.partition(",")[0].isupper():
+            rows.append((marked(variables), sentence(meaning), f"`{name}`"))
+    return table(("variable", "meaning", "field"), rows)
+
+
+def marked(variables: str) -> str:
+    """The variables of a sentence as code."""
+    return " ".join(
+        f"`{word.rstrip(',')}`{',' * word.endswith(',')}" if word.rstrip(",").isupper() else word
+        for word in variables.split()
+    )
+
+
+def sentence(text: str) -> str:
+    """The text with a capital at its front."""
+    return text[:1].upper() + text[1:]
+
+
+def endpoint_table() -> str:
+    """Every row of the endpoint table."""
+    rows = []
+    for name, row in endpoints.ENDPOINTS.items():
+        reply = "a promise of " + type_name(row.promised) if row.promised else type_name(row.reply)
+        notes = ["older servers only"] * row.is_legacy + ["protobuf"] * (row.body == "proto")
+        request = type_name(row.request)
+        path = f"`{row.method} {endpoints.PREFIX}{row.path}`"
+        rows.append((f"`{name}`", path, request, reply, ", ".join(notes)))
+    return table(("name", "request", "message", "answer", ""), rows)
+
+
+def type_name(type_: Any) -> str:
+    """A message by name; nothing for a message without content."""
+    return "" if type_.__name__ == "Empty" else f"`{type_.__name__}`"
+
+
+def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [headings, tuple("---" for _ in headings), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+# --- lists for the API reference -------------------------------------------------------------
+
+
+def client_list() -> str:
+    """Everything in tinkex that is neither a value nor an error."""
+    found = {
+        name: home for name, home in homes(tinkex).items() if home.startswith("tinkex.client.")
+    }
+    rest = sorted(found.keys() - set(FIRST), key=str.lower)
+    listed = [f"{found[name]}.{name}" for name in (*FIRST, *rest)]
+    logs = [f"tinkex.logs.{name}" for name in ("attach_logger", "detach_logger")]
+    return directives([*listed, "tinkex.auth", *logs])
+
+
+def error_list() -> str:
+    """The errors in the order of their tree."""
+    public = homes(tinkex)
+    order = [name for name, value in vars(errors).items() if getattr(value, "__name__", "") == name]
+    names = [name for name in order if public.get(name) == "tinkex.errors"]
+    return directives(f"tinkex.errors.{name}" for name in [*names, "RequestErrorCategory"])
+
+
+def type_list() -> str:
+    """The values, module by module."""
+    by_home: dict[str, list[str]] = {f"tinkex.types.{name}": [] for name in FIRST_TYPES}
+    for name, home in homes(tinkex.types).items():
+        if home.startswith("tinkex.types."):
+            by_home.setdefault(home, []).append(name)
+    return "\n\n".join(
+        f"## {first_sentence(home)}\n\n" + directives((f"{home}.{name}" for name in names), level=3)
+        for home, names in by_home.items()
+    )
+
+
+def first_sentence(module: str) -> str:
+    """A module's own one-line description, as a heading."""
+    text = (sys.modules.get(module) or __import__(module, fromlist=["_"])).__doc__ or ""
+    return text.partition("\n")[0].rstrip(".")
+
+
+def testing_list() -> str:
+    """The names of tinkex.testing."""
+    return directives(f"{home}.{name}" for name, home in homes(tinkex.testing).items())
+
+
+def directives(names: Iterable[str], level: int = 2) -> str:
+    """What mkdocstrings replaces by documentation."""
+    options = f"\n    options:\n      heading_level: {level}" if level != 2 else ""
+    return "\n\n".join(f"::: {name}{options}" for name in names)
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "configuration.md": {"settings": settings_table, "environment": environment_table},
+    "endpoints.md": {"endpoints": endpoint_table},
+    "reference/clients.md": {"clients": client_list},
+    "reference/errors.md": {"errors": error_list},
+    "reference/types.md": {"types": type_list},
+    "reference/testing.md": {"testing": testing_list},
+}
+
+
+# --- pages -----------------------------------------------------------------------------------
+
+
+def filled(page: str, name: str, text: str) -> str:
+    """The page with fresh text between the markers of one part."""
+    begin = BEGIN.format(name=name)
+    before, found, after = page.partition(begin)
+    _old, closed, rest = after.partition(END)
+    if not found or not closed:
+        raise ValueError(f"the page has no {begin} ... {END}")
+    return f"{before}{begin}\n\n{text}\n\n{END}{rest}"
+
+
+def render(path: str) -> str:
+    """A page as it should be."""
+    page = (DOCS / path).read_text(encoding="utf-8")
+    for name, make in PARTS[path].items():
+        page = filled(page, name, make())
+    return page
+
+
+def main() -> int:
+    """Rewrite stale pages, or with --check only name them."""
+    stale = [path for path in PARTS if render(path) != (DOCS / path).read_text(encoding="utf-8")]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            sys.stderr.write(f"docs/{path} is stale; run python docs/generate.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        (DOCS / path).write_text(render(path), encoding="utf-8")
+        sys.stdout.write(f"wrote docs/{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
