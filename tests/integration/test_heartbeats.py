@@ -136,7 +136,7 @@ def test_huge_results_do_not_delay_them(server: StubServer, beating: ServiceClie
     server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 1)
     beats = [started, *(beat for beat in server.heartbeats() if started < beat < ended), ended]
     longest = max(later - sooner for sooner, later in itertools.pairwise(beats))
-    assert longest < BLOCK_SECONDS
+    assert longest < 2 * BLOCK_SECONDS
     assert beating.metrics().counters.get("heartbeats_failed", 0) == 0
 
 

@@ -79,27 +79,27 @@ class BatchSender:
 
     async def send(self, chunks: list[EncodedChunk]) -> list[Promise]:
         """Send all chunks, in order; side by side where the server says it sorts them out."""
-        if len(chunks) > 1 and self._holder.sorts_chunks:
+        if len(chunks) > 1 and self._holder.server.sorts_chunks:
             return await together(self._send_one(chunk) for chunk in chunks)
         return [await self._send_one(chunk) for chunk in chunks]
 
     async def _send_one(self, chunk: EncodedChunk) -> Promise:
         holder = self._holder
         async with holder.dispatch_budget.reserve(chunk.num_bytes):
-            if holder.speaks_proto is False:
+            if holder.server.speaks_proto is False:
                 return await submit(holder.transport, self._as_json(chunk), kind=chunk.kind)
             try:
                 promise = await submit(
                     holder.transport, await self._as_proto(chunk), kind=chunk.kind
                 )
             except APIStatusError as error:
-                if holder.speaks_proto or error.status not in NOT_UNDERSTOOD:
+                if holder.server.speaks_proto or error.status not in NOT_UNDERSTOOD:
                     raise
                 # An older server: it has never taken protobuf, and may take JSON.
                 promise = await self._resend_as_json(chunk, error)
-                holder.speaks_proto = False
+                holder.server.speaks_proto = False
                 return promise
-        holder.speaks_proto = True
+        holder.server.speaks_proto = True
         return promise
 
     async def _resend_as_json(self, chunk: EncodedChunk, first: APIStatusError) -> Promise:

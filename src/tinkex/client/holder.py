@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import itertools
 import os
-import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from tinkex import types
 from tinkex.client.budget import ByteBudget
 from tinkex.client.config import Config
-from tinkex.client.credentials import TokenSource, find_credential
+from tinkex.client.flags import ServerFlags
 from tinkex.client.future import APIFuture
 from tinkex.client.hooks import HookThread
 from tinkex.client.http import HttpClient, HttpTransport
+from tinkex.client.identity import Identity
 from tinkex.client.lanes import Lane, lane_for
 from tinkex.client.loop import IO
 from tinkex.client.queue_state import QueueState, QueueStateObserver, QueueWatch
-from tinkex.client.retry import NO_RETRY
 from tinkex.client.session import Heartbeat, create_session, finish_session
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics, QueueChanged, Timing
-from tinkex.client.transport import WIRE_VERSION, Transport, outgoing
-from tinkex.errors import APIStatusError, ClientClosed, ConfigError, TinkexError, Verdict
+from tinkex.client.transport import Transport
+from tinkex.errors import ClientClosed, TinkexError
 from tinkex.ids import path_segment
 from tinkex.logs import get_logger
 from tinkex.settings import HOSTED_BASE_URL, HOSTED_CONSOLE_URL
-from tinkex.wire.endpoints import AUTH_TOKEN, CLIENT_CONFIG, DYNAMIC_CONFIG
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -50,21 +47,6 @@ class SessionPlan:
     joined_session_id: str | None = None
 
 
-@dataclass(slots=True)
-class LastToken:
-    """The newest token; the pulse reads it without keeping its owner alive."""
-
-    value: str | None = None
-    renew: weakref.WeakMethod[Callable[[], None]] | None = None
-
-    async def get(self) -> str | None:
-        """What was used last; asks for a fresh one, for the beats of a client that is idle."""
-        renew = self.renew() if self.renew is not None else None
-        if renew is not None:
-            IO.post(renew)
-        return self.value
-
-
 class Holder:
     """Shared state of one tree of clients. Requests run on the I/O loop."""
 
@@ -76,41 +58,36 @@ class Holder:
     ) -> None:
         self.config = config
         self.plan = plan or SessionPlan()
-        env = config.environment
-        explicit = None if config.api_key == env.api_key else config.api_key
-        self.credential = find_credential(explicit, env)
-        self._check_credential()
         http = HttpClient(config, transport)
-        source = self.credential.source if self.credential else ""
-        self.transport = Transport(config, http, self._current_credential, source)
+        self.identity = Identity(config, http)
+        source = self.identity.source
+        self.transport = Transport(config, http, self.identity.current, source)
         self.transport.on_request_done = self._emit
         # The pulse has a transport of its own and never waits for a token.
-        self._last_token = LastToken()
-        self.pulse = Transport(config, http, self._last_token.get, source)
-        self.pulse.stopwatch = self.transport.stopwatch
-        self.flags = types.ClientConfigResponse()
-        self.dynamic_flags = types.ClientDynamicConfigResponse()
-        self.lane: Lane = lane_for(config, self._lane_key())
+        self._pulse = Transport(config, http, self.identity.last_token.get, source)
+        self._pulse.stopwatch = self.transport.stopwatch
+        self.server = ServerFlags(self.transport)
+        self.lane: Lane = lane_for(config, self.identity.lane_key)
         self.response_budget = ByteBudget(self.flags.inflight_response_bytes_semaphore_size)
         self.dispatch_budget = ByteBudget(self.flags.fwdbwd_dispatch_bytes_semaphore_size)
-        self.telemetry = Telemetry(self.transport, self._secrets) if config.telemetry else None
-        self._tokens: TokenSource | None = None
+        secrets = self.identity.secrets
+        self.telemetry = Telemetry(self.transport, secrets) if config.telemetry else None
         self._model_seq_ids = itertools.count()
         self._sampling_seq_ids = itertools.count()
         self._custom_loss_seq_ids = itertools.count()
         self._start: asyncio.Task[None] | None = None
         self._session: asyncio.Task[str] | None = None
         self._heartbeat: Heartbeat | None = None
-        self._dynamic_flags_at: float | None = None
         self._hooks = HookThread()
         self._under_way: set[asyncio.Task[Any]] = set()
         self.is_closed = False
         self.has_exported_handle = False
-        #: Whether the server takes protobuf; None until a batch has been sent.
-        self.speaks_proto: bool | None = None
-        #: Whether the server said that chunks of one call may arrive in any order.
-        self.sorts_chunks = False
         _OPEN.add(self)
+
+    @property
+    def flags(self) -> types.ClientConfigResponse:
+        """The server's flags; its defaults until ready()."""
+        return self.server.values
 
     # --- running work -------------------------------------------------------------------
 
@@ -179,17 +156,6 @@ class Holder:
         has_one = session is not None and session.done() and not _has_failed(session)
         return session.result() if session is not None and has_one else None
 
-    async def identity_token(self) -> str:
-        """A token that says who this credential belongs to."""
-        if self._tokens is not None:
-            return await self._tokens.get()
-        if self.credential is not None and self.credential.is_jwt:
-            return await self.credential.read()
-        raise ConfigError(
-            "This server identifies keys without tokens, so it cannot say who you are",
-            hint="whoami needs a server with token authentication.",
-        )
-
     # --- ids, reserved by the caller's thread -------------------------------------------
 
     def next_model_seq_id(self) -> int:
@@ -221,26 +187,12 @@ class Holder:
         return await asyncio.shield(self._session)
 
     async def _read_flags(self) -> None:
-        message = types.ClientConfigRequest(sdk_version=WIRE_VERSION)
-        try:
-            seconds = self.transport.timeout_for(CLIENT_CONFIG)
-            request = outgoing(CLIENT_CONFIG, message, timeout_seconds=seconds)
-            response = await self.transport.deliver(request)
-            self.flags = self.transport.read(CLIENT_CONFIG, response)
-            # Only a server that says so itself is trusted to put chunks in order.
-            self.sorts_chunks = b"parallel_fwdbwd_chunks" in response.content and (
-                self.flags.parallel_fwdbwd_chunks
-            )
-        except APIStatusError as error:
-            # A server without flags speaks the defaults.
-            if error.status not in {404, 405}:
-                raise
+        await self.server.read()
         self.response_budget.limit_bytes = self.flags.inflight_response_bytes_semaphore_size
         self.dispatch_budget.limit_bytes = self.flags.fwdbwd_dispatch_bytes_semaphore_size
         self.lane.use(self.flags)
-        if self.flags.pjwt_auth_enabled and self.credential is not None:
-            self._tokens = TokenSource(self.credential, self._exchange_credential)
-            self._last_token.renew = weakref.WeakMethod(self._renew_token)
+        if self.flags.pjwt_auth_enabled:
+            self.identity.use_tokens()
 
     async def _open_session(self) -> str:
         await self.ready()
@@ -248,72 +200,12 @@ class Holder:
         session_id = joined or await create_session(
             self.transport, self.plan.user_metadata, self.plan.display_name
         )
-        self._heartbeat = Heartbeat(self.pulse, session_id)
+        self._heartbeat = Heartbeat(self._pulse, session_id)
         self._heartbeat.start()
         weakref.finalize(self, self._heartbeat.stop).atexit = False
         if self.telemetry is not None:
             self.telemetry.begin(session_id)
         return session_id
-
-    async def can_cancel(self) -> bool:
-        """Whether the server wants to hear of cancelled samples; asked again now and then."""
-        stale_seconds = max(10.0, self.dynamic_flags.refresh_interval_sec)
-        now = time.monotonic()
-        if self._dynamic_flags_at is None or now - self._dynamic_flags_at > stale_seconds:
-            self._dynamic_flags_at = now
-            message = types.ClientConfigRequest(sdk_version=WIRE_VERSION)
-            try:
-                self.dynamic_flags = await self.transport.call(
-                    DYNAMIC_CONFIG, message, policy=NO_RETRY
-                )
-            except TinkexError as error:
-                # A server without dynamic flags speaks the defaults; a failed refresh keeps them.
-                logger.debug("Dynamic configuration was not refreshed: %s", error)
-        return self.dynamic_flags.sample_cancel_enabled
-
-    # --- credentials --------------------------------------------------------------------
-
-    def _check_credential(self) -> None:
-        if self.credential is None and self.config.base_url == HOSTED_BASE_URL:
-            raise ConfigError(
-                "No API key was given",
-                hint="Pass api_key=..., set TINKER_API_KEY, or pass base_url=... of your server.",
-            )
-
-    async def _current_credential(self) -> str | None:
-        if self._tokens is not None:
-            self._last_token.value = await self._tokens.get()
-        else:
-            self._last_token.value = await self.credential.read() if self.credential else None
-        return self._last_token.value
-
-    async def _exchange_credential(self, raw: str) -> str:
-        source = self.credential.source if self.credential else ""
-        plain = Transport(self.config, self.transport.http, _constant(raw), source)
-        plain.has_contact = self.transport.has_contact
-        try:
-            return (await plain.call(AUTH_TOKEN)).jwt
-        except TinkexError as error:
-            # Tried often enough here: the request that needs the token must not start over.
-            error.verdict = Verdict(error.is_user_error, is_retryable=False)
-            raise
-
-    def _renew_token(self) -> None:
-        if not self.is_closed:
-            self.task(_quietly(self._current_credential()))
-
-    def _lane_key(self) -> str | None:
-        """What tells this client's lane from others: its key, or the command that prints it."""
-        credential = self.credential
-        return (credential.value or credential.command) if credential else None
-
-    def _secrets(self) -> list[str]:
-        """What must never be shown; tokens and keys of the usual form are known by their looks."""
-        key = self.credential.value if self.credential else None
-        own = (key, self._last_token.value, self.config.environment.access_client_secret)
-        # A short header is a setting; hiding every "1" in a text would help nobody.
-        others = [text for text in self.config.headers.values() if len(text) >= 8]
-        return [secret for secret in (*own, *others) if secret]
 
     # --- the end ------------------------------------------------------------------------
 
@@ -381,18 +273,6 @@ if hasattr(os, "register_at_fork"):
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _constant(value: str) -> Callable[[], Awaitable[str | None]]:
-    async def credential() -> str | None:
-        return value
-
-    return credential
-
-
-async def _quietly(work: Awaitable[object]) -> None:
-    with contextlib.suppress(TinkexError):
-        await work
 
 
 async def _nothing() -> None:

@@ -310,7 +310,7 @@ class RestClient(SessionlessClient):
 
     async def _whoami(self) -> types.WhoamiResponse:
         await self.holder.ready()
-        claims = decode_jwt_claims(await self.holder.identity_token())
+        claims = decode_jwt_claims(await self.holder.identity.token())
         missing = [name for name in ("sub", "org_id") if not claims.get(name)]
         if missing:
             raise ConfigError(f"The server's token does not say who you are: no {missing[0]!r}")

@@ -194,7 +194,7 @@ class SampleRunner:
     async def _cancel(self, request_id: str) -> None:
         """Tell the server, if it wants to know, that nobody waits for this any more."""
         try:
-            if await self._holder.can_cancel():
+            if await self._holder.server.can_cancel():
                 message = CancelFutureRequest(request_id=request_id)
                 await self._holder.transport.call(CANCEL_FUTURE, message, policy=_CANCEL_POLICY)
         except TinkexError:

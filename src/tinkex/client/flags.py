@@ -1,0 +1,65 @@
+"""What the server says about itself, and what this client has learnt about it."""
+
+from __future__ import annotations
+
+import time
+
+from tinkex.client.retry import NO_RETRY
+from tinkex.client.transport import WIRE_VERSION, Transport, outgoing
+from tinkex.errors import APIStatusError, TinkexError
+from tinkex.logs import get_logger
+from tinkex.types import ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse
+from tinkex.wire.endpoints import CLIENT_CONFIG, DYNAMIC_CONFIG
+
+logger = get_logger(__name__)
+
+#: Answers of a server that has no such endpoint.
+ABSENT = frozenset({404, 405})
+LEAST_REFRESH_SECONDS = 10.0
+
+
+class ServerFlags:
+    """The flags of one server; a server without them speaks the defaults."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.values = ClientConfigResponse()
+        #: Whether the server takes protobuf; None until a batch has been sent.
+        self.speaks_proto: bool | None = None
+        #: Whether the server said that chunks of one call may arrive in any order.
+        self.sorts_chunks = False
+        self._transport = transport
+        self._dynamic = ClientDynamicConfigResponse()
+        self._refreshed_at: float | None = None
+
+    async def read(self) -> None:
+        """Ask the server, once."""
+        message = ClientConfigRequest(sdk_version=WIRE_VERSION)
+        seconds = self._transport.timeout_for(CLIENT_CONFIG)
+        request = outgoing(CLIENT_CONFIG, message, timeout_seconds=seconds)
+        try:
+            response = await self._transport.deliver(request)
+        except APIStatusError as error:
+            if error.status not in ABSENT:
+                raise
+            return
+        self.values = self._transport.read(CLIENT_CONFIG, response)
+        # Only a server that says so itself is trusted to put chunks in order.
+        is_said = b"parallel_fwdbwd_chunks" in response.content
+        self.sorts_chunks = is_said and self.values.parallel_fwdbwd_chunks
+
+    async def can_cancel(self) -> bool:
+        """Whether the server wants to hear of cancelled samples; asked again now and then."""
+        stale_seconds = max(LEAST_REFRESH_SECONDS, self._dynamic.refresh_interval_sec)
+        now = time.monotonic()
+        if self._refreshed_at is None or now - self._refreshed_at > stale_seconds:
+            self._refreshed_at = now
+            await self._refresh()
+        return self._dynamic.sample_cancel_enabled
+
+    async def _refresh(self) -> None:
+        message = ClientConfigRequest(sdk_version=WIRE_VERSION)
+        try:
+            self._dynamic = await self._transport.call(DYNAMIC_CONFIG, message, policy=NO_RETRY)
+        except TinkexError as error:
+            # A failed refresh keeps what was known before.
+            logger.debug("Dynamic configuration was not refreshed: %s", error)

@@ -1,0 +1,123 @@
+"""Who this client is to the server: its credential, and the tokens made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tinkex.client.config import Config
+from tinkex.client.credentials import TokenSource, find_credential
+from tinkex.client.http import HttpClient
+from tinkex.client.loop import IO
+from tinkex.client.transport import Transport
+from tinkex.errors import ConfigError, TinkexError, Verdict
+from tinkex.settings import HOSTED_BASE_URL
+from tinkex.wire.endpoints import AUTH_TOKEN
+
+#: Shorter header values are settings, not secrets; hiding every "1" in a text helps nobody.
+SHORTEST_SECRET = 8
+
+
+@dataclass(slots=True)
+class LastToken:
+    """The newest token; the pulse reads it without keeping its owner alive."""
+
+    value: str | None = None
+    renew: weakref.WeakMethod[Callable[[], None]] | None = None
+
+    async def get(self) -> str | None:
+        """What was used last; asks for a fresh one, for the beats of a client that is idle."""
+        renew = self.renew() if self.renew is not None else None
+        if renew is not None:
+            IO.post(renew)
+        return self.value
+
+
+class Identity:
+    """Finds the credential once, and turns it into tokens where the server wants them."""
+
+    def __init__(self, config: Config, http: HttpClient) -> None:
+        env = config.environment
+        explicit = None if config.api_key == env.api_key else config.api_key
+        self.credential = find_credential(explicit, env)
+        if self.credential is None and config.base_url == HOSTED_BASE_URL:
+            raise ConfigError(
+                "No API key was given",
+                hint="Pass api_key=..., set TINKER_API_KEY, or pass base_url=... of your server.",
+            )
+        self.last_token = LastToken()
+        self._config = config
+        self._http = http
+        self._tokens: TokenSource | None = None
+        self._renewal: asyncio.Task[None] | None = None
+
+    @property
+    def source(self) -> str:
+        """Where the credential was found, in words for people."""
+        return self.credential.source if self.credential else ""
+
+    @property
+    def lane_key(self) -> str | None:
+        """What tells this client's lane from others: its key, or the command that prints it."""
+        return (self.credential.value or self.credential.command) if self.credential else None
+
+    async def current(self) -> str | None:
+        """What to send now."""
+        if self._tokens is not None:
+            self.last_token.value = await self._tokens.get()
+        else:
+            self.last_token.value = await self.credential.read() if self.credential else None
+        return self.last_token.value
+
+    async def token(self) -> str:
+        """A token that says who the credential belongs to."""
+        if self._tokens is not None:
+            return await self._tokens.get()
+        if self.credential is not None and self.credential.is_jwt:
+            return await self.credential.read()
+        raise ConfigError(
+            "This server identifies keys without tokens, so it cannot say who you are",
+            hint="whoami needs a server with token authentication.",
+        )
+
+    def use_tokens(self) -> None:
+        """From now on exchange the credential for short-lived tokens."""
+        if self.credential is not None:
+            self._tokens = TokenSource(self.credential, self._exchange)
+            self.last_token.renew = weakref.WeakMethod(self._renew)
+
+    def secrets(self) -> list[str]:
+        """What must never be shown; keys and tokens of the usual form are known by their looks."""
+        key = self.credential.value if self.credential else None
+        own = (key, self.last_token.value, self._config.environment.access_client_secret)
+        others = [text for text in self._config.headers.values() if len(text) >= SHORTEST_SECRET]
+        return [secret for secret in (*own, *others) if secret]
+
+    async def _exchange(self, raw: str) -> str:
+        plain = Transport(self._config, self._http, _constant(raw), self.source)
+        # The server's flags, read with the key, asked for tokens: it is known to be there.
+        plain.has_contact = True
+        try:
+            return (await plain.call(AUTH_TOKEN)).jwt
+        except TinkexError as error:
+            # Tried often enough here: the request that needs the token must not start over.
+            error.verdict = Verdict(error.is_user_error, is_retryable=False)
+            raise
+
+    def _renew(self) -> None:
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.get_running_loop().create_task(self._quietly_current())
+
+    async def _quietly_current(self) -> None:
+        with contextlib.suppress(TinkexError):
+            await self.current()
+
+
+def _constant(value: str) -> Callable[[], Awaitable[str | None]]:
+    async def credential() -> str | None:
+        return value
+
+    return credential

@@ -1,0 +1,339 @@
+"""REST and admin clients: every method, awaited and not, against a server that keeps score."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, PROMPT, SHORT, Connect, Serve
+from tinkex import (
+    AdminClient,
+    APIFuture,
+    APIResponseValidationError,
+    ConfigError,
+    ExperimentalWarning,
+    InvalidInput,
+    NotFoundError,
+    RestClient,
+    ServiceClient,
+    TrainingClient,
+    types,
+)
+from tinkex.testing import Fault, StubServer
+
+FOREIGN = "tml-foreign"
+
+
+class Scene(NamedTuple):
+    """A server on which something was trained, saved and sampled."""
+
+    server: StubServer
+    service: ServiceClient
+    client: TrainingClient
+    rest: RestClient
+    admin: AdminClient
+    training: str
+    sampler: str
+    external: str
+    session_id: str
+    sampler_id: str
+
+    @property
+    def run_id(self) -> str:
+        return self.client.model_id
+
+
+@pytest.fixture
+def scene(serve: Serve, connect: Connect) -> Scene:
+    server = serve(api_keys={KEY, FOREIGN})
+    service = connect(server, project_id="p-1", user_metadata={"team": "red"}, display_name="s")
+    client = service.create_lora_training_client(BASE_MODEL, rank=4, user_metadata={"n": "1"})
+    paths = [
+        client.save_state("a").result(PATIENCE).path,
+        client.save_weights_for_sampler("b").result(PATIENCE).path,
+        client.save_weights_external("c").result(PATIENCE).path,
+    ]
+    sampler = client.save_weights_and_get_sampling_client()
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    rest = RestClient(base_url=server.url, api_key=KEY)
+    admin = AdminClient(base_url=server.url, api_key=KEY)
+    (session_id,) = server.sessions
+    return Scene(
+        server, service, client, rest, admin, *paths, session_id, sampler.sampling_session_id
+    )
+
+
+def both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
+    """Call a method and its async twin; they must agree."""
+    now = getattr(owner, name)(*args, **options)
+    assert isinstance(now, APIFuture)
+    value = now.result(PATIENCE)
+    twin = getattr(owner, f"{name}_async", None)
+
+    async def later() -> Any:
+        # A few methods have no twin; their futures can be awaited.
+        return await (twin or getattr(owner, name))(*args, **options)
+
+    assert asyncio.run(later()) == value
+    return value
+
+
+def test_every_method_has_a_twin_or_can_be_awaited() -> None:
+    """Protocol 9: these, and only these, have no twin."""
+    alone = {"get_weights_info_by_tinker_path", "whoami", "download_checkpoint", "get_telemetry"}
+    for owner in (RestClient, AdminClient):
+        public = {name for name, _ in inspect.getmembers(owner) if not name.startswith("_")}
+        sync = {name for name in public if not name.endswith("_async")}
+        assert {name for name in sync if f"{name}_async" not in public} <= alone
+        assert {name.removesuffix("_async") for name in public - sync} <= sync
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def test_training_runs(scene: Scene) -> None:
+    run = both(scene.rest, "get_training_run", scene.run_id)
+    assert (run.training_run_id, run.base_model, run.lora_rank) == (scene.run_id, BASE_MODEL, 4)
+    assert run.last_checkpoint.tinker_path == scene.training
+    assert run.last_sampler_checkpoint.tinker_path == scene.sampler
+    assert run.user_metadata == {"n": "1"}
+    assert both(scene.rest, "get_training_run_by_tinker_path", scene.sampler) == run
+    page = both(scene.rest, "list_training_runs", 1, 0, project_id="p-1")
+    assert page.training_runs == [run]
+    assert (page.cursor.limit, page.cursor.total_count) == (1, 1)
+    assert both(scene.rest, "list_training_runs", project_id="p-2").training_runs == []
+    query = scene.server.calls("list_training_runs")[0].query
+    assert query == {"limit": "1", "offset": "0", "access_scope": "owned", "project_id": "p-1"}
+
+
+def test_checkpoints(scene: Scene) -> None:
+    found = both(scene.rest, "list_checkpoints", scene.run_id).checkpoints
+    assert {checkpoint.tinker_path for checkpoint in found} == {
+        scene.training,
+        scene.sampler,
+        scene.external,
+    }
+    kinds = {checkpoint.tinker_path: checkpoint.checkpoint_type for checkpoint in found}
+    assert kinds[scene.external] == "external"
+    pages = [
+        both(scene.rest, "list_user_checkpoints", limit=2, offset=offset).checkpoints
+        for offset in (0, 2)
+    ]
+    assert [len(page) for page in pages] == [2, 1]
+    assert sorted(c.tinker_path for page in pages for c in page) == sorted(kinds)
+    info = both(scene.rest, "get_weights_info_by_tinker_path", scene.training)
+    assert (info.base_model, info.is_lora, info.lora_rank) == (BASE_MODEL, True, 4)
+    urls = both_urls(scene)
+    assert "adapter_config.json" in urls
+
+
+def both_urls(scene: Scene) -> dict[str, str]:
+    """The URLs are the same; their expiry is not."""
+    first = scene.rest.get_external_weights_urls(scene.external).result(PATIENCE)
+    second = asyncio.run(scene.rest.get_external_weights_urls_async(scene.external))
+    assert first.urls == second.urls
+    assert first.expires > datetime.now(UTC)
+    return first.urls
+
+
+def test_sessions_and_samplers(scene: Scene) -> None:
+    assert both(scene.rest, "list_sessions", limit=5).sessions == [scene.session_id]
+    session = both(scene.rest, "get_session", scene.session_id)
+    assert session.training_run_ids == [scene.run_id]
+    assert session.sampler_ids == [scene.sampler_id]
+    assert (session.display_name, session.user_metadata) == ("s", {"team": "red"})
+    assert both(scene.rest, "get_sampler", scene.sampler_id).base_model == BASE_MODEL
+
+
+def test_session_search(scene: Scene, connect: Connect) -> None:
+    other = connect(scene.server, display_name="other run")
+    other.create_lora_training_client(BASE_MODEL)
+    other.close().result(PATIENCE)
+    request = types.SessionSearchRequest(owner=types.OwnSearchOwner(), limit=1)
+    with pytest.warns(ExperimentalWarning):
+        first = both(scene.rest, "search_sessions", request)
+    assert [session.display_name for session in first.sessions] == ["other run"]
+    assert first.sessions[0].status.reason.type == "success"
+    with pytest.warns(ExperimentalWarning):
+        second = scene.rest.search_sessions(
+            request.model_copy(update={"cursor": first.next_cursor})
+        )
+    (found,) = second.result(PATIENCE).sessions
+    assert (found.session_id, found.checkpoints_count) == (scene.session_id, 3)
+    assert found.status.type == "active"
+
+
+def test_trace_export_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinkex.client.rest.TRACE_POLL_SECONDS", 0.01)
+    url = both(scene.rest, "export_session_trace", scene.session_id)
+    assert scene.session_id in url
+    assert len(scene.server.calls("export_session_trace")) == 3  # pending, ready, ready
+    scene.server.inject(
+        "export_session_trace", Fault(status=200, body={"status": "failed", "error": "too old"})
+    )
+    with pytest.raises(APIResponseValidationError, match="too old"):
+        scene.rest.export_session_trace(scene.session_id).result(PATIENCE)
+
+
+# --- changing ---------------------------------------------------------------------------------
+
+
+def is_public(scene: Scene, path: str) -> bool:
+    found = scene.rest.list_checkpoints(scene.run_id).result(PATIENCE).checkpoints
+    return next(checkpoint.public for checkpoint in found if checkpoint.tinker_path == path)
+
+
+def test_publishing(scene: Scene) -> None:
+    assert scene.rest.publish_checkpoint_from_tinker_path(scene.training).result(PATIENCE) is None
+    assert is_public(scene, scene.training)
+    scene.rest.unpublish_checkpoint_from_tinker_path(scene.training).result(PATIENCE)
+    asyncio.run(scene.rest.publish_checkpoint_from_tinker_path_async(scene.sampler))
+    assert (is_public(scene, scene.training), is_public(scene, scene.sampler)) == (False, True)
+    asyncio.run(scene.rest.unpublish_checkpoint_from_tinker_path_async(scene.sampler))
+    assert not is_public(scene, scene.sampler)
+
+
+def test_time_to_live(scene: Scene) -> None:
+    scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, 3600).result(PATIENCE)
+    asyncio.run(scene.rest.set_checkpoint_ttl_from_tinker_path_async(scene.training, None))
+    bodies = [call.body for call in scene.server.calls("set_checkpoint_ttl")]
+    # Here, and only here, null has a meaning and is sent.
+    assert bodies == [b'{"ttl_seconds":3600}', b'{"ttl_seconds":null}']
+    found = scene.rest.list_checkpoints(scene.run_id).result(PATIENCE).checkpoints
+    assert all(checkpoint.expires_at is None for checkpoint in found)
+    with pytest.raises(InvalidInput, match="-1"):
+        scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, -1)
+
+
+def test_deleting(scene: Scene) -> None:
+    scene.rest.delete_checkpoint(scene.run_id, "weights/a").result(PATIENCE)
+    asyncio.run(scene.rest.delete_checkpoint_from_tinker_path_async(scene.sampler))
+    scene.rest.delete_checkpoint_from_tinker_path(scene.external).result(PATIENCE)
+    assert scene.rest.list_checkpoints(scene.run_id).result(PATIENCE).checkpoints == []
+    with pytest.raises(NotFoundError):
+        asyncio.run(scene.rest.delete_checkpoint_async(scene.run_id, "weights/a"))
+    paths = [call.path for call in scene.server.calls("delete_checkpoint")]
+    assert paths[0] == f"/api/v1/training_runs/{scene.run_id}/checkpoints/weights/a"
+
+
+def test_projects(scene: Scene) -> None:
+    scene.rest.assign_session_project(scene.session_id, "p-2").result(PATIENCE)
+    assert scene.server.sessions[scene.session_id].project_id == "p-2"
+    asyncio.run(scene.rest.assign_session_project_async(scene.session_id, "p-3"))
+    assert scene.server.sessions[scene.session_id].project_id == "p-3"
+
+
+def test_copying(scene: Scene) -> None:
+    mine = scene.rest.copy_weights(scene.training, ttl_seconds=60).result(PATIENCE)
+    theirs = RestClient(base_url=scene.server.url, api_key=FOREIGN)
+    with pytest.raises(NotFoundError):
+        theirs.copy_weights(scene.training).result(PATIENCE)
+    shared = asyncio.run(theirs.copy_weights_async(scene.training, weights_access_token=KEY))
+    assert len({mine, shared, scene.training}) == 3
+    call = scene.server.calls("copy_weights")[-1]
+    assert call.headers["x-tinker-weights-access-token"] == KEY
+    assert KEY not in call.body.decode()
+    assert scene.service.copy_weights(scene.training).result(PATIENCE).startswith("tinker://")
+    assert scene.server.calls("copy_weights")[-1].message["destination_project_id"] == "p-1"
+
+
+def test_a_lost_answer_copies_once(scene: Scene) -> None:
+    scene.server.inject("copy_weights", Fault(drop_after=True))
+    scene.rest.copy_weights(scene.training).result(PATIENCE)
+    first, second = scene.server.calls("copy_weights")
+    assert first.headers["x-idempotency-key"] == second.headers["x-idempotency-key"]
+    found = scene.rest.list_user_checkpoints().result(PATIENCE).checkpoints
+    assert len(found) == 4
+
+
+# --- the organisation -------------------------------------------------------------------------
+
+
+def test_admin_client(scene: Scene) -> None:
+    entries = both(scene.admin, "get_audit_log").entries
+    assert {entry.event for entry in entries} >= {"checkpoint_created"}
+    today = datetime.now(UTC).date()
+    assert both(scene.admin, "get_audit_log", "checkpoints", today).entries == entries
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    usage = both(scene.admin, "get_billing_usage", hour, hour + timedelta(hours=2))
+    kinds = {event.event_info.type for event in usage.data}
+    assert kinds >= {"sampling_prefill", "sampling_sample", "checkpoint"}
+    assert usage.sessions[scene.session_id].user_metadata == {"team": "red"}
+    storage = both(scene.admin, "get_current_checkpoint_storage_usage", "p-1")
+    assert storage.data[0].checkpoint_count == 3
+    with pytest.raises(InvalidInput, match="time zone"):
+        scene.admin.get_billing_usage(datetime(2026, 1, 1), hour)
+    with pytest.raises(InvalidInput, match="full hour"):
+        scene.admin.get_billing_usage(hour + timedelta(minutes=1), hour)
+
+
+def test_old_homes_of_admin_methods_still_work(scene: Scene) -> None:
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    calls: dict[str, tuple[Any, ...]] = {
+        "get_audit_log": (),
+        "get_billing_usage": (hour, hour + timedelta(hours=1)),
+        "get_current_checkpoint_storage_usage": (),
+    }
+    for name, args in calls.items():
+        with pytest.warns(DeprecationWarning, match=name):
+            both(scene.rest, name, *args)
+
+
+# --- names and paths (protocol 12.9) ----------------------------------------------------------
+
+
+def test_ids_are_quoted_in_paths(scene: Scene) -> None:
+    """`a?x#y` reached the official server as run `a`."""
+    wanted = "a?x#y/../z"
+    with pytest.raises(NotFoundError, match="a\\?x#y"):
+        scene.rest.get_training_run(wanted).result(PATIENCE)
+    call = scene.server.calls("get_training_run")[-1]
+    assert call.path == "/api/v1/training_runs/a%3Fx%23y%2F..%2Fz"
+    assert call.ids == {"training_run_id": wanted}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rest: rest.get_training_run(""),
+        lambda rest: rest.get_session(".."),
+        lambda rest: rest.get_training_run_by_tinker_path("tinker:///weights/x"),
+        lambda rest: rest.publish_checkpoint_from_tinker_path("tinker://r/weights/"),
+        lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://r/elsewhere/x"),
+        lambda rest: rest.delete_checkpoint("r", "../x"),
+        lambda rest: rest.list_training_runs(limit=0),
+        lambda rest: rest.list_sessions(offset=-1),
+    ],
+)
+def test_bad_names_are_refused_here(server: StubServer, call: Callable[[RestClient], Any]) -> None:
+    with pytest.raises(InvalidInput):
+        call(RestClient(base_url=server.url, api_key=KEY))
+    assert server.calls() == []
+
+
+# --- who am I ---------------------------------------------------------------------------------
+
+
+def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
+    server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
+    rest = RestClient(base_url=server.url, api_key=KEY)
+    me = both(rest, "whoami")
+    assert me.user_urn.startswith("tml:user:")
+    assert (me.org_urn, me.email) == ("tml:organization:stub-org", "user@example.com")
+    rest.list_sessions().result(PATIENCE)
+    # The key travels to the exchange only; everything else carries the token.
+    assert {call.endpoint for call in server.calls() if call.api_key == KEY} == {
+        "client_config",
+        "auth_token",
+    }
+    assert len(server.calls("auth_token")) == 1
+
+
+def test_whoami_needs_tokens(server: StubServer) -> None:
+    with pytest.raises(ConfigError, match="cannot say who you are"):
+        RestClient(base_url=server.url, api_key=KEY).whoami().result(PATIENCE)
