@@ -13,13 +13,15 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tinkex
 from tinkex import AdamParams, Datum, ModelInput, SamplingParams
 from tinkex.testing import StubServer, ToyTokenizer
+from tinkex.text import Tokenizer
 
+TokenizerLoader = Callable[[str], Tokenizer]
 TEXT = (
     "the cat sat on the mat. the dog sat on the log. "
     "a small step every day takes you far. the loss falls and the model learns. "
@@ -42,7 +44,7 @@ def run(service: tinkex.ServiceClient, base_model: str, options: argparse.Namesp
     training = service.create_lora_training_client(base_model, rank=8, seed=1)
     print(f"  model {training.model_id}")
     tokenizer = training.get_tokenizer()
-    data = make_data(tokenizer.encode(TEXT), window=64)
+    data = make_data(tokenizer.encode(TEXT), window=32)
 
     step_title("Sample before training")
     show_sample(training, tokenizer)
@@ -102,7 +104,7 @@ def make_data(tokens: list[int], window: int) -> list[Datum]:
     ]
 
 
-def show_sample(training: tinkex.TrainingClient, tokenizer: object) -> None:
+def show_sample(training: tinkex.TrainingClient, tokenizer: Tokenizer) -> None:
     sampler = training.save_weights_and_get_sampling_client()
     prompt = ModelInput.from_text("the ", tokenizer)
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=7)
@@ -112,7 +114,7 @@ def show_sample(training: tinkex.TrainingClient, tokenizer: object) -> None:
 
 
 @contextlib.contextmanager
-def server_for(options: argparse.Namespace) -> Iterator[tuple[str, str, object]]:
+def server_for(options: argparse.Namespace) -> Iterator[tuple[str, str, TokenizerLoader | None]]:
     """The server the user named, or one in this process."""
     if options.base_url:
         yield options.base_url, options.base_model, None

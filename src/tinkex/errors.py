@@ -332,7 +332,7 @@ class RequestFailedError(TinkexError):
         self.verdict = judge(None, category)
 
 
-class ExperimentalWarning(UserWarning):
+class ExperimentalWarning(FutureWarning):
     """This part of the API may change without notice."""
 
 

@@ -1,21 +1,24 @@
-"""Loggers of this package, and a console handler for those who want one."""
+"""Loggers of this package, and a console handler for those who want one.
+
+No handler is attached by default: Python then shows warnings on stderr by itself, so that "paused"
+and "still trying" reach a person who has configured nothing.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
 from typing import TextIO
 
 ROOT = "tinkex"
-_LEVELS = {
+LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-
-logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -25,14 +28,20 @@ def get_logger(name: str) -> logging.Logger:
 
 def attach_logger(level: str = "info", stream: TextIO | None = None) -> logging.Handler:
     """Show this package's log on stderr (or `stream`); returns the handler for detach_logger."""
-    if level.lower() not in _LEVELS:
-        raise ValueError(f"level must be one of {', '.join(_LEVELS)}, got {level!r}")
+    if level.lower() not in LEVELS:
+        raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)
-    logger.setLevel(_LEVELS[level.lower()])
+    logger.setLevel(LEVELS[level.lower()])
     return handler
+
+
+@functools.cache
+def attach_once(level: str) -> logging.Handler:
+    """Show the log on stderr, however often it is asked for."""
+    return attach_logger(level)
 
 
 def detach_logger(handler: logging.Handler) -> None:

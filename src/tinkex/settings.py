@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinkex.errors import ConfigError
+from tinkex.logs import LEVELS
 
 #: Where the hosted service lives.
 HOSTED_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -25,6 +25,8 @@ class Environment:
 
     api_key: str | None = field(default=None, repr=False)
     """TINKER_API_KEY, or TINKEX_API_KEY which wins: the credential to send."""
+    api_key_variable: str = "TINKER_API_KEY"
+    """Which of the two the key came from."""
     base_url: str | None = None
     """TINKER_BASE_URL, or TINKEX_BASE_URL which wins: the server to speak to."""
     credential_command: str | None = field(default=None, repr=False)
@@ -41,8 +43,6 @@ class Environment:
     """CLOUDFLARE_ACCESS_CLIENT_ID: sent as CF-Access-Client-Id."""
     access_client_secret: str | None = field(default=None, repr=False)
     """CLOUDFLARE_ACCESS_CLIENT_SECRET: sent as CF-Access-Client-Secret."""
-    home: Path = Path()
-    """TINKEX_HOME: where this machine's state lives; ~/.tinkex by default."""
     credentials_file: Path = Path()
     """Where `auth login` keeps keys: ~/.tinker/credentials.json."""
 
@@ -53,26 +53,35 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     user_home = Path(env.get("HOME") or Path.home())
     return Environment(
         api_key=_first(env, "TINKEX_API_KEY", "TINKER_API_KEY"),
+        api_key_variable="TINKEX_API_KEY" if _first(env, "TINKEX_API_KEY") else "TINKER_API_KEY",
         base_url=_first(env, "TINKEX_BASE_URL", "TINKER_BASE_URL"),
         credential_command=_first(env, "TINKER_CREDENTIAL_CMD"),
         project_id=_first(env, "TINKER_PROJECT_ID"),
         tags=_tags(env.get("TINKER_TAGS", "")),
-        log_level=_first(env, "TINKEX_LOG", "TINKER_LOG"),
+        log_level=_log_level(_first(env, "TINKEX_LOG", "TINKER_LOG")),
         telemetry=_flag(env, "TINKEX_TELEMETRY"),
         access_client_id=_first(env, "CLOUDFLARE_ACCESS_CLIENT_ID"),
         access_client_secret=_first(env, "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
-        home=Path(_first(env, "TINKEX_HOME") or user_home / ".tinkex"),
         credentials_file=user_home / ".tinker" / "credentials.json",
     )
 
 
 def package_version() -> str:
     """The version of this package, as installed."""
-    return importlib.metadata.version("tinkex")
+    # Late: a whole mail parser stands behind it, and most runs never ask.
+    from importlib.metadata import version
+
+    return version("tinkex")
 
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((env[name].strip() for name in names if env.get(name, "").strip()), None)
+
+
+def _log_level(text: str | None) -> str | None:
+    if text is not None and text.lower() not in LEVELS:
+        raise ConfigError(f"TINKEX_LOG must be one of {', '.join(LEVELS)}; got {text!r}")
+    return text
 
 
 def _tags(text: str) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ ALLOWED = {
     "APIResponseValidationError.__init__": "every argument has a default",
     "APIStatusError.__init__": "every argument has a default; what the server said is added",
     "RequestFailedError.__init__": "request_id and category have defaults",
-    "ExperimentalWarning.bases": "a UserWarning, not a FutureWarning; both are shown by default",
 }
 
 CLIENTS = (

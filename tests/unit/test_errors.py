@@ -202,7 +202,7 @@ OFFICIAL_NAMES = [
 def test_official_names_exist_and_hang_in_the_tree(name: str) -> None:
     cls = getattr(errors, name)
     is_warning = name == "ExperimentalWarning"
-    assert issubclass(cls, UserWarning if is_warning else errors.TinkerError)
+    assert issubclass(cls, FutureWarning if is_warning else errors.TinkerError)
 
 
 def test_the_tree_is_the_official_one() -> None:

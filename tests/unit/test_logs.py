@@ -1,9 +1,11 @@
-"""Loggers are silent until asked, and say the same thing once a minute."""
+"""Loggers show warnings to everybody, more when asked, and repeat themselves once a minute."""
 
 from __future__ import annotations
 
 import io
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,9 +22,16 @@ def untouched_logger() -> Iterator[None]:
     logger.handlers[:] = handlers
 
 
-def test_it_is_silent_by_default() -> None:
-    kinds = [type(handler) for handler in logging.getLogger(ROOT).handlers]
-    assert logging.NullHandler in kinds
+def test_warnings_reach_a_person_who_configured_nothing() -> None:
+    script = (
+        "from tinkex.logs import get_logger; log = get_logger('tinkex.client.road');"
+        "log.info('quiet'); log.warning('still trying')"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert shown.stderr.decode().strip() == "still trying"
+
+
+def test_loggers_are_named_after_their_module() -> None:
     assert get_logger("tinkex.client.road").parent is not None
     assert get_logger("tinkex.client.road").name == "tinkex.client.road"
 

@@ -21,7 +21,6 @@ EVERYTHING = {
     "TINKEX_TELEMETRY": "1",
     "CLOUDFLARE_ACCESS_CLIENT_ID": "cf-id",
     "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret",
-    "TINKEX_HOME": "/data/tinkex",
 }
 
 
@@ -36,17 +35,13 @@ def test_every_variable_is_read() -> None:
         telemetry=True,
         access_client_id="cf-id",
         access_client_secret="cf-secret",
-        home=Path("/data/tinkex"),
         credentials_file=Path("/home/me/.tinker/credentials.json"),
     )
 
 
 def test_nothing_set_means_defaults() -> None:
     env = read_environment({"HOME": "/home/me"})
-    expected = Environment(
-        home=Path("/home/me/.tinkex"), credentials_file=Path("/home/me/.tinker/credentials.json")
-    )
-    assert env == expected
+    assert env == Environment(credentials_file=Path("/home/me/.tinker/credentials.json"))
 
 
 def test_empty_and_blank_count_as_unset() -> None:
@@ -55,7 +50,7 @@ def test_empty_and_blank_count_as_unset() -> None:
 
 
 def test_without_a_home_the_users_own_is_asked_for() -> None:
-    assert read_environment({}).home == Path.home() / ".tinkex"
+    assert read_environment({}).credentials_file.is_relative_to(Path.home())
 
 
 @pytest.mark.parametrize(
@@ -63,13 +58,23 @@ def test_without_a_home_the_users_own_is_asked_for() -> None:
     [
         ("TINKEX_API_KEY", "TINKER_API_KEY", "api_key"),
         ("TINKEX_BASE_URL", "TINKER_BASE_URL", "base_url"),
-        ("TINKEX_LOG", "TINKER_LOG", "log_level"),
     ],
 )
 def test_our_own_name_wins_over_the_official_one(new: str, old: str, field: str) -> None:
     assert getattr(read_environment({new: "ours", old: "theirs"}), field) == "ours"
     assert getattr(read_environment({new: " ", old: "theirs"}), field) == "theirs"
     assert getattr(read_environment({old: " theirs\n"}), field) == "theirs"
+
+
+def test_the_key_says_which_variable_it_came_from() -> None:
+    assert read_environment({"TINKEX_API_KEY": "k"}).api_key_variable == "TINKEX_API_KEY"
+    assert read_environment({"TINKER_API_KEY": "k"}).api_key_variable == "TINKER_API_KEY"
+
+
+def test_our_log_level_wins_and_a_wrong_one_is_refused() -> None:
+    assert read_environment({"TINKEX_LOG": "info", "TINKER_LOG": "debug"}).log_level == "info"
+    with pytest.raises(ConfigError, match=r"TINKEX_LOG must be one of debug.*got 'loud'"):
+        read_environment({"TINKER_LOG": "loud"})
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def find_credential(explicit: str | None, environment: Environment) -> Credentia
     """The first of argument, TINKER_API_KEY, TINKER_CREDENTIAL_CMD and stored default key."""
     for source, value in (
         ("api_key argument", explicit),
-        ("TINKER_API_KEY", environment.api_key),
+        (environment.api_key_variable, environment.api_key),
     ):
         if value:
             return Credential(source=source, value=_checked(value, source))

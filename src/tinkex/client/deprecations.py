@@ -9,7 +9,7 @@ from tinkex.errors import InvalidInput
 
 def warn_moved(old: str, new: str, stacklevel: int = 3) -> None:
     """Say that a method has a new home."""
-    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=stacklevel)
+    warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=stacklevel)
 
 
 def warn_loss_type_input(value: str | None) -> None:
@@ -19,7 +19,7 @@ def warn_loss_type_input(value: str | None) -> None:
     if value != "logprobs":
         raise InvalidInput(f"loss_type_input must be 'logprobs', got {value!r}")
     text = "loss_type_input is deprecated: a custom loss always receives log-probabilities"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warnings.warn(text, FutureWarning, stacklevel=3)
 
 
 def warn_name(name: str | None) -> None:
@@ -29,4 +29,4 @@ def warn_name(name: str | None) -> None:
             "name is deprecated and has no effect here; for weights that stay, use "
             "save_weights_for_sampler(name) and create_sampling_client(path)"
         )
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
+        warnings.warn(text, FutureWarning, stacklevel=3)

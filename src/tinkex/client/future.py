@@ -6,10 +6,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from tinkex.errors import ClientClosed
+
+#: Threads on which nothing may block; each loop adds its own.
+IO_THREADS: set[int] = set()
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -26,6 +30,12 @@ class APIFuture(concurrent.futures.Future[T]):
         super().__init__()
         self._stop: Callable[[], Any] | None = None
         self._cancels = itertools.count()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value; refused on an I/O thread, which would wait for itself."""
+        if not self.done() and threading.get_ident() in IO_THREADS:
+            raise ClientClosed("A blocking call was made on the I/O thread; await instead")
+        return super().result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Wait without blocking the event loop; a timeout leaves the operation running."""

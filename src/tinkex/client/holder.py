@@ -28,7 +28,7 @@ from tinkex.client.timings import Metrics, QueueChanged, Timing
 from tinkex.client.transport import Transport
 from tinkex.errors import ClientClosed, TinkexError
 from tinkex.ids import path_segment
-from tinkex.logs import get_logger
+from tinkex.logs import attach_once, get_logger
 from tinkex.settings import HOSTED_BASE_URL, HOSTED_CONSOLE_URL
 
 T = TypeVar("T")
@@ -56,6 +56,8 @@ class Holder:
         plan: SessionPlan | None = None,
         transport: HttpTransport | None = None,
     ) -> None:
+        if config.environment.log_level:
+            attach_once(config.environment.log_level)
         self.config = config
         self.plan = plan or SessionPlan()
         http = HttpClient(config, transport)
@@ -116,10 +118,7 @@ class Holder:
         return task
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work and wait for it; refused on the I/O thread, which would wait for itself."""
-        if IO.is_current():
-            work.close()
-            raise ClientClosed("A blocking call was made on the I/O thread; await instead")
+        """Run work and wait for it."""
         return self.start(work).result()
 
     def watch(self, observer: QueueStateObserver, name: str) -> QueueWatch:

@@ -274,4 +274,7 @@ def _lowered(headers: pyqwest.Headers) -> dict[str, str]:
 
 def _reason(error: Exception) -> str:
     """The innermost cause: the library chains them outermost first."""
-    return str(error).rpartition(": ")[2] or type(error).__name__
+    text = str(error)
+    if "dns error" in text:
+        return "the host name does not resolve"
+    return text.rpartition(": ")[2] or type(error).__name__

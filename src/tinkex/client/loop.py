@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from tinkex.client.future import APIFuture
+from tinkex.client.future import IO_THREADS, APIFuture
 from tinkex.logs import get_logger
 
 T = TypeVar("T")
@@ -45,16 +45,13 @@ class IoLoop:
         self.post(self._launch, work, future)
         return future
 
-    def is_current(self) -> bool:
-        """True on the loop's own thread, where blocking would wait for itself."""
-        return self._loop is not None and _running_loop() is self._loop
-
     def forget(self) -> None:
         """Drop the thread and its work: after a fork they belong to the parent."""
         self._lock = threading.Lock()
         self._loop = None
         self._inbox.clear()
         self._is_awake = False
+        IO_THREADS.clear()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -66,6 +63,7 @@ class IoLoop:
     def _run(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
+        IO_THREADS.add(threading.get_ident())
         self._loop.run_forever()
 
     def _drain(self) -> None:
@@ -82,13 +80,6 @@ class IoLoop:
             work.close()
             return
         future.follow(self._loop.create_task(work), self._loop)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tinkex import types
 from tinkex.client.adapter import Adapter
 from tinkex.client.custom_loss import CustomLossFnV1, LossHandle, check_loss_fn, check_loss_inputs
-from tinkex.client.deprecations import warn_loss_type_input, warn_name
+from tinkex.client.deprecations import warn_loss_type_input, warn_moved, warn_name
 from tinkex.client.future import APIFuture, transformed
 from tinkex.client.holder import Holder
 from tinkex.client.sampling import SamplingClient
@@ -176,7 +176,8 @@ class TrainingClient:
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Replace the weights by saved ones; the optimizer starts afresh."""
+        """Replace the weights by saved ones; the optimizer starts afresh. Deprecated."""
+        warn_moved("TrainingClient.load_state()", "create_training_client_from_state()")
         return self.load(path, weights_access_token, optimizer=False)
 
     async def load_state_async(
@@ -188,7 +189,9 @@ class TrainingClient:
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Replace weights and optimizer by saved ones."""
+        """Replace weights and optimizer by saved ones. Deprecated."""
+        new = "create_training_client_from_state_with_optimizer()"
+        warn_moved("TrainingClient.load_state_with_optimizer()", new)
         return self.load(path, weights_access_token, optimizer=True)
 
     async def load_state_with_optimizer_async(

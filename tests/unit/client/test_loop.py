@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tinkex.client.future import APIFuture
 from tinkex.client.loop import IO, PULSE, IoLoop, together
+from tinkex.errors import ClientClosed
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +79,16 @@ def test_one_bad_action_does_not_stop_the_loop(loop: IoLoop) -> None:
     assert isinstance(quiet[0]["exception"], ZeroDivisionError)
 
 
-def test_it_knows_its_own_thread(loop: IoLoop) -> None:
-    async def ask() -> bool:
-        return loop.is_current()
+def test_blocking_on_its_own_thread_is_refused(loop: IoLoop) -> None:
+    pending: APIFuture[int] = APIFuture()
 
-    assert loop.start(ask()).result(timeout=5) is True
-    assert loop.is_current() is False
-    # Another loop on this thread is not that one.
-    assert asyncio.run(ask()) is False
-    assert IoLoop("never started").is_current() is False
+    async def block() -> object:
+        return pending.result()
+
+    with pytest.raises(ClientClosed, match="await instead"):
+        loop.start(block()).result(timeout=5)
+    pending.settle(3)
+    assert loop.start(block()).result(timeout=5) == 3
 
 
 def test_cancelling_stops_running_work(loop: IoLoop) -> None:

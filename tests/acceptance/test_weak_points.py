@@ -1,0 +1,297 @@
+"""Where the official SDK 0.36.0 goes wrong and this one must not, side by side.
+
+Numbers are those of protocol.md, section 12. The official SDK runs in a process of its own: it
+leaves sockets open, which this suite treats as an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinkex
+from tinkex import InvalidInput
+from tinkex.testing import Fault, StubServer
+from tinkex.types import ForwardBackwardOutput, ParsedCheckpointTinkerPath
+from tinkex.wire.proto import encode_forward_backward_output
+
+KEY = "tml-acceptance"
+BASE_MODEL = "tinkex/bigram"
+PATIENCE = 30.0
+Official = Callable[..., Any]
+
+
+def quiet() -> None:
+    os.environ["TINKER_TELEMETRY"] = "0"
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="module")
+def official() -> Iterator[Official]:
+    """Runs a function of this module with the official SDK, in its process."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=quiet) as pool:
+        yield lambda scenario, *args: pool.submit(with_official, scenario, *args).result(60.0)
+
+
+def with_official(scenario: Callable[..., Any], *args: Any) -> Any:
+    """Runs there: calls the scenario, and returns what it raised as (type name, text)."""
+    import tinker
+
+    try:
+        return scenario(tinker, *args)
+    except Exception as error:  # noqa: BLE001 - what it raises is what is asked
+        return type(error).__name__, str(error)
+
+
+@pytest.fixture
+def server() -> Iterator[StubServer]:
+    with StubServer(api_keys={KEY}) as running:
+        yield running
+
+
+def connect(sdk: ModuleType, url: str) -> Any:
+    return sdk.ServiceClient(base_url=url, api_key=KEY)
+
+
+def datum(sdk: ModuleType, tokens: list[int]) -> Any:
+    return sdk.Datum(
+        model_input=sdk.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+    )
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def misspell(sdk: ModuleType) -> Any:
+    return sdk.SamplingParams(max_token=5).max_tokens
+
+
+def test_a_misspelled_setting_is_refused(official: Official) -> None:
+    """12.5"""
+    assert official(misspell) is None  # ignored: nobody learns that nothing is limited
+    with pytest.raises(InvalidInput, match="did you mean 'max_tokens'"):
+        misspell(tinkex)
+
+
+def parse_path(sdk: ModuleType, path: str) -> str:
+    found = sdk.ParsedCheckpointTinkerPath.from_tinker_path(path)
+    return f"{found.training_run_id}|{found.checkpoint_id}"
+
+
+@pytest.mark.parametrize("path", ["tinker:///weights/x", "tinker://r/weights/"])
+def test_a_path_with_a_hole_is_refused(official: Official, path: str) -> None:
+    """12.9"""
+    assert "|" in official(parse_path, path)
+    with pytest.raises(InvalidInput, match=path):
+        ParsedCheckpointTinkerPath.from_tinker_path(path)
+
+
+def name_input_oddly(sdk: ModuleType) -> Any:
+    return sdk.Datum(model_input=sdk.ModelInput.from_ints([1]), loss_fn_inputs={"target": [1]})
+
+
+def test_an_unknown_input_is_refused_in_words(official: Official) -> None:
+    """12.27"""
+    assert official(name_input_oddly) == ("KeyError", "'target'")
+    with pytest.raises(InvalidInput, match="target"):
+        name_input_oddly(tinkex)
+
+
+# --- training ---------------------------------------------------------------------------------
+
+
+def step_with_nan(sdk: ModuleType, url: str) -> str:
+    with connect(sdk, url) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        client.optim_step(sdk.AdamParams(learning_rate=float("nan"))).result(PATIENCE)
+    return "accepted"
+
+
+def test_a_learning_rate_of_nan_is_refused_here(official: Official, server: StubServer) -> None:
+    """12.27a: the official one sends null."""
+    official(step_with_nan, server.url)
+    (sent,) = server.calls("optim_step")
+    assert b'"learning_rate":null' in sent.body
+    with pytest.raises(InvalidInput, match="learning_rate"):
+        step_with_nan(tinkex, server.url)
+    assert len(server.calls("optim_step")) == 1
+
+
+def read_metrics(sdk: ModuleType, url: str) -> dict[str, float]:
+    with connect(sdk, url) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        output = client.forward([datum(sdk, [1, 2, 3])], "cross_entropy").result(PATIENCE)
+        return dict(output.metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [({"loss": 2.0}, "ValueError"), ({"a:b:sum": 2.0}, "ValueError"), ({"a:mean": 2.0}, "Zero")],
+)
+def test_any_metric_name_is_read(
+    official: Official, server: StubServer, metrics: dict[str, float], error: str
+) -> None:
+    """12.8; the last one comes with no outputs to weigh it by."""
+    made_up = encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [], metrics))
+    server.inject(
+        "retrieve_future",
+        Fault(status=200, body=made_up, headers={"content-type": "application/x-protobuf"}),
+        times=None,
+        match=lambda call: call.headers["x-tinker-request-type"] == "Forward",
+    )
+    assert official(read_metrics, server.url)[0].startswith(error)
+    assert read_metrics(tinkex, server.url) == metrics
+
+
+def train_sparse(sdk: ModuleType, url: str) -> float:
+    import torch
+
+    targets = torch.zeros((3, 50), dtype=torch.int64)
+    targets[:, 0] = torch.tensor([4, 5, 6])
+    row = sdk.Datum(
+        model_input=sdk.ModelInput.from_ints([1, 2, 3]),
+        loss_fn_inputs={"target_tokens": sdk.TensorData.from_torch_sparse(targets)},
+    )
+
+    def loss(data: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        return -logprobs[0].reshape(3, 50)[:, 0].sum(), {"mine": 1.0}
+
+    with connect(sdk, url) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        output = client.forward_backward_custom([row], loss).result(PATIENCE)
+        return float(output.metrics["loss:sum"])
+
+
+def test_a_custom_loss_takes_sparse_targets(official: Official, server: StubServer) -> None:
+    """12.6: two dimensions, mostly empty, and no weights."""
+    assert official(train_sparse, server.url)[0] == "ValueError"
+    from tinkex.testing.bigram import Bigram
+
+    table = Bigram.base(BASE_MODEL).logprobs_VV
+    expected = -float(table[[1, 2, 3], [4, 5, 6]].sum())
+    assert train_sparse(tinkex, server.url) == pytest.approx(expected, rel=1e-5)
+
+
+# --- saving -----------------------------------------------------------------------------------
+
+
+def save_unnamed(sdk: ModuleType, url: str) -> str:
+    with connect(sdk, url) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        client.save_weights_and_get_sampling_client()
+    return "saved"
+
+
+def test_a_retried_save_asks_for_the_same_sampler(official: Official, server: StubServer) -> None:
+    """12.7"""
+    numbers = []
+    for run in (
+        lambda: official(save_unnamed, server.url),
+        lambda: save_unnamed(tinkex, server.url),
+    ):
+        server.inject("save_weights_for_sampler", Fault(status=503))
+        assert run() == "saved"
+        messages = [call.message for call in server.calls("save_weights_for_sampler")[-2:]]
+        assert [message["seq_id"] for message in messages] == [1, 1]
+        numbers.append([message["sampling_session_seq_id"] for message in messages])
+    theirs, ours = numbers
+    assert theirs == [0, 1]
+    assert ours == [0, 0]
+
+
+def count_ticks(sdk: ModuleType, url: str) -> int:
+    """How often the caller's event loop turns while weights are saved, which takes 0.5 s."""
+
+    async def save() -> int:
+        service = connect(sdk, url)
+        client = await service.create_lora_training_client_async(BASE_MODEL)
+        saving = asyncio.ensure_future(client.save_weights_and_get_sampling_client_async())
+        ticks = 0
+        while not saving.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        await saving
+        closed = service.close()
+        closed.result(PATIENCE)
+        return ticks
+
+    return asyncio.run(save())
+
+
+def test_saving_does_not_block_the_callers_loop(official: Official) -> None:
+    """12.12"""
+    with StubServer(work_seconds=0.5) as server:
+        assert official(count_ticks, server.url) < 10
+        assert count_ticks(tinkex, server.url) > 15
+
+
+# --- polling ----------------------------------------------------------------------------------
+
+
+def step_once(sdk: ModuleType, url: str) -> str:
+    with connect(sdk, url) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        client.optim_step(sdk.AdamParams()).result(PATIENCE)
+    return "stepped"
+
+
+def test_a_server_in_trouble_is_not_flooded(official: Official, server: StubServer) -> None:
+    """12.16: polls while every one of them fails at once, for one second."""
+
+    def is_early(started: float) -> Callable[[Any], bool]:
+        return lambda call: (
+            call.headers["x-tinker-request-type"] == "OptimStep"
+            and time.monotonic() - started < 1.0
+        )
+
+    counts = []
+    for run in (lambda: official(step_once, server.url), lambda: step_once(tinkex, server.url)):
+        server.clear_faults()
+        num_before = len(server.calls("retrieve_future"))
+        trouble = Fault(status=503)
+        server.inject("retrieve_future", trouble, times=None, match=is_early(time.monotonic()))
+        assert run() == "stepped"
+        counts.append(len(server.calls("retrieve_future")) - num_before)
+    theirs, ours = counts
+    assert ours <= 6
+    assert theirs > 2 * ours
+
+
+def sample_once(sdk: ModuleType, url: str) -> str:
+    with connect(sdk, url) as service:
+        sampler = service.create_sampling_client(base_model=BASE_MODEL)
+        params = sdk.SamplingParams(max_tokens=1)
+        sampler.sample(sdk.ModelInput.from_ints([1]), 1, params).result(PATIENCE)
+    return "sampled"
+
+
+def test_the_round_trip_of_a_sample_is_measured(official: Official, server: StubServer) -> None:
+    """12.22"""
+    times = []
+    for run in (lambda: official(sample_once, server.url), lambda: sample_once(tinkex, server.url)):
+        server.inject("asample", Fault(delay_seconds=0.1))
+        assert run() == "sampled"
+        header = "x-tinker-create-promise-roundtrip-time"
+        times.append(float(server.calls("retrieve_future")[-1].headers[header]))
+    theirs, ours = times
+    assert theirs < 0.01
+    assert ours >= 0.1
+
+
+def test_numbers_that_come_back_are_numbers(server: StubServer) -> None:
+    """12.4: what is trained on is what is returned, to the last bit of float32."""
+    with connect(tinkex, server.url) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        output = client.forward([datum(tinkex, [1, 2, 3])], "cross_entropy").result(PATIENCE)
+    assert output.loss_fn_outputs[0]["logprobs"].to_numpy().dtype == np.float32

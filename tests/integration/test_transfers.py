@@ -1,0 +1,204 @@
+"""Large things on their way: compressed batches up, checkpoints down."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import (
+    BASE_MODEL,
+    HELLO,
+    KEY,
+    PATIENCE,
+    Connect,
+    Serve,
+    base_logprobs,
+    datum,
+)
+from tinkex import (
+    AdamParams,
+    APIConnectionError,
+    DownloadError,
+    InvalidInput,
+    NotFoundError,
+    RestClient,
+    ServiceClient,
+)
+from tinkex.testing import Fault, StubServer
+
+# --- up ---------------------------------------------------------------------------------------
+
+
+def test_batches_are_compressed_where_the_server_says_so(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config={"proto_compress_fwdbwd": True})
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    output = client.forward_backward([datum()] * 1500, "cross_entropy").result(PATIENCE)
+    assert output.metrics["loss:sum"] == pytest.approx(-1500 * base_logprobs(HELLO).sum())
+    calls = server.calls("forward_backward")
+    assert [call.headers.get("content-encoding") for call in calls] == ["zstd", "zstd"]
+    assert all(len(call.body) < len(call.unpacked_body()) / 4 for call in calls)
+
+
+def test_a_small_batch_is_not_worth_it(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config={"proto_compress_fwdbwd": True})
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    client.forward([datum()], "cross_entropy").result(PATIENCE)
+    (call,) = server.calls("forward_backward")
+    assert "content-encoding" not in call.headers
+
+
+def test_a_compressed_batch_survives_a_lost_answer(serve: Serve, connect: Connect) -> None:
+    server = serve(client_config={"proto_compress_fwdbwd": True})
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    server.inject("forward_backward", Fault(drop_after=True))
+    client.forward_backward([datum()] * 500, "cross_entropy").result(PATIENCE)
+    first, second = server.calls("forward_backward")
+    assert first.body == second.body
+    assert len(server.executed) == 1
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_chunks_side_by_side_give_the_same_result(
+    serve: Serve, connect: Connect, is_parallel: bool
+) -> None:
+    flags = {"parallel_fwdbwd_chunks": is_parallel, "proto_compress_fwdbwd": True}
+    server = serve(client_config={**flags, "fwdbwd_max_chunk_len": 100})
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    rows = [[index % 256, index // 256, 3] for index in range(1000)]
+    passed = client.forward_backward([datum(row) for row in rows], "cross_entropy")
+    stepped = client.optim_step(AdamParams(learning_rate=0.1))
+    got = [row["logprobs"].tolist() for row in passed.result(PATIENCE).loss_fn_outputs]
+    assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-4) for row in rows]
+    assert stepped.result(PATIENCE).metrics["step"] == 1.0
+    assert [number for _, number, _ in server.executed] == list(range(1, 12))
+
+
+def test_a_budget_below_one_chunk_blocks_nothing(serve: Serve, connect: Connect) -> None:
+    flags = {"parallel_fwdbwd_chunks": True, "fwdbwd_max_chunk_len": 10}
+    server = serve(client_config={**flags, "fwdbwd_dispatch_bytes_semaphore_size": 1})
+    client = connect(server).create_lora_training_client(BASE_MODEL)
+    client.forward_backward([datum()] * 100, "cross_entropy").result(PATIENCE)
+    assert len(server.calls("forward_backward")) == 10
+
+
+# --- down -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(service: ServiceClient) -> str:
+    client = service.create_lora_training_client(BASE_MODEL, rank=4)
+    return client.save_weights_external("out").result(PATIENCE).path
+
+
+@pytest.fixture
+def rest(server: StubServer) -> RestClient:
+    return RestClient(base_url=server.url, api_key=KEY)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_checkpoint_comes_down_whole(
+    server: StubServer, rest: RestClient, saved: str, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, int | None]] = []
+    folder = tmp_path / "weights"
+    done = rest.download_checkpoint(
+        saved, folder, progress=lambda now, total: seen.append((now, total))
+    )
+    assert done.result(PATIENCE) == folder
+    urls = rest.get_external_weights_urls(saved).result(PATIENCE).urls
+    assert digests(folder).keys() == urls.keys()
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert seen[-1] == (num_bytes, num_bytes)
+    assert [now for now, _ in seen] == sorted(now for now, _ in seen)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+    assert server.calls("checkpoint_archive") == []
+
+
+def test_a_broken_download_goes_on_where_it_stopped(
+    server: StubServer, rest: RestClient, saved: str, tmp_path: Path
+) -> None:
+    """The official one reports 500 of 100,000 bytes as a success (protocol 12.2)."""
+    plain = rest.download_checkpoint(saved, tmp_path / "plain").result(PATIENCE)
+    largest = max(plain.rglob("*"), key=lambda path: path.stat().st_size)
+    cut = Fault(cut_after_bytes=5000)
+    server.inject("download", cut, times=2, match=lambda call: largest.name in call.path)
+    broken = rest.download_checkpoint(saved, tmp_path / "broken").result(PATIENCE)
+    assert digests(broken) == digests(plain)
+    ranges = [
+        call.headers.get("range") for call in server.calls("download") if largest.name in call.path
+    ][1:]
+    assert ranges[0] in {None, "bytes=0-"}
+    assert ranges[1] == "bytes=5000-"
+
+
+def test_a_download_that_never_works_leaves_nothing_half(
+    server: StubServer, connect: Connect, saved: str, tmp_path: Path
+) -> None:
+    rest = connect(server, outage_seconds=0.2, max_retries=1).rest_client()
+    server.inject("download", Fault(status=404), times=None)
+    with pytest.raises((NotFoundError, DownloadError, APIConnectionError)):
+        rest.download_checkpoint(saved, tmp_path / "weights").result(PATIENCE)
+    assert not (tmp_path / "weights").exists()
+
+
+def test_what_is_there_is_not_overwritten_unless_asked(
+    server: StubServer, rest: RestClient, saved: str, tmp_path: Path
+) -> None:
+    """P-32: and with force, the old one stays until the new one is complete."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("keep")
+    with pytest.raises(InvalidInput, match="exists already"):
+        rest.download_checkpoint(saved, folder).result(PATIENCE)
+    server.inject("external_weights_urls", Fault(status=400, body={"detail": "no"}), times=None)
+    server.inject("checkpoint_archive", Fault(status=404), times=None)
+    with pytest.raises(Exception, match="no"):
+        rest.download_checkpoint(saved, folder, force=True).result(PATIENCE)
+    assert (folder / "mine.txt").read_text() == "keep"
+    server.clear_faults()
+    rest.download_checkpoint(saved, folder, force=True).result(PATIENCE)
+    assert not (folder / "mine.txt").exists()
+    assert (folder / "adapter_config.json").exists()
+
+
+def test_the_key_goes_to_no_other_host(
+    serve: Serve, server: StubServer, rest: RestClient, saved: str, tmp_path: Path
+) -> None:
+    elsewhere = serve()
+    urls = rest.get_external_weights_urls(saved).result(PATIENCE)
+    moved = {name: url.replace(server.url, elsewhere.url) for name, url in urls.urls.items()}
+    answer = {"urls": moved, "expires": urls.expires.isoformat()}
+    server.inject("external_weights_urls", Fault(status=200, body=answer))
+    assert rest.download_checkpoint(saved, tmp_path / "x").exception(PATIENCE) is not None
+    assert elsewhere.calls("download")
+    assert all(call.api_key is None for call in elsewhere.calls())
+
+
+def test_a_training_checkpoint_comes_as_an_archive(
+    service: ServiceClient, rest: RestClient, tmp_path: Path
+) -> None:
+    """No session is started for it, as the official tool does (protocol 12.34)."""
+    client = service.create_lora_training_client(BASE_MODEL, rank=2)
+    path = client.save_state("state").result(PATIENCE).path
+    folder = rest.download_checkpoint(path, tmp_path / "state").result(PATIENCE)
+    assert (folder / "adapter_config.json").exists()
+
+
+def test_a_broken_archive_is_typed_and_leaves_nothing(
+    server: StubServer, service: ServiceClient, rest: RestClient, tmp_path: Path
+) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    path = client.save_state("state").result(PATIENCE).path
+    server.inject("download", Fault(status=200, body=b"this is no tar" * 100), times=None)
+    with pytest.raises(DownloadError):
+        rest.download_checkpoint(path, tmp_path / "state").result(PATIENCE)
+    assert not (tmp_path / "state").exists()
