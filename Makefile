@@ -20,7 +20,7 @@ bench: $(VENV)/.ready
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix src tests examples benchmarks docs

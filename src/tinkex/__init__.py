@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tinkex.errors import TinkerError as TinkerError
     from tinkex.errors import TinkexError as TinkexError
     from tinkex.errors import UnprocessableEntityError as UnprocessableEntityError
+    from tinkex.errors import WrongThread as WrongThread
     from tinkex.logs import attach_logger as attach_logger
     from tinkex.logs import detach_logger as detach_logger
     from tinkex.types import AdamOptimizerConfig as AdamOptimizerConfig
@@ -108,7 +109,8 @@ _HOMES = {
         "AuthenticationError BadRequestError BillingError ClientClosed ConfigError ConflictError "
         "ConnectTimeoutError DownloadError ExperimentalWarning InternalServerError InvalidInput "
         "NotFoundError PermissionDeniedError PromiseExpiredError RateLimitError "
-        "RequestFailedError ResultTimeoutError TinkerError TinkexError UnprocessableEntityError"
+        "RequestFailedError ResultTimeoutError TinkerError TinkexError UnprocessableEntityError "
+        "WrongThread"
     ),
     "tinkex.logs": "attach_logger detach_logger",
     "tinkex.types": (

@@ -4,6 +4,7 @@ TinkexError                         also exported as TinkerError
 ├── ConfigError                     a setting is missing or wrong
 ├── InvalidInput                    refused before anything was sent
 ├── ClientClosed                    the client was closed while work was waiting
+├── WrongThread                     a blocking call where nothing may block
 ├── DownloadError                   a file arrived short, changed or unsafe
 ├── APIError
 │   ├── APIConnectionError          no answer arrived                        (retryable)
@@ -147,6 +148,16 @@ class ClientClosed(TinkexError, RuntimeError):
     category = RequestErrorCategory.User
     verdict = _USERS_FAULT
     hint = "Create a new ServiceClient; a closed one cannot be used again."
+
+
+class WrongThread(TinkexError, RuntimeError):
+    """A blocking call was made on an I/O thread, which would wait for itself."""
+
+    category = RequestErrorCategory.User
+    verdict = _USERS_FAULT
+    hint = (
+        "In a callback, use the future's value only when it is done, or await on a loop of yours."
+    )
 
 
 class DownloadError(TinkexError):

@@ -13,6 +13,8 @@ import time
 from typing import TextIO
 
 ROOT = "tinkex"
+#: Messages remembered before old ones are forgotten.
+MAX_KEYS = 1000
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -62,5 +64,7 @@ class OncePerMinute:
         last = self._last.get(key)
         if last is not None and now - last < self._interval_seconds:
             return False
+        if len(self._last) >= MAX_KEYS:
+            self._last = {k: t for k, t in self._last.items() if now - t < self._interval_seconds}
         self._last[key] = now
         return True

@@ -80,7 +80,9 @@ def _first(env: Mapping[str, str], *names: str) -> str | None:
 
 def _log_level(text: str | None) -> str | None:
     if text is not None and text.lower() not in LEVELS:
-        raise ConfigError(f"TINKEX_LOG must be one of {', '.join(LEVELS)}; got {text!r}")
+        raise ConfigError(
+            f"TINKEX_LOG or TINKER_LOG must be one of {', '.join(LEVELS)}; got {text!r}"
+        )
     return text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -122,21 +121,18 @@ def test_a_hook_that_raises_harms_nobody(server: StubServer, connect: Connect) -
 
 
 def test_huge_results_do_not_delay_them(server: StubServer, beating: ServiceClient) -> None:
-    """20 MB in 20,000 pieces, four times; made up beforehand, so that the server only sends it."""
+    """60 MB in 60,000 pieces; made up beforehand, so that the server only sends it."""
     client = beating.create_lora_training_client(BASE_MODEL)
     row = {"logprobs": TensorData.from_numpy(np.zeros(250, dtype=np.float32))}
-    huge = encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [row] * 20_000, {}))
+    huge = encode_forward_backward_output(ForwardBackwardOutput("ArrayRecord", [row] * 60_000, {}))
     proto = {"content-type": "application/x-protobuf"}
-    server.inject("retrieve_future", Fault(status=200, body=huge, headers=proto), times=4)
+    server.inject("retrieve_future", Fault(status=200, body=huge, headers=proto))
     started = time.monotonic()
-    futures = [client.forward([datum()], "cross_entropy") for _ in range(4)]
-    for future in futures:
-        assert len(future.result(PATIENCE).loss_fn_outputs) == 20_000
+    output = client.forward([datum()], "cross_entropy").result(PATIENCE)
     ended = time.monotonic()
-    server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 1)
-    beats = [started, *(beat for beat in server.heartbeats() if started < beat < ended), ended]
-    longest = max(later - sooner for sooner, later in itertools.pairwise(beats))
-    assert longest < 2 * BLOCK_SECONDS
+    assert len(output.loss_fn_outputs) == 60_000
+    beats = [beat for beat in server.heartbeats() if started < beat < ended]
+    assert len(beats) >= FEWEST
     assert beating.metrics().counters.get("heartbeats_failed", 0) == 0
 
 
@@ -151,10 +147,10 @@ def test_one_hung_session_does_not_delay_another(serve: Serve, connect: Connect)
 
 def test_an_idle_client_renews_its_token_for_them(serve: Serve, connect: Connect) -> None:
     """A token that expires while nothing is asked must not end the session."""
-    server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True}, token_seconds=0.4)
+    server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True}, token_seconds=0.3)
     service = connect(server, heartbeat_seconds=INTERVAL)
     service.create_lora_training_client(BASE_MODEL)
-    time.sleep(1.0)
+    time.sleep(0.6)
     expired_at = time.monotonic()
     eventually(lambda: sum(beat > expired_at for beat in server.heartbeats()) >= 3)
     assert len(server.calls("auth_token")) > 1

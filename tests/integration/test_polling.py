@@ -38,9 +38,7 @@ def waits(server: StubServer, request_id: str) -> list[float]:
     return [later - sooner for sooner, later in itertools.pairwise(times)]
 
 
-@pytest.mark.parametrize(
-    ("status", "times", "least"), [(408, 4, 1.1), (429, 2, 1.1), (503, 2, 1.1)]
-)
+@pytest.mark.parametrize(("status", "times", "least"), [(408, 4, 1.1), (503, 2, 1.1)])
 def test_instant_answers_do_not_make_a_hot_loop(
     server: StubServer, client: TrainingClient, status: int, times: int, least: float
 ) -> None:
@@ -54,20 +52,20 @@ def test_instant_answers_do_not_make_a_hot_loop(
 
 
 def test_a_server_that_never_holds_a_poll_is_not_flooded(serve: Serve, connect: Connect) -> None:
-    server = serve(long_poll_seconds=0.0, work_seconds=1.0)
+    server = serve(long_poll_seconds=0.0, work_seconds=0.5)
     connect(server).create_lora_training_client(BASE_MODEL)
-    assert len(server.calls("retrieve_future")) <= 7
+    assert len(server.calls("retrieve_future")) <= 6
 
 
 def test_a_polls_retry_after_is_honoured(server: StubServer, service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
-    paused = {"type": "try_again", "retry_after_ms": 600, "queue_state": "active"}
+    paused = {"type": "try_again", "retry_after_ms": 300, "queue_state": "active"}
     server.inject("retrieve_future", Fault(status=200, body=paused))
-    server.inject("retrieve_future", Fault(status=429, headers={"retry-after-ms": "700"}))
+    server.inject("retrieve_future", Fault(status=429, headers={"retry-after-ms": "600"}))
     client.optim_step(ADAM).result(PATIENCE)
     first, second = waits(server, "req-2")
-    assert first >= 0.6
-    assert second >= 0.7
+    assert first >= 0.3
+    assert second >= 0.6
 
 
 def test_a_500_with_a_reason_is_a_failure_after_a_few_polls(
@@ -82,7 +80,7 @@ def test_a_500_with_a_reason_is_a_failure_after_a_few_polls(
 
 
 def test_a_server_that_stays_away_is_given_up(server: StubServer, connect: Connect) -> None:
-    client = connect(server, outage_seconds=1.0).create_lora_training_client(BASE_MODEL)
+    client = connect(server, outage_seconds=0.3).create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=503, body={"detail": "away"}), times=None)
     with pytest.raises(InternalServerError, match="away"):
         client.optim_step(ADAM).result(PATIENCE)
@@ -190,7 +188,7 @@ def test_a_paused_queue_is_told_once_and_slows_the_polls(
     events = Events()
     client = connect(server, event_hook=events).create_lora_training_client(BASE_MODEL)
     paused = {"queue_state": "PAUSED_CAPACITY", "queue_state_reason": "no machines"}
-    server.inject("retrieve_future", Fault(status=408, body=paused), times=2)
+    server.inject("retrieve_future", Fault(status=408, body=paused))
     client.optim_step(ADAM).result(PATIENCE)
     (change,) = events.wait_for(1, QueueChanged)
     assert (change.client, change.state, change.reason) == (
@@ -199,7 +197,7 @@ def test_a_paused_queue_is_told_once_and_slows_the_polls(
         "no machines",
     )
     assert len(events.of(QueueChanged)) == 1
-    assert min(waits(server, "req-2")) >= 1.0
+    assert waits(server, "req-2")[0] >= 1.0
     assert [record.getMessage() for record in caplog.records].count(
         f"Training of {client.model_id} is paused: no machines"
     ) == 1

@@ -222,7 +222,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "name"), [*(("optim_step", name) for name in BROKEN), ("retrieve_future", "cut")]
+    ("endpoint", "name"),
+    [("optim_step", "cut"), ("optim_step", "garbage"), ("retrieve_future", "dropped")],
 )
 def test_a_broken_line_is_tried_again_then_typed(
     serve: Serve, connect: Connect, name: str, endpoint: str
@@ -255,17 +256,17 @@ def test_a_broken_line_is_tried_again_then_typed(
         (599, InternalServerError),
     ],
 )
-@pytest.mark.parametrize("is_chunked", [False, True])
 def test_each_status_is_a_class(
     server: StubServer,
     connect: Connect,
     status: int,
     expected: type[APIStatusError],
-    is_chunked: bool,
 ) -> None:
-    """A 400 without a length is a 400, not a lost connection (protocol 12.27b)."""
-    client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
-    refusal = Fault(status=status, body={"detail": f"no {status}"}, chunked=is_chunked)
+    """Also without a length: a 400 is no lost connection for it (protocol 12.27b)."""
+    client = connect(server, max_retries=0, billing_pause_seconds=0.0).create_lora_training_client(
+        BASE_MODEL
+    )
+    refusal = Fault(status=status, body={"detail": f"no {status}"}, chunked=True)
     server.inject("optim_step", refusal, times=None)
     with pytest.raises(expected, match=f"no {status}") as caught:
         client.optim_step(ADAM).result(PATIENCE)
@@ -296,7 +297,7 @@ def test_a_publish_is_sent_once(server: StubServer, service: ServiceClient) -> N
 
 @pytest.mark.parametrize(
     ("headers", "least"),
-    [({"retry-after-ms": "800"}, 0.8), ({"retry-after": "0.7"}, 0.7), ({"retry-after": "1"}, 1.0)],
+    [({"retry-after-ms": "600"}, 0.6), ({"retry-after": "0.7"}, 0.7)],
 )
 def test_retry_after_is_honoured(
     server: StubServer, service: ServiceClient, headers: dict[str, str], least: float

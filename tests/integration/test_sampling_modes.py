@@ -198,7 +198,7 @@ def test_a_broken_shared_poll_fails_the_samples_that_wait(
 
 
 def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect) -> None:
-    server = serve(client_config=ONE_POLL, dynamic_config=CAN_CANCEL, work_seconds=0.5)
+    server = serve(client_config=ONE_POLL, dynamic_config=CAN_CANCEL, work_seconds=0.2)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     first, second = (sampler.sample(PROMPT, 1, SHORT) for _ in range(2))
     server.wait_for("retrieve_futures")
@@ -206,9 +206,7 @@ def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect)
     server.wait_for("cancel_future")
     assert second.result(PATIENCE).sequences
     assert len(polls(server)) == 1
-    # What nobody waits for is not kept for ever.
-    third = sampler.sample(PROMPT, 1, SHORT)
-    assert third.result(PATIENCE).sequences
-    completions = sampler._runner._completions
-    assert completions is not None
-    assert not completions._early | completions._given_up
+    # What was given up is acknowledged too, so that the server need not keep it.
+    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    told = [call.message["retrieved_request_ids"] for call in server.calls("retrieve_futures")]
+    assert "req-1" in [name for names in told for name in names]

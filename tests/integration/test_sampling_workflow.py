@@ -222,8 +222,9 @@ def test_a_shorter_429_does_not_shorten_the_wait(
     """P-13: a deadline is only ever extended."""
     once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
     long, short = ({"retry-after": seconds} for seconds in ("20", "1"))
-    server.inject("asample", Fault(status=429, headers=long))
-    server.inject("asample", Fault(status=429, headers=short, delay_seconds=0.1))
+    # Both are on their way before the first answer comes, which is the longer one.
+    server.inject("asample", Fault(status=429, headers=long, delay_seconds=0.2))
+    server.inject("asample", Fault(status=429, headers=short, delay_seconds=0.3))
     futures = [once.sample(PROMPT, 1, SHORT) for _ in range(2)]
     for future in futures:
         assert isinstance(future.exception(PATIENCE), RateLimitError)

@@ -32,6 +32,7 @@ from tinkex.errors import (
     ResultTimeoutError,
     TinkexError,
     Verdict,
+    WrongThread,
     error_class_for,
     judge,
 )
@@ -248,6 +249,7 @@ HINTS = {
     PromiseExpiredError: "again",
     RateLimitError: "concurrent",
     ResultTimeoutError: "poll_timeout_seconds",
+    WrongThread: "callback",
 }
 
 

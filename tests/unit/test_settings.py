@@ -73,7 +73,9 @@ def test_the_key_says_which_variable_it_came_from() -> None:
 
 def test_our_log_level_wins_and_a_wrong_one_is_refused() -> None:
     assert read_environment({"TINKEX_LOG": "info", "TINKER_LOG": "debug"}).log_level == "info"
-    with pytest.raises(ConfigError, match=r"TINKEX_LOG must be one of debug.*got 'loud'"):
+    with pytest.raises(
+        ConfigError, match=r"TINKEX_LOG or TINKER_LOG must be one of debug.*got 'loud'"
+    ):
         read_environment({"TINKER_LOG": "loud"})
 
 

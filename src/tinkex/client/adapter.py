@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from tinkex import types
 from tinkex.client.chunking import Chunk, split
@@ -15,13 +17,13 @@ from tinkex.client.holder import Holder
 from tinkex.client.jobs import Promise, submit, wait
 from tinkex.client.loop import together
 from tinkex.client.merging import merge
-from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueStateLogger
 from tinkex.client.road import Road
 from tinkex.client.transport import outgoing
 from tinkex.errors import InvalidInput
 from tinkex.wire.endpoints import Endpoint
 
+T = TypeVar("T")
 Output = types.ForwardBackwardOutput
 
 
@@ -30,20 +32,19 @@ class Adapter:
 
     def __init__(self, holder: Holder, model_id: str) -> None:
         self._holder = holder
-        watch = holder.watch(QueueStateLogger("training", model_id), model_id)
-        self._poller = Poller(holder.transport, watch, holder.response_budget)
+        self._poller = holder.poller(QueueStateLogger("training", model_id), model_id)
         self._road = Road(holder)
         self._sender = BatchSender(holder, model_id)
+        self._loss_thread: ThreadPoolExecutor | None = None
 
     def run(
         self, endpoint: Endpoint[Any, Any], message_for: Callable[[int], object]
     ) -> APIFuture[Any]:
         """An operation of one request; `message_for(seq_id)` makes its message."""
         transport = self._holder.transport
-        timeout = self._holder.config.timeout_seconds
 
         def prepare(seq_id: int) -> Callable[[], Awaitable[Promise]]:
-            request = outgoing(endpoint, message_for(seq_id), timeout_seconds=timeout)
+            request = outgoing(endpoint, message_for(seq_id))
             return lambda: submit(transport, request)
 
         def receive(promise: Promise) -> Awaitable[Any]:
@@ -60,7 +61,8 @@ class Adapter:
         forward_only: bool,
     ) -> APIFuture[Output]:
         """A forward or forward_backward over any number of datums."""
-        batch = Batch(self._cut(data), loss_fn, config, forward_only)
+        # A copy: the caller may reuse its list as soon as this returns.
+        batch = Batch(self._cut(list(data)), loss_fn, config, forward_only)
 
         def prepare(first: int) -> Callable[[], Awaitable[list[Promise]]]:
             requests = self._sender.encode(batch, first)
@@ -75,7 +77,8 @@ class Adapter:
         All three hold the road, so a later optim_step cannot pass the backward. Its ids are
         reserved with the forward's: both are cut alike.
         """
-        chunks = self._cut(forward_data(list(data)))
+        data = list(data)
+        chunks = self._cut(forward_data(data))
         count = len(chunks)
 
         def prepare(first: int) -> Callable[[], Awaitable[tuple[list[Promise], Surrogate]]]:
@@ -84,10 +87,10 @@ class Adapter:
 
             async def send() -> tuple[list[Promise], Surrogate]:
                 outputs = (await self._gather(await self._sender.send(requests))).loss_fn_outputs
-                surrogate = await asyncio.to_thread(differentiate, list(data), outputs, loss_fn)
+                surrogate = await self._on_loss_thread(differentiate, data, outputs, loss_fn)
                 again = _recut(chunks, surrogate.data)
                 backward = Batch(again, "cross_entropy", None, forward_only=False)
-                encoded = await asyncio.to_thread(self._sender.encode, backward, first + count)
+                encoded = await self._on_loss_thread(self._sender.encode, backward, first + count)
                 return await self._sender.send(encoded), surrogate
 
             return send
@@ -97,7 +100,14 @@ class Adapter:
 
         return self._road.enter("forward_backward_custom", 2 * count, prepare, receive)
 
-    def _cut(self, data: Sequence[types.Datum]) -> list[Chunk]:
+    async def _on_loss_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run user code on a thread that serves nothing else; the road allows one at a time."""
+        if self._loss_thread is None:
+            self._loss_thread = ThreadPoolExecutor(1, thread_name_prefix="tinkex-loss")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._loss_thread, partial(work, *args))
+
+    def _cut(self, data: list[types.Datum]) -> list[Chunk]:
         for index, datum in enumerate(data):
             if not isinstance(datum, types.Datum):
                 raise InvalidInput(f"data[{index}] is no Datum: {type(datum).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -12,7 +13,7 @@ from tinkex.client.download import download_file, download_tree
 from tinkex.client.holder import Holder
 from tinkex.client.http import HttpResponse, HttpStream
 from tinkex.client.retry import retry_after
-from tinkex.errors import APIStatusError, InvalidInput
+from tinkex.errors import APIStatusError, DownloadError, InvalidInput
 from tinkex.ids import TinkerPath
 from tinkex.logs import get_logger
 from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
@@ -64,11 +65,17 @@ async def _unpack(
     archive = destination.with_name(f".{destination.name}.archive")
     fresh = destination.with_name(f".{destination.name}.unpacked")
     await download_file(_fetcher(holder), url, archive, progress=progress)
+    # Left behind by a process that died between unpacking and renaming.
+    await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
     try:
         await asyncio.to_thread(extract_archive, archive, fresh)
+        await asyncio.to_thread(publish_directory, fresh, destination, replace=force)
+    except OSError as error:
+        text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
+        raise DownloadError(text) from error
     finally:
         archive.unlink(missing_ok=True)
-    await asyncio.to_thread(publish_directory, fresh, destination, replace=force)
+        await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
     return destination
 
 

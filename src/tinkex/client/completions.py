@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from tinkex import types
 from tinkex.client.retry import NO_RETRY, RetryPolicy, backoff, wait_before_retry
 from tinkex.client.transport import Transport
-from tinkex.errors import APITimeoutError, TinkexError
+from tinkex.errors import APITimeoutError, ConnectTimeoutError, TinkexError
 from tinkex.wire.endpoints import RETRIEVE_FUTURES
 
 #: An answer faster than this was no long poll; asking again at once would be a hot loop.
 QUICK_SECONDS = 1.0
+MAX_ANNOUNCED = 10_000
 _POLICY = RetryPolicy(first_wait_seconds=1.0, max_wait_seconds=10.0)
 _SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
 
@@ -26,8 +27,8 @@ class CompletionPoller:
         self._transport = transport
         self._target = target
         self._waiters: dict[str, asyncio.Future[None]] = {}
-        self._early: set[str] = set()
-        self._given_up: set[str] = set()
+        #: Ready and not fetched yet, oldest first.
+        self._announced: dict[str, None] = {}
         self._retrieved: set[str] = set()
         self._cursor = 0
         self._task: asyncio.Task[None] | None = None
@@ -36,18 +37,24 @@ class CompletionPoller:
     async def fetching(self, request_id: str) -> AsyncIterator[None]:
         """Wait until a result, or a failure, is ready; fetch it inside the block.
 
-        Only after the block is the server told that it may drop the result.
+        Only after a fetch that worked, or was given up, is the server told that it may drop the
+        result: a server announces it once, and a failed fetch is tried again.
         """
+        await self.completed(request_id)
         try:
-            await self.completed(request_id)
             yield
-        finally:
-            self._retrieved.add(request_id)
+        except asyncio.CancelledError:
+            self._settle(request_id)
+            raise
+        self._settle(request_id)
+
+    def _settle(self, request_id: str) -> None:
+        self._announced.pop(request_id, None)
+        self._retrieved.add(request_id)
 
     async def completed(self, request_id: str) -> None:
         """Return when the result, or the failure, of a request is ready to be fetched."""
-        if request_id in self._early:
-            self._early.discard(request_id)
+        if request_id in self._announced:
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[request_id] = waiter
@@ -57,7 +64,7 @@ class CompletionPoller:
         try:
             await waiter
         except asyncio.CancelledError:
-            self._given_up.add(request_id)
+            self._retrieved.add(request_id)
             raise
         finally:
             self._waiters.pop(request_id, None)
@@ -70,9 +77,6 @@ class CompletionPoller:
             acknowledged, asked_at = sorted(self._retrieved), loop.time()
             try:
                 reply = await self._ask(acknowledged)
-            except APITimeoutError:
-                # A poll that ran into its time limit is a long poll without news.
-                attempt, started = 0, loop.time()
             except TinkexError as error:
                 attempt += 1
                 elapsed = loop.time() - started
@@ -92,20 +96,27 @@ class CompletionPoller:
         message = types.FuturesRetrieveRequest(
             target=self._target, prev_cursor=self._cursor, retrieved_request_ids=acknowledged
         )
-        return await self._transport.call(RETRIEVE_FUTURES, message, policy=NO_RETRY)
+        try:
+            return await self._transport.call(RETRIEVE_FUTURES, message, policy=NO_RETRY)
+        except ConnectTimeoutError:
+            raise
+        except APITimeoutError:
+            # A poll that ran into its time limit is a long poll without news.
+            return types.FuturesRetrieveResponse(completions=[], cursor=self._cursor)
 
     def _take(self, reply: types.FuturesRetrieveResponse) -> bool:
         self._cursor = reply.cursor
         for completion in reply.completions:
+            if completion.request_id in self._retrieved:
+                continue
+            self._announced[completion.request_id] = None
             # Taken out before it is told, so that no poll leaves for waiters that are served.
             waiter = self._waiters.pop(completion.request_id, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-            elif completion.request_id in self._given_up:
-                self._given_up.discard(completion.request_id)
-            else:
-                # Ready before its promise was read here.
-                self._early.add(completion.request_id)
+        while len(self._announced) > MAX_ANNOUNCED:
+            # Of samples that were cancelled before their promise was read: nobody will ask.
+            self._announced.pop(next(iter(self._announced)))
         return bool(reply.completions)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:

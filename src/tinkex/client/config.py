@@ -37,8 +37,8 @@ class Config:
     """How long to wait for one result in all; None waits for ever."""
     poll_request_seconds: float = 45.0
     """How long one poll may take."""
-    billing_pause_seconds: float = 3600.0
-    """How long to wait when the server says the account has a billing issue."""
+    billing_pause_seconds: float | None = None
+    """How long to wait when the account has a billing issue; None leaves it to the server."""
     heartbeat_seconds: float = 10.0
     """How often a session says that it is alive."""
     max_connections: int = 512
@@ -98,6 +98,8 @@ class Config:
         for name in _WHOLE:
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+        if self.billing_pause_seconds is not None:
+            _check_number("billing_pause_seconds", self.billing_pause_seconds, 0.0, inclusive=True)
         if self.user_metadata is not None:
             _check_metadata(self.user_metadata)
             object.__setattr__(self, "user_metadata", dict(self.user_metadata))
@@ -116,7 +118,7 @@ _POSITIVE = (
     "max_concurrent_samples",
 )
 _WHOLE = ("max_retries", "max_connections", "max_concurrent_samples")
-_NOT_NEGATIVE = ("max_retries", "first_contact_seconds", "outage_seconds", "billing_pause_seconds")
+_NOT_NEGATIVE = ("max_retries", "first_contact_seconds", "outage_seconds")
 
 
 def normalise_url(url: str) -> str:

@@ -8,11 +8,18 @@ from tinkex.client.holder import Holder
 from tinkex.client.jobs import run_job
 from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueStateLogger
+from tinkex.client.retry import NO_RETRY
 from tinkex.client.training import TrainingClient
-from tinkex.errors import InvalidInput
+from tinkex.errors import InvalidInput, TinkexError
 from tinkex.ids import parse_tinker_path
 from tinkex.logs import get_logger
-from tinkex.wire.endpoints import CREATE_CUSTOM_LOSS, CREATE_MODEL, LOAD_WEIGHTS, WEIGHTS_INFO
+from tinkex.wire.endpoints import (
+    CREATE_CUSTOM_LOSS,
+    CREATE_MODEL,
+    LOAD_WEIGHTS,
+    UNLOAD_MODEL,
+    WEIGHTS_INFO,
+)
 from tinkex.wire.messages import WeightsInfoRequest
 
 logger = get_logger(__name__)
@@ -77,8 +84,21 @@ async def from_checkpoint(
     )
     chosen = info.optimizer_config if with_optimizer else optimizer_config
     client = await create_model(holder, base_model or info.base_model, lora, user_metadata, chosen)
-    await client.load(path, weights_access_token, optimizer=with_optimizer)
+    try:
+        await client.load(path, weights_access_token, optimizer=with_optimizer)
+    except BaseException:
+        holder.task(_unload(holder, client.model_id))
+        raise
     return client
+
+
+async def _unload(holder: Holder, model_id: str) -> None:
+    """Let go of a model that never got its weights; a server that cannot is not asked twice."""
+    message = types.UnloadModelRequest(model_id=model_id)
+    try:
+        await holder.transport.call(UNLOAD_MODEL, message, policy=NO_RETRY)
+    except TinkexError as error:
+        logger.debug("Model %s was not unloaded: %s", model_id, error)
 
 
 async def _create_by_loading(holder: Holder, message: types.LoadWeightsRequest) -> TrainingClient:
@@ -92,7 +112,9 @@ async def _weights_info(
     holder: Holder, path: str, weights_access_token: str | None
 ) -> types.WeightsInfoResponse:
     # A foreign checkpoint is looked up with the credential that may see it.
-    headers = {"x-api-key": weights_access_token} if weights_access_token else None
+    headers = None
+    if weights_access_token:
+        headers = {"x-api-key": await holder.identity.as_sent(weights_access_token)}
     message = WeightsInfoRequest(tinker_path=path)
     return await holder.transport.call(WEIGHTS_INFO, message, headers=headers)
 
@@ -121,5 +143,4 @@ async def upload_loss(holder: Holder, traced: TracedLoss) -> LossHandle:
 
 
 def _poller(holder: Holder, name: str) -> Poller:
-    watch = holder.watch(QueueStateLogger("training", name), name)
-    return Poller(holder.transport, watch, holder.response_budget)
+    return holder.poller(QueueStateLogger("training", name), name)

@@ -38,6 +38,7 @@ __all__ = [
     "TracedLoss",
     "check_loss_fn",
     "check_loss_inputs",
+    "check_loss_session",
     "differentiate",
     "encode_graph",
     "forward_data",
@@ -93,6 +94,15 @@ def check_loss_fn(loss_fn: object) -> None:
         raise InvalidInput(f"a custom loss is a function or a LossHandle, got {loss_fn!r:.80}")
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("custom losses need torch: pip install tinkex[torch]")
+
+
+def check_loss_session(handle: LossHandle, session_id: str | None) -> None:
+    """Refuse a loss that was made in another session: the server does not know it here."""
+    if handle.session_id != session_id:
+        raise InvalidInput(
+            f"The loss {handle.name!r} was made in session {handle.session_id}, "
+            f"this client belongs to {session_id}"
+        )
 
 
 def check_loss_inputs(handle: LossHandle, data: Sequence[Datum]) -> None:

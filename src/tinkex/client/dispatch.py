@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from tinkex import types
@@ -115,19 +115,14 @@ class BatchSender:
         if self._holder.flags.proto_compress_fwdbwd and len(body) >= COMPRESS_FROM_BYTES:
             body = await asyncio.to_thread(compress, body)
             headers["content-encoding"] = "zstd"
-        return self._outgoing(body, headers)
+        return outgoing(FORWARD_BACKWARD, body, headers=headers)
 
     def _as_json(self, chunk: EncodedChunk) -> Outgoing:
         if not chunk.forward_only:
-            return self._outgoing(encode_json(chunk.message), {})
+            return outgoing(FORWARD_BACKWARD, encode_json(chunk.message))
         message = types.ForwardRequest(
             forward_input=chunk.message.forward_backward_input,
             model_id=chunk.message.model_id,
             seq_id=chunk.message.seq_id,
         )
-        seconds = self._holder.config.timeout_seconds
-        return outgoing(FORWARD, message, timeout_seconds=seconds)
-
-    def _outgoing(self, body: bytes, headers: dict[str, str]) -> Outgoing:
-        request = outgoing(FORWARD_BACKWARD, body, headers=headers)
-        return replace(request, timeout_seconds=self._holder.config.timeout_seconds)
+        return outgoing(FORWARD, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from tinkex.client.retry import NO_RETRY
@@ -30,14 +31,13 @@ class ServerFlags:
         self._transport = transport
         self._dynamic = ClientDynamicConfigResponse()
         self._refreshed_at: float | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
 
     async def read(self) -> None:
         """Ask the server, once."""
         message = ClientConfigRequest(sdk_version=WIRE_VERSION)
-        seconds = self._transport.timeout_for(CLIENT_CONFIG)
-        request = outgoing(CLIENT_CONFIG, message, timeout_seconds=seconds)
         try:
-            response = await self._transport.deliver(request)
+            response = await self._transport.deliver(outgoing(CLIENT_CONFIG, message))
         except APIStatusError as error:
             if error.status not in ABSENT:
                 raise
@@ -52,8 +52,10 @@ class ServerFlags:
         stale_seconds = max(LEAST_REFRESH_SECONDS, self._dynamic.refresh_interval_sec)
         now = time.monotonic()
         if self._refreshed_at is None or now - self._refreshed_at > stale_seconds:
-            self._refreshed_at = now
-            await self._refresh()
+            # One question serves all who ask meanwhile.
+            if self._refresh_task is None or self._refresh_task.done():
+                self._refresh_task = asyncio.get_running_loop().create_task(self._refresh())
+            await asyncio.shield(self._refresh_task)
         return self._dynamic.sample_cancel_enabled
 
     async def _refresh(self) -> None:
@@ -63,3 +65,4 @@ class ServerFlags:
         except TinkexError as error:
             # A failed refresh keeps what was known before.
             logger.debug("Dynamic configuration was not refreshed: %s", error)
+        self._refreshed_at = time.monotonic()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from tinkex.errors import ClientClosed
+from tinkex.errors import ClientClosed, WrongThread
 
 #: Threads on which nothing may block; each loop adds its own.
 IO_THREADS: set[int] = set()
@@ -34,8 +34,14 @@ class APIFuture(concurrent.futures.Future[T]):
     def result(self, timeout: float | None = None) -> T:
         """Wait for the value; refused on an I/O thread, which would wait for itself."""
         if not self.done() and threading.get_ident() in IO_THREADS:
-            raise ClientClosed("A blocking call was made on the I/O thread; await instead")
+            raise WrongThread
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the error, or None; refused on an I/O thread like result()."""
+        if not self.done() and threading.get_ident() in IO_THREADS:
+            raise WrongThread
+        return super().exception(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Wait without blocking the event loop; a timeout leaves the operation running."""
@@ -61,8 +67,9 @@ class APIFuture(concurrent.futures.Future[T]):
         # Once, or concurrent.futures.wait() and as_completed() never hear of it.
         if next(self._cancels) == 0:
             self.set_running_or_notify_cancel()
-        if self._stop is not None:
-            self._stop()
+        stop = self._stop
+        if stop is not None:
+            stop()
         return True
 
     def settle(self, value: T) -> None:
@@ -75,10 +82,10 @@ class APIFuture(concurrent.futures.Future[T]):
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.set_exception(error)
 
-    def stop_with(self, stop: Callable[[], Any]) -> None:
+    def stop_with(self, stop: Callable[[], Any] | None) -> None:
         """Say what cancelling this future shall do from now on."""
         self._stop = stop
-        if self.cancelled():
+        if stop is not None and self.cancelled():
             stop()
 
     def follow(self, task: asyncio.Task[T], loop: asyncio.AbstractEventLoop) -> None:
@@ -102,6 +109,8 @@ def transformed(source: APIFuture[T], change: Callable[[T], U]) -> APIFuture[U]:
     target: APIFuture[U] = APIFuture()
 
     def pass_on(done: concurrent.futures.Future[T]) -> None:
+        # Nothing to stop any more: a result must not keep what it was made of.
+        target.stop_with(None)
         if done.cancelled():
             target.cancel()
         elif (error := done.exception()) is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import itertools
 import os
+import sys
 import weakref
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -17,10 +19,11 @@ from tinkex.client.config import Config
 from tinkex.client.flags import ServerFlags
 from tinkex.client.future import APIFuture
 from tinkex.client.hooks import HookThread
-from tinkex.client.http import HttpClient, HttpTransport
+from tinkex.client.http import FORKS, HttpClient, HttpTransport
 from tinkex.client.identity import Identity
 from tinkex.client.lanes import Lane, lane_for
 from tinkex.client.loop import IO
+from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueState, QueueStateObserver, QueueWatch
 from tinkex.client.session import Heartbeat, create_session, finish_session
 from tinkex.client.telemetry import Telemetry
@@ -35,6 +38,8 @@ T = TypeVar("T")
 logger = get_logger(__name__)
 #: How long closing waits for stopped work to end.
 STOP_SECONDS = 1.0
+#: How long the end of the program waits for sessions to be finished, in all.
+EXIT_SECONDS = 2.0
 FinishStatus = Literal["success", "errored", "interrupted"]
 
 
@@ -61,15 +66,18 @@ class Holder:
         self.config = config
         self.plan = plan or SessionPlan()
         http = HttpClient(config, transport)
+        polls = HttpClient(config.evolve(http_pool=f"{config.http_pool}/polls"), transport)
+        beats = HttpClient(config.evolve(http_pool=f"{config.http_pool}/beats"), transport)
         self.identity = Identity(config, http)
         source = self.identity.source
-        self.transport = Transport(config, http, self.identity.current, source)
+        self.transport = Transport(config, http, self.identity.current, source, polls)
         self.transport.on_request_done = self._emit
-        # The pulse has a transport of its own and never waits for a token.
-        self._pulse = Transport(config, http, self.identity.last_token.get, source)
+        # The pulse has connections of its own and never waits for a token.
+        self._pulse = Transport(config, beats, self.identity.last_token.get, source)
         self._pulse.stopwatch = self.transport.stopwatch
         self.server = ServerFlags(self.transport)
         self.lane: Lane = lane_for(config, self.identity.lane_key)
+        self.sample_slots = asyncio.Semaphore(config.max_concurrent_samples)
         self.response_budget = ByteBudget(self.flags.inflight_response_bytes_semaphore_size)
         self.dispatch_budget = ByteBudget(self.flags.fwdbwd_dispatch_bytes_semaphore_size)
         secrets = self.identity.secrets
@@ -83,6 +91,7 @@ class Holder:
         self._hooks = HookThread()
         self._under_way: set[asyncio.Task[Any]] = set()
         self.is_closed = False
+        self._closing: APIFuture[None] | None = None
         self.has_exported_handle = False
         _OPEN.add(self)
 
@@ -95,12 +104,20 @@ class Holder:
 
     def start(self, work: Coroutine[Any, Any, T]) -> APIFuture[T]:
         """Run work on the I/O loop, unless this client is closed."""
-        if self.is_closed:
+        try:
+            self.check_usable()
+        except TinkexError:
             work.close()
-            raise ClientClosed("This client is closed")
+            raise
         future: APIFuture[T] = APIFuture()
         IO.post(self._launch, work, future)
         return future
+
+    def check_usable(self) -> None:
+        """Refuse work on a closed client, and in a child that inherited one."""
+        FORKS.check()
+        if self.is_closed:
+            raise ClientClosed("This client is closed")
 
     def _launch(self, work: Coroutine[Any, Any, T], future: APIFuture[T]) -> None:
         if future.cancelled():
@@ -121,9 +138,12 @@ class Holder:
         """Run work and wait for it."""
         return self.start(work).result()
 
-    def watch(self, observer: QueueStateObserver, name: str) -> QueueWatch:
-        """A watch that tells the observer, and the event hook, about queue changes."""
-        return QueueWatch(observer, self._hooks.run, lambda s, r: self._queue_changed(name, s, r))
+    def poller(self, observer: QueueStateObserver, name: str) -> Poller:
+        """Waits for results; tells the observer, and the event hook, about queue changes."""
+        watch = QueueWatch(
+            observer, self._hooks.run, lambda state, why: self._queue_changed(name, state, why)
+        )
+        return Poller(self.transport, watch, self.response_budget)
 
     def finished(self, timing: Timing) -> None:
         """Count one finished operation and tell the log and the event hook."""
@@ -137,6 +157,8 @@ class Holder:
             "" if timing.ok else " and failed",
         )
         self._emit(timing)
+        if self.telemetry is not None and not timing.ok:
+            self.telemetry.log("operation_failed", {"operation": timing.operation}, "WARNING")
 
     def metrics(self) -> Metrics:
         """Counters and percentiles so far."""
@@ -190,8 +212,9 @@ class Holder:
         self.response_budget.limit_bytes = self.flags.inflight_response_bytes_semaphore_size
         self.dispatch_budget.limit_bytes = self.flags.fwdbwd_dispatch_bytes_semaphore_size
         self.lane.use(self.flags)
+        self.transport.use(self.flags)
         if self.flags.pjwt_auth_enabled:
-            self.identity.use_tokens()
+            self.identity.use_tokens(self.flags.credential_default_source)
 
     async def _open_session(self) -> str:
         await self.ready()
@@ -199,6 +222,10 @@ class Holder:
         session_id = joined or await create_session(
             self.transport, self.plan.user_metadata, self.plan.display_name
         )
+        if self.is_closed:
+            # Closed meanwhile: a session that nobody wants must not stay behind.
+            await finish_session(self.transport, session_id, "interrupted", None)
+            raise ClientClosed("This client is closed")
         self._heartbeat = Heartbeat(self._pulse, session_id)
         self._heartbeat.start()
         weakref.finalize(self, self._heartbeat.stop).atexit = False
@@ -210,11 +237,12 @@ class Holder:
 
     def close(self, status: FinishStatus, detail: str | None = None) -> APIFuture[None]:
         """Stop heartbeats at once, then finish the session; closing twice is fine."""
-        was_closed, self.is_closed = self.is_closed, True
-        _OPEN.discard(self)
+        self.is_closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        return IO.start(_nothing() if was_closed else self._finish(status, detail))
+        if self._closing is None:
+            self._closing = IO.start(self._finish(status, detail))
+        return self._closing
 
     async def _finish(self, status: str, detail: str | None) -> None:
         try:
@@ -228,6 +256,14 @@ class Holder:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
             self._hooks.stop()
+            _OPEN.discard(self)
+
+    @property
+    def should_finish_at_exit(self) -> bool:
+        """True for a session that only this process can be using, or that is closing already."""
+        return self._closing is not None or (
+            self._session is not None and not self.has_exported_handle
+        )
 
     async def _stop_work(self) -> None:
         for task in self._under_way:
@@ -256,12 +292,13 @@ _OPEN: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 def _finish_all() -> None:
     """At interpreter exit: finish sessions nobody else can be using."""
-    for holder in list(_OPEN):
-        if holder._session is not None and not holder.has_exported_handle:
-            try:
-                holder.close("success").result(timeout=2.0)
-            except (TinkexError, TimeoutError) as error:
-                logger.debug("A session was not finished at exit: %s", error)
+    # Python leaves an exception that ended the program here.
+    error = getattr(sys, "last_value", None)
+    status: FinishStatus = "success" if error is None else "errored"
+    if error is not None and not isinstance(error, Exception):
+        status = "interrupted"
+    ending = [holder.close(status) for holder in list(_OPEN) if holder.should_finish_at_exit]
+    concurrent.futures.wait(ending, timeout=EXIT_SECONDS)
 
 
 atexit.register(_finish_all)
@@ -272,7 +309,3 @@ if hasattr(os, "register_at_fork"):
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-async def _nothing() -> None:
-    return None

@@ -6,35 +6,42 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tinkex.logs import get_logger
+from tinkex.logs import OncePerMinute, get_logger
 
 logger = get_logger(__name__)
+
+#: More than this many calls behind, a hook is too slow to be told of everything.
+MAX_WAITING = 10_000
 
 
 class HookThread:
     """Calls hooks one after the other; what they raise is logged."""
 
     def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinkex-hooks")
+        self._num_waiting = 0
+        self._gate = OncePerMinute()
 
     def run(self, action: Callable[[], Any]) -> None:
         """Call it soon, after what came before it."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinkex-hooks")
+        if self._num_waiting >= MAX_WAITING:
+            if self._gate.allows("full"):
+                logger.warning("Hooks are slower than what they are told of; some are not called")
+            return
+        self._num_waiting += 1
         try:
-            self._executor.submit(_guarded, action)
+            self._executor.submit(self._call, action)
         except RuntimeError as error:
             # After stop() and at interpreter exit nobody listens any more; work goes on.
             logger.debug("A hook was not called: %s", error)
 
     def stop(self) -> None:
         """Call what is waiting, then nothing more; returns at once."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        self._executor.shutdown(wait=False)
 
-
-def _guarded(action: Callable[[], Any]) -> None:
-    try:
-        action()
-    except Exception:
-        logger.warning("A hook raised", exc_info=True)
+    def _call(self, action: Callable[[], Any]) -> None:
+        self._num_waiting -= 1
+        try:
+            action()
+        except Exception:
+            logger.warning("A hook raised", exc_info=True)

@@ -6,7 +6,9 @@ pyqwest (Rust's reqwest) was chosen by measurement; see benchmarks/README.md.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -108,8 +110,10 @@ class HttpClient:
             raise self._timed_out(request, timeout_seconds, error) from error
         except _BROKEN as error:
             raise self._unreachable(request, error) from error
-        except ValueError as error:
-            raise InvalidInput(f"This request cannot be sent: {error}") from error
+        except ValueError:
+            raise _unsendable() from None
+        finally:
+            EXIT.note()
         return HttpResponse(reply.status, _lowered(reply.headers), bytes(reply.content), request)
 
     @asynccontextmanager
@@ -141,10 +145,13 @@ class HttpClient:
             raise self._timed_out(request, timeout_seconds, error) from error
         except _BROKEN as error:
             raise self._unreachable(request, error) from error
+        except ValueError:
+            raise _unsendable() from None
         try:
             yield HttpStream(reply, request, timeout_seconds)
         finally:
             await opening.__aexit__(None, None, None)
+            EXIT.note()
 
     def _timed_out(
         self, request: HttpRequest, timeout_seconds: float, error: TimeoutError
@@ -192,7 +199,28 @@ class ForkGuard:
         self._is_orphaned = self._is_used
 
 
+class ExitGuard:
+    """Lets the HTTP library's threads finish before Python does; they abort the process otherwise.
+
+    A thread that has just delivered an answer needs Python for a moment more.
+    """
+
+    def __init__(self) -> None:
+        self._last_used = -EXIT_SECONDS
+        atexit.register(self._wait)
+
+    def note(self) -> None:
+        """Note that a request has ended."""
+        self._last_used = time.monotonic()
+
+    def _wait(self) -> None:
+        time.sleep(max(0.0, self._last_used + EXIT_SECONDS - time.monotonic()))
+
+
+#: How long before the end of the process the last request must have ended.
+EXIT_SECONDS = 0.05
 FORKS = ForkGuard()
+EXIT = ExitGuard()
 
 
 class HttpStream:
@@ -231,6 +259,7 @@ _BROKEN = (
     pyqwest.WriteError,
     pyqwest.RemoteProtocolError,
     pyqwest.TooManyRedirects,
+    RuntimeError,
 )
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -257,9 +286,23 @@ def _shared_transport(config: Config) -> pyqwest.HTTPTransport:
     return _TRANSPORTS[key]
 
 
+def _unsendable() -> InvalidInput:
+    # Without the library's own words: they quote header values, and those may be secrets.
+    return InvalidInput(
+        "This request cannot be sent: its URL or one of its headers holds a character that "
+        "HTTP does not allow",
+        hint="Look for line breaks in keys, tokens and extra headers.",
+    )
+
+
 def _redirect_target(url: str, status: int, headers: Mapping[str, str]) -> str | None:
     location = headers.get("location")
-    return urljoin(url, location) if status in _REDIRECTS and location else None
+    if status not in _REDIRECTS or not location:
+        return None
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return None
 
 
 def _carried(headers: Mapping[str, str], url: str, target: str) -> Mapping[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tinkex.client.config import Config
-from tinkex.client.credentials import TokenSource, find_credential
+from tinkex.client.credentials import JWT_PREFIX, Credential, TokenSource, find_credential
 from tinkex.client.http import HttpClient
 from tinkex.client.loop import IO
 from tinkex.client.transport import Transport
@@ -19,6 +20,8 @@ from tinkex.wire.endpoints import AUTH_TOKEN
 
 #: Shorter header values are settings, not secrets; hiding every "1" in a text helps nobody.
 SHORTEST_SECRET = 8
+#: How long the output of a credential command is good for.
+COMMAND_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -52,6 +55,9 @@ class Identity:
         self._config = config
         self._http = http
         self._tokens: TokenSource | None = None
+        self._command_lock = asyncio.Lock()
+        self._printed: str | None = None
+        self._printed_at = 0.0
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -69,8 +75,23 @@ class Identity:
         if self._tokens is not None:
             self.last_token.value = await self._tokens.get()
         else:
-            self.last_token.value = await self.credential.read() if self.credential else None
+            self.last_token.value = await self._raw()
         return self.last_token.value
+
+    async def _raw(self) -> str | None:
+        """The credential itself; a command's output is kept for a while."""
+        if self.credential is None or self.credential.command is None:
+            return self.credential.value if self.credential else None
+        async with self._command_lock:
+            now = time.monotonic()
+            if self._printed is None or now - self._printed_at > COMMAND_SECONDS:
+                self._printed, self._printed_at = await self.credential.read(), now
+        return self._printed
+
+    async def as_sent(self, foreign: str) -> str:
+        """Somebody else's credential in the form this server wants."""
+        is_token = foreign.startswith(JWT_PREFIX)
+        return foreign if self._tokens is None or is_token else await self._exchange(foreign)
 
     async def token(self) -> str:
         """A token that says who the credential belongs to."""
@@ -83,8 +104,15 @@ class Identity:
             hint="whoami needs a server with token authentication.",
         )
 
-    def use_tokens(self) -> None:
-        """From now on exchange the credential for short-lived tokens."""
+    def use_tokens(self, default_source: str = "api_key") -> None:
+        """From now on exchange the credential for short-lived tokens.
+
+        A server may want that of the credential command, even if a key is at hand.
+        """
+        command = self._config.environment.credential_command
+        is_jwt = self.credential is not None and self.credential.is_jwt
+        if default_source == "credential_cmd" and command and not is_jwt:
+            self.credential = Credential(source="TINKER_CREDENTIAL_CMD", command=command)
         if self.credential is not None:
             self._tokens = TokenSource(self.credential, self._exchange)
             self.last_token.renew = weakref.WeakMethod(self._renew)

@@ -82,5 +82,4 @@ async def wait(poller: Poller, promise: Promise) -> Any:
 
 async def run_job(poller: Poller, endpoint: Endpoint[Any, Any], message: object) -> Any:
     """Submit a job and wait for its result."""
-    request = outgoing(endpoint, message, timeout_seconds=poller.transport.config.timeout_seconds)
-    return await wait(poller, await submit(poller.transport, request))
+    return await wait(poller, await submit(poller.transport, outgoing(endpoint, message)))

@@ -1,4 +1,4 @@
-"""The way samples take to one server with one key: back-off, slots and a byte budget, shared."""
+"""The way samples take to one server with one key: back-off and byte budget, shared."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ RECOVERY_SECONDS = 10.0
 class Lane:
     """Shared by every client of one (server, key); touched by the I/O loop only."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self) -> None:
         self.limiter = RateLimiter()
         self.budget = ByteBudget(ClientConfigResponse().sample_dispatch_bytes_semaphore_size)
-        self._slots = asyncio.Semaphore(config.max_concurrent_samples)
         self._recovery_slots = asyncio.Semaphore(RECOVERY_SLOTS)
 
     def use(self, flags: ClientConfigResponse) -> None:
@@ -34,8 +33,8 @@ class Lane:
 
     @asynccontextmanager
     async def submission(self, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for the end of a back-off, a slot and room, and hold them while submitting."""
-        async with self._slots, self._recovery(), self.budget.reserve(num_bytes):
+        """Wait for the end of a back-off and for room, and hold it while submitting."""
+        async with self._recovery(), self.budget.reserve(num_bytes):
             while (wait := self.limiter.remaining_seconds()) > 0.0:
                 await asyncio.sleep(wait)
             yield
@@ -58,4 +57,4 @@ def lane_for(config: Config, credential: str | None) -> Lane:
     """The lane of this server and key; the key itself is not kept."""
     digest = hashlib.sha256((credential or "").encode()).hexdigest()
     with _ONE_AT_A_TIME:
-        return _LANES.setdefault((config.base_url, digest), Lane(config))
+        return _LANES.setdefault((config.base_url, digest), Lane())

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from tinkex.client.budget import ByteBudget
 from tinkex.client.http import HttpResponse
 from tinkex.client.queue_state import QueueState, QueueWatch
-from tinkex.client.retry import RetryPolicy, backoff, believed, retry_after
+from tinkex.client.retry import BILLING_WAIT_SECONDS, RetryPolicy, backoff, believed, retry_after
 from tinkex.client.transport import PROTO_TYPE, Transport, outgoing
 from tinkex.errors import (
     APIConnectionError,
@@ -39,7 +39,6 @@ logger = get_logger(__name__)
 QUICK_SECONDS = 1.0
 #: How often an answer that looks like a failure of the request is asked for again.
 MAX_BAD_ANSWERS = 3
-BILLING_WAIT_SECONDS = 5.0
 #: What servers call a result that is there.
 DONE_WORDS = frozenset({"completed", "complete", "done", "succeeded", "success", "ok"})
 #: Results larger than this are decoded on another thread.
@@ -208,14 +207,13 @@ class Poller:
     response_budget: ByteBudget
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Any] = asyncio.sleep
-    _patience: type[Patience] = field(default=Patience, repr=False)
 
     async def result(
         self, endpoint: Endpoint[Any, Any], request_id: str, submit_seconds: float, kind: str = ""
     ) -> Any:
         """The decoded result of a promise; raises when it failed or cannot be had."""
         config = self.transport.config
-        patience = self._patience(config.outage_seconds, config.billing_pause_seconds)
+        patience = Patience(config.outage_seconds, self.transport.billing_pause_seconds)
         ends_at = self.clock() + (config.poll_timeout_seconds or float("inf"))
         iteration = 0
         while True:

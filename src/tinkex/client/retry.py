@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 
 from tinkex.errors import APIConnectionError, APIStatusError, TinkexError
 
@@ -13,6 +14,8 @@ from tinkex.errors import APIConnectionError, APIStatusError, TinkexError
 LONGEST_RETRY_AFTER_SECONDS = 60.0
 #: Answers that say "the server is away", not "the server refused".
 AWAY = frozenset({502, 503, 504})
+#: How often to ask again while the account has a billing issue.
+BILLING_WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,8 @@ class RetryPolicy:
     """No wait is longer."""
     retries_conflict: bool = True
     """Whether 409 means "locked, try again"."""
+    billing_pause_seconds: float = 0.0
+    """How long to wait for an account with a billing issue (402)."""
     has_contact: bool = True
     """Whether the server ever answered; if not, its own failures count as being away too."""
 
@@ -42,8 +47,12 @@ def wait_before_retry(
 ) -> float | None:
     """Seconds to wait before trying again, or None to give up.
 
-    `attempt` counts the tries made so far, from 1; `jitter` is a number in [0, 1).
+    `attempt` counts the failures of this kind in a row, from 1, and `elapsed_seconds` is how long
+    they have lasted; `jitter` is a number in [0, 1).
     """
+    if error.status == 402:
+        left = policy.billing_pause_seconds - elapsed_seconds
+        return min(BILLING_WAIT_SECONDS, left) if left > 0.0 else None
     if not error.retryable or _is_final_conflict(policy, error):
         return None
     wait = backoff(policy, attempt, jitter)
@@ -74,6 +83,21 @@ def is_away(error: TinkexError) -> bool:
     if isinstance(error, APIStatusError):
         return error.status in AWAY
     return isinstance(error, APIConnectionError)
+
+
+class Kind(StrEnum):
+    """Failures of one kind are counted and timed together."""
+
+    SILENCE = "silence"  #: nobody answers; time decides
+    BILLING = "billing"  #: the account must be mended; time decides
+    REFUSAL = "refusal"  #: an answer, and a no; the number of tries decides
+
+
+def kind_of(policy: RetryPolicy, error: TinkexError) -> Kind:
+    """Which kind of failure this is."""
+    if error.status == 402:
+        return Kind.BILLING
+    return Kind.SILENCE if is_silence(policy, error) else Kind.REFUSAL
 
 
 def is_silence(policy: RetryPolicy, error: TinkexError) -> bool:

@@ -7,8 +7,10 @@ nobody waits for anything. An operation that is cancelled or fails frees the roa
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -44,7 +46,7 @@ class Road:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._next_seq_id = FIRST_SEQ_ID
         self._waiting: deque[Operation[Any]] = deque()
         self._driver: asyncio.Task[None] | None = None
@@ -60,13 +62,19 @@ class Road:
 
         If prepare refuses, no id is used and nothing is sent.
         """
-        if self._holder.is_closed:
-            raise ClientClosed("This client is closed")
+        self._holder.check_usable()
         future: APIFuture[T] = APIFuture()
+        # Re-entrant: a signal handler that saves may interrupt an operation being encoded.
         with self._lock:
             called_at = time.monotonic()
-            send = prepare(self._next_seq_id)
+            first = self._next_seq_id
             self._next_seq_id += num_requests
+            try:
+                send = prepare(first)
+            except BaseException:
+                if self._next_seq_id == first + num_requests:
+                    self._next_seq_id = first
+                raise
             operation = Operation(name, num_requests, send, receive, future, called_at)
             IO.post(self._join, operation)
         return future
@@ -98,19 +106,31 @@ class Road:
         else:
             receiving = self._holder.task(_awaited(operation.receive, sending.result()))
             operation.future.follow(receiving, loop)
-        operation.future.add_done_callback(lambda future: self._report(operation))
+        operation.future.add_done_callback(_reporter(weakref.ref(self._holder), operation))
 
-    def _report(self, operation: Operation[Any]) -> None:
-        future = operation.future
-        self._holder.finished(
+
+def _reporter(
+    holder_ref: weakref.ref[Holder], operation: Operation[Any]
+) -> Callable[[concurrent.futures.Future[Any]], None]:
+    """Reports the end of an operation; a future keeps its callbacks, so this keeps little."""
+    name, num_requests = operation.name, operation.num_requests
+    called_at, submit_seconds = operation.called_at, operation.submit_seconds
+
+    def report(future: concurrent.futures.Future[Any]) -> None:
+        holder = holder_ref()
+        if holder is None:
+            return
+        holder.finished(
             Timing(
-                operation=operation.name,
-                seconds=time.monotonic() - operation.called_at,
-                submit_seconds=operation.submit_seconds,
-                num_requests=operation.num_requests,
+                operation=name,
+                seconds=time.monotonic() - called_at,
+                submit_seconds=submit_seconds,
+                num_requests=num_requests,
                 ok=not future.cancelled() and future.exception() is None,
             )
         )
+
+    return report
 
 
 async def _awaited(action: Callable[..., Awaitable[T]], *args: Any) -> T:

@@ -7,7 +7,8 @@ import itertools
 import random
 import secrets
 import time
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +18,17 @@ from tinkex.client.future import APIFuture
 from tinkex.client.holder import Holder
 from tinkex.client.jobs import Promise, submit, wait
 from tinkex.client.limiter import backoff_seconds
-from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueStateObserver
 from tinkex.client.retry import RetryPolicy, is_away
 from tinkex.client.sampling_retry import RetryConfig, wait_before_resubmit
 from tinkex.client.timings import Timing
-from tinkex.client.transport import Outgoing, outgoing
+from tinkex.client.transport import outgoing
 from tinkex.errors import (
     APIResponseValidationError,
     PromiseExpiredError,
     RateLimitError,
     RequestFailedError,
+    ResultTimeoutError,
     TinkexError,
 )
 from tinkex.wire.codec import encode_json
@@ -37,6 +38,9 @@ from tinkex.wire.messages import CancelFutureRequest
 #: Each clone of a client numbers its samples in a block of its own.
 BLOCK = 1_000_000_000
 BYTES_PER_TOKEN = 10
+#: The watchdog looks at least this often, and its mark on what it ends.
+WATCH_SECONDS = 60.0
+STUCK = "stuck"
 #: Fields that older servers do not know: sent only when used.
 NEW_FIELDS = {
     "topk_sample_logprobs": 0,
@@ -81,8 +85,7 @@ class SampleRunner:
         self._holder = holder
         self._session_id = sampling_session_id
         self._retry = retry_config
-        watch = holder.watch(observer, sampling_session_id)
-        self._poller = Poller(holder.transport, watch, holder.response_budget)
+        self._poller = holder.poller(observer, sampling_session_id)
         self._seq_ids: itertools.count[int] | None = None if is_clone else itertools.count()
         self._clone_id = 0
         self._join_lock = asyncio.Lock()
@@ -90,10 +93,13 @@ class SampleRunner:
         self._completions: CompletionPoller | None = None
         self._last_progress = time.monotonic()
         self._telling: set[asyncio.Task[None]] = set()
-        is_stubborn = retry_config.enable_retry_logic
-        outage_seconds = holder.config.outage_seconds if is_stubborn else 0.0
+        self._is_stubborn = retry_config.enable_retry_logic
+        outage_seconds = holder.config.outage_seconds if self._is_stubborn else 0.0
         # Refusals are this file's business; only a server that is away is waited for below.
         self._policy = RetryPolicy(max_retries=0, outage_seconds=outage_seconds)
+        #: Samples under way, each with its last error.
+        self._running: dict[asyncio.Task[Any], TinkexError | None] = {}
+        self._watchdog: asyncio.Task[None] | None = None
 
     def start(self, request: types.SampleRequest, num_tokens: int) -> APIFuture[Any]:
         """Begin one sample; the body is encoded here, in the caller's thread."""
@@ -105,7 +111,7 @@ class SampleRunner:
         is_ok = False
         try:
             await self._holder.session_id()
-            async with self._in_flight():
+            async with self._in_flight(), self._watched():
                 response, submit_seconds = await self._try(body, num_bytes, called_at)
             is_ok = True
             return response
@@ -133,7 +139,10 @@ class SampleRunner:
                 response = await self._receive(promise)
             except TinkexError as error:
                 wait_seconds = self._wait_after(error, attempt, called_at)
-                if wait_seconds is None or self._holder.flags.sample_no_retries:
+                # 429 is not a failure: the request says that it will come again.
+                is_final = self._holder.flags.sample_no_retries and error.status != 429
+                self._note(error)
+                if wait_seconds is None or is_final:
                     raise
                 if isinstance(error, PromiseExpiredError | RequestFailedError):
                     # That submission is spent; the next one is a new one.
@@ -143,25 +152,81 @@ class SampleRunner:
                 self._last_progress = time.monotonic()
                 return response, promise.submit_seconds
 
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Let the watchdog end this sample when nothing of this client moves any more."""
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._running:
+            self._last_progress = max(self._last_progress, time.monotonic())
+        self._running[task] = None
+        if self._watchdog is None or self._watchdog.done():
+            self._watchdog = asyncio.get_running_loop().create_task(self._watch())
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if error.args != (STUCK,):
+                raise
+            last_error = self._running[task]
+            if last_error is not None:
+                raise last_error from None
+            seconds = self._retry.progress_timeout
+            text = f"No sample of {self._session_id} made progress for {seconds:g} s"
+            raise ResultTimeoutError(
+                None, text, hint="Raise RetryConfig.progress_timeout."
+            ) from None
+        finally:
+            del self._running[task]
+            if not self._running and self._watchdog is not None:
+                self._watchdog.cancel()
+            self._rest()
+
+    def _rest(self) -> None:
+        """Without samples there is no watchdog: its sleep would keep a forgotten client alive."""
+        if not self._running and self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    async def _watch(self) -> None:
+        limit = self._retry.progress_timeout
+        while self._running and self._is_watching():
+            left = self._last_progress + limit - time.monotonic()
+            if left <= 0.0:
+                for task in self._running:
+                    task.cancel(STUCK)
+                return
+            await asyncio.sleep(min(left, WATCH_SECONDS))
+
+    def _note(self, error: TinkexError) -> None:
+        task = asyncio.current_task()
+        if task in self._running:
+            self._running[task] = error
+
+    def _is_watching(self) -> bool:
+        flags = self._holder.flags
+        return self._retry.enable_stuck_detection and flags.sample_enable_stuck_detection
+
     def _wait_after(self, error: TinkexError, attempt: int, called_at: float) -> float | None:
         config = self._holder.config
         if is_away(error):
             # Submitting and polling have waited for as long as an outage may last.
             return None
         stuck_seconds = time.monotonic() - max(self._last_progress, called_at)
+        retry = replace(self._retry, enable_stuck_detection=self._is_watching())
         return wait_before_resubmit(
-            self._retry, error, attempt, stuck_seconds, config.max_retries, random.random()
+            retry, error, attempt, stuck_seconds, config.max_retries, random.random()
         )
 
     async def _submit(self, body: bytes, num_bytes: int) -> Promise:
         holder = self._holder
-        seconds = holder.config.timeout_seconds
-        request: Outgoing = outgoing(SAMPLE, body, headers=_HEADERS, timeout_seconds=seconds)
+        request = outgoing(SAMPLE, body, headers=_HEADERS)
         limiter = holder.lane.limiter
-        async with holder.lane.submission(num_bytes):
+        async with holder.sample_slots, holder.lane.submission(num_bytes):
             started = limiter.now()
             try:
-                promise = await submit(holder.transport, request, self._policy)
+                pause = holder.transport.billing_pause_seconds if self._is_stubborn else 0.0
+                policy = replace(self._policy, billing_pause_seconds=pause)
+                promise = await submit(holder.transport, request, policy)
             except RateLimitError as error:
                 limiter.set(backoff_seconds(num_bytes, error.retry_after_seconds))
                 self._poller.watch.see_body(error.body)
@@ -206,7 +271,7 @@ class SampleRunner:
             flags = self._holder.flags
             is_free = flags.sample_use_retrieve_futures
             most = BLOCK if is_free else flags.sample_max_concurrent_requests
-            self._slots = asyncio.Semaphore(most)
+            self._slots = asyncio.Semaphore(min(most, self._retry.max_connections or most))
         return self._slots
 
     async def _next_seq_id(self) -> int:

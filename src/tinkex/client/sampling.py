@@ -77,6 +77,8 @@ class SamplingClient:
             return SamplingClient(
                 holder,
                 sampling_session_id=session_id,
+                # Somebody else numbers samples in a session that was given.
+                shadow=sampling_session_id is not None,
                 retry_config=retry_config,
                 record_stability_info=record_stability_info,
             )

@@ -342,4 +342,5 @@ def _status_of(exc_type: type[BaseException] | None) -> FinishStatus:
 
 
 def _detail_of(error: BaseException | None) -> str | None:
-    return f"{type(error).__name__}: {error}"[:500] if error is not None else None
+    # The kind only: what an exception says is the user's own.
+    return type(error).__name__ if error is not None else None

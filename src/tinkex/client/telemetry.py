@@ -127,10 +127,14 @@ class Telemetry:
         except TinkexError as error:
             logger.debug("Telemetry was not delivered: %s", error)
             self._is_refused = error.status in {404, 405}
-            return False
+            # What the server will never take must not stand in the way of the rest.
+            return not error.retryable
         return True
 
     def _add(self, kind: type[Any], severity: types.Severity, **fields: Any) -> None:
+        if len(self._events) >= QUEUE_SIZE:
+            self.num_dropped += 1
+            return
         self._events.append(
             kind(
                 event=EVENT_TYPES[kind],

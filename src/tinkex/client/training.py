@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 from tinkex import types
 from tinkex.client.adapter import Adapter
-from tinkex.client.custom_loss import CustomLossFnV1, LossHandle, check_loss_fn, check_loss_inputs
+from tinkex.client.custom_loss import (
+    CustomLossFnV1,
+    LossHandle,
+    check_loss_fn,
+    check_loss_inputs,
+    check_loss_session,
+)
 from tinkex.client.deprecations import warn_loss_type_input, warn_moved, warn_name
 from tinkex.client.future import APIFuture, transformed
 from tinkex.client.holder import Holder
@@ -95,7 +101,7 @@ class TrainingClient:
         warn_loss_type_input(loss_type_input)
         check_loss_fn(loss_fn)
         if isinstance(loss_fn, LossHandle):
-            self._check_session(loss_fn)
+            check_loss_session(loss_fn, self.holder.known_session_id)
             check_loss_inputs(loss_fn, data)
             if loss_fn.loss_id is not None:
                 config = {"loss_id": loss_fn.loss_id}
@@ -374,14 +380,6 @@ class TrainingClient:
     def metrics(self) -> Metrics:
         """Counters and percentiles of everything this client's session did."""
         return self.holder.metrics()
-
-    def _check_session(self, handle: LossHandle) -> None:
-        mine = self.holder.known_session_id
-        if handle.session_id != mine:
-            raise InvalidInput(
-                f"The loss {handle.name!r} was made in session {handle.session_id}, "
-                f"this client belongs to {mine}"
-            )
 
     async def _info(self) -> types.GetInfoResponse:
         message = types.GetInfoRequest(model_id=self.model_id)

@@ -20,15 +20,17 @@ import msgspec
 from tinkex.client.config import Config
 from tinkex.client.http import HttpClient, HttpResponse, HttpStream
 from tinkex.client.retry import (
+    Kind,
     RetryPolicy,
     is_away,
-    is_silence,
+    kind_of,
     retry_after,
     should_retry,
     wait_before_retry,
 )
 from tinkex.client.timings import RequestDone, Stopwatch
 from tinkex.errors import (
+    APIConnectionError,
     APIResponseValidationError,
     APIStatusError,
     AuthenticationError,
@@ -38,6 +40,7 @@ from tinkex.errors import (
 from tinkex.ids import new_id
 from tinkex.logs import OncePerMinute, get_logger
 from tinkex.settings import package_version
+from tinkex.types import ClientConfigResponse
 from tinkex.wire.codec import decode_json, encode_json
 from tinkex.wire.endpoints import Body, Endpoint
 from tinkex.wire.faults import read_fault
@@ -60,7 +63,7 @@ class Outgoing:
     path: str
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    timeout_seconds: float = 60.0
+    timeout_seconds: float | None = None
 
 
 def outgoing(
@@ -85,7 +88,7 @@ def outgoing(
         path=path,
         body=body,
         headers=headers or {},
-        timeout_seconds=timeout_seconds or endpoint.timeout_seconds,
+        timeout_seconds=timeout_seconds,
     )
 
 
@@ -99,6 +102,36 @@ def new_idempotency_key() -> str:
     return f"tinkex-{_PROCESS_KEY}-{os.getpid()}-{next(_KEYS)}"
 
 
+class Streak:
+    """The failures of one request so far; those of one kind in a row are counted together."""
+
+    def __init__(self) -> None:
+        self._kind: Kind | None = None
+        self._since = 0.0
+        self._count = 0
+        self._had_lost_answer = False
+
+    def wait_after(self, policy: RetryPolicy, error: TinkexError, asked_at: float) -> float | None:
+        """Seconds to wait after this failure, or None to give up."""
+        kind = kind_of(policy, error)
+        if kind is not self._kind:
+            self._kind, self._since, self._count = kind, asked_at, 0
+        self._count += 1
+        self._had_lost_answer |= isinstance(error, APIConnectionError)
+        elapsed = time.monotonic() - self._since
+        return wait_before_retry(policy, self._count, elapsed, error, random.random())
+
+    def is_settled_by(self, endpoint: Endpoint[Any, Any], error: TinkexError) -> bool:
+        """True for "already so" after an answer that was lost: that one was a yes."""
+        return self._had_lost_answer and error.status in endpoint.settled_by
+
+
+def _answer_of(error: TinkexError) -> HttpResponse:
+    assert isinstance(error, APIStatusError)
+    response: HttpResponse = error.response
+    return response
+
+
 class Transport:
     """Speaks to one server with one credential."""
 
@@ -108,9 +141,14 @@ class Transport:
         http: HttpClient,
         credential: Callable[[], Awaitable[str | None]],
         credential_source: str = "",
+        polls: HttpClient | None = None,
     ) -> None:
         self.config = config
         self.http = http
+        #: Long polls hold connections; a pool of their own keeps the way free for the rest.
+        self._polls = polls or http
+        self.billing_pause_seconds = 0.0
+        self.use(ClientConfigResponse())
         self.stopwatch = Stopwatch()
         self.has_contact = False
         self.on_request_done: Callable[[RequestDone], None] | None = None
@@ -118,6 +156,12 @@ class Transport:
         self._credential_source = credential_source
         self._headers = base_headers(config)
         self._gate = OncePerMinute()
+
+    def use(self, flags: ClientConfigResponse) -> None:
+        """Take over the server's limits, where the user set none."""
+        own = self.config.billing_pause_seconds
+        theirs = flags.billing_exception_max_pause_duration_sec
+        self.billing_pause_seconds = theirs if own is None else own
 
     async def call(
         self,
@@ -130,10 +174,7 @@ class Transport:
         policy: RetryPolicy | None = None,
     ) -> ReplyT:
         """Send a message and return the typed reply."""
-        timeout = self.timeout_for(endpoint)
-        request = outgoing(
-            endpoint, message, ids=ids, query=query, headers=headers, timeout_seconds=timeout
-        )
+        request = outgoing(endpoint, message, ids=ids, query=query, headers=headers)
         return self.read(endpoint, await self.deliver(request, policy))
 
     async def deliver(self, request: Outgoing, policy: RetryPolicy | None = None) -> HttpResponse:
@@ -142,26 +183,26 @@ class Transport:
         # The same key on every attempt lets a server recognise a request whose answer was lost.
         key = new_idempotency_key() if request.endpoint.method != "GET" else None
         started = time.monotonic()
-        away_since: float | None = None
+        streak = Streak()
         attempt = 0
         while True:
             attempt += 1
             asked_at = time.monotonic()
             try:
                 response = await self.attempt(request, attempt - 1, key)
-                self._report(request, response.status_code, started, attempt)
-                return response
             except TinkexError as error:
                 policy = self._with_contact(policy)
-                # Only silence without a break counts as an outage.
-                away_since = (away_since or asked_at) if is_silence(policy, error) else None
-                elapsed = time.monotonic() - (away_since or asked_at)
-                wait = wait_before_retry(policy, attempt, elapsed, error, random.random())
+                if streak.is_settled_by(request.endpoint, error):
+                    return _answer_of(error)
+                wait = streak.wait_after(policy, error, asked_at)
                 if wait is None:
                     self._report(request, error.status, started, attempt)
                     raise
-                self._say_retrying(request, error, wait, elapsed)
+                self._say_retrying(request, error, wait, time.monotonic() - started)
                 self.stopwatch.count("retries")
+            else:
+                self._report(request, response.status_code, started, attempt)
+                return response
             await asyncio.sleep(wait)
 
     async def attempt(
@@ -180,9 +221,11 @@ class Transport:
         self, request: Outgoing, num_retries: int = 0, idempotency_key: str | None = None
     ) -> HttpResponse:
         """Send once and return whatever the server answered."""
+        endpoint = request.endpoint
+        seconds = request.timeout_seconds or self.timeout_for(endpoint)
         headers = self._headers | {
             "x-stainless-retry-count": str(num_retries),
-            "x-stainless-read-timeout": f"{request.timeout_seconds:g}",
+            "x-stainless-read-timeout": f"{seconds:g}",
         }
         if request.body is not None:
             headers["content-type"] = JSON_TYPE
@@ -194,13 +237,9 @@ class Transport:
         headers |= request.headers
         self.stopwatch.count("requests")
         self.stopwatch.count("bytes_sent", len(request.body or b""))
-        response = await self.http.send(
-            request.endpoint.method,
-            self.config.base_url + request.path,
-            headers,
-            request.body,
-            request.timeout_seconds,
-        )
+        http = self._polls if endpoint.is_long_poll else self.http
+        url = self.config.base_url + request.path
+        response = await http.send(endpoint.method, url, headers, request.body, seconds)
         self.stopwatch.count("bytes_received", len(response.content))
         self.has_contact = self.has_contact or response.status_code < 500
         self._note_deprecation(response)
@@ -208,11 +247,11 @@ class Transport:
 
     async def headers_for(self, url: str) -> dict[str, str]:
         """Headers for a plain GET; the credential only if the URL is this server's."""
-        headers = {"user-agent": self._headers["user-agent"]}
         if not url.startswith(self.config.base_url + "/"):
-            return headers
+            return {"user-agent": self._headers["user-agent"]}
         credential = await self._credential()
-        return headers | ({"x-api-key": credential} if credential is not None else {})
+        key = {"x-api-key": credential} if credential is not None else {}
+        return self._headers | {"accept": "*/*"} | key
 
     @asynccontextmanager
     async def stream(
@@ -244,7 +283,7 @@ class Transport:
         except ValueError:
             body = response.text
         fault = read_fault(body)
-        text = fault.message if fault else (str(body)[:500] or "empty answer")
+        text = (fault.message if fault else str(body))[:500] or "empty answer"
         error = error_class_for(response.status_code)(
             f"Error code: {response.status_code} - {text}",
             response,
@@ -266,6 +305,7 @@ class Transport:
                 config.outage_seconds if self.has_contact else config.first_contact_seconds
             ),
             retries_conflict=endpoint.retries_conflict,
+            billing_pause_seconds=self.billing_pause_seconds if endpoint.promised else 0.0,
             has_contact=self.has_contact,
         )
 
@@ -277,9 +317,12 @@ class Transport:
         return dataclasses.replace(policy, has_contact=True, outage_seconds=outage_seconds)
 
     def timeout_for(self, endpoint: Endpoint[Any, Any]) -> float:
-        """The configured time limit; endpoints that are quick by nature get no more than theirs."""
-        own, configured = endpoint.timeout_seconds, self.config.timeout_seconds
-        return configured if own == 60.0 else min(own, configured)
+        """How long to wait for an answer: the user's limit, or the endpoint's if it is shorter."""
+        config = self.config
+        own = endpoint.timeout_seconds or config.timeout_seconds
+        return min(
+            own, config.poll_request_seconds if endpoint.is_long_poll else config.timeout_seconds
+        )
 
     def _say_retrying(
         self, request: Outgoing, error: TinkexError, wait: float, elapsed: float

@@ -58,8 +58,12 @@ class Endpoint(Generic[RequestT, ReplyT]):
     """The promise's kind in X-Tinker-Request-Type."""
     query: frozenset[str] = field(default_factory=frozenset)
     """Names allowed in the query string."""
-    timeout_seconds: float = 60.0
-    """How long the client waits for the answer, unless its config says otherwise."""
+    timeout_seconds: float | None = None
+    """How long the client waits for the answer; None leaves it to its config."""
+    is_long_poll: bool = False
+    """Whether the server holds the answer back until there is news."""
+    settled_by: frozenset[int] = frozenset()
+    """Refusals that, after a lost answer, mean that the lost one was a yes."""
     retries_conflict: bool = True
     """Whether 409 means "locked, try again" here; False where it means "already so"."""
     is_legacy: bool = False
@@ -184,7 +188,12 @@ TELEMETRY = _post(
 
 # --- futures -------------------------------------------------------------------------------
 RETRIEVE_FUTURE = _post(
-    "retrieve_future", "/retrieve_future", types.FutureRetrieveRequest, Empty, timeout_seconds=45.0
+    "retrieve_future",
+    "/retrieve_future",
+    types.FutureRetrieveRequest,
+    Empty,
+    timeout_seconds=45.0,
+    is_long_poll=True,
 )
 RETRIEVE_FUTURES = _post(
     "retrieve_futures",
@@ -192,6 +201,7 @@ RETRIEVE_FUTURES = _post(
     types.FuturesRetrieveRequest,
     types.FuturesRetrieveResponse,
     timeout_seconds=45.0,
+    is_long_poll=True,
 )
 CANCEL_FUTURE = _post(
     "cancel_future", "/cancel_future", CancelFutureRequest, Empty, timeout_seconds=30.0
@@ -282,12 +292,29 @@ LIST_USER_CHECKPOINTS = _bare(
     "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE
 )
 _CHECKPOINT = "/training_runs/{training_run_id}/checkpoints/{checkpoint_id}"
-DELETE_CHECKPOINT = _bare("DELETE", "delete_checkpoint", _CHECKPOINT, Empty, retries_conflict=False)
+DELETE_CHECKPOINT = _bare(
+    "DELETE",
+    "delete_checkpoint",
+    _CHECKPOINT,
+    Empty,
+    retries_conflict=False,
+    settled_by=frozenset({404}),
+)
 PUBLISH_CHECKPOINT = _bare(
-    "POST", "publish_checkpoint", _CHECKPOINT + "/publish", Empty, retries_conflict=False
+    "POST",
+    "publish_checkpoint",
+    _CHECKPOINT + "/publish",
+    Empty,
+    retries_conflict=False,
+    settled_by=frozenset({409}),
 )
 UNPUBLISH_CHECKPOINT = _bare(
-    "DELETE", "unpublish_checkpoint", _CHECKPOINT + "/publish", Empty, retries_conflict=False
+    "DELETE",
+    "unpublish_checkpoint",
+    _CHECKPOINT + "/publish",
+    Empty,
+    retries_conflict=False,
+    settled_by=frozenset({409}),
 )
 SET_CHECKPOINT_TTL = _post(
     "set_checkpoint_ttl",

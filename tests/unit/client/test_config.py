@@ -75,7 +75,7 @@ def test_defaults_are_those_of_the_protocol() -> None:
     assert (config.timeout_seconds, config.max_retries) == (60.0, 10)
     assert (config.poll_request_seconds, config.poll_timeout_seconds) == (45.0, None)
     assert (config.heartbeat_seconds, config.outage_seconds) == (10.0, 300.0)
-    assert config.billing_pause_seconds == 3600.0
+    assert config.billing_pause_seconds is None
     # A wrong address is found out in seconds, not in minutes.
     assert config.first_contact_seconds < 10.0
 

@@ -80,7 +80,7 @@ def test_many_threads_make_one_lane() -> None:
 
 
 def test_the_servers_limit_is_taken_over() -> None:
-    lane = Lane(config())
+    lane = Lane()
     assert lane.budget.limit_bytes == 10 * 1024 * 1024
     lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
     assert lane.budget.limit_bytes == 5
@@ -111,15 +111,14 @@ async def crowd(lane: Lane, count: int, num_bytes: int = 1) -> int:
     return found
 
 
-def test_slots_and_bytes_hold_submissions_back() -> None:
-    assert asyncio.run(crowd(Lane(config(max_concurrent_samples=3)), 7)) == 3
-    lane = Lane(config())
+def test_bytes_hold_submissions_back() -> None:
+    lane = Lane()
     lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
     assert asyncio.run(crowd(lane, 7, num_bytes=40)) == 2
 
 
 def test_after_a_back_off_a_few_go_first() -> None:
-    lane = Lane(config())
+    lane = Lane()
     # A deadline that has just passed: nobody waits, and the crowd is let in slowly.
     lane.limiter.set(0.0)
     assert asyncio.run(crowd(lane, 3 * RECOVERY_SLOTS)) == RECOVERY_SLOTS
@@ -127,7 +126,7 @@ def test_after_a_back_off_a_few_go_first() -> None:
 
 def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
     async def run() -> float:
-        lane = Lane(config())
+        lane = Lane()
         lane.limiter.set(0.02)
         entered = asyncio.create_task(enter(lane))
         await asyncio.sleep(0.01)
@@ -143,7 +142,8 @@ def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
 
 def test_a_submission_that_fails_or_is_cancelled_gives_everything_back() -> None:
     async def run() -> int:
-        lane = Lane(config(max_concurrent_samples=1))
+        lane = Lane()
+        lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
         with pytest.raises(ZeroDivisionError):
             async with lane.submission(10):
                 raise ZeroDivisionError
@@ -153,6 +153,6 @@ def test_a_submission_that_fails_or_is_cancelled_gives_everything_back() -> None
             await settle()
             waiting.cancel()
             await asyncio.wait([waiting])
-        return await crowd(lane, 2)
+        return await crowd(lane, 2, num_bytes=10)
 
     assert asyncio.run(run()) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from tinkex.client.future import APIFuture
 from tinkex.client.loop import IO, PULSE, IoLoop, together
-from tinkex.errors import ClientClosed
+from tinkex.errors import WrongThread
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_blocking_on_its_own_thread_is_refused(loop: IoLoop) -> None:
     async def block() -> object:
         return pending.result()
 
-    with pytest.raises(ClientClosed, match="await instead"):
+    with pytest.raises(WrongThread, match="wait for itself"):
         loop.start(block()).result(timeout=5)
     pending.settle(3)
     assert loop.start(block()).result(timeout=5) == 3

@@ -23,6 +23,10 @@ class StubHolder:
         self.is_closed = False
         self.timings: list[Timing] = []
 
+    def check_usable(self) -> None:
+        if self.is_closed:
+            raise ClientClosed("This client is closed")
+
     def task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(work)
 

@@ -153,9 +153,9 @@ def test_time_limits_are_those_of_the_appendix() -> None:
         "delete_api_key": 30.0,
     }
     assert {name: limits[name] for name in appendix} == appendix
-    # Nothing waits longer than the protocol does, and jobs get all of it.
-    assert all(0.0 < seconds <= 60.0 for seconds in limits.values())
-    assert {row.timeout_seconds for row in ROWS if row.promised is not None} == {60.0}
+    # Nothing waits longer than the protocol does, and jobs get what the user allows.
+    assert all(0.0 < seconds <= 60.0 for seconds in limits.values() if seconds is not None)
+    assert {row.timeout_seconds for row in ROWS if row.promised is not None} == {None}
 
 
 def test_a_conflict_is_final_where_it_means_already_so() -> None:

@@ -1,0 +1,397 @@
+"""Mistakes others made over HTTP, which cannot happen here; unit/test_lessons.py lists all."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import tinkex
+from tests.integration.conftest import (
+    BASE_MODEL,
+    KEY,
+    PATIENCE,
+    PROMPT,
+    SHORT,
+    Connect,
+    Serve,
+    datum,
+    eventually,
+)
+from tinkex import SamplingClient, ServiceClient, TinkexError, TrainingClient, types
+from tinkex.auth import raise_if_tinker_not_accessible
+from tinkex.client import dispatch, polling
+from tinkex.client.loop import IO
+from tinkex.testing import Call, Fault, StubServer
+
+ADAM = tinkex.AdamParams(learning_rate=0.1)
+BROKEN = Fault(status=500)
+TORN = Fault(status=400, body={"detail": "torn"})
+
+
+@pytest.fixture
+def client(service: ServiceClient) -> TrainingClient:
+    return service.create_lora_training_client(BASE_MODEL)
+
+
+@pytest.fixture
+def sampler(service: ServiceClient) -> SamplingClient:
+    return service.create_sampling_client(base_model=BASE_MODEL)
+
+
+# --- order and threads ------------------------------------------------------------------------
+
+
+def test_a_step_does_not_pass_the_backward_of_a_custom_loss(
+    server: StubServer, client: TrainingClient
+) -> None:
+    """P-02; and 12.13: the call itself does not wait for the forward."""
+    pytest.importorskip("torch")
+    held = Fault(delay_seconds=0.5)
+    kind = "x-tinker-request-type"
+    server.inject("retrieve_future", held, match=lambda call: call.headers[kind] == "Forward")
+    called_at = time.monotonic()
+    client.forward_backward_custom([datum()], lambda _, rows: (-rows[0].sum(), {}))
+    stepped = client.optim_step(ADAM)
+    assert time.monotonic() - called_at < held.delay_seconds
+    assert stepped.result(PATIENCE).metrics["grad_norm"] > 0.0
+    kinds = [(number, kind) for _, number, kind in server.executed]
+    assert kinds == [(1, "forward"), (2, "forward_backward"), (3, "optim_step")]
+    (step,) = server.calls("optim_step")
+    assert step.arrived_at > server.calls("forward_backward")[1].arrived_at
+
+
+def test_sample_returns_at_once_while_the_io_thread_is_busy(
+    server: StubServer, sampler: SamplingClient
+) -> None:
+    """P-14: the caller waits for nobody, and a sample costs its two requests and no other."""
+    before = len(server.calls())
+    gate = threading.Event()
+    IO.post(gate.wait, PATIENCE)
+    started = time.monotonic()
+    futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(100)]
+    assert time.monotonic() - started < PATIENCE / 2
+    assert not any(future.done() for future in futures)
+    gate.set()
+    assert all(future.result(PATIENCE).sequences for future in futures)
+    asked = {call.endpoint for call in server.calls()[before:]} - {"session_heartbeat"}
+    assert asked == {"asample", "retrieve_future"}
+    assert len(server.calls("asample")) == 100
+
+
+def test_encoding_and_decoding_of_batches_keep_off_the_io_thread(
+    client: TrainingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12.14: a batch is encoded by its caller, a large result is decoded on a thread of its own."""
+    seen: list[str] = []
+
+    def note_thread(place: ModuleType, name: str) -> None:
+        work = getattr(place, name)
+
+        def noted(*args: Any) -> Any:
+            seen.append(threading.current_thread().name)
+            return work(*args)
+
+        monkeypatch.setattr(place, name, noted)
+
+    note_thread(dispatch, "encode_forward_backward_request")
+    note_thread(polling, "decode_result")
+    output = client.forward([datum([1] * 2000)] * 50, "cross_entropy").result(PATIENCE)
+    assert sum(row["logprobs"].nbytes for row in output.loss_fn_outputs) > polling.LARGE_BYTES
+    encoded, decoded = seen
+    assert encoded == threading.current_thread().name
+    assert decoded not in {encoded, "tinkex-io", "tinkex-pulse"}
+
+
+# --- clients that come and go -----------------------------------------------------------------
+
+
+def test_closing_clients_harms_nobody_and_restarts_nothing(
+    server: StubServer, sampler: SamplingClient, connect: Connect
+) -> None:
+    """P-11: four stops within seconds ended everything there."""
+    closed: list[ServiceClient] = []
+    for _ in range(6):
+        with connect(server, heartbeat_seconds=0.01) as service:
+            service.create_sampling_client(base_model=BASE_MODEL)
+        closed.append(service)
+    num_beats = len(server.heartbeats())
+    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    for service in closed:
+        with pytest.raises(tinkex.ClientClosed):
+            service.health()
+    time.sleep(0.05)
+    assert (len(server.sessions), len(server.heartbeats())) == (7, num_beats)
+
+
+def test_silence_of_the_heartbeats_is_said_aloud_and_once(
+    server: StubServer,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """P-19: a wrong path was answered by 404 for months, and nobody heard of it."""
+    monkeypatch.setattr("tinkex.client.session.WORRY_SECONDS", 0.1)
+    server.inject("session_heartbeat", Fault(status=404), times=None)
+    connect(server, heartbeat_seconds=0.02).create_lora_training_client(BASE_MODEL)
+    eventually(lambda: "No heartbeat of session" in caplog.text)
+    server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 5)
+    assert caplog.text.count("No heartbeat of session") == 1
+
+
+def test_what_the_server_says_at_the_start_reaches_the_user(
+    server: StubServer, service: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P-47"""
+    caplog.set_level(logging.INFO, "tinkex")
+    said = {"info_message": "hello", "warning_message": "old SDK", "error_message": "no funds"}
+    server.inject("create_session", Fault(status=200, body={"session_id": "s", **said}))
+    with pytest.raises(tinkex.NotFoundError):  # the session is made up
+        service.create_lora_training_client(BASE_MODEL)
+    heard = [(record.levelname, record.getMessage()) for record in caplog.records]
+    for level, text in (("INFO", "hello"), ("WARNING", "old SDK"), ("ERROR", "no funds")):
+        assert (level, f"The server says: {text}") in heard
+
+
+def test_everything_of_one_service_reads_the_flags_once(
+    server: StubServer, service: ServiceClient
+) -> None:
+    """12.21: also when all of it starts at the same moment."""
+
+    async def use_it() -> None:
+        await asyncio.gather(
+            service.create_lora_training_client_async(BASE_MODEL),
+            service.create_sampling_client_async(base_model=BASE_MODEL),
+            service.get_server_capabilities_async(),
+            service.rest_client().list_sessions_async(),
+        )
+
+    asyncio.run(use_it())
+    assert len(server.calls("client_config")) == 1
+    assert len(server.calls("create_session")) == 1
+
+
+@pytest.mark.parametrize("endpoint", ["client_config", "get_server_capabilities"])
+def test_asking_whether_the_server_is_there_asks_once(
+    server: StubServer, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    """12.19: the official one says so and sends up to eleven requests."""
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    server.inject(endpoint, BROKEN, times=None)
+    with pytest.raises(tinkex.InternalServerError):
+        raise_if_tinker_not_accessible()
+    assert len(server.calls(endpoint)) == 1
+    server.clear_faults()
+    raise_if_tinker_not_accessible()
+
+
+# --- making models ----------------------------------------------------------------------------
+
+
+def test_a_model_may_be_answered_at_once(server: StubServer, service: ServiceClient) -> None:
+    """P-40: a promise is polled, a result is taken."""
+    at_once = {"model_id": "made-at-once", "type": "create_model"}
+    server.inject("create_model", Fault(status=200, body=at_once))
+    assert service.create_lora_training_client(BASE_MODEL).model_id == "made-at-once"
+    assert server.calls("retrieve_future") == []
+    service.create_lora_training_client(BASE_MODEL)
+    assert len(server.calls("retrieve_future")) == 1
+
+
+def test_slow_creation_is_waited_for(serve: Serve, connect: Connect) -> None:
+    """P-41: no limit for one answer ends the wait for a model; that of a sampler can be set."""
+    server = serve(work_seconds=0.6, long_poll_seconds=0.1)
+    assert connect(server, timeout_seconds=0.3).create_lora_training_client(BASE_MODEL).model_id
+    server.inject("create_sampling_session", Fault(delay_seconds=0.6), times=None)
+    patient = connect(server, timeout_seconds=10.0)
+    assert patient.create_sampling_client(base_model=BASE_MODEL).sampling_session_id
+    hasty = connect(server, timeout_seconds=0.1, outage_seconds=0.0)
+    with pytest.raises(tinkex.APITimeoutError) as caught:
+        hasty.create_sampling_client(base_model=BASE_MODEL)
+    assert "timeout_seconds" in (caught.value.hint or "")
+
+
+@pytest.fixture
+def path(client: TrainingClient) -> str:
+    return client.save_state("a").result(PATIENCE).path
+
+
+def test_a_failed_load_leaves_nothing_here(
+    server: StubServer, service: ServiceClient, path: str
+) -> None:
+    """P-48: no client, no task; a checkpoint that does not exist makes no model at all."""
+    with pytest.raises(tinkex.NotFoundError):
+        service.create_training_client_from_state(f"{path}-not")
+    assert len(server.calls("create_model")) == 1
+    server.inject("load_weights", TORN)
+    num_alive = _num_clients()
+    with pytest.raises(TinkexError, match="torn"):
+        service.create_training_client_from_state(path)
+    eventually(lambda: not service._holder._under_way and _num_clients() == num_alive)
+    assert service.create_training_client_from_state(path).model_id
+
+
+def _num_clients() -> int:
+    gc.collect()
+    return sum(type(found) is TrainingClient for found in gc.get_objects())
+
+
+def test_a_failed_load_leaves_nothing_on_the_server(
+    server: StubServer, service: ServiceClient, path: str
+) -> None:
+    """P-48"""
+    server.inject("load_weights", TORN)
+    with pytest.raises(TinkexError, match="torn"):
+        service.create_training_client_from_state(path)
+    eventually(lambda: len(server.calls("unload_model")) == 1, seconds=0.5)
+
+
+@pytest.mark.parametrize("name", ["from_state", "from_state_with_optimizer"])
+@pytest.mark.parametrize("token", [None, "tml-foreign"])
+def test_sync_and_async_creation_send_the_same(
+    serve: Serve, connect: Connect, name: str, token: str | None
+) -> None:
+    """12.11: one sent the exchanged token and the other the raw one."""
+    server = serve(api_keys={KEY, "tml-foreign"}, client_config={"pjwt_auth_enabled": True})
+    owner = connect(server, api_key=token or KEY)
+    path = owner.create_lora_training_client(BASE_MODEL).save_state("a").result(PATIENCE).path
+    sent: list[list[tuple[Any, ...]]] = []
+    for suffix in ("", "_async"):
+        service = connect(server)
+        create = getattr(service, f"create_training_client_{name}{suffix}")
+        before = len(server.calls())
+        made = create(path, weights_access_token=token)
+        assert isinstance(asyncio.run(made) if suffix else made, TrainingClient)
+        sent.append([_shown(call) for call in server.calls()[before:] if call.method == "POST"])
+    assert sent[0] == sent[1]
+    assert [call[0] for call in sent[0]].count("load_weights") == 1
+
+
+def _shown(call: Call) -> tuple[Any, ...]:
+    """A call without what differs from session to session."""
+    varied = ("session_id", "model_id", "request_id")
+    message = {name: text for name, text in (call.message or {}).items() if name not in varied}
+    key = call.api_key if not (call.api_key or "").startswith("eyJ") else "a token"
+    return call.endpoint, key, message
+
+
+# --- on the wire ------------------------------------------------------------------------------
+
+
+def test_what_is_not_set_is_not_sent(
+    server: StubServer, service: ServiceClient, client: TrainingClient
+) -> None:
+    """P-38: null was answered by 422, or by 500. (Removing a lifetime is the one null there is.)"""
+    client.optim_step(ADAM).result(PATIENCE)
+    path = client.save_state("a").result(PATIENCE).path
+    service.create_training_client_from_state(path)
+    sampler = client.save_weights_and_get_sampling_client()
+    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    service.rest_client().copy_weights(path).result(PATIENCE)
+    service.close().result(PATIENCE)
+    bodies = [(call.endpoint, call.body) for call in server.calls() if not call.is_proto]
+    assert len({name for name, _ in bodies}) >= 10
+    assert [name for name, body in bodies if b"null" in body] == []
+
+
+@pytest.mark.parametrize("status", [200, 204])
+def test_an_empty_answer_to_a_delete_is_fine(
+    server: StubServer, service: ServiceClient, status: int
+) -> None:
+    """P-39"""
+    server.inject("delete_checkpoint", Fault(status=status, body=b""))
+    rest = service.rest_client()
+    assert rest.delete_checkpoint("s:train:0", "weights/a").result(PATIENCE) is None
+    (call,) = server.calls("delete_checkpoint")
+    assert call.path == "/api/v1/training_runs/s:train:0/checkpoints/weights/a"
+
+
+def test_every_result_of_training_is_typed(client: TrainingClient) -> None:
+    """P-50"""
+    futures: dict[Any, type[Any]] = {
+        client.forward([datum()], "cross_entropy"): types.ForwardBackwardOutput,
+        client.optim_step(ADAM): types.OptimStepResponse,
+        client.save_state("a"): types.SaveWeightsResponse,
+        client.save_weights_for_sampler("a"): types.SaveWeightsForSamplerResponse,
+        client.save_weights_external("a"): types.SaveWeightsExternalResponse,
+    }
+    assert {future: type(future.result(PATIENCE)) for future in futures} == futures
+    assert type(client.get_info()) is types.GetInfoResponse
+
+
+def test_a_download_is_written_while_it_arrives(
+    server: StubServer, service: ServiceClient, tmp_path: Path
+) -> None:
+    """P-12: the second half is not sent before a part of the first was reported."""
+    half, go_on = bytes(4 << 20), threading.Event()
+
+    def send_in_halves() -> None:
+        line, _ = listener.accept()
+        with line:
+            line.recv(65536)
+            line.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (2 * len(half)))
+            line.sendall(half)
+            line.sendall(half if go_on.wait(PATIENCE / 2) else b"")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=send_in_halves, daemon=True).start()
+        urls = {"weights": f"http://127.0.0.1:{listener.getsockname()[1]}/weights"}
+        answer = {"urls": urls, "expires": datetime.now(UTC).isoformat()}
+        server.inject("external_weights_urls", Fault(status=200, body=answer))
+        got = service.rest_client().download_checkpoint(
+            "tinker://r/external_weights/a",
+            tmp_path / "x",
+            progress=lambda done, total: go_on.set() if done else None,
+        )
+        assert (got.result(PATIENCE) / "weights").stat().st_size == 2 * len(half)
+
+
+# --- progress ---------------------------------------------------------------------------------
+
+RESTLESS = tinkex.RetryConfig(progress_timeout=0.8, retry_delay_base=0.05, retry_delay_max=0.05)
+
+
+@pytest.fixture
+def unlucky(server: StubServer, connect: Connect) -> SamplingClient:
+    """Its first sample fails for 1.6 s; it gives up when nothing moves for 0.8 s."""
+    service = connect(server, max_retries=1000)
+    sampler = service.create_sampling_client(base_model=BASE_MODEL, retry_config=RESTLESS)
+    end = time.monotonic() + 1.6
+
+    def is_first(call: Call) -> bool:
+        return bool(call.message["seq_id"] == 0) and call.arrived_at < end
+
+    server.inject("asample", BROKEN, times=None, match=is_first)
+    return sampler
+
+
+def test_progress_of_others_is_progress(unlucky: SamplingClient) -> None:
+    """P-17: what nobody updates is a limit on the whole, not on standing still."""
+    slow = unlucky.sample(PROMPT, 1, SHORT)
+    while not slow.done():
+        unlucky.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        time.sleep(0.02)
+    assert slow.result(PATIENCE).sequences
+
+
+def test_no_progress_ends_it_but_idle_time_does_not_count(
+    server: StubServer, unlucky: SamplingClient
+) -> None:
+    """P-18: after a quiet hour the first attempt, and the second, are made all the same."""
+    time.sleep(1.0)
+    server.inject("asample", BROKEN, times=None)
+    with pytest.raises(tinkex.InternalServerError):
+        unlucky.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    times = [call.arrived_at for call in server.calls("asample")]
+    assert len(times) > 2
+    assert times[-1] - times[0] > 0.5
