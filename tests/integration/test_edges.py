@@ -140,10 +140,13 @@ def test_a_burst_of_cancels_is_told_in_full(serve: Serve, connect: Connect) -> N
     assert len(server.wait_for("cancel_future", 10, timeout=PATIENCE)) == 10
 
 
-def test_a_billing_issue_pauses_a_submission(server: StubServer, connect: Connect) -> None:
+def test_a_billing_issue_pauses_a_submission(
+    server: StubServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     client = connect(server, billing_pause_seconds=0.3).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=402, body={"detail": "no funds"}))
     assert client.optim_step(ADAM).result(PATIENCE).metrics is not None
+    assert "Paused by a billing issue" in caplog.text
     server.inject("optim_step", Fault(status=402, body={"detail": "no funds"}), times=None)
     with pytest.raises(tinkex.BillingError, match="no funds"):
         client.optim_step(ADAM).result(PATIENCE)

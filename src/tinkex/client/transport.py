@@ -329,7 +329,9 @@ class Transport:
     ) -> None:
         name = request.endpoint.name
         logger.debug("%s failed (%s); trying again in %.1f s", name, error, wait)
-        if is_away(error) and elapsed + wait > 2.0 and self._gate.allows("away"):
+        if error.status == 402 and self._gate.allows("billing"):
+            logger.warning("Paused by a billing issue: %s", error)
+        elif is_away(error) and elapsed + wait > 2.0 and self._gate.allows("away"):
             logger.warning("%s; still trying", error)
 
     def _report(self, request: Outgoing, status: int | None, started: float, attempts: int) -> None:
