@@ -160,7 +160,7 @@ class Part:
         with ExitStack() as stack:
             stack.enter_context(exclusive(self.path))
             self._file = stack.enter_context(self.path.open("r+b"))
-            with suppress(OSError, msgspec.MsgspecError):
+            with suppress(OSError, UnicodeDecodeError, msgspec.MsgspecError):
                 self.notes = msgspec.json.decode(self.notes_path.read_bytes(), type=Notes)
             while self.expected.sha256 and (block := self._file.read(BLOCK_BYTES)):
                 self._hash.update(block)

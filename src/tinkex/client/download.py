@@ -188,7 +188,7 @@ def _learn(path: Path, expected: dict[str, Expected]) -> None:
     """Expect what the manifest says; it must not contradict what was known."""
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         logger.warning("%s is not a list of files; nothing is checked against it", MANIFEST)
         return
     for name, told in manifest.files.items():

@@ -197,6 +197,7 @@ class Holder:
         """Read the server's flags; the first caller does it, the others wait for it."""
         if self._start is None or _has_failed(self._start):
             self._start = asyncio.get_running_loop().create_task(self._read_flags())
+            self._start.add_done_callback(_has_failed)
         await asyncio.shield(self._start)
 
     async def session_id(self) -> str:
@@ -205,6 +206,7 @@ class Holder:
             raise ClientClosed("This client is closed")
         if self._session is None or _has_failed(self._session):
             self._session = asyncio.get_running_loop().create_task(self._open_session())
+            self._session.add_done_callback(_has_failed)
         return await asyncio.shield(self._session)
 
     async def _read_flags(self) -> None:
@@ -308,4 +310,5 @@ if hasattr(os, "register_at_fork"):
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:
+    """Whether a step ended badly; having asked, asyncio does not complain that nobody did."""
     return task.done() and (task.cancelled() or task.exception() is not None)

@@ -107,7 +107,7 @@ def write_tensor(message: Writer, tensor: TensorData) -> None:
         message.message(SPARSE_CSR, _write_csr, tensor)
     else:
         message.payload(DENSE, array_bytes(tensor.array), present=True)
-    message.raw(_dtype_and_shape(tensor.dtype, tuple(tensor.shape)))
+    message.raw(dtype_and_shape(tensor.dtype, tuple(tensor.shape)))
 
 
 def _write_csr(message: Writer, tensor: TensorData) -> None:
@@ -118,7 +118,8 @@ def _write_csr(message: Writer, tensor: TensorData) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _dtype_and_shape(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
+def dtype_and_shape(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
+    """What stands after the numbers of a Tensor."""
     fields = Writer()
     fields.number(DTYPE, CODES[dtype])
     fields.packed(SHAPE, shape)
@@ -179,7 +180,7 @@ def write_column(message: Writer, tensors: Sequence[TensorData]) -> None:
     np.cumsum([array.nbytes for array in arrays], out=offsets[1:])
     message.payload(DATA, b"".join(map(array_bytes, arrays)))
     message.payload(OFFSETS, offsets.data)
-    message.raw(_dtype_and_shape(tensors[0].dtype, arrays[0].shape[1:]))
+    message.raw(dtype_and_shape(tensors[0].dtype, arrays[0].shape[1:]))
 
 
 def read_column(data: memoryview, what: str) -> list[TensorData]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from math import prod
 from typing import Any, TypeAlias, cast
 
 from tinkex.errors import InvalidInput
@@ -18,9 +19,17 @@ from tinkex.types.inputs import (
     PromptProvenanceSpan,
     SampledProvenanceSpan,
 )
-from tinkex.types.tensors import TensorData
+from tinkex.types.tensors import TensorData, TensorDtype
 from tinkex.types.training import ForwardBackwardInput, ForwardBackwardRequest, LossFnType
-from tinkex.wire.proto.tensors import read_tensor, write_tensor
+from tinkex.wire.proto.tensors import (
+    CODES,
+    DENSE,
+    LAYOUTS,
+    array_bytes,
+    dtype_and_shape,
+    read_tensor,
+    write_tensor,
+)
 from tinkex.wire.proto.wire_format import (
     DOUBLE_VALUE,
     FIXED64,
@@ -29,6 +38,8 @@ from tinkex.wire.proto.wire_format import (
     VARINT,
     WireError,
     Writer,
+    head,
+    map_key,
     read_fields,
     read_map_entry,
     read_oneof,
@@ -124,9 +135,20 @@ def _write_config_value(message: Writer, value: float | str) -> None:
 
 
 def _write_datum(message: Writer, datum: Datum) -> None:
+    # Tokens and dense tensors are nearly all there is; what stands around them repeats from
+    # datum to datum, so it is made once.
     for chunk in datum.model_input.chunks:
-        message.message(MODEL_INPUT, _write_chunk, chunk)
-    message.entries(LOSS_FN_INPUTS, _write_loss_input, datum.loss_fn_inputs)
+        if isinstance(chunk, EncodedTextChunk):
+            packed = _pack_tokens(chunk.tokens)
+            message.framed(_text_opening(len(packed)), packed)
+        else:
+            message.message(MODEL_INPUT, _write_chunk, chunk)
+    for name, tensor in datum.loss_fn_inputs.items():
+        if tensor.is_sparse:
+            message.entries(LOSS_FN_INPUTS, _write_loss_input, {name: tensor})
+        else:
+            opening, closing = _dense_frame(name, tensor.dtype, tuple(tensor.shape))
+            message.framed(opening, array_bytes(tensor.array), closing)
     for span in datum.model_input_spans or ():
         message.message(MODEL_INPUT_SPANS, _write_span, span)
     for span in datum.loss_fn_input_spans or ():
@@ -137,10 +159,27 @@ def _write_loss_input(entry: Writer, tensor: TensorData) -> None:
     entry.message(MESSAGE_VALUE, write_tensor, tensor)
 
 
+@lru_cache(maxsize=1024)
+def _text_opening(num_bytes: int) -> bytes:
+    """Everything before the tokens of a text chunk."""
+    tokens = head(TEXT_TOKENS, num_bytes) if num_bytes else b""
+    text = head(ENCODED_TEXT, len(tokens) + num_bytes) + tokens
+    return head(MODEL_INPUT, len(text) + num_bytes) + text
+
+
+@lru_cache(maxsize=1024)
+def _dense_frame(name: str, dtype: TensorDtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+    """Everything before and after the numbers of a dense loss input."""
+    num_bytes = LAYOUTS[CODES[dtype]].num_bytes * prod(shape)
+    closing = dtype_and_shape(dtype, shape)
+    dense = head(DENSE, num_bytes)
+    value = head(MESSAGE_VALUE, len(dense) + num_bytes + len(closing)) + dense
+    entry = map_key(name) + value
+    return head(LOSS_FN_INPUTS, len(entry) + num_bytes + len(closing)) + entry, closing
+
+
 def _write_chunk(message: Writer, chunk: ModelInputChunk) -> None:
-    if isinstance(chunk, EncodedTextChunk):
-        message.message(ENCODED_TEXT, _write_text, chunk)
-    elif isinstance(chunk, ImageChunk):
+    if isinstance(chunk, ImageChunk):
         message.message(IMAGE, _write_image, chunk)
     elif isinstance(chunk, DmelChunk):
         message.message(DMEL, _write_dmel, chunk)
@@ -148,11 +187,10 @@ def _write_chunk(message: Writer, chunk: ModelInputChunk) -> None:
         raise InvalidInput(f"training takes no {type(chunk).__name__}, got {chunk!r:.80}")
 
 
-def _write_text(message: Writer, chunk: EncodedTextChunk) -> None:
-    tokens = chunk.tokens
+def _pack_tokens(tokens: Sequence[int]) -> bytes:
     try:
         # For lists this is twice as fast as going through numpy.
-        message.payload(TEXT_TOKENS, struct.pack(f"<{len(tokens)}i", *tokens))
+        return struct.pack(f"<{len(tokens)}i", *tokens)
     except struct.error:
         for token in tokens:
             _int32("token", token)

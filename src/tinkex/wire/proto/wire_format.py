@@ -100,6 +100,12 @@ class Writer:
             self.parts += (opening, data)
             self.size += len(opening) + num_bytes
 
+    def framed(self, opening: bytes, data: Buffer, closing: bytes = b"") -> None:
+        """Append data between bytes that are encoded already."""
+        num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
+        self.parts += (opening, data, closing)
+        self.size += len(opening) + num_bytes + len(closing)
+
     def text(self, tag_: int, value: str, *, present: bool = False) -> None:
         """Append a string field."""
         self.payload(tag_, value.encode(), present=present)
