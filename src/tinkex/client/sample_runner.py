@@ -7,8 +7,7 @@ import itertools
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +22,12 @@ from tinkex.client.retry import RetryPolicy, is_away
 from tinkex.client.sampling_retry import RetryConfig, wait_before_resubmit
 from tinkex.client.timings import Timing
 from tinkex.client.transport import outgoing
+from tinkex.client.watchdog import Watchdog
 from tinkex.errors import (
     APIResponseValidationError,
     PromiseExpiredError,
     RateLimitError,
     RequestFailedError,
-    ResultTimeoutError,
     TinkexError,
 )
 from tinkex.wire.codec import encode_json
@@ -38,9 +37,6 @@ from tinkex.wire.messages import CancelFutureRequest
 #: Each clone of a client numbers its samples in a block of its own.
 BLOCK = 1_000_000_000
 BYTES_PER_TOKEN = 10
-#: The watchdog looks at least this often, and its mark on what it ends.
-WATCH_SECONDS = 60.0
-STUCK = "stuck"
 #: Fields that older servers do not know: sent only when used.
 NEW_FIELDS = {
     "topk_sample_logprobs": 0,
@@ -91,15 +87,13 @@ class SampleRunner:
         self._join_lock = asyncio.Lock()
         self._slots: asyncio.Semaphore | None = None
         self._completions: CompletionPoller | None = None
-        self._last_progress = time.monotonic()
         self._telling: set[asyncio.Task[None]] = set()
         self._is_stubborn = retry_config.enable_retry_logic
         outage_seconds = holder.config.outage_seconds if self._is_stubborn else 0.0
         # Refusals are this file's business; only a server that is away is waited for below.
         self._policy = RetryPolicy(max_retries=0, outage_seconds=outage_seconds)
-        #: Samples under way, each with its last error.
-        self._running: dict[asyncio.Task[Any], TinkexError | None] = {}
-        self._watchdog: asyncio.Task[None] | None = None
+        limit_seconds = retry_config.progress_timeout
+        self._watchdog = Watchdog(sampling_session_id, limit_seconds, self._is_watching)
 
     def start(self, request: types.SampleRequest, num_tokens: int) -> APIFuture[Any]:
         """Begin one sample; the body is encoded here, in the caller's thread."""
@@ -111,7 +105,7 @@ class SampleRunner:
         is_ok = False
         try:
             await self._holder.session_id()
-            async with self._in_flight(), self._watched():
+            async with self._in_flight(), self._watchdog.watching():
                 response, submit_seconds = await self._try(body, num_bytes, called_at)
             is_ok = True
             return response
@@ -141,7 +135,7 @@ class SampleRunner:
                 wait_seconds = self._wait_after(error, attempt, called_at)
                 # 429 is not a failure: the request says that it will come again.
                 is_final = self._holder.flags.sample_no_retries and error.status != 429
-                self._note(error)
+                self._watchdog.note(error)
                 if wait_seconds is None or is_final:
                     raise
                 if isinstance(error, PromiseExpiredError | RequestFailedError):
@@ -149,58 +143,8 @@ class SampleRunner:
                     seq_id = None
                 await asyncio.sleep(wait_seconds)
             else:
-                self._last_progress = time.monotonic()
+                self._watchdog.progress()
                 return response, promise.submit_seconds
-
-    @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """Let the watchdog end this sample when nothing of this client moves any more."""
-        task = asyncio.current_task()
-        assert task is not None
-        if not self._running:
-            self._last_progress = max(self._last_progress, time.monotonic())
-        self._running[task] = None
-        if self._watchdog is None or self._watchdog.done():
-            self._watchdog = asyncio.get_running_loop().create_task(self._watch())
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            if error.args != (STUCK,):
-                raise
-            last_error = self._running[task]
-            if last_error is not None:
-                raise last_error from None
-            seconds = self._retry.progress_timeout
-            text = f"No sample of {self._session_id} made progress for {seconds:g} s"
-            raise ResultTimeoutError(
-                None, text, hint="Raise RetryConfig.progress_timeout."
-            ) from None
-        finally:
-            del self._running[task]
-            if not self._running and self._watchdog is not None:
-                self._watchdog.cancel()
-            self._rest()
-
-    def _rest(self) -> None:
-        """Without samples there is no watchdog: its sleep would keep a forgotten client alive."""
-        if not self._running and self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
-
-    async def _watch(self) -> None:
-        limit = self._retry.progress_timeout
-        while self._running and self._is_watching():
-            left = self._last_progress + limit - time.monotonic()
-            if left <= 0.0:
-                for task in self._running:
-                    task.cancel(STUCK)
-                return
-            await asyncio.sleep(min(left, WATCH_SECONDS))
-
-    def _note(self, error: TinkexError) -> None:
-        task = asyncio.current_task()
-        if task in self._running:
-            self._running[task] = error
 
     def _is_watching(self) -> bool:
         flags = self._holder.flags
@@ -211,7 +155,7 @@ class SampleRunner:
         if is_away(error):
             # Submitting and polling have waited for as long as an outage may last.
             return None
-        stuck_seconds = time.monotonic() - max(self._last_progress, called_at)
+        stuck_seconds = self._watchdog.stuck_seconds(called_at)
         retry = replace(self._retry, enable_stuck_detection=self._is_watching())
         return wait_before_resubmit(
             retry, error, attempt, stuck_seconds, config.max_retries, random.random()
@@ -232,7 +176,7 @@ class SampleRunner:
                 self._poller.watch.see_body(error.body)
                 raise
             limiter.clear(started)
-        self._last_progress = time.monotonic()
+        self._watchdog.progress()
         return promise
 
     async def _receive(self, promise: Promise) -> types.SampleResponse:

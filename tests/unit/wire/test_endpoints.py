@@ -18,7 +18,7 @@ from tinkex.wire.endpoints import ENDPOINTS, PREFIX, Body, Endpoint
 RUN = "/training_runs/{training_run_id}"
 CHECKPOINT = RUN + "/checkpoints/{checkpoint_id}"
 
-#: Every path of protocol.md, sections 2 to 8 and appendix B, in its order.
+#: Every path of the protocol, in its order.
 PROTOCOL = [
     # 2. session lifecycle, auth, configuration
     ("POST", "/client/config"),
