@@ -251,3 +251,13 @@ def test_blocking_in_a_callback_is_refused(serve: Serve, connect: Connect) -> No
     client.forward([datum()], "cross_entropy").add_done_callback(callback)
     assert done.wait(PATIENCE)
     assert [type(error).__name__ for error in caught] == ["WrongThread"]
+
+
+def test_the_optimizer_is_named_only_when_chosen(
+    server: StubServer, service: ServiceClient
+) -> None:
+    """Servers before 0.36 refuse the field; AdamW is what all of them do without it."""
+    service.create_lora_training_client(BASE_MODEL)
+    service.create_lora_training_client(BASE_MODEL, optimizer=tinkex.DimuonOptimizerConfig())
+    asked = [call.message.get("optimizer_config") for call in server.calls("create_model")]
+    assert asked == [None, {"type": "dimuon", "version": 1}]

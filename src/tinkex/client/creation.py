@@ -43,7 +43,12 @@ async def create_model(
         optimizer_config=optimizer or types.AdamOptimizerConfig(),
         user_metadata=user_metadata,
     )
-    reply = await run_job(_poller(holder, base_model), CREATE_MODEL, message)
+    fields: dict[str, object] = {name: getattr(message, name) for name in message.__struct_fields__}
+    if optimizer is None:
+        # AdamW goes without saying; servers before 0.36 do not know the field.
+        del fields["optimizer_config"]
+    given = {name: value for name, value in fields.items() if value is not None}
+    reply = await run_job(_poller(holder, base_model), CREATE_MODEL, given)
     logger.info("Model %s is ready", reply.model_id)
     return TrainingClient(holder, model_seq_id, reply.model_id)
 
