@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from tinkex.client.archive import extract_archive, publish_directory
+from tinkex.client.archive import Progress, extract_archive, publish_directory
 from tinkex.client.download import download_file, download_tree
 from tinkex.client.holder import Holder
 from tinkex.client.http import HttpResponse, HttpStream
@@ -19,7 +19,6 @@ from tinkex.logs import get_logger
 from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
 
 logger = get_logger(__name__)
-Progress = Callable[[int, int | None], None]
 
 #: Answers of a server that offers archives instead of single files.
 NO_FILES = frozenset({400, 404, 405, 422})

@@ -8,16 +8,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tinkex import types
-from tinkex.client.retry import NO_RETRY, RetryPolicy, backoff, wait_before_retry
+from tinkex.client.retry import (
+    NO_RETRY,
+    QUICK_SECONDS,
+    SOON,
+    RetryPolicy,
+    backoff,
+    wait_before_retry,
+)
 from tinkex.client.transport import Transport
 from tinkex.errors import APITimeoutError, ConnectTimeoutError, TinkexError
 from tinkex.wire.endpoints import RETRIEVE_FUTURES
 
-#: An answer faster than this was no long poll; asking again at once would be a hot loop.
-QUICK_SECONDS = 1.0
 MAX_ANNOUNCED = 10_000
 _POLICY = RetryPolicy(first_wait_seconds=1.0, max_wait_seconds=10.0)
-_SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
 
 
 class CompletionPoller:
@@ -90,7 +94,7 @@ class CompletionPoller:
                 has_news = self._take(reply)
                 quick = 0 if has_news or started - asked_at >= QUICK_SECONDS else quick + 1
                 if quick:
-                    await asyncio.sleep(backoff(_SOON, quick, random.random()))
+                    await asyncio.sleep(backoff(SOON, quick, random.random()))
 
     async def _ask(self, acknowledged: list[str]) -> types.FuturesRetrieveResponse:
         message = types.FuturesRetrieveRequest(

@@ -109,21 +109,13 @@ class Holder:
         except TinkexError:
             work.close()
             raise
-        future: APIFuture[T] = APIFuture()
-        IO.post(self._launch, work, future)
-        return future
+        return IO.start(work, self.task)
 
     def check_usable(self) -> None:
         """Refuse work on a closed client, and in a child that inherited one."""
         FORKS.check()
         if self.is_closed:
             raise ClientClosed("This client is closed")
-
-    def _launch(self, work: Coroutine[Any, Any, T], future: APIFuture[T]) -> None:
-        if future.cancelled():
-            work.close()
-            return
-        future.follow(self.task(work), asyncio.get_running_loop())
 
     def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task on the I/O loop that closing this client stops."""

@@ -39,10 +39,15 @@ class IoLoop:
                 self._is_awake = False
                 raise
 
-    def start(self, work: Coroutine[Any, Any, T]) -> APIFuture[T]:
-        """Run a coroutine on the loop; its outcome arrives in the returned future."""
+    def start(
+        self, work: Coroutine[Any, Any, T], make_task: Callable[..., asyncio.Task[T]] | None = None
+    ) -> APIFuture[T]:
+        """Run a coroutine on the loop; its outcome arrives in the returned future.
+
+        `make_task` is for an owner that wants to know the task; it is called on the loop.
+        """
         future: APIFuture[T] = APIFuture()
-        self.post(self._launch, work, future)
+        self.post(self._launch, work, future, make_task)
         return future
 
     def forget(self) -> None:
@@ -74,12 +79,17 @@ class IoLoop:
             action, args = self._inbox.popleft()
             self._loop.call_soon(action, *args)
 
-    def _launch(self, work: Coroutine[Any, Any, T], future: APIFuture[T]) -> None:
+    def _launch(
+        self,
+        work: Coroutine[Any, Any, T],
+        future: APIFuture[T],
+        make_task: Callable[..., asyncio.Task[T]] | None,
+    ) -> None:
         assert self._loop is not None
         if future.cancelled():
             work.close()
             return
-        future.follow(self._loop.create_task(work), self._loop)
+        future.follow((make_task or self._loop.create_task)(work), self._loop)
 
 
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -14,7 +14,15 @@ import msgspec
 from tinkex.client.budget import ByteBudget
 from tinkex.client.http import HttpResponse
 from tinkex.client.queue_state import QueueState, QueueWatch
-from tinkex.client.retry import BILLING_WAIT_SECONDS, RetryPolicy, backoff, believed, retry_after
+from tinkex.client.retry import (
+    BILLING_WAIT_SECONDS,
+    QUICK_SECONDS,
+    SOON,
+    RetryPolicy,
+    backoff,
+    believed,
+    retry_after,
+)
 from tinkex.client.transport import PROTO_TYPE, Transport, outgoing
 from tinkex.errors import (
     APIConnectionError,
@@ -35,15 +43,12 @@ from tinkex.wire.results import decode_result, is_binary
 
 logger = get_logger(__name__)
 
-#: An answer faster than this was no long poll; asking again at once would be a hot loop.
-QUICK_SECONDS = 1.0
 #: How often an answer that looks like a failure of the request is asked for again.
 MAX_BAD_ANSWERS = 3
 #: What servers call a result that is there.
 DONE_WORDS = frozenset({"completed", "complete", "done", "succeeded", "success", "ok"})
 #: Results larger than this are decoded on another thread.
 LARGE_BYTES = 256 * 1024
-_SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
 _LATER = RetryPolicy(first_wait_seconds=0.5, max_wait_seconds=30.0)
 
 
@@ -102,7 +107,7 @@ class Patience:
         if is_bad_answer(error):
             self.bad_answers += 1
             if self.bad_answers <= MAX_BAD_ANSWERS:
-                return backoff(_SOON, self.bad_answers, jitter)
+                return backoff(SOON, self.bad_answers, jitter)
         elif error.retryable:
             return self._after_silence(error, now, jitter)
         raise error
@@ -131,7 +136,7 @@ class Patience:
             return outcome.wait_seconds or 0.0
         self.quick_answers += 1
         floor = 0.0 if outcome.state is QueueState.ACTIVE else 1.0
-        wait = outcome.wait_seconds or backoff(_SOON, self.quick_answers, jitter)
+        wait = outcome.wait_seconds or backoff(SOON, self.quick_answers, jitter)
         return max(floor, wait)
 
 

@@ -38,6 +38,10 @@ class RetryPolicy:
     """Whether the server ever answered; if not, its own failures count as being away too."""
 
 
+#: An answer to a long poll faster than this was none; asking again at once would be a hot loop.
+QUICK_SECONDS = 1.0
+#: The waits after such answers.
+SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
 #: Send once, take the answer as it is.
 NO_RETRY = RetryPolicy(max_retries=0, outage_seconds=0.0)
 
