@@ -6,6 +6,9 @@ TinkexError                         also exported as TinkerError
 ├── ClientClosed                    the client was closed while work was waiting
 ├── WrongThread                     a blocking call where nothing may block
 ├── DownloadError                   a file arrived short, changed or unsafe
+├── CheckpointError                 saved files are missing or damaged
+├── StoreError                      the server's database cannot be used now  (retryable)
+│   └── StoreBusy, StoreFull, StoreUnavailable
 ├── APIError
 │   ├── APIConnectionError          no answer arrived                        (retryable)
 │   │   └── APITimeoutError         ConnectTimeoutError, ResultTimeoutError
@@ -160,10 +163,36 @@ class WrongThread(TinkexError, RuntimeError):
     )
 
 
+class StoreError(TinkexError):
+    """The server's database cannot be used now."""
+
+    category = RequestErrorCategory.Server
+    verdict = Verdict(is_user_error=False, is_retryable=True)
+
+
+class StoreBusy(StoreError):
+    """Somebody else writes to the database for too long."""
+
+
+class StoreFull(StoreError):
+    """The disk of the server is full."""
+
+
+class StoreUnavailable(StoreError):
+    """The database does not answer."""
+
+
 class DownloadError(TinkexError):
     """A download arrived short, changed or unsafe."""
 
     hint = "Run the download again: complete parts are kept and it goes on where it stopped."
+
+
+class CheckpointError(TinkexError):
+    """Saved files are missing or damaged."""
+
+    category = RequestErrorCategory.Server
+    hint = "Use another checkpoint; these files are not what was written."
 
 
 class APIError(TinkexError):

@@ -180,7 +180,7 @@ def train_sparse(sdk: ModuleType, url: str) -> float:
 def test_a_custom_loss_takes_sparse_targets(official: Official, server: StubServer) -> None:
     """12.6: two dimensions, mostly empty, and no weights."""
     assert official(train_sparse, server.url)[0] == "ValueError"
-    from tinkex.testing.bigram import Bigram
+    from tinkex.engine.fake.bigram import Bigram
 
     table = Bigram.base(BASE_MODEL).logprobs_VV
     expected = -float(table[[1, 2, 3], [4, 5, 6]].sum())

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tinkex import Datum, ModelInput, SamplingParams, ServiceClient
+from tinkex.engine.fake.bigram import Bigram
 from tinkex.testing import StubServer
-from tinkex.testing.bigram import Bigram
 
 BASE_MODEL = "tinkex/bigram"
 KEY = "tml-integration"

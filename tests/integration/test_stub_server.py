@@ -334,7 +334,7 @@ def test_results_are_binary_for_those_who_ask(wire: Wire) -> None:
     assert tokens == [sequence["tokens"] for sequence in plain["sequences"]]
     assert binary.prompt_logprobs == plain["prompt_logprobs"]
     output = decode_forward_backward_output(wire.result(wire.train(wire.model(), 1), PROTO))
-    assert set(output.metrics) == {"loss:sum", "tokens:sum"}
+    assert set(output.metrics) == {"loss:sum", "tokens:sum", "entropy:mean"}
 
 
 def test_a_large_result_is_announced_by_its_size(wire: Wire) -> None:

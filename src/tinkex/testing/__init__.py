@@ -15,16 +15,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tinkex.engine.fake.toy_tokenizer import ToyTokenizer as ToyTokenizer
     from tinkex.testing.calls import Call as Call
     from tinkex.testing.faults import Fault as Fault
     from tinkex.testing.stub import StubServer as StubServer
-    from tinkex.testing.toy_tokenizer import ToyTokenizer as ToyTokenizer
 
 _HOME = {
-    "Call": "calls",
-    "Fault": "faults",
-    "StubServer": "stub",
-    "ToyTokenizer": "toy_tokenizer",
+    "Call": "tinkex.testing.calls",
+    "Fault": "tinkex.testing.faults",
+    "StubServer": "tinkex.testing.stub",
+    "ToyTokenizer": "tinkex.engine.fake.toy_tokenizer",
 }
 __all__ = ["Call", "Fault", "StubServer", "ToyTokenizer"]
 
@@ -32,7 +32,7 @@ __all__ = ["Call", "Fault", "StubServer", "ToyTokenizer"]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

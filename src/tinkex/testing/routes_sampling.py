@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tinkex import types
+from tinkex.engine.fake.bigram import Bigram
+from tinkex.engine.fake.sampler import Sampler
 from tinkex.testing.answers import Answer, Refusal, json_answer
-from tinkex.testing.bigram import Bigram
 from tinkex.testing.calls import Call
 from tinkex.testing.ledger import PREFILL, SAMPLE
 from tinkex.testing.promises import Job
-from tinkex.testing.sampler import Sampler
 from tinkex.testing.state import Completions, Handler, SamplingSession, Session, World
 
 #: A clone of a sampling client counts its requests from its own number times this.

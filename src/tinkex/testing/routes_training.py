@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from tinkex import types
+from tinkex.engine.fake.batches import run_batch
+from tinkex.engine.fake.bigram import StepSize, Trainer
 from tinkex.errors import InvalidInput
 from tinkex.testing.answers import Answer, Refusal, json_answer
-from tinkex.testing.batches import run_batch
-from tinkex.testing.bigram import StepSize, Trainer
 from tinkex.testing.calls import Call
 from tinkex.testing.ledger import TRAINING
 from tinkex.testing.promises import Work

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tinkex.engine.fake.bigram import Bigram, Trainer
+from tinkex.engine.fake.sampler import Sampler
 from tinkex.errors import InvalidInput
 from tinkex.testing.answers import Answer, Refusal, json_answer
-from tinkex.testing.bigram import Bigram, Trainer
 from tinkex.testing.calls import Call
 from tinkex.testing.dialects import Dialect
 from tinkex.testing.ledger import Account, Ledger
 from tinkex.testing.promises import Job, Promises, Turns, Work
-from tinkex.testing.sampler import Sampler
 from tinkex.testing.tenants import Tenants
 from tinkex.testing.timers import LoopClock, wake
 from tinkex.testing.weights import Checkpoint, Recipe, Vault

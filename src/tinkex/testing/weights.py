@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from tinkex.engine.fake.bigram import Bigram, Moments
 from tinkex.ids import TinkerPath
 from tinkex.testing.answers import Refusal
-from tinkex.testing.bigram import Bigram, Moments
 
 ARCHIVE_NAME = "archive.tar"
 

@@ -9,9 +9,9 @@ import tarfile
 import numpy as np
 import pytest
 
+from tinkex.engine.fake.bigram import Bigram, Moments
 from tinkex.ids import TinkerPath
 from tinkex.testing.answers import Refusal
-from tinkex.testing.bigram import Bigram, Moments
 from tinkex.testing.downloads import parse_range
 from tinkex.testing.weights import Checkpoint, Recipe
 

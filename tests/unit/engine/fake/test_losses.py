@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tinkex.testing.losses import LOSSES, Scored, cispo, cross_entropy, gspo, ppo
+from tinkex.engine.fake.losses import LOSSES, Scored, cispo, cross_entropy, gspo, ppo
 
 SAMPLED = np.array([-1.0, -2.0, -0.5, -1.5, -0.7])
 NOW = SAMPLED + np.array([0.1, -0.3, 0.05, 0.4, -0.02])

@@ -1,6 +1,7 @@
 """The loss functions of the protocol, as a value and its slope by each log-probability.
 
-All are sums over all tokens of all examples. In the formulas: t is the model's log-probability of
+All are sums over all tokens of all examples, and never BLAS sums, whose last bits depend on the
+number of threads. In the formulas: t is the model's log-probability of
 the target, q the one at sampling time, A the advantage, w the weight, r = exp(t - q).
 
 Shape letters: P pairs of (previous token, next token) of all examples, one after the other.
@@ -14,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from tinkex.testing.bigram import Floats, Tokens
+from tinkex.engine.fake.bigram import Floats, Tokens
+from tinkex.errors import InvalidInput
 
 
 class Loss(NamedTuple):
@@ -35,16 +37,16 @@ class Scored:
     """Where each example begins."""
 
     def need(self, name: str) -> Floats:
-        """An input by name, or a ValueError that says it is missing."""
+        """An input by name, or an InvalidInput that says it is missing."""
         if name not in self.inputs:
-            raise ValueError(f"this loss needs loss_fn_inputs[{name!r}], which is missing")
+            raise InvalidInput(f"this loss needs loss_fn_inputs[{name!r}], which is missing")
         return self.inputs[name]
 
     def number(self, name: str, default: float) -> float:
         """A config value by name."""
         value = self.config.get(name, default)
         if isinstance(value, str):
-            raise ValueError(f"loss_fn_config[{name!r}] must be a number, got {value!r}")
+            raise InvalidInput(f"loss_fn_config[{name!r}] must be a number, got {value!r}")
         return value
 
     def bounds(self, low: float, high: float) -> tuple[Floats | float, Floats | float]:
@@ -56,9 +58,7 @@ class Scored:
 
     def ratio(self) -> Floats:
         """exp(t - q)."""
-        with np.errstate(over="ignore"):
-            ratio_P: Floats = np.exp(self.logprobs_P - self.need("logprobs"))
-        return ratio_P
+        return _exp(self.logprobs_P - self.need("logprobs"))
 
 
 def cross_entropy(scored: Scored) -> Loss:
@@ -66,7 +66,7 @@ def cross_entropy(scored: Scored) -> Loss:
     weights_P = scored.inputs.get("weights")
     if weights_P is None:
         weights_P = np.ones_like(scored.logprobs_P)
-    return Loss(-float(weights_P @ scored.logprobs_P), -weights_P)
+    return Loss(-float((weights_P * scored.logprobs_P).sum()), -weights_P)
 
 
 def importance_sampling(scored: Scored) -> Loss:
@@ -84,7 +84,7 @@ def cispo(scored: Scored) -> Loss:
     """-sum stop(clamp(r)) t A; the clamped ratio is a constant."""
     low, high = scored.bounds(0.0, 4.0)
     pull_P = np.clip(scored.ratio(), low, high) * scored.need("advantages")
-    return Loss(-float(pull_P @ scored.logprobs_P), -pull_P)
+    return Loss(-float((pull_P * scored.logprobs_P).sum()), -pull_P)
 
 
 def dro(scored: Scored) -> Loss:
@@ -92,7 +92,7 @@ def dro(scored: Scored) -> Loss:
     beta = scored.number("beta", 0.05)
     advantages_P = scored.need("advantages")
     drift_P = scored.logprobs_P - scored.need("logprobs")
-    value = advantages_P @ scored.logprobs_P - 0.5 * beta * float(drift_P @ drift_P)
+    value = (advantages_P * scored.logprobs_P - 0.5 * beta * drift_P**2).sum()
     return Loss(-float(value), beta * drift_P - advantages_P)
 
 
@@ -103,7 +103,14 @@ def gspo(scored: Scored) -> Loss:
     sums = np.add.reduceat(np.where(mask_P, drift_P, 0.0), scored.starts)
     counts = np.add.reduceat(mask_P.astype(np.float64), scored.starts)
     lengths = np.diff(scored.starts, append=len(drift_P))
-    return _clipped(scored, np.repeat(np.exp(sums / np.maximum(counts, 1.0)), lengths))
+    return _clipped(scored, np.repeat(_exp(sums / np.maximum(counts, 1.0)), lengths))
+
+
+def _exp(drift: Floats) -> Floats:
+    # A ratio may be infinite here: the loss then is, and whoever asked for it is told.
+    with np.errstate(over="ignore"):
+        ratio: Floats = np.exp(drift)
+    return ratio
 
 
 def _clipped(scored: Scored, ratio_P: Floats) -> Loss:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from tinkex.testing.bigram import Bigram, Moments, StepSize, Trainer, check_tokens
+from tinkex.engine.fake.bigram import Bigram, Moments, StepSize, Trainer, check_tokens
+from tinkex.errors import InvalidInput
 
 
 def random_model(size: int = 6, seed: int = 0) -> Bigram:
@@ -58,8 +61,32 @@ def test_gradients_accumulate_until_a_step_uses_them_up() -> None:
     trainer.accumulate(np.full((6, 6), 1.0))
     trainer.accumulate(np.full((6, 6), 2.0))
     metrics = trainer.adamw_step(StepSize(learning_rate=0.1))
-    assert metrics == {"grad_norm": pytest.approx(18.0), "learning_rate": 0.1, "step": 1.0}
-    assert trainer.adamw_step(StepSize(learning_rate=0.1))["grad_norm"] == 0.0
+    assert metrics == {
+        "grad_norm": pytest.approx(18.0),
+        "learning_rate": 0.1,
+        "param_norm": pytest.approx(np.linalg.norm(trainer.model.logits_VV)),
+        "update_norm": pytest.approx(0.6),
+        "step": 1.0,
+        "has_gradient": 1.0,
+    }
+    again = trainer.adamw_step(StepSize(learning_rate=0.1))
+    assert (again["grad_norm"], again["has_gradient"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("step", [Trainer.adamw_step, Trainer.momentum_step])
+@pytest.mark.parametrize(
+    ("gradient", "learning_rate", "reason"),
+    [(np.inf, 0.1, "norm is inf"), (np.nan, 0.1, "norm is nan"), (1.0, 1e100, "too large")],
+)
+def test_a_step_into_the_void_is_refused_and_changes_nothing(
+    step: Callable[[Trainer, StepSize], object], gradient: float, learning_rate: float, reason: str
+) -> None:
+    trainer = Trainer(random_model())
+    trainer.gradient_VV = np.full((6, 6), gradient)
+    before = (trainer.model, trainer.moments, trainer.gradient_VV)
+    with pytest.raises(InvalidInput, match=reason):
+        step(trainer, StepSize(learning_rate=learning_rate))
+    assert (trainer.model, trainer.moments, trainer.gradient_VV) == before
 
 
 def test_adamw_is_the_textbook_formula() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.testing.bigram import Bigram
-from tinkex.testing.sampler import Sampler, Setting, ends_with, read_stops, shape_row
-from tinkex.testing.toy_tokenizer import EOS_TOKEN
+from tinkex.engine.fake.bigram import Bigram
+from tinkex.engine.fake.rows import Setting, shape_row
+from tinkex.engine.fake.sampler import Sampler, ends_with, read_stops
+from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN
+from tinkex.errors import InvalidInput
 from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
 
 MODEL = Bigram.base("tinkex/bigram")
@@ -49,11 +51,40 @@ def test_temperature_zero_takes_the_likeliest_token() -> None:
         previous = token
 
 
-def test_logprobs_are_the_models_own_whatever_the_temperature() -> None:
-    [sequence] = sample(temperature=2.0, stop=[]).sequences
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    scores: np.ndarray = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return scores
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.1}])
+def test_logprobs_are_those_of_the_tempered_distribution_before_it_is_cut(
+    cut: dict[str, Any],
+) -> None:
+    asked = {"topk_sample_logprobs": 2}
+    [sequence] = sample(temperature=2.0, stop=[], asked=asked, **cut).sequences
     path = [3, *sequence.tokens]
-    expected = MODEL.logprobs_VV[path[:-1], path[1:]]
+    table = log_softmax(MODEL.logits_VV / 2.0)
+    expected = table[path[:-1], path[1:]]
     assert sequence.logprobs == pytest.approx(expected.tolist(), rel=1e-6)
+    assert sequence.topk_logprobs is not None
+    best = [(row or [])[0][1] for row in sequence.topk_logprobs]
+    assert best == pytest.approx(table[path[:-1]].max(axis=1).tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9, 1e300])
+def test_any_temperature_gives_finite_logprobs(temperature: float) -> None:
+    asked = {"topk_sample_logprobs": 512}
+    [sequence] = sample(temperature=temperature, stop=[], asked=asked).sequences
+    assert sequence.topk_logprobs_np is not None
+    assert np.isfinite(sequence.topk_logprobs_np.logprobs).all()
+    assert np.isfinite(sequence.logprobs or [np.nan]).all()
+
+
+def test_prompt_logprobs_do_not_depend_on_the_temperature() -> None:
+    asked = {"prompt_logprobs": True, "topk_prompt_logprobs": 1}
+    cold, warm = sample(asked=asked), sample(asked=asked, temperature=3.0)
+    assert cold.prompt_logprobs == warm.prompt_logprobs
+    assert cold.topk_prompt_logprobs == warm.topk_prompt_logprobs
 
 
 def test_frequencies_follow_the_row() -> None:
@@ -90,6 +121,21 @@ def test_a_seed_repeats_the_draw_and_samples_differ() -> None:
     assert texts[0] != sample(seed=8, stop=[]).sequences[0].tokens
 
 
+def test_a_sample_depends_on_its_seed_and_number_alone() -> None:
+    many = sample(seed=7, asked={"num_samples": 4}, stop=[])
+    few = sample(seed=7, asked={"num_samples": 2, "prompt_alt_tokens_k": 3}, stop=[])
+    other_prompt = sample(seed=7, prompt=[9, 9, 9, 3], stop=[])
+    assert few.sequences == many.sequences[:2]
+    assert other_prompt.sequences == many.sequences[:1]
+    # Sample 1 of seed 7 is not sample 0 of seed 8.
+    assert sample(seed=8, stop=[]).sequences[0] != many.sequences[1]
+
+
+def test_without_a_seed_the_dice_decide() -> None:
+    assert sample(dice=1, stop=[]) == sample(dice=1, stop=[])
+    assert sample(dice=1, stop=[]) != sample(dice=2, stop=[])
+
+
 @pytest.mark.parametrize(
     ("stop", "tokens", "reason"),
     [
@@ -108,9 +154,29 @@ def test_stops(stop: Any, tokens: list[int], reason: str) -> None:
 
 
 def test_tokens_that_are_no_bytes_do_not_take_part_in_a_stop_text() -> None:
-    assert ends_with([97, 98], (b"ab",))
-    assert not ends_with([97, 300], (b"ab",))
+    text = bytearray()
+    assert [ends_with(text, token, (b"ab",)) for token in (97, 300, 98, 300, 98)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert read_stops(SamplingParams(stop=["a", "b"])).texts == (b"a", b"b")
+
+
+def test_a_stop_text_of_many_bytes_is_found_across_tokens() -> None:
+    model = chain(*"xж€".encode(), 97)
+    [sequence] = sample(model, [ord("x")], temperature=0.0, stop="ж€", max_tokens=50).sequences
+    assert bytes(sequence.tokens) == "ж€".encode()
+    assert sequence.stop_reason == "stop"
+
+
+def test_an_empty_stop_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="stop has an empty text"):
+        sample(stop="")
+    with pytest.raises(InvalidInput, match="stop has an empty text"):
+        sample(stop=["a", ""])
 
 
 def test_prompt_logprobs_score_every_token_but_the_first() -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinkex.testing.bigram import Bigram, Floats, Tokens, Trainer, check_tokens
-from tinkex.testing.losses import LOSSES, Scored
+from tinkex.engine.fake.bigram import Bigram, Floats, Tokens, Trainer, check_tokens
+from tinkex.engine.fake.losses import LOSSES, Loss, LossFunction, Scored
+from tinkex.errors import InvalidInput
 from tinkex.types import (
     Datum,
     EncodedTextChunk,
@@ -23,6 +24,12 @@ from tinkex.types import (
 
 #: Stands for every position of an image or a sound.
 PLACEHOLDER_TOKEN = 511
+
+#: What to use in place of losses that the protocol names and this model does not compute.
+_ADVICE = {
+    "custom": "use forward_backward_custom, which computes the loss in the client",
+    "stable_reinforce": "use importance_sampling or ppo",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +58,18 @@ def read_tokens(model_input: ModelInput) -> list[int]:
 
 
 def gather(data: Sequence[Datum], vocab_size: int) -> Batch:
-    """Flatten the examples, or raise ValueError about the first one that does not fit."""
+    """Flatten the examples, or raise InvalidInput about the first one that does not fit."""
     if not data:
-        raise ValueError("there is no data to train on")
+        raise InvalidInput("there is no data to train on")
     pairs = [_pairs(index, datum, vocab_size) for index, datum in enumerate(data)]
     sizes = [len(next_P) for _, next_P, _ in pairs]
-    names = [name for name in data[0].loss_fn_inputs if name != "target_tokens"]
+    shapes = [shape for _, _, shape in pairs]
+    names = dict.fromkeys(name for datum in data for name in datum.loss_fn_inputs)
     return Batch(
         previous_P=np.concatenate([previous_P for previous_P, _, _ in pairs]),
         next_P=np.concatenate([next_P for _, next_P, _ in pairs]),
-        inputs={name: _input(name, data, sizes) for name in names},
-        shapes=[shape for _, _, shape in pairs],
+        inputs={name: _input(name, data, shapes) for name in names if name != "target_tokens"},
+        shapes=shapes,
         starts=np.cumsum([0, *sizes[:-1]]),
     )
 
@@ -69,10 +77,12 @@ def gather(data: Sequence[Datum], vocab_size: int) -> Batch:
 def _pairs(index: int, datum: Datum, vocab_size: int) -> tuple[Tokens, Tokens, Sequence[int]]:
     tensor = datum.loss_fn_inputs.get("target_tokens")
     if tensor is None:
-        raise ValueError(f"example {index} has no loss_fn_inputs['target_tokens']")
+        raise InvalidInput(f"example {index} has no loss_fn_inputs['target_tokens']")
+    if tensor.dtype != "int64":
+        raise InvalidInput(f"target_tokens of example {index} are {tensor.dtype}, expected int64")
     tokens = read_tokens(datum.model_input)
     if len(tensor.shape) not in {1, 2} or tensor.shape[0] != len(tokens) or not tensor.shape[-1]:
-        raise ValueError(
+        raise InvalidInput(
             f"example {index} has {len(tokens)} input tokens, but its target_tokens have shape "
             f"{tensor.shape}"
         )
@@ -82,13 +92,16 @@ def _pairs(index: int, datum: Datum, vocab_size: int) -> tuple[Tokens, Tokens, S
     return np.repeat(previous, width), targets.ravel(), tensor.shape
 
 
-def _input(name: str, data: Sequence[Datum], sizes: Sequence[int]) -> Floats:
+def _input(name: str, data: Sequence[Datum], shapes: Sequence[Sequence[int]]) -> Floats:
     parts = []
-    for index, (datum, size) in enumerate(zip(data, sizes, strict=True)):
+    for index, (datum, shape) in enumerate(zip(data, shapes, strict=True)):
         tensor = datum.loss_fn_inputs.get(name)
-        if tensor is None or int(np.prod(tensor.shape)) != size:
+        if tensor is None or tensor.shape != shape:
             found = "nothing" if tensor is None else f"shape {tensor.shape}"
-            raise ValueError(f"example {index} needs {size} numbers as {name}, got {found}")
+            raise InvalidInput(
+                f"example {index} needs {name} of shape {shape}, like its target_tokens, "
+                f"got {found}"
+            )
         parts.append(tensor.to_numpy().ravel())
     flat_P: Floats = np.concatenate(parts).astype(np.float64)
     return flat_P
@@ -97,27 +110,47 @@ def _input(name: str, data: Sequence[Datum], sizes: Sequence[int]) -> Floats:
 def run_batch(
     trainer: Trainer, work: ForwardBackwardInput, *, forward_only: bool
 ) -> ForwardBackwardOutput:
-    """Score the examples; unless `forward_only`, add their gradient to the next step's."""
+    """Score the examples; unless `forward_only`, add their gradient to the next step's.
+
+    What cannot be scored raises InvalidInput, and then nothing is added.
+    """
     model = trainer.model
-    loss_function = LOSSES.get(work.loss_fn)
-    if loss_function is None:
-        raise ValueError(f"loss_fn {work.loss_fn!r} is not one of {', '.join(LOSSES)}")
+    loss_function = _find_loss(work.loss_fn)
     batch = gather(work.data, model.vocab_size)
     logprobs_P = model.logprobs_VV[batch.previous_P, batch.next_P]
-    loss = loss_function(
-        Scored(
-            logprobs_P=logprobs_P,
-            inputs=batch.inputs,
-            config=work.loss_fn_config or {},
-            starts=batch.starts,
-        )
+    scored = Scored(
+        logprobs_P=logprobs_P,
+        inputs=batch.inputs,
+        config=work.loss_fn_config or {},
+        starts=batch.starts,
     )
-    if not np.isfinite(loss.value):
-        raise ValueError(f"the {work.loss_fn} loss is {loss.value}")
-    if not forward_only:
-        trainer.accumulate(model.gradient(batch.previous_P, batch.next_P, loss.slope_P))
-    metrics = {"loss:sum": loss.value, "tokens:sum": float(len(logprobs_P))}
+    # What is not finite is found below, and told without a warning on the way.
+    with np.errstate(all="ignore"):
+        loss = loss_function(scored)
+        _check_loss(work.loss_fn, loss)
+        if not forward_only:
+            trainer.accumulate(model.gradient(batch.previous_P, batch.next_P, loss.slope_P))
+    metrics = {
+        "loss:sum": loss.value,
+        "tokens:sum": float(len(logprobs_P)),
+        "entropy:mean": float(model.entropy_V[batch.previous_P].mean()),
+    }
     return ForwardBackwardOutput("ArrayRecord", _outputs(logprobs_P, batch), metrics)
+
+
+def _find_loss(name: str) -> LossFunction:
+    found = LOSSES.get(name)
+    if found is not None:
+        return found
+    advice = _ADVICE.get(name)
+    if advice is not None:
+        raise InvalidInput(f"loss_fn {name!r} is not computed by this model; {advice}")
+    raise InvalidInput(f"loss_fn {name!r} is not one of {', '.join(LOSSES)}")
+
+
+def _check_loss(name: str, loss: Loss) -> None:
+    if not np.isfinite(loss.value):
+        raise InvalidInput(f"the {name} loss is {loss.value}; check its inputs")
 
 
 def _outputs(logprobs_P: Floats, batch: Batch) -> list[dict[str, TensorData]]:

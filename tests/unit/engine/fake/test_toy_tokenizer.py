@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
 from tinkex.errors import InvalidInput
-from tinkex.testing.toy_tokenizer import toy_tokenizer
 
 
 def test_the_tokenizer_goes_there_and_back() -> None:

@@ -1,23 +1,25 @@
 """Draws text from a bigram model, and answers what a sampling request asks about its prompt.
 
-A row's distribution is worked out once per setting and kept, so that a token costs one dice throw
-and one search in a sorted list.
+Log-probabilities of what is drawn are those of the tempered distribution, before top-k and top-p
+cut it; those of the prompt, and of greedy draws, are the model's own. Sample j of seed s depends on
+the weights, the last prompt token, s and j, and on nothing else.
 """
 
 from __future__ import annotations
 
 import random
-from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.testing.batches import read_tokens, score_pairs
-from tinkex.testing.bigram import Bigram, Floats, Tokens, check_tokens
-from tinkex.testing.toy_tokenizer import EOS_TOKEN, token_bytes
+from tinkex.engine.fake.batches import read_tokens, score_pairs
+from tinkex.engine.fake.bigram import Bigram, Tokens, check_tokens
+from tinkex.engine.fake.rows import Rows, Setting, find_topk
+from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
+from tinkex.errors import InvalidInput
 from tinkex.types import (
     PromptAltTokens,
     SampledSequence,
@@ -33,21 +35,6 @@ DEFAULT_MAX_TOKENS = 128
 _MAX_SETTINGS = 8
 
 
-class Setting(NamedTuple):
-    """What shapes a distribution."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-
-
-class Row(NamedTuple):
-    """Where a token may lead: candidates, and their running total of probability, up to 1."""
-
-    tokens: Sequence[int]
-    totals: array[float]
-
-
 class Stops(NamedTuple):
     """What ends a sample: a token, or a text at the end of what was drawn."""
 
@@ -59,11 +46,12 @@ _AT_THE_END = Stops(frozenset({EOS_TOKEN}))
 
 
 class Draw(NamedTuple):
-    """How one sequence is drawn."""
+    """How the sequences of a request are drawn."""
 
-    rows: dict[int, Row]
+    rows: Rows
     stops: Stops
     max_tokens: int
+    num_topk: int
 
 
 class Sampler:
@@ -71,58 +59,52 @@ class Sampler:
 
     def __init__(self, model: Bigram) -> None:
         self.model = model
-        self._rows: dict[Setting, dict[int, Row]] = {}
+        self._rows: dict[Setting, Rows] = {}
 
     def sample(self, request: SampleRequest, dice: random.Random) -> SampleResponse:
-        """Everything the request asks for; ValueError if it asks for what cannot be."""
+        """Everything the request asks for; `dice` give a seed to a request that has none."""
+        steps = self.start(request, dice)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                response: SampleResponse = end.value
+                return response
+
+    def start(
+        self, request: SampleRequest, dice: random.Random
+    ) -> Generator[None, None, SampleResponse]:
+        """Answer a request in steps of one sequence; InvalidInput if it asks for what cannot be."""
         params = request.sampling_params
         prompt = read_tokens(request.prompt)
         self._check(request, prompt)
-        if params.seed is not None:
-            dice = random.Random(params.seed)
+        seed = params.seed if params.seed is not None else dice.getrandbits(64)
         draw = Draw(
-            self._rows_for(params), read_stops(params), params.max_tokens or DEFAULT_MAX_TOKENS
+            self._rows_for(params),
+            read_stops(params),
+            params.max_tokens or DEFAULT_MAX_TOKENS,
+            request.topk_sample_logprobs,
         )
-        sequences = [
-            self._sequence(prompt[-1], draw, dice, request.topk_sample_logprobs)
-            for _ in range(request.num_samples)
-        ]
+        sequences = []
+        for index in range(request.num_samples):
+            sequences.append(draw_sequence(prompt[-1], draw, stream(seed, index)))
+            yield
         if not _asks_about_prompt(request):
             return SampleResponse(sequences)
-        return self._with_prompt(request, sequences, np.array(prompt), dice)
+        return self._with_prompt(request, sequences, np.array(prompt), stream(seed, "prompt"))
 
     def _check(self, request: SampleRequest, prompt: list[int]) -> None:
         if not prompt:
-            raise ValueError("the prompt is empty")
+            raise InvalidInput("the prompt is empty")
         if request.num_samples < 1:
-            raise ValueError(f"num_samples is {request.num_samples}, expected at least 1")
+            raise InvalidInput(f"num_samples is {request.num_samples}, expected at least 1")
         if max(prompt) >= self.model.vocab_size or min(prompt) < 0:
             check_tokens("the prompt", prompt, self.model.vocab_size)
         last_n = request.prompt_logprobs_last_n
         if last_n is not None and not 1 <= last_n < len(prompt):
-            raise ValueError(
+            raise InvalidInput(
                 f"prompt_logprobs_last_n is {last_n}, expected 1 to {len(prompt) - 1} here"
             )
-
-    def _sequence(
-        self, previous: int, draw: Draw, dice: random.Random, num_topk: int
-    ) -> SampledSequence:
-        # Local names: this loop is most of what a sample costs.
-        rows, (stop_tokens, stop_texts), max_tokens = draw
-        throw = dice.random
-        path = [previous]
-        reason: StopReason = "length"
-        for _ in range(max_tokens):
-            candidates, totals = rows[previous]
-            previous = candidates[bisect_right(totals, throw())]
-            path.append(previous)
-            if previous in stop_tokens or (stop_texts and ends_with(path[1:], stop_texts)):
-                reason = "stop"
-                break
-        tokens = np.array(path)
-        logprobs = score_pairs(self.model, tokens).astype(np.float32)
-        topk = self._topk(tokens[:-1], num_topk) if num_topk > 0 else None
-        return SampledSequence(reason, "", tokens[1:].astype(np.int32), logprobs, topk)
 
     def _with_prompt(
         self,
@@ -142,20 +124,14 @@ class Sampler:
             prompt_alt_tokens=self._alternatives(tokens, request, dice),
         )
 
-    def _rows_for(self, params: SamplingParams) -> dict[int, Row]:
+    def _rows_for(self, params: SamplingParams) -> Rows:
         setting = Setting(params.temperature, params.top_k, params.top_p)
         rows = self._rows.get(setting)
         if rows is None:
             if len(self._rows) >= _MAX_SETTINGS:
                 self._rows.clear()
-            rows = self._rows[setting] = _Rows(self.model, setting)
+            rows = self._rows[setting] = Rows(self.model, setting)
         return rows
-
-    def _topk(self, previous: Tokens, k: int) -> TopkLogprobs:
-        logprobs = self.model.logprobs_VV[previous]
-        ids = np.argsort(-logprobs, axis=1, kind="stable")[:, :k]
-        values = np.take_along_axis(logprobs, ids, axis=1)
-        return TopkLogprobs(ids.astype(np.int32), values.astype(np.float32))
 
     def _prompt_logprobs(self, tokens: Tokens, first: int) -> npt.NDArray[np.float32]:
         scores = np.full(len(tokens), np.nan, dtype=np.float32)
@@ -163,7 +139,7 @@ class Sampler:
         return scores
 
     def _prompt_topk(self, tokens: Tokens, first: int, k: int) -> TopkLogprobs:
-        scored = self._topk(tokens[first - 1 : -1], k)
+        scored = find_topk(self.model, tokens[first - 1 : -1], k)
         ids = np.zeros((len(tokens), scored.token_ids.shape[1]), dtype=np.int32)
         logprobs = np.full(ids.shape, FILLER_LOGPROB, dtype=np.float32)
         ids[first:], logprobs[first:] = scored.token_ids, scored.logprobs
@@ -173,7 +149,7 @@ class Sampler:
         if wanted is None:
             return None
         if len(wanted.shape) != 2 or wanted.shape[0] != len(tokens) - 1:
-            raise ValueError(
+            raise InvalidInput(
                 f"target_prompt_logprobs has shape {wanted.shape}, "
                 f"expected {len(tokens) - 1} rows for {len(tokens)} prompt tokens"
             )
@@ -193,53 +169,41 @@ class Sampler:
         if k <= 0:
             return None
         setting = Setting(request.sampling_params.temperature, -1, 1.0)
-        rows = _Rows(self.model, setting)
+        rows = Rows(self.model, setting)
         previous = tokens[:-1]
         drawn = [
             [candidates[bisect_right(totals, dice.random())] for _ in range(k)]
             for candidates, totals in (rows[token] for token in previous.tolist())
         ]
         ids = np.array(drawn, dtype=np.int64).reshape(len(previous), k)
-        logprobs = self.model.logprobs_VV[previous[:, None], ids].astype(np.float32)
+        logprobs = rows.scores.logprobs_VV[previous[:, None], ids].astype(np.float32)
         return PromptAltTokens(TensorData.from_numpy(ids), TensorData.from_numpy(logprobs))
 
 
-class _Rows(dict[int, Row]):
-    """Rows by previous token, worked out when first asked for."""
-
-    def __init__(self, model: Bigram, setting: Setting) -> None:
-        super().__init__()
-        self._model = model
-        self._setting = setting
-
-    def __missing__(self, previous: int) -> Row:
-        row = self[previous] = shape_row(self._model.logprobs_VV[previous], self._setting)
-        return row
+def stream(seed: int, index: int | str) -> random.Random:
+    """The dice of one sample of a seed; neighbours in either number have nothing in common."""
+    return random.Random(f"{seed}/{index}")
 
 
-def shape_row(logprobs: Floats, setting: Setting) -> Row:
-    """Apply temperature, then top-k, then top-p."""
-    if setting.temperature == 0.0:
-        return Row((int(logprobs.argmax()),), array("d", (1.0,)))
-    scaled = (logprobs - logprobs.max()) / setting.temperature
-    weights = np.exp(np.maximum(scaled, -700.0))
-    if setting.top_k < 1 and setting.top_p >= 1.0:
-        return Row(range(len(weights)), _running_total(weights))
-    order = np.argsort(-weights, kind="stable")
-    if setting.top_k >= 1:
-        order = order[: setting.top_k]
-    kept = weights[order] / weights[order].sum()
-    # A token is kept if those before it do not reach top_p, so the first always is.
-    order = order[kept.cumsum() - kept < setting.top_p]
-    return Row(order.tolist(), _running_total(weights[order]))
-
-
-def _running_total(weights: Floats) -> array[float]:
-    # An array is half as slow to search as a list, whose numbers lie all over the memory.
-    totals = array("d", (weights.cumsum() / weights.sum()).tolist())
-    # Rounding must leave no gap above the last one, for a throw may come close to 1.
-    totals[-1] = 1.0
-    return totals
+def draw_sequence(previous: int, draw: Draw, dice: random.Random) -> SampledSequence:
+    """Draw tokens after `previous` until one of the stops, or the most there may be."""
+    # Local names: this loop is most of what a sample costs.
+    rows, (stop_tokens, stop_texts), max_tokens, num_topk = draw
+    throw = dice.random
+    path = [previous]
+    text = bytearray()
+    reason: StopReason = "length"
+    for _ in range(max_tokens):
+        candidates, totals = rows[previous]
+        previous = candidates[bisect_right(totals, throw())]
+        path.append(previous)
+        if previous in stop_tokens or (stop_texts and ends_with(text, previous, stop_texts)):
+            reason = "stop"
+            break
+    tokens = np.array(path)
+    logprobs = score_pairs(rows.scores, tokens).astype(np.float32)
+    topk = find_topk(rows.scores, tokens[:-1], num_topk) if num_topk > 0 else None
+    return SampledSequence(reason, "", tokens[1:].astype(np.int32), logprobs, topk)
 
 
 def read_stops(params: SamplingParams) -> Stops:
@@ -248,16 +212,19 @@ def read_stops(params: SamplingParams) -> Stops:
     if stop is None:
         return _AT_THE_END
     given = [stop] if isinstance(stop, str) else list(stop)
+    if "" in given:
+        raise InvalidInput(f"stop has an empty text, which ends nothing: {stop!r:.80}")
     return Stops(
         frozenset(token for token in given if isinstance(token, int)),
         tuple(text.encode() for text in given if isinstance(text, str)),
     )
 
 
-def ends_with(tokens: list[int], texts: tuple[bytes, ...]) -> bool:
-    """Whether the tokens' text ends with one of these; a token is at most one byte."""
-    longest = max(map(len, texts))
-    return b"".join(map(token_bytes, tokens[-longest:])).endswith(texts)
+def ends_with(text: bytearray, token: int, stops: tuple[bytes, ...]) -> bool:
+    """Add a token to the text, and say whether it completes one of the stops."""
+    added = token_bytes(token)
+    text += added
+    return bool(added) and text.endswith(stops)
 
 
 def _asks_about_prompt(request: SampleRequest) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tinkex.testing.batches import gather, read_tokens, run_batch
-from tinkex.testing.bigram import Bigram, Trainer
+from tinkex.engine.fake.batches import gather, read_tokens, run_batch
+from tinkex.engine.fake.bigram import Bigram, Trainer
+from tinkex.errors import InvalidInput
 from tinkex.types import (
     Datum,
     EncodedTextChunk,
@@ -62,7 +65,13 @@ def test_outputs_have_the_shapes_of_their_targets(trainer: Trainer) -> None:
         [scores[1, 2], scores[2, 3]]
     )
     expected = -(scores[1, 2] + scores[2, 3] + scores[4, 5] + scores[4, 6])
-    assert output.metrics == {"loss:sum": pytest.approx(expected), "tokens:sum": 4.0}
+    probs = np.exp(scores)
+    entropy = -(probs * scores).sum(axis=1)[[1, 2, 4, 4]].mean()
+    assert output.metrics == {
+        "loss:sum": pytest.approx(expected),
+        "tokens:sum": 4.0,
+        "entropy:mean": pytest.approx(entropy),
+    }
     assert trainer.gradient_VV is None
 
 
@@ -86,10 +95,25 @@ def test_only_a_backward_pass_leaves_a_gradient(trainer: Trainer) -> None:
         ([datum([1, 2], [3])], "example 0 has 2 input tokens.*shape \\[1\\]"),
         ([datum([1], [512])], "target_tokens of example 0 has token 512"),
         ([datum([600], [1])], "the input of example 0 has token 600"),
-        ([datum([1], [2], weights=[1.0, 2.0])], "example 0 needs 1 numbers as weights"),
+        (
+            [datum([1], TensorData([2.5], "float32"))],
+            "target_tokens of example 0 are float32, expected int64",
+        ),
+        (
+            [datum([1], [2], weights=[1.0, 2.0])],
+            r"example 0 needs weights of shape \[1\], like its target_tokens, got shape \[2\]",
+        ),
+        (
+            [datum([1, 2], [[2, 3], [4, 5]], weights=[1.0, 2.0, 3.0, 4.0])],
+            r"example 0 needs weights of shape \[2, 2\].*got shape \[4\]",
+        ),
         (
             [datum([1], [2], weights=[1.0]), datum([1], [2])],
-            "example 1 needs 1 numbers as weights, got nothing",
+            r"example 1 needs weights of shape \[1\].*got nothing",
+        ),
+        (
+            [datum([1], [2]), datum([1], [2], weights=[1.0])],
+            r"example 0 needs weights of shape \[1\].*got nothing",
         ),
     ],
 )
@@ -98,10 +122,36 @@ def test_examples_that_do_not_fit_are_named(data: list[Datum], reason: str) -> N
         gather(data, 512)
 
 
-def test_an_unknown_loss_and_an_infinite_one_are_refused(trainer: Trainer) -> None:
-    with pytest.raises(ValueError, match="'custom' is not one of cross_entropy"):
-        run_batch(trainer, ForwardBackwardInput([datum([1], [2])], "custom"), forward_only=True)
-    far = datum([1], [2], logprobs=[-1e4], advantages=[1.0])
-    work = ForwardBackwardInput([far], "importance_sampling")
-    with pytest.raises(ValueError, match="importance_sampling loss is -inf"):
-        run_batch(trainer, work, forward_only=True)
+@pytest.mark.parametrize(
+    ("loss_fn", "reason"),
+    [
+        ("mse", "'mse' is not one of cross_entropy, importance_sampling, ppo"),
+        ("custom", "'custom' is not computed by this model; use forward_backward_custom"),
+        ("stable_reinforce", "'stable_reinforce' is not computed.*use importance_sampling or ppo"),
+    ],
+)
+def test_a_loss_that_is_not_computed_is_refused(
+    trainer: Trainer, loss_fn: Any, reason: str
+) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        run_batch(trainer, ForwardBackwardInput([datum([1], [2])], loss_fn), forward_only=True)
+
+
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "gspo"])
+def test_an_infinite_loss_leaves_no_gradient(trainer: Trainer, loss_fn: Any) -> None:
+    far = datum([1], [2], logprobs=[-1e4], advantages=[-1.0])
+    work = ForwardBackwardInput([far], loss_fn)
+    with pytest.raises(InvalidInput, match=f"the {loss_fn} loss is inf; check its inputs"):
+        run_batch(trainer, work, forward_only=False)
+    assert trainer.gradient_VV is None
+
+
+def test_a_gradient_that_is_too_large_is_refused_and_the_one_before_kept(
+    trainer: Trainer,
+) -> None:
+    run_batch(trainer, ForwardBackwardInput([datum([1], [2])], "cross_entropy"), forward_only=False)
+    before = trainer.gradient_VV
+    far = datum([1], [2], logprobs=[-600.0], advantages=[-1.0])
+    with pytest.raises(InvalidInput, match="the gradient is not finite"):
+        run_batch(trainer, ForwardBackwardInput([far], "importance_sampling"), forward_only=False)
+    assert trainer.gradient_VV is before

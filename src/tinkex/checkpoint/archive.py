@@ -1,0 +1,149 @@
+"""A directory as one tar, or one of its files: any range of bytes, in constant memory.
+
+A plan is a row of segments whose sizes are known before anything is read, so that an answer can
+start anywhere. The same files give the same bytes on every machine: names in order, no times, no
+owners. Only what the manifest lists is ever opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from tinkex.checkpoint.manifest import (
+    MANIFEST_NAME,
+    parse_manifest,
+    read_manifest,
+    read_manifest_bytes,
+)
+from tinkex.errors import CheckpointError
+
+#: How much of a file is in memory at a time.
+CHUNK_BYTES = 256 * 1024
+
+
+class FileSegment(NamedTuple):
+    """A whole file."""
+
+    path: Path
+    size: int
+
+
+Segment: TypeAlias = bytes | FileSegment
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlan:
+    """What will be read, and how much that is."""
+
+    segments: Sequence[Segment]
+    size: int
+    etag: str
+    """A strong entity tag, with its quotes: equal tags mean equal bytes."""
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The bytes from `start` up to but not including `stop`, in chunks.
+
+        A file that changed its size or went away raises CheckpointError on the way.
+        """
+        end = self.size if stop is None else stop
+        if not 0 <= start <= end <= self.size:
+            raise ValueError(f"there is no range {start} to {end} in {self.size} bytes")
+        return self._read(start, end)
+
+    def _read(self, start: int, stop: int) -> Iterator[bytes]:
+        offset = 0
+        for segment in self.segments:
+            size = _size(segment)
+            first, last = max(start - offset, 0), min(stop - offset, size)
+            if first < last and isinstance(segment, bytes):
+                yield segment[first:last]
+            elif first < last and not isinstance(segment, bytes):
+                yield from _read_file(segment, first, last)
+            offset += size
+
+
+def plan_archive(directory: Path) -> ArchivePlan:
+    """Plan a tar of a directory: its manifest, and every file that is listed there."""
+    content = read_manifest_bytes(directory)
+    manifest = parse_manifest(directory, content)
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    sizes[MANIFEST_NAME] = len(content)
+    segments: list[Segment] = []
+    for name in sorted(sizes):
+        is_manifest = name == MANIFEST_NAME
+        body = content if is_manifest else FileSegment(directory / name, sizes[name])
+        segments += [_header(name, sizes[name]), body, bytes(-sizes[name] % tarfile.BLOCKSIZE)]
+    segments.append(bytes(2 * tarfile.BLOCKSIZE))
+    # The manifest has every name, size and digest, so it stands for the whole.
+    return _plan(segments, f"tar-{hashlib.sha256(content).hexdigest()}")
+
+
+def plan_file(path: Path) -> ArchivePlan:
+    """Plan one file of a directory that has a manifest; CheckpointError if it is not listed."""
+    directory = _home(path)
+    if path.name == MANIFEST_NAME and path.parent == directory:
+        content = read_manifest_bytes(directory)
+        return _plan([content], hashlib.sha256(content).hexdigest())
+    name = path.relative_to(directory).as_posix()
+    entry = read_manifest(directory).files.get(name)
+    if entry is None:
+        raise CheckpointError(f"{name!r} is not in the {MANIFEST_NAME} of {directory.name!r}")
+    return _plan([FileSegment(path, entry.size)], entry.sha256)
+
+
+def tar_size(directory: Path) -> int:
+    """How many bytes the tar of a directory has."""
+    return plan_archive(directory).size
+
+
+def _plan(segments: Sequence[Segment], tag: str) -> ArchivePlan:
+    return ArchivePlan(segments, sum(map(_size, segments)), f'"{tag}"')
+
+
+def _size(segment: Segment) -> int:
+    return len(segment) if isinstance(segment, bytes) else segment.size
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o644, 0
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _home(path: Path) -> Path:
+    """The nearest directory above that has a manifest."""
+    if ".." not in path.parts:
+        for directory in path.parents:
+            if (directory / MANIFEST_NAME).is_file():
+                return directory
+    raise CheckpointError(f"{path.name!r} is in no directory with a {MANIFEST_NAME}")
+
+
+def _read_file(segment: FileSegment, first: int, last: int) -> Iterator[bytes]:
+    try:
+        descriptor = os.open(segment.path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{segment.path.name!r} cannot be read: {reason}") from error
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        _check_size(segment, os.fstat(file.fileno()).st_size)
+        file.seek(first)
+        while first < last:
+            chunk = file.read(min(CHUNK_BYTES, last - first))
+            if not chunk:
+                _check_size(segment, first)
+            first += len(chunk)
+            yield chunk
+
+
+def _check_size(segment: FileSegment, size: int) -> None:
+    if size != segment.size:
+        raise CheckpointError(
+            f"{segment.path.name!r} has {size} bytes, expected {segment.size}: it was changed"
+        )

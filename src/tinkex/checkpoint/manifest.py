@@ -1,0 +1,128 @@
+"""The list of a directory's files, with size and digest, by which whoever reads it can check it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from tinkex.checkpoint.atomic import write_file
+from tinkex.errors import CheckpointError
+
+MANIFEST_NAME = "manifest.json"
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """What a file is expected to be."""
+
+    size: int
+    sha256: str
+    """In hexadecimal digits."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Every file below a directory by its path, except for the manifest itself."""
+
+    files: dict[str, FileEntry]
+
+    @property
+    def total_bytes(self) -> int:
+        """How many bytes the files have together."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def write_manifest(directory: Path) -> Manifest:
+    """List what is in a directory, and write the list beside it."""
+    manifest = Manifest({name: _describe(directory / name) for name in _names(directory)})
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    write_file(directory / MANIFEST_NAME, text + b"\n")
+    return manifest
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The list as it was written; CheckpointError if there is none that can be read."""
+    return parse_manifest(directory, read_manifest_bytes(directory))
+
+
+def read_manifest_bytes(directory: Path) -> bytes:
+    """The manifest's own content."""
+    try:
+        return (directory / MANIFEST_NAME).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory.name!r} has no {MANIFEST_NAME}") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r}: {reason}") from error
+
+
+def parse_manifest(directory: Path, content: bytes) -> Manifest:
+    """Read a manifest's content, and refuse names that lead out of the directory."""
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r}: {error}") from None
+    for name in manifest.files:
+        if not _is_inside(name):
+            raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r} lists {name!r}")
+    return manifest
+
+
+def check_manifest(directory: Path) -> Manifest:
+    """Read every file, and raise CheckpointError about the first that is not as it was written.
+
+    Files that the manifest does not list are nobody's business.
+    """
+    manifest = read_manifest(directory)
+    for name, expected in manifest.files.items():
+        _check_file(directory, name, expected)
+    return manifest
+
+
+def _check_file(directory: Path, name: str, expected: FileEntry) -> None:
+    try:
+        size = (directory / name).stat().st_size
+        # The size is cheap to ask for, and tells of most mishaps.
+        found = _describe(directory / name) if size == expected.size else None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{name!r} of {directory.name!r}: {reason}") from error
+    if found is None:
+        raise CheckpointError(
+            f"{name!r} of {directory.name!r} has {size} bytes, expected {expected.size}"
+        )
+    if found != expected:
+        raise CheckpointError(
+            f"{name!r} of {directory.name!r} is damaged: its sha256 is {found.sha256}, "
+            f"expected {expected.sha256}"
+        )
+
+
+def list_files(directory: Path) -> Iterator[Path]:
+    """Every file below a directory, in the order of their names.
+
+    A link may lead anywhere, so one is refused.
+    """
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink():
+            name = path.relative_to(directory).as_posix()
+            raise CheckpointError(f"{name!r} of {directory.name!r} is a link, not a file")
+        if path.is_file():
+            yield path
+
+
+def _names(directory: Path) -> list[str]:
+    names = sorted(path.relative_to(directory).as_posix() for path in list_files(directory))
+    return [name for name in names if name != MANIFEST_NAME]
+
+
+def _describe(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileEntry(file.tell(), digest.hexdigest())
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return str(path) == name and name != "." and ".." not in path.parts and not path.is_absolute()

@@ -1,0 +1,223 @@
+"""A language model small enough for a test: one row of logits per previous token.
+
+Everything a trainer needs is exact and cheap. The log-probabilities of all pairs are one table, and
+the gradient of any loss of them is a scatter into that table minus each row's share of the softmax.
+
+Shape letters: V vocabulary, P pairs of (previous token, next token).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
+from tinkex.errors import InvalidInput
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Tokens: TypeAlias = npt.NDArray[np.int64]
+
+#: As good as impossible, and still a number that every format can carry.
+_LOWEST_LOGIT = -1e6
+#: Weights beyond this have log-probabilities that no float32 can hold.
+_LARGEST_NORM = 1e30
+
+
+class Bigram:
+    """Weights that never change; training makes a new one, so a checkpoint is a reference."""
+
+    def __init__(self, logits_VV: Floats) -> None:
+        logits_VV.setflags(write=False)
+        self.logits_VV = logits_VV
+
+    @classmethod
+    def base(cls, name: str, vocab_size: int = VOCAB_SIZE) -> Bigram:
+        """The base model of this name: mild random preferences, the same in every process."""
+        return cls(_base_logits(name, vocab_size))
+
+    @cached_property
+    def logprobs_VV(self) -> Floats:
+        """Row: previous token; column: log-probability of the next one."""
+        top_V1 = self.logits_VV.max(axis=1, keepdims=True)
+        shifted_VV = self.logits_VV - top_V1
+        table_VV: Floats = shifted_VV - np.log(np.exp(shifted_VV).sum(axis=1, keepdims=True))
+        table_VV.setflags(write=False)
+        return table_VV
+
+    @cached_property
+    def probs_VV(self) -> Floats:
+        """Row: previous token; column: probability of the next one."""
+        table_VV: Floats = np.exp(self.logprobs_VV)
+        return table_VV
+
+    @cached_property
+    def entropy_V(self) -> Floats:
+        """How uncertain the next token is after each token, in nats."""
+        entropies_V: Floats = -(self.probs_VV * self.logprobs_VV).sum(axis=1)
+        return entropies_V
+
+    def tempered(self, temperature: float) -> Bigram:
+        """The model with its distributions flattened or sharpened; never below the float range."""
+        top_V1 = self.logits_VV.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore"):
+            scaled_VV = (self.logits_VV - top_V1) / temperature
+        return Bigram(np.maximum(scaled_VV, _LOWEST_LOGIT))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        return len(self.logits_VV)
+
+    def gradient(self, previous_P: Tokens, next_P: Tokens, slope_P: Floats) -> Floats:
+        """The gradient by the logits of a loss whose slope by each pair's log-prob is given."""
+        size = self.vocab_size
+        cells = np.bincount(previous_P * size + next_P, weights=slope_P, minlength=size * size)
+        rows_V = np.bincount(previous_P, weights=slope_P, minlength=size)
+        table_VV: Floats = cells.reshape(size, size) - rows_V[:, None] * self.probs_VV
+        return table_VV
+
+
+@lru_cache(maxsize=8)
+def _base_logits(name: str, vocab_size: int) -> Floats:
+    dice = np.random.default_rng(zlib.crc32(name.encode()))
+    return dice.normal(scale=0.5, size=(vocab_size, vocab_size))
+
+
+class Moments(NamedTuple):
+    """What an optimizer remembers between steps."""
+
+    num_steps: int = 0
+    first_VV: Floats | None = None
+    second_VV: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """The numbers of one optimizer step."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A model in training: weights, the gradient gathered so far, and the optimizer's memory."""
+
+    model: Bigram
+    moments: Moments = field(default_factory=Moments)
+    gradient_VV: Floats | None = None
+
+    def accumulate(self, gradient_VV: Floats) -> None:
+        """Add to the gradient of the next step, unless the sum would be of no use."""
+        seen_VV = self.gradient_VV
+        with np.errstate(over="ignore", invalid="ignore"):
+            total_VV = gradient_VV if seen_VV is None else seen_VV + gradient_VV
+        if not math.isfinite(_norm(total_VV)):
+            raise InvalidInput("the gradient is not finite; scale the loss inputs down")
+        self.gradient_VV = total_VV
+
+    def load(self, model: Bigram, moments: Moments | None) -> None:
+        """Go on from other weights; without their moments the optimizer starts afresh."""
+        self.model, self.moments, self.gradient_VV = model, moments or Moments(), None
+
+    def adamw_step(self, size: StepSize) -> dict[str, float]:
+        """One AdamW step with decoupled weight decay; the gradient is used up."""
+        return self._step(_adamw, size)
+
+    def momentum_step(self, size: StepSize) -> dict[str, float]:
+        """One step along the normalized momentum, for optimizers other than AdamW."""
+        return self._step(_along_momentum, size)
+
+    def _step(self, move: _Move, size: StepSize) -> dict[str, float]:
+        """Take a step whole, or refuse it and change nothing."""
+        old_VV, gradient_VV = self.model.logits_VV, self.gradient_VV
+        has_gradient = gradient_VV is not None
+        if gradient_VV is None:
+            gradient_VV = np.zeros_like(old_VV)
+        norm = _norm(gradient_VV)
+        if not math.isfinite(norm):
+            raise InvalidInput(f"the gradient's norm is {norm}; load saved weights to drop it")
+        with np.errstate(all="ignore"):
+            if 0.0 < size.grad_clip_norm < norm:
+                gradient_VV = gradient_VV * (size.grad_clip_norm / norm)
+            logits_VV, moments = move(old_VV, self.moments, gradient_VV, size)
+            metrics = {
+                "grad_norm": norm,
+                "learning_rate": size.learning_rate,
+                "param_norm": _norm(logits_VV),
+                "update_norm": _norm(logits_VV - old_VV),
+                "step": float(moments.num_steps),
+                "has_gradient": float(has_gradient),
+            }
+        _check_step(metrics, moments)
+        self.model, self.moments, self.gradient_VV = Bigram(logits_VV), moments, None
+        return metrics
+
+
+_Move: TypeAlias = Callable[[Floats, Moments, Floats, StepSize], tuple[Floats, Moments]]
+
+
+def _adamw(
+    logits_VV: Floats, old: Moments, gradient_VV: Floats, size: StepSize
+) -> tuple[Floats, Moments]:
+    step = old.num_steps + 1
+    first_VV = _blend(old.first_VV, gradient_VV, size.beta1)
+    second_VV = _blend(old.second_VV, gradient_VV**2, size.beta2)
+    mean_VV = first_VV / (1.0 - size.beta1**step)
+    scale_VV = np.sqrt(second_VV / (1.0 - size.beta2**step)) + size.eps
+    kept_VV = logits_VV * (1.0 - size.learning_rate * size.weight_decay)
+    return kept_VV - size.learning_rate * mean_VV / scale_VV, Moments(step, first_VV, second_VV)
+
+
+def _along_momentum(
+    logits_VV: Floats, old: Moments, gradient_VV: Floats, size: StepSize
+) -> tuple[Floats, Moments]:
+    first_VV = _blend(old.first_VV, gradient_VV, size.beta1)
+    length = float(np.sqrt((first_VV**2).mean()))
+    moved_VV = logits_VV
+    if length > 0.0:
+        moved_VV = logits_VV - size.learning_rate * first_VV / length
+    return moved_VV, Moments(old.num_steps + 1, first_VV)
+
+
+def _blend(old_VV: Floats | None, new_VV: Floats, keep: float) -> Floats:
+    blended_VV: Floats = (1.0 - keep) * new_VV
+    return blended_VV if old_VV is None else keep * old_VV + blended_VV
+
+
+def _norm(table_VV: Floats) -> float:
+    # Not BLAS: its sums depend on the number of threads, and the last bits count here.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(float(np.square(table_VV).sum()))
+
+
+def _check_step(metrics: Mapping[str, float], moments: Moments) -> None:
+    tables = (table for table in (moments.first_VV, moments.second_VV) if table is not None)
+    is_small = metrics["param_norm"] <= _LARGEST_NORM and math.isfinite(metrics["update_norm"])
+    if not is_small or not all(math.isfinite(_norm(table_VV)) for table_VV in tables):
+        raise InvalidInput(
+            f"a step of learning_rate {metrics['learning_rate']:g} along a gradient of norm "
+            f"{metrics['grad_norm']:g} leads to numbers that are too large; nothing was changed"
+        )
+
+
+def check_tokens(what: str, tokens: Any, vocab_size: int) -> Tokens:
+    """The tokens as an array, or an InvalidInput that names the one the model does not have."""
+    array: Tokens = np.asarray(tokens, dtype=np.int64)
+    wrong = (array < 0) | (array >= vocab_size)
+    if wrong.any():
+        raise InvalidInput(
+            f"{what} has token {array[wrong].flat[0]}, outside the vocabulary of {vocab_size}"
+        )
+    return array

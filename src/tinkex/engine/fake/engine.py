@@ -1,0 +1,178 @@
+"""The fake engine: every verb of the protocol, with a table of numbers in place of a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tinkex.engine.fake import files
+from tinkex.engine.fake.batches import run_batch
+from tinkex.engine.fake.bigram import Bigram, Trainer
+from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_pass, check_spec, read_step
+from tinkex.engine.fake.samples import SampleQueue, SamplerShelf
+from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
+from tinkex.engine.protocol import (
+    AdapterSpec,
+    BaseModel,
+    Failure,
+    Finished,
+    Pass,
+    SamplerSource,
+    WriteSnapshot,
+)
+from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory
+from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
+from tinkex.types.optimizers import OptimParams
+
+
+class _Adapter(NamedTuple):
+    spec: AdapterSpec
+    trainer: Trainer
+
+
+#: Sample requests inside the engine at once.
+MAX_SAMPLES = 4
+
+
+class FakeEngine:
+    """Serves bigram models: exact gradients, real files, the same bits on every run.
+
+    `seconds_per_op` makes every pass, step and sample request take that much longer, as a busy
+    engine would.
+    """
+
+    def __init__(
+        self, models: Sequence[str] = ("tinkex/bigram",), *, seconds_per_op: float = 0.0
+    ) -> None:
+        self._bases = {name: Bigram.base(name) for name in models}
+        self._seconds_per_op = seconds_per_op
+        self._adapters: dict[str, _Adapter] = {}
+        self._shelf = SamplerShelf(self._bases)
+        self._samples = SampleQueue(self._shelf, seconds_per_op)
+
+    def base_models(self) -> Sequence[BaseModel]:
+        """What is served."""
+        return [
+            BaseModel(name=name, max_context_tokens=MAX_CONTEXT_TOKENS, arch="bigram")
+            for name in self._bases
+        ]
+
+    # --- adapters ---------------------------------------------------------------------------
+    def create(self, adapter_id: str, spec: AdapterSpec) -> None:
+        """Make a new adapter, which is its base model; one of the same id is made anew."""
+        check_spec(spec)
+        self._adapters[adapter_id] = _Adapter(spec, Trainer(self._base(spec.base_model)))
+
+    def has(self, adapter_id: str) -> bool:
+        """Whether the adapter is in memory."""
+        return adapter_id in self._adapters
+
+    def drop(self, adapter_id: str) -> None:
+        """Forget an adapter's memory; one that is not there is no error."""
+        self._adapters.pop(adapter_id, None)
+
+    # --- training ---------------------------------------------------------------------------
+    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
+        """Run passes one after the other; a refused one adds nothing to its adapter's gradient."""
+        return [self._run_pass(each) for each in passes]
+
+    def _run_pass(self, each: Pass) -> ForwardBackwardOutput | Failure:
+        self._take_time()
+        adapter = self._adapters.get(each.adapter_id)
+        if adapter is None:
+            return Failure(_absent(each.adapter_id), RequestErrorCategory.Server)
+        try:
+            check_pass(each.work)
+            return run_batch(adapter.trainer, each.work, forward_only=each.is_forward_only)
+        except InvalidInput as error:
+            return Failure(error.message)
+
+    def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
+        """Apply the gathered gradient, clear it, and report metrics."""
+        spec, trainer = self._adapter(adapter_id)
+        size = read_step(spec.optimizer, params)
+        self._take_time()
+        is_adamw = isinstance(params, AdamParams)
+        return trainer.adamw_step(size) if is_adamw else trainer.momentum_step(size)
+
+    # --- what is kept on disk ----------------------------------------------------------------
+    def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        """Write a PEFT-like adapter, and what an optimizer needs to go on."""
+        spec, trainer = self._adapter(adapter_id)
+        files.write_checkpoint(directory, spec, trainer, with_optimizer=with_optimizer)
+
+    def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        """Go on from saved weights, if they fit; the gathered gradient is dropped."""
+        spec, trainer = self._adapter(adapter_id)
+        try:
+            files.check_fit(files.read_summary(directory), spec)
+            model = files.read_model(directory, VOCAB_SIZE)
+            moments = files.read_moments(directory, spec, VOCAB_SIZE) if with_optimizer else None
+        except CheckpointError as error:
+            raise InvalidInput(f"the checkpoint cannot be loaded: {error.message}") from error
+        trainer.load(model, moments)
+
+    def snapshot(self, adapter_id: str) -> WriteSnapshot:
+        """Copy the whole state; tables are never changed in place, so the copy is references."""
+        spec, trainer = self._adapter(adapter_id)
+        copy = Trainer(trainer.model, trainer.moments, trainer.gradient_VV)
+        return partial(files.write_snapshot, spec=spec, trainer=copy)
+
+    def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
+        """Bring an adapter back as it was when its snapshot was taken."""
+        self._base(spec.base_model)
+        trainer = files.read_snapshot(directory, spec, VOCAB_SIZE)
+        self._adapters[adapter_id] = _Adapter(spec, trainer)
+
+    # --- sampling ---------------------------------------------------------------------------
+    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+        """Let a sample request wait for its turn; a bad one is reported by `step_samples`."""
+        self._samples.add(ticket, source, request)
+
+    def step_samples(self) -> Sequence[Finished]:
+        """Go a short way with the oldest samples, and hand out those that are over."""
+        return self._samples.step()
+
+    def cancel_sample(self, ticket: str) -> None:
+        """Forget a sample request; one that is over or unknown is no error."""
+        self._samples.cancel(ticket)
+
+    @property
+    def num_samples(self) -> int:
+        """How many sample requests are not over."""
+        return len(self._samples)
+
+    @property
+    def max_samples(self) -> int:
+        """Few: they run one after the other, so those inside keep others from their turn."""
+        return MAX_SAMPLES
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._adapters.clear()
+        self._samples.clear()
+        self._shelf.clear()
+
+    # --- inside -----------------------------------------------------------------------------
+    def _base(self, name: str) -> Bigram:
+        base = self._bases.get(name)
+        if base is None:
+            raise InvalidInput(f"base model {name!r} is not one of {', '.join(self._bases)}")
+        return base
+
+    def _adapter(self, adapter_id: str) -> _Adapter:
+        adapter = self._adapters.get(adapter_id)
+        if adapter is None:
+            raise LookupError(_absent(adapter_id))
+        return adapter
+
+    def _take_time(self) -> None:
+        if self._seconds_per_op > 0.0:
+            time.sleep(self._seconds_per_op)
+
+
+def _absent(adapter_id: str) -> str:
+    return f"adapter {adapter_id!r} is not in memory"

@@ -1,0 +1,106 @@
+"""What the fake engine's model cannot do, said before it tries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinkex.engine.fake.bigram import StepSize
+from tinkex.engine.fake.sampler import DEFAULT_MAX_TOKENS
+from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.errors import InvalidInput
+from tinkex.types import (
+    AdamParams,
+    EncodedTextChunk,
+    ForwardBackwardInput,
+    ModelInput,
+    SampleRequest,
+)
+from tinkex.types.optimizers import DimuonParams, OptimParams
+
+#: The most tokens that are read and written together.
+MAX_CONTEXT_TOKENS = 32768
+#: The most sequences of one request.
+MAX_SAMPLES = 1024
+OPTIMIZERS = ("adamw", "dimuon")
+
+
+def check_spec(spec: AdapterSpec) -> None:
+    """Refuse an adapter that cannot be made."""
+    if spec.rank < 1:
+        raise InvalidInput(f"rank is {spec.rank}, expected at least 1")
+    if not (spec.train_unembed or spec.train_mlp or spec.train_attn):
+        raise InvalidInput(
+            "train_unembed, train_mlp and train_attn are all false: nothing to train"
+        )
+    kind = spec.optimizer.get("type")
+    if kind not in OPTIMIZERS:
+        raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(OPTIMIZERS)}")
+
+
+def read_step(optimizer: Mapping[str, Any], params: OptimParams) -> StepSize:
+    """The numbers of a step, which must be those of the adapter's optimizer."""
+    given = "adamw" if isinstance(params, AdamParams) else params.type
+    wanted = optimizer.get("type")
+    if given != wanted:
+        raise InvalidInput(
+            f"the step has parameters of {given!r}, but the adapter trains with {wanted!r}"
+        )
+    if isinstance(params, AdamParams):
+        return StepSize(
+            learning_rate=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+            grad_clip_norm=params.grad_clip_norm,
+        )
+    if isinstance(params, DimuonParams):
+        return StepSize(
+            learning_rate=params.learning_rate,
+            beta1=params.beta1,
+            grad_clip_norm=params.grad_clip_norm,
+        )
+    raise InvalidInput(f"optimizer_params of type {given!r} are not read; send adam_params")
+
+
+def check_pass(work: ForwardBackwardInput) -> None:
+    """Refuse examples that are too long, or that are not text."""
+    for index, datum in enumerate(work.data):
+        _check_text(f"the input of example {index}", datum.model_input)
+
+
+def check_sample(request: SampleRequest) -> None:
+    """Refuse a prompt that is too long or not text, and more answers than are given."""
+    num_prompt = _check_text("the prompt", request.prompt)
+    num_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
+    if num_prompt + num_tokens > MAX_CONTEXT_TOKENS:
+        raise InvalidInput(
+            f"the prompt has {num_prompt} tokens and max_tokens is {num_tokens}; together they "
+            f"may be at most {MAX_CONTEXT_TOKENS}"
+        )
+    _check_at_most("num_samples", request.num_samples, MAX_SAMPLES)
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+        _check_at_most(name, getattr(request, name), VOCAB_SIZE)
+
+
+def _check_text(what: str, model_input: ModelInput) -> int:
+    """How many tokens there are, if they are text and not too many."""
+    num_tokens = 0
+    for chunk in model_input.chunks:
+        if not isinstance(chunk, EncodedTextChunk):
+            raise InvalidInput(
+                f"{what} has a chunk of type {chunk.type!r}, but this model reads text only"
+            )
+        num_tokens += len(chunk.tokens)
+    if num_tokens > MAX_CONTEXT_TOKENS:
+        raise InvalidInput(
+            f"{what} has {num_tokens} tokens; this model reads at most {MAX_CONTEXT_TOKENS}"
+        )
+    return num_tokens
+
+
+def _check_at_most(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise InvalidInput(f"{name} is {value}; expected at most {limit}")

@@ -1,0 +1,162 @@
+"""What the worker may ask of whoever holds the weights.
+
+An engine knows values, never HTTP, SQL or promises. All verbs are called from one thread. A verb
+either takes effect whole or raises and changes nothing; `InvalidInput` is the user's fault,
+anything else the engine's. Verbs on many requests at once report each request's own failure as a
+value, so that one tenant's mistake never touches another's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from tinkex.errors import RequestErrorCategory
+from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput, SampleRequest, SampleResponse
+from tinkex.types.optimizers import OptimParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    """A base model that an engine serves."""
+
+    name: str
+    """What clients call it."""
+    max_context_tokens: int
+    """The most tokens it can read and write together."""
+    arch: str = ""
+    """The architecture's name."""
+    tokenizer_id: str | None = None
+    """What clients load the tokenizer by; None is the model's name."""
+    is_trainable: bool = True
+    is_sampleable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """Everything that decides an adapter's first weights and how it is trained."""
+
+    base_model: str
+    rank: int
+    seed: int
+    """Decides the first weights; chosen before the adapter is promised, so it never changes."""
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"type": "adamw"})
+    """The optimizer's type and settings, as `create_model` names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward or forward_backward of one adapter."""
+
+    adapter_id: str
+    work: ForwardBackwardInput
+    is_forward_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSource:
+    """What to sample from: a base model, with the adapter in a checkpoint directory or alone."""
+
+    base_model: str
+    directory: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one request of several failed, and whose fault it was."""
+
+    message: str
+    category: RequestErrorCategory = RequestErrorCategory.User
+
+
+class Finished(NamedTuple):
+    """A sample request that is over."""
+
+    ticket: str
+    outcome: SampleResponse | Failure
+
+
+WriteSnapshot: TypeAlias = Callable[[Path], None]
+"""Writes a copied state into an empty directory; may run on any thread."""
+
+
+class Engine(Protocol):
+    """The verbs. An adapter is named by its model id."""
+
+    def base_models(self) -> Sequence[BaseModel]:
+        """What is served."""
+        ...
+
+    # --- adapters ---------------------------------------------------------------------------
+    def create(self, adapter_id: str, spec: AdapterSpec) -> None:
+        """Make a new adapter that changes no log-probability yet."""
+        ...
+
+    def has(self, adapter_id: str) -> bool:
+        """Whether the adapter is in memory."""
+        ...
+
+    def drop(self, adapter_id: str) -> None:
+        """Forget an adapter's memory; one that is not there is no error."""
+        ...
+
+    # --- training ---------------------------------------------------------------------------
+    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
+        """Run passes, one outcome each; backward adds to its adapter's gradient."""
+        ...
+
+    def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
+        """Apply the gathered gradient, clear it, and report metrics."""
+        ...
+
+    # --- what is kept on disk ----------------------------------------------------------------
+    def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        """Write a PEFT adapter, and what an optimizer needs to go on, into an empty directory."""
+        ...
+
+    def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        """Go on from saved weights; a shape that does not fit is the user's fault.
+
+        Without the optimizer, its memory starts afresh; a gathered gradient is dropped.
+        """
+        ...
+
+    def snapshot(self, adapter_id: str) -> WriteSnapshot:
+        """Copy the whole state now, gradient included; the result writes it later."""
+        ...
+
+    def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
+        """Bring an adapter back as it was when its snapshot was taken."""
+        ...
+
+    # --- sampling ---------------------------------------------------------------------------
+    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+        """Take a sample request into the running batch; a bad one is reported by `step_samples`."""
+        ...
+
+    def step_samples(self) -> Sequence[Finished]:
+        """Go a short way with all running samples, and hand out those that are over."""
+        ...
+
+    def cancel_sample(self, ticket: str) -> None:
+        """Free a sample's place at once; one that is over or unknown is no error."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """How many sample requests are running."""
+        ...
+
+    @property
+    def max_samples(self) -> int:
+        """How many sample requests can run at once; more wait outside, where tenants take turns."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...

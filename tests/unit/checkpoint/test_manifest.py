@@ -1,0 +1,103 @@
+"""Manifests: what they list, and what a check finds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tinkex.checkpoint.manifest import (
+    MANIFEST_NAME,
+    check_manifest,
+    read_manifest,
+    write_manifest,
+)
+from tinkex.errors import CheckpointError
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    home = tmp_path / "run"
+    (home / "sub").mkdir(parents=True)
+    (home / "b.bin").write_bytes(b"bbb")
+    (home / "sub" / "a.txt").write_bytes(b"")
+    return home
+
+
+def test_every_file_is_listed_in_the_form_that_clients_check(directory: Path) -> None:
+    manifest = write_manifest(directory)
+    assert json.loads((directory / MANIFEST_NAME).read_bytes()) == {
+        "files": {
+            "b.bin": {"size": 3, "sha256": hashlib.sha256(b"bbb").hexdigest()},
+            "sub/a.txt": {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()},
+        }
+    }
+    assert manifest.total_bytes == 3
+    assert read_manifest(directory) == manifest
+
+
+def test_writing_it_again_changes_nothing(directory: Path) -> None:
+    write_manifest(directory)
+    before = (directory / MANIFEST_NAME).read_bytes()
+    write_manifest(directory)
+    assert (directory / MANIFEST_NAME).read_bytes() == before
+
+
+def test_a_directory_as_it_was_written_passes(directory: Path) -> None:
+    manifest = write_manifest(directory)
+    (directory / "unlisted").touch()
+    assert check_manifest(directory) == manifest
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "'b.bin' of 'run': No such file"),
+        (b"bb", "'b.bin' of 'run' has 2 bytes, expected 3"),
+        (b"bbx", "'b.bin' of 'run' is damaged: its sha256 is"),
+    ],
+)
+def test_a_file_that_is_gone_or_changed_is_named(
+    directory: Path, content: bytes | None, reason: str
+) -> None:
+    write_manifest(directory)
+    (directory / "b.bin").unlink()
+    if content is not None:
+        (directory / "b.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=reason):
+        check_manifest(directory)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"files": {"a": {"size": 1}}}',
+        b'{"files": {"a": {"size": "1", "sha256": ""}}}',
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(directory: Path, text: bytes) -> None:
+    (directory / MANIFEST_NAME).write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"manifest.json of 'run'"):
+        read_manifest(directory)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../b.bin", "/etc/passwd", "a/../b", "a//b"])
+def test_names_that_lead_out_are_refused(directory: Path, name: str) -> None:
+    entry = {"size": 0, "sha256": ""}
+    (directory / MANIFEST_NAME).write_text(json.dumps({"files": {name: entry}}))
+    with pytest.raises(CheckpointError, match=r"manifest.json of 'run' lists"):
+        read_manifest(directory)
+
+
+def test_a_directory_without_one_and_a_link_are_named(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'run' has no manifest.json"):
+        read_manifest(directory)
+    (directory / "link").symlink_to("/etc/hostname")
+    with pytest.raises(CheckpointError, match="'link' of 'run' is a link"):
+        write_manifest(directory)

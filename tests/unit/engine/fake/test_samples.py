@@ -1,0 +1,305 @@
+"""Sampling through the engine: turns, seeds, weights from disk, and failures as values."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.engine.fake.conftest import BASE, datum, run, train
+from tinkex.engine.fake import samples
+from tinkex.engine.fake.engine import FakeEngine
+from tinkex.engine.protocol import Failure, Finished, SamplerSource
+from tinkex.errors import RequestErrorCategory
+from tinkex.types import (
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    SampleRequest,
+    SampleResponse,
+    SamplingParams,
+)
+
+ALONE = SamplerSource(base_model=BASE)
+SHARED = FakeEngine()
+
+
+def request(
+    prompt: list[int] | None = None, asked: dict[str, Any] | None = None, **params: Any
+) -> SampleRequest:
+    return SampleRequest(
+        prompt=ModelInput.from_ints([1, 2, 3] if prompt is None else prompt),
+        sampling_params=SamplingParams(**{"max_tokens": 8, "stop": [], **params}),
+        **(asked or {}),
+    )
+
+
+def finish(engine: FakeEngine) -> list[Finished]:
+    finished: list[Finished] = []
+    while engine.num_samples:
+        finished.extend(engine.step_samples())
+    return finished
+
+
+def ask(
+    engine: FakeEngine, source: SamplerSource = ALONE, *args: Any, **kwargs: Any
+) -> SampleResponse | Failure:
+    engine.start_sample("only", source, request(*args, **kwargs))
+    [(ticket, outcome)] = finish(engine)
+    assert ticket == "only"
+    return outcome
+
+
+def response(outcome: SampleResponse | Failure) -> SampleResponse:
+    assert isinstance(outcome, SampleResponse), outcome
+    return outcome
+
+
+@pytest.fixture
+def saved(engine: FakeEngine, tmp_path: Path) -> SamplerSource:
+    """Sampler weights after some training."""
+    train(engine, steps=3)
+    return save(engine, tmp_path / "saved")
+
+
+def save(engine: FakeEngine, directory: Path) -> SamplerSource:
+    directory.mkdir()
+    engine.save("a", directory, with_optimizer=False)
+    return SamplerSource(base_model=BASE, directory=directory)
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def test_the_same_seed_draws_the_same_whatever_the_company(
+    engine: FakeEngine, saved: SamplerSource
+) -> None:
+    alone = ask(engine, saved, seed=5, asked={"num_samples": 3})
+    engine.start_sample("other", ALONE, request(seed=5, temperature=0.5))
+    engine.start_sample("mine", saved, request(seed=5, asked={"num_samples": 3}))
+    engine.start_sample("third", saved, request([7, 3]))
+    outcomes = dict(finish(engine))
+    assert outcomes["mine"] == alone
+    assert outcomes["other"] != alone
+    again = ask(FakeEngine(), saved, seed=5, asked={"num_samples": 3})
+    assert again == alone
+
+
+def test_without_a_seed_every_draw_is_new(engine: FakeEngine) -> None:
+    draws = [response(ask(engine, max_tokens=32)).sequences[0].tokens for _ in range(3)]
+    assert len({tuple(draw) for draw in draws}) == 3
+
+
+def test_sampling_and_training_agree_on_logprobs(engine: FakeEngine, saved: SamplerSource) -> None:
+    sampled = response(ask(engine, saved, seed=1)).sequences[0]
+    path = [3, *sampled.tokens]
+    output = run(engine, "a", [datum(path[:-1], path[1:])], is_forward_only=True)
+    assert sampled.logprobs == output.loss_fn_outputs[0]["logprobs"].tolist()
+
+
+def test_saved_weights_are_not_their_base(engine: FakeEngine, saved: SamplerSource) -> None:
+    asked = {"prompt_logprobs": True}
+    base = response(ask(engine, asked=asked)).prompt_logprobs
+    trained = response(ask(engine, saved, asked=asked)).prompt_logprobs
+    assert base is not None
+    assert trained is not None
+    assert (trained[1] or 0.0) > (base[1] or 0.0) + 0.1
+
+
+def test_everything_about_a_prompt_can_be_asked(engine: FakeEngine) -> None:
+    asked = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_alt_tokens_k": 2}
+    answer = response(ask(engine, asked=asked))
+    assert answer.prompt_logprobs is not None
+    assert answer.topk_prompt_logprobs is not None
+    assert answer.prompt_alt_tokens is not None
+    scores = answer.prompt_logprobs_np
+    assert scores is not None
+    assert np.isfinite(scores[1:]).all()
+
+
+# --- whose turn it is ----------------------------------------------------------------------------
+
+
+def test_first_come_first_served(engine: FakeEngine) -> None:
+    tickets = [str(number) for number in range(20)]
+    for ticket in tickets:
+        engine.start_sample(ticket, ALONE, request())
+    assert engine.num_samples == 20
+    assert [ticket for ticket, _ in finish(engine)] == tickets
+    assert engine.step_samples() == []
+
+
+def test_a_step_ends_between_two_sequences_when_its_time_is_up(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "STEP_SECONDS", 0.0)
+    engine.start_sample("long", ALONE, request(asked={"num_samples": 3}))
+    engine.start_sample("next", ALONE, request())
+    steps = [[ticket for ticket, _ in engine.step_samples()] for _ in range(6)]
+    assert steps == [[], [], [], ["long"], [], ["next"]]
+
+
+def test_a_cancelled_request_is_gone_even_when_begun(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "STEP_SECONDS", 0.0)
+    for ticket in ("begun", "waiting", "kept"):
+        engine.start_sample(ticket, ALONE, request(asked={"num_samples": 3}))
+    engine.step_samples()
+    engine.cancel_sample("begun")
+    engine.cancel_sample("waiting")
+    engine.cancel_sample("unknown")
+    assert engine.num_samples == 1
+    assert [ticket for ticket, _ in finish(engine)] == ["kept"]
+
+
+def test_a_busy_engine_finishes_one_request_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    engine = FakeEngine(seconds_per_op=0.5)
+    assert engine.step_samples() == []
+    for ticket in "ab":
+        engine.start_sample(ticket, ALONE, request(asked={"num_samples": 3}))
+    assert [ticket for ticket, _ in engine.step_samples()] == ["a"]
+    assert [ticket for ticket, _ in engine.step_samples()] == ["b"]
+    assert slept == [0.5, 0.5]
+
+
+@settings(deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 520), max_size=5),
+    temperature=st.floats(0, 1e308),
+    top_k=st.just(-1) | st.integers(1, 600),
+    top_p=st.floats(0, 1, exclude_min=True),
+    stop=st.none() | st.text(max_size=3) | st.lists(st.integers(0, 600), max_size=3),
+    num_samples=st.integers(-1, 3),
+    last_n=st.none() | st.integers(-1, 6),
+)
+def test_anything_asked_is_answered_or_refused(
+    prompt: list[int], num_samples: int, last_n: int | None, **params: Any
+) -> None:
+    asked = {"num_samples": num_samples, "prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
+    asked |= {"topk_sample_logprobs": 2, "prompt_alt_tokens_k": 1}
+    outcome = ask(SHARED, ALONE, prompt, asked, seed=1, **params)
+    if isinstance(outcome, SampleResponse):
+        assert len(outcome.sequences) == num_samples
+        for sequence in outcome.sequences:
+            assert np.isfinite(sequence.logprobs or []).all()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (request([]), "the prompt is empty"),
+        (request([1, 512]), "the prompt has token 512, outside the vocabulary of 512"),
+        (request([1] * 32769), "the prompt has 32769 tokens; this model reads at most 32768"),
+        (
+            request([1] * 32768, max_tokens=1),
+            "the prompt has 32768 tokens and max_tokens is 1; together they may be at most 32768",
+        ),
+        (request(asked={"num_samples": 0}), "num_samples is 0"),
+        (request(asked={"num_samples": 1025}), "num_samples is 1025; expected at most 1024"),
+        (request(asked={"topk_prompt_logprobs": 513}), "topk_prompt_logprobs is 513"),
+        (request(asked={"topk_sample_logprobs": 513}), "topk_sample_logprobs is 513"),
+        (request(asked={"prompt_alt_tokens_k": 513}), "prompt_alt_tokens_k is 513"),
+        (request(stop=""), "stop has an empty text"),
+        (
+            SampleRequest(
+                prompt=ModelInput(
+                    chunks=[
+                        EncodedTextChunk(tokens=[1]),
+                        ImageChunk(data=b"png", format="png", expected_tokens=1),
+                    ]
+                ),
+                sampling_params=SamplingParams(),
+            ),
+            "the prompt has a chunk of type 'image', but this model reads text only",
+        ),
+    ],
+)
+def test_a_bad_request_fails_alone(engine: FakeEngine, wrong: SampleRequest, reason: str) -> None:
+    engine.start_sample("bad", ALONE, wrong)
+    engine.start_sample("good", ALONE, request())
+    outcomes = dict(finish(engine))
+    failure = outcomes["bad"]
+    assert isinstance(failure, Failure)
+    assert reason in failure.message
+    assert failure.category is RequestErrorCategory.User
+    assert isinstance(outcomes["good"], SampleResponse)
+
+
+def test_a_full_context_is_not_too_much(engine: FakeEngine) -> None:
+    [sequence] = response(ask(engine, prompt=[1] * 32760, max_tokens=8)).sequences
+    assert len(sequence.tokens) == 8
+
+
+def test_weights_that_are_not_there_are_a_failure(
+    engine: FakeEngine, saved: SamplerSource, tmp_path: Path
+) -> None:
+    unknown = ask(engine, SamplerSource(base_model="nobody/none"))
+    assert unknown == Failure("base model 'nobody/none' is not one of tinkex/bigram")
+    gone = SamplerSource(base_model=BASE, directory=tmp_path / "gone")
+    assert ask(engine, gone) == Failure("there are no saved weights in 'gone'")
+    assert saved.directory is not None
+    other = SamplerSource(base_model="other", directory=saved.directory)
+    assert ask(FakeEngine((BASE, "other")), other) == Failure(
+        "the weights are of base model 'tinkex/bigram', not of 'other'"
+    )
+
+
+def test_damaged_weights_are_the_servers_fault(engine: FakeEngine, saved: SamplerSource) -> None:
+    assert saved.directory is not None
+    (saved.directory / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
+    failure = ask(engine, saved)
+    assert isinstance(failure, Failure)
+    assert "saved/adapter_model.safetensors cannot be read" in failure.message
+    assert failure.category is RequestErrorCategory.Server
+
+
+# --- weights that are kept ready -----------------------------------------------------------------
+
+
+def test_weights_are_read_once_and_again_when_they_were_replaced(
+    engine: FakeEngine, saved: SamplerSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    read_model = samples.read_model
+
+    def count(directory: Path, vocab_size: int) -> Any:
+        reads.append(directory)
+        return read_model(directory, vocab_size)
+
+    monkeypatch.setattr(samples, "read_model", count)
+    first = ask(engine, saved, seed=1, max_tokens=64)
+    assert ask(engine, saved, seed=1, max_tokens=64) == first
+    assert len(reads) == 1
+    assert saved.directory is not None
+    shutil.rmtree(saved.directory)
+    train(engine, steps=20)
+    save(engine, saved.directory)
+    assert ask(engine, saved, seed=1, max_tokens=64) != first
+    assert len(reads) == 2
+
+
+def test_what_was_not_used_for_longest_makes_room(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "MAX_SAMPLERS", 2)
+    shelf = samples.SamplerShelf(engine._bases)
+    one, two, three = (save(engine, tmp_path / name) for name in ("1", "2", "3"))
+    kept = shelf.find(one)
+    lost = shelf.find(two)
+    assert shelf.find(one) is kept
+    shelf.find(three)
+    assert len(shelf) == 2
+    assert shelf.find(one) is kept
+    assert shelf.find(two) is not lost
