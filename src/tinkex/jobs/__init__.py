@@ -1,0 +1,1 @@
+"""Promises and who keeps them: the only room where the store and the engine meet."""

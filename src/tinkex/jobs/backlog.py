@@ -1,0 +1,196 @@
+"""What runs next: fair over tenants, in order within a model.
+
+Pure decisions over headers of jobs; no clock, no database, no engine.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tinkex.jobs.kinds import PASSES, Kind
+from tinkex.store.records import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """How much one turn of the engine may take."""
+
+    max_pass_bytes: int = 2_000_000
+    """Payload bytes of the passes that share one run; a larger one runs alone."""
+    max_passes: int = 32
+    """Passes that share one run."""
+    gap_seconds: float = 10.0
+    """How long work waits for work with a lower number that has not arrived."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The work of one model, by number."""
+
+    next_seq: int
+    waiting: list[tuple[int, int, Job]] = field(default_factory=list)
+    """(position, order of arrival, job), sorted."""
+    is_busy: bool = False
+
+    def head(self, now: float, gap_seconds: float) -> Job | None:
+        if self.is_busy or not self.waiting:
+            return None
+        position, _, job = self.waiting[0]
+        if position > self.next_seq and now < job.created_at + gap_seconds:
+            return None
+        return job
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """The waiting work of one tenant: lanes of models, and samples which need no order."""
+
+    lanes: OrderedDict[str, _Lane] = field(default_factory=OrderedDict)
+    samples: deque[Job] = field(default_factory=deque)
+
+
+class Backlog:
+    """All waiting work; `take_turn` and `take_samples` say what runs next."""
+
+    def __init__(self, limits: TurnLimits) -> None:
+        self._limits = limits
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._known: set[str] = set()
+        self._dropped: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._known
+
+    def add(self, job: Job, next_seq: int = 0) -> None:
+        """Take in a job; `next_seq` is where its model stands, if this is its first job here."""
+        if job.id in self._known:
+            return
+        self._known.add(job.id)
+        tenant = self._tenants.setdefault(job.tenant_id, _Tenant())
+        if job.kind == Kind.SAMPLE:
+            tenant.samples.append(job)
+            return
+        # Work that belongs to no model has a lane to itself.
+        lane = tenant.lanes.setdefault(job.run_id or job.id, _Lane(next_seq))
+        insort(lane.waiting, (job.position, job.no, job))
+
+    def knows_lane(self, tenant_id: str, run_id: str) -> bool:
+        """Whether a model has work here."""
+        tenant = self._tenants.get(tenant_id)
+        return tenant is not None and run_id in tenant.lanes
+
+    def drop(self, job_ids: Iterable[str]) -> None:
+        """Forget jobs that were cancelled before they ran."""
+        self._dropped.update(job_id for job_id in job_ids if job_id in self._known)
+
+    def take_turn(self, now: float) -> list[Job]:
+        """The next turn: one operation, or several passes that share a run of the engine.
+
+        Tenants take turns; whoever was served goes to the end of the line.
+        """
+        turn: list[Job] = []
+        num_bytes = 0
+        for tenant_id in list(self._tenants):
+            job = self._head(self._tenants[tenant_id], now)
+            if job is None or (turn and not self._fits(turn, num_bytes, job)):
+                continue
+            turn.append(job)
+            num_bytes += job.payload_bytes
+            self._take(job)
+            self._tenants.move_to_end(tenant_id)
+            if job.kind not in PASSES:
+                break
+        while turn and turn[0].kind in PASSES and (job := self._another(turn, num_bytes, now)):
+            turn.append(job)
+            num_bytes += job.payload_bytes
+            self._take(job)
+        return turn
+
+    def _head(self, tenant: _Tenant, now: float) -> Job | None:
+        for lane in tenant.lanes.values():
+            job = lane.head(now, self._limits.gap_seconds)
+            if job is not None:
+                return job
+        return None
+
+    def _fits(self, turn: list[Job], num_bytes: int, job: Job) -> bool:
+        return (
+            turn[0].kind in PASSES
+            and job.kind in PASSES
+            and len(turn) < self._limits.max_passes
+            and num_bytes + job.payload_bytes <= self._limits.max_pass_bytes
+        )
+
+    def _another(self, turn: list[Job], num_bytes: int, now: float) -> Job | None:
+        """A further pass of anybody's, while there is room."""
+        for tenant in self._tenants.values():
+            for lane in tenant.lanes.values():
+                job = lane.head(now, self._limits.gap_seconds)
+                if job is not None and self._fits(turn, num_bytes, job):
+                    return job
+        return None
+
+    def _take(self, job: Job) -> None:
+        tenant = self._tenants[job.tenant_id]
+        name = job.run_id or job.id
+        lane = tenant.lanes[name]
+        lane.waiting.pop(0)
+        lane.is_busy = True
+        # The tenant's other models come first next time.
+        tenant.lanes.move_to_end(name)
+
+    def finish(self, job: Job) -> None:
+        """Note that a taken operation is over, so that its model's next one may run."""
+        self._known.discard(job.id)
+        tenant = self._tenants.get(job.tenant_id)
+        if tenant is None:
+            return
+        name = job.run_id or job.id
+        lane = tenant.lanes.get(name)
+        if lane is not None:
+            lane.is_busy = False
+            lane.next_seq = max(lane.next_seq, job.position + 1)
+            if not lane.waiting:
+                del tenant.lanes[name]
+        self._forget_if_idle(job.tenant_id)
+
+    def take_samples(self, num_free: int) -> list[Job]:
+        """As many samples as there are places, one of each tenant in turn."""
+        taken: list[Job] = []
+        while len(taken) < num_free:
+            before = len(taken)
+            for tenant_id in [name for name, tenant in self._tenants.items() if tenant.samples]:
+                if len(taken) >= num_free:
+                    break
+                job = self._tenants[tenant_id].samples.popleft()
+                self._tenants.move_to_end(tenant_id)
+                self._known.discard(job.id)
+                self._forget_if_idle(tenant_id)
+                if job.id in self._dropped:
+                    self._dropped.discard(job.id)
+                    continue
+                taken.append(job)
+            if len(taken) == before and not any(t.samples for t in self._tenants.values()):
+                break
+        return taken
+
+    def next_look(self, now: float) -> float | None:
+        """When work that waits for a gap may run although nothing else happens."""
+        times = [
+            lane.waiting[0][2].created_at + self._limits.gap_seconds
+            for tenant in self._tenants.values()
+            for lane in tenant.lanes.values()
+            if lane.waiting and not lane.is_busy
+        ]
+        return min(times, default=None)
+
+    def _forget_if_idle(self, tenant_id: str) -> None:
+        tenant = self._tenants.get(tenant_id)
+        if tenant is not None and not tenant.lanes and not tenant.samples:
+            del self._tenants[tenant_id]

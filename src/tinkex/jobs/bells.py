@@ -1,0 +1,123 @@
+"""A cheap wake-up between processes: datagrams that say "look", and sometimes where.
+
+Nothing depends on a bell being heard: whoever waits also looks by itself, less often. So a bell may
+be lost, rung twice or rung by a stranger without harm.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tinkex.ids import new_id
+from tinkex.store import processes
+from tinkex.store.database import Database
+from tinkex.store.records import Process
+
+#: How long the addresses of others are believed.
+ADDRESS_SECONDS: Final = 1.0
+#: A process that was not seen for so long is not rung.
+ALIVE_SECONDS: Final = 30.0
+#: Job ids per datagram: loopback carries far more, other networks about this.
+MAX_WORDS: Final = 24
+_MAX_BYTES = 4096
+
+
+class Bell:
+    """Something that can be rung; its address is entered in the store."""
+
+    def __init__(self, database: Database, role: str, host: str = "127.0.0.1") -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind((host, 0))
+        self.socket.setblocking(False)
+        address, port = self.socket.getsockname()
+        now = time.time()
+        self.process = Process(
+            id=new_id(), role=role, bell=f"{address}:{port}", started_at=now, seen_at=now
+        )
+        self._database = database
+        database.write(lambda db: processes.enter(db, self.process))
+
+    def words(self) -> list[str]:
+        """What was rung since the last look."""
+        heard: list[str] = []
+        while True:
+            try:
+                data = self.socket.recv(_MAX_BYTES)
+            except (BlockingIOError, ConnectionError):
+                return heard
+            heard += data.decode(errors="replace").split()
+
+    def wait(self, seconds: float) -> list[str]:
+        """Wait for a ring, at most so long; returns its words."""
+        self.socket.settimeout(max(seconds, 0.001))
+        try:
+            data = self.socket.recv(_MAX_BYTES)
+        except (TimeoutError, ConnectionError):
+            return []
+        finally:
+            self.socket.setblocking(False)
+        return data.decode(errors="replace").split() + self.words()
+
+    def ring_self(self) -> None:
+        """End one's own wait."""
+        self.socket.sendto(b"look", self.socket.getsockname())
+
+    def stay(self) -> None:
+        """Say that this process is alive."""
+        now = time.time()
+        self._database.write(lambda db: processes.seen(db, self.process.id, now))
+
+    def close(self) -> None:
+        """Take the address out of the store."""
+        self._database.write(lambda db: processes.leave(db, self.process.id))
+        self.socket.close()
+
+
+class Ringer:
+    """Rings all bells of a role."""
+
+    def __init__(self, database: Database, role: str) -> None:
+        self._database = database
+        self._role = role
+        self._addresses: Sequence[tuple[str, int]] = ()
+        self._known_until = 0.0
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def ring(self, words: Iterable[str] = ("look",)) -> None:
+        """Wake everybody of the role; lost datagrams do no harm. Any thread may ring."""
+        if not self._socket.fileno() >= 0:
+            return
+        listed = list(words)
+        for start in range(0, len(listed), MAX_WORDS):
+            data = "\n".join(listed[start : start + MAX_WORDS]).encode()
+            for address in self._current():
+                self._send(data, address)
+
+    def _send(self, data: bytes, address: tuple[str, int]) -> None:
+        try:
+            self._socket.sendto(data, address)
+        except OSError:
+            # The process is gone; its successor looks by itself when it starts.
+            self._known_until = 0.0
+
+    def _current(self) -> Sequence[tuple[str, int]]:
+        now = time.time()
+        if now >= self._known_until:
+            since = now - ALIVE_SECONDS
+            found = self._database.read(lambda db: processes.alive(db, self._role, since=since))
+            self._addresses = [_address(process.bell) for process in found]
+            self._known_until = now + ADDRESS_SECONDS
+        return self._addresses
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()
+
+
+def _address(bell: str) -> tuple[str, int]:
+    host, _, port = bell.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,42 @@
+"""What a piece of work is done with, and the piece of work itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tinkex.engine.protocol import Engine
+from tinkex.errors import InvalidInput
+from tinkex.home import Home
+from tinkex.ids import TinkerPath
+from tinkex.store import checkpoints
+from tinkex.store.database import Database
+from tinkex.store.records import Job, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A promise of a model's, with what it was asked for."""
+
+    job: Job
+    run: Run
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the worker works with."""
+
+    engine: Engine
+    database: Database
+    home: Home
+
+    def refuse_taken(self, path: TinkerPath) -> None:
+        """Refuse a checkpoint's name that is in use."""
+        # Asked in line with the writes, so that a save just before this one counts.
+        now = time.time()
+        if self.database.write(lambda db: checkpoints.find(db, path, now)) is not None:
+            raise InvalidInput(
+                f"{path} exists; choose another name, delete it first, or save with overwrite=True "
+                "where that is possible"
+            )

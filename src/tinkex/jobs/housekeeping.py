@@ -1,0 +1,111 @@
+"""Keeping the house from growing: what is no longer needed goes, in small portions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory
+from tinkex.errors import StoreError
+from tinkex.jobs.bench import Bench
+from tinkex.logs import get_logger
+from tinkex.store import checkpoints, processes, retention, sessions
+from tinkex.store.database import Connection
+from tinkex.store.retention import RetentionPolicy
+
+LOG = get_logger(__name__)
+#: Directories without a row are left alone for so long: somebody may be about to enter them.
+ORPHAN_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HousekeepingPolicy:
+    """What is kept, for how long."""
+
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    every_seconds: float = 2.0
+    """How often to look for what can go."""
+    session_seconds: float = 120.0
+    """A session without a heartbeat for so long is over."""
+    ephemeral_seconds: float = 86_400.0
+    """Weights of a sampling session stay for so long after their session is over."""
+
+
+class Housekeeper:
+    """A thread that tidies."""
+
+    def __init__(self, bench: Bench, policy: HousekeepingPolicy) -> None:
+        self._bench = bench
+        self._policy = policy
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish the portion at hand, then end."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._guarded(self._remove_orphans)
+        while not self._ended.wait(self._policy.every_seconds):
+            self._guarded(self.tidy)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (StoreError, OSError) as error:
+            LOG.warning("cannot tidy up now: %s", error)
+        except Exception:
+            # One bad round must not be the last: the house would grow for ever.
+            LOG.exception("tidying up failed")
+
+    def tidy(self) -> None:
+        """One round."""
+        database, now = self._bench.database, time.time()
+        unseen_since = now - self._policy.session_seconds
+        database.write(lambda db: sessions.expire(db, unseen_since=unseen_since, now=now))
+        database.write(lambda db: processes.forget_dead(db, now - 300.0))
+        while database.write(self._sweep).has_more and not self._ended.is_set():
+            continue
+        self._remove_doomed(now)
+        retention.vacuum(database)
+
+    def _sweep(self, db: Connection) -> retention.Swept:
+        return retention.sweep(db, self._policy.retention, time.time())
+
+    def _remove_doomed(self, now: float) -> None:
+        """Remove the files of deleted and expired checkpoints, then their rows."""
+        database, home = self._bench.database, self._bench.home
+        seconds = self._policy.ephemeral_seconds
+        doomed = database.write(
+            lambda db: checkpoints.doomed(db, now, limit=100, ephemeral_seconds=seconds)
+        )
+        for checkpoint_id in doomed:
+            remove_directory(home.checkpoint(checkpoint_id))
+
+        def forget(db: Connection) -> None:
+            for checkpoint_id in doomed:
+                checkpoints.forget(db, checkpoint_id)
+
+        if doomed:
+            database.write(forget)
+
+    def _remove_orphans(self) -> None:
+        """Remove directories that a crash left between their writing and their row."""
+        home = self._bench.home
+        if not home.checkpoints.is_dir():
+            return
+        known = self._bench.database.read(checkpoints.known_ids)
+        before = time.time() - ORPHAN_SECONDS
+        for path in home.checkpoints.iterdir():
+            is_known = path.name in known and not path.name.startswith(SCRATCH_PREFIX)
+            if not is_known and path.stat().st_mtime < before:
+                LOG.info("removing %s, which nothing refers to", path.name)
+                remove_directory(path)

@@ -1,0 +1,29 @@
+"""What kinds of work there are, and which of them change a model."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """A kind of work, named like its endpoint."""
+
+    CREATE_MODEL = "create_model"
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE_WEIGHTS = "save_weights"
+    SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
+    SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
+    LOAD_WEIGHTS = "load_weights"
+    UNLOAD_MODEL = "unload_model"
+    CREATE_CUSTOM_LOSS = "create_custom_loss"
+    SAMPLE = "asample"
+
+
+#: Passes of several models can share one run of the engine.
+PASSES = frozenset({Kind.FORWARD, Kind.FORWARD_BACKWARD})
+#: What is done again, in its order, when a model comes back from a snapshot.
+CHANGES = frozenset({Kind.CREATE_MODEL, Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS})
+#: Results that cross the wire as protobuf.
+BINARY = frozenset({Kind.FORWARD, Kind.FORWARD_BACKWARD, Kind.SAMPLE})

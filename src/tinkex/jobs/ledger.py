@@ -1,0 +1,147 @@
+"""Writing outcomes down: in the order they happened, without keeping the engine waiting.
+
+The engine goes on while a commit is under way; results are told only after it. If a commit fails,
+the engine's memory is ahead of the store, so the worker must end and begin again from the store.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from tinkex.errors import TinkexError
+from tinkex.jobs.bells import Ringer
+from tinkex.jobs.outcomes import Failed, Outcome
+from tinkex.store import jobs, leases, steps
+from tinkex.store.database import Connection, Database
+from tinkex.store.records import Job, Step
+
+#: Commits under way before the engine waits for one.
+MAX_PENDING = 32
+
+
+class LeaseLost(TinkexError):
+    """Another worker serves this store."""
+
+
+class Entry(NamedTuple):
+    """A promise and what came of it."""
+
+    job: Job
+    outcome: Outcome
+    applied: int | None
+    started_at: float
+
+
+class Ledger:
+    """The worker's side of the store."""
+
+    def __init__(self, database: Database, epoch: int) -> None:
+        self._database = database
+        self._epoch = epoch
+        self._ringer = Ringer(database, "api")
+        self._pending: deque[Future[list[str]]] = deque()
+
+    def start(self, job_ids: Sequence[str]) -> None:
+        """Note that these are being done."""
+        ids, now = list(job_ids), time.time()
+        self._push(self._database.write_soon(lambda db: self._start(db, ids, now)))
+
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Write outcomes down, and tell whoever waits once they are on disk."""
+        written, now = list(entries), time.time()
+        future = self._database.write_soon(lambda db: self._finish(db, written, now))
+        future.add_done_callback(self._tell)
+        self._push(future)
+
+    def _push(self, future: Future[list[str]]) -> None:
+        self._pending.append(future)
+        self.check()
+        while len(self._pending) > MAX_PENDING:
+            self._pending.popleft().result()
+
+    def check(self) -> None:
+        """Raise what a commit failed with."""
+        while self._pending and self._pending[0].done():
+            self._pending.popleft().result()
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        while self._pending:
+            self._pending.popleft().result()
+
+    def close(self) -> None:
+        """Give the bell back."""
+        self._ringer.close()
+
+    def _tell(self, future: Future[list[str]]) -> None:
+        if future.exception() is None:
+            self._ringer.ring(future.result())
+
+    def _start(self, db: Connection, ids: list[str], now: float) -> list[str]:
+        self._check_lease(db)
+        jobs.start(db, ids, now)
+        return []
+
+    def _finish(self, db: Connection, entries: list[Entry], now: float) -> list[str]:
+        self._check_lease(db)
+        for entry in entries:
+            # What was cancelled meanwhile is over already, and stays so.
+            if jobs.finish(db, _ending(entry, now)):
+                _write_down(db, entry, now)
+        return [entry.job.id for entry in entries]
+
+    def _check_lease(self, db: Connection) -> None:
+        if not leases.holds(db, "worker", self._epoch):
+            raise LeaseLost("another worker serves this store now; this one ends")
+
+
+def _ending(entry: Entry, now: float) -> jobs.Ending:
+    outcome = entry.outcome
+    if isinstance(outcome, Failed):
+        return jobs.Ending(
+            job=entry.job,
+            error=outcome.message,
+            category=outcome.category,
+            started_at=entry.started_at,
+            finished_at=now,
+        )
+    return jobs.Ending(
+        job=entry.job,
+        result=outcome.result,
+        applied=entry.applied,
+        started_at=entry.started_at,
+        finished_at=now,
+    )
+
+
+def _write_down(db: Connection, entry: Entry, now: float) -> None:
+    for effect in entry.outcome.effects:
+        effect(db)
+    if isinstance(entry.outcome, Failed):
+        return
+    job = entry.job
+    step = Step(
+        session_id=job.session_id,
+        run_id=job.run_id,
+        sampler_id=job.sampler_id,
+        kind=job.kind,
+        job_id=job.id,
+        num_tokens=entry.outcome.num_tokens,
+        metrics=_finite(entry.outcome.metrics),
+        queued_at=job.created_at,
+        started_at=entry.started_at,
+        finished_at=now,
+    )
+    steps.insert(db, step)
+
+
+def _finite(metrics: Mapping[str, float] | None) -> dict[str, float] | None:
+    if metrics is None:
+        return None
+    # JSON has no other numbers.
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -1,0 +1,57 @@
+"""What came of a piece of work, before it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
+from tinkex.logs import get_logger
+from tinkex.store.database import Connection
+
+LOG = get_logger(__name__)
+Effect: TypeAlias = Callable[[Connection], None]
+"""Something to write down together with the outcome, in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """It worked."""
+
+    result: bytes
+    """As it goes to the client."""
+    is_change: bool = False
+    """Whether it changed its model, so that it is replayed after a crash."""
+    num_tokens: int = 0
+    metrics: Mapping[str, float] | None = None
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """It did not, and nothing was changed."""
+
+    message: str
+    category: RequestErrorCategory
+    effects: tuple[Effect, ...] = ()
+
+
+Outcome: TypeAlias = Done | Failed
+
+
+def failure_of(error: Exception, what: str) -> Failed:
+    """An exception as the client is told it; what nobody foresaw is logged in full."""
+    if isinstance(error, InvalidInput):
+        return Failed(message=error.message, category=RequestErrorCategory.User)
+    if isinstance(error, TinkexError):
+        return Failed(message=error.message, category=error.category)
+    if isinstance(error, ValueError):
+        return Failed(message=str(error), category=RequestErrorCategory.User)
+    if isinstance(error, OSError) and error.strerror:
+        LOG.error("%s failed: %s", what, error)
+        reason = f"the server could not use its disk: {error.strerror}"
+        return Failed(message=reason, category=RequestErrorCategory.Server)
+    LOG.error("%s failed", what, exc_info=error)
+    reason = f"{what} failed in the server: {type(error).__name__}: {error}"
+    return Failed(message=reason, category=RequestErrorCategory.Server)

@@ -1,0 +1,132 @@
+"""Samples: what they are drawn from, and what is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from tinkex import types
+from tinkex.engine.protocol import Finished, SamplerSource
+from tinkex.errors import InvalidInput
+from tinkex.ids import parse_tinker_path
+from tinkex.jobs import payloads
+from tinkex.jobs.bench import Bench
+from tinkex.jobs.effects import count_usage
+from tinkex.jobs.outcomes import Done, Failed, Outcome, failure_of
+from tinkex.store import checkpoints, samplers
+from tinkex.store.database import Connection
+from tinkex.store.records import Job
+from tinkex.wire.proto import encode_sample_response
+
+_MAX_SOURCES = 1024
+
+
+class Origin:
+    """What a sample is drawn from, and which run it is counted for."""
+
+    __slots__ = ("run_id", "source")
+
+    def __init__(self, source: SamplerSource, run_id: str = "") -> None:
+        self.source = source
+        self.run_id = run_id
+
+
+class Samples:
+    """The samples that are being drawn."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._running: dict[str, tuple[Job, Origin, int, float]] = {}
+        self._origins: OrderedDict[str, Origin] = OrderedDict()
+
+    @property
+    def tickets(self) -> list[str]:
+        """The ids of promises that are being kept."""
+        return list(self._running)
+
+    def start(self, job: Job, payload: bytes) -> Failed | None:
+        """Hand a sample to the engine, or say why not."""
+        try:
+            request = payloads.read(payload, types.SampleRequest)
+            origin = self._origin(job, request)
+            self._bench.engine.start_sample(job.id, origin.source, request)
+        except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
+            return failure_of(error, job.kind)
+        self._running[job.id] = (job, origin, request.prompt.length, time.time())
+        return None
+
+    def step(self) -> list[tuple[Job, float, Outcome]]:
+        """Go on with all samples a little; returns those that are over, and when they began."""
+        over = []
+        for finished in self._bench.engine.step_samples():
+            entry = self._running.pop(finished.ticket, None)
+            if entry is not None:
+                job, origin, num_prompt, started_at = entry
+                over.append((job, started_at, _outcome(job, origin, num_prompt, finished)))
+        return over
+
+    def cancel(self, ticket: str) -> None:
+        """Stop a sample that nobody waits for."""
+        if self._running.pop(ticket, None) is not None:
+            self._bench.engine.cancel_sample(ticket)
+
+    def _origin(self, job: Job, request: types.SampleRequest) -> Origin:
+        name = job.sampler_id or f"{request.base_model}\n{request.model_path}"
+        origin = self._origins.get(name)
+        if origin is None:
+            origin = self._bench.database.read(lambda db: self._find(db, job, request))
+            self._origins[name] = origin
+            if len(self._origins) > _MAX_SOURCES:
+                self._origins.popitem(last=False)
+        return origin
+
+    def _find(self, db: Connection, job: Job, request: types.SampleRequest) -> Origin:
+        now = time.time()
+        if job.sampler_id is not None:
+            sampler = samplers.find(db, job.sampler_id)
+            if sampler is None:
+                raise InvalidInput(f"sampling session {job.sampler_id} is gone")
+            base_model, checkpoint_id = sampler.base_model, sampler.checkpoint_id
+            if checkpoint_id is None:
+                return Origin(SamplerSource(base_model=base_model))
+            found = checkpoints.by_id(db, checkpoint_id, now)
+        elif request.model_path is not None:
+            found = checkpoints.find(db, parse_tinker_path(request.model_path), now)
+        else:
+            return Origin(SamplerSource(base_model=request.base_model or ""))
+        if found is None:
+            raise InvalidInput("the weights to sample from were deleted or have expired")
+        directory = self._bench.home.checkpoint(found.id)
+        return Origin(SamplerSource(base_model=found.base_model, directory=directory), found.run_id)
+
+
+def _outcome(job: Job, origin: Origin, num_prompt: int, finished: Finished) -> Outcome:
+    response = finished.outcome
+    if not isinstance(response, types.SampleResponse):
+        return Failed(message=response.message, category=response.category)
+    num_cached = response.prompt_cache_hit_tokens
+    num_sampled = sum(
+        len(sequence.tokens_np) if sequence.tokens_np is not None else 0
+        for sequence in response.sequences
+    )
+    amounts = {
+        "prefill": num_prompt - num_cached,
+        "prefill_cached": num_cached,
+        "sample": num_sampled,
+    }
+    effects = tuple(
+        count_usage(
+            job,
+            run_id=origin.run_id,
+            base_model=origin.source.base_model,
+            kind=kind,
+            amount=amount,
+        )
+        for kind, amount in amounts.items()
+    )
+    return Done(
+        result=encode_sample_response(response),
+        num_tokens=num_prompt + num_sampled,
+        metrics={"sampled_tokens": float(num_sampled)},
+        effects=effects,
+    )

@@ -1,0 +1,131 @@
+"""Writing models to disk in the background, so that a crash costs little to repair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tinkex.checkpoint.atomic import new_directory, remove_directory, remove_scratch
+from tinkex.checkpoint.manifest import write_manifest
+from tinkex.jobs.bench import Bench
+from tinkex.jobs.kinds import Kind
+from tinkex.jobs.recovery import Resident, snapshot_directory
+from tinkex.logs import get_logger
+from tinkex.store import runs
+
+LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPolicy:
+    """When a model's state is written to disk."""
+
+    max_changes: int = 50
+    """After so many changes."""
+    max_bytes: int = 64 * 1024 * 1024
+    """When so many payload bytes are kept for it."""
+    max_seconds: float = 60.0
+    """When its oldest change that is not on disk is so old."""
+
+    def is_due(self, resident: Resident, now: float) -> bool:
+        """Whether to write this model now."""
+        if resident.num_changes == 0:
+            return False
+        return (
+            resident.num_changes >= self.max_changes
+            or resident.changed_bytes >= self.max_bytes
+            or now - resident.changed_at >= self.max_seconds
+        )
+
+
+class Snapshots:
+    """Copies states on the engine's thread, and writes them on its own."""
+
+    def __init__(self, bench: Bench, policy: SnapshotPolicy) -> None:
+        self._bench = bench
+        self._policy = policy
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        self._busy: dict[str, Future[None]] = {}
+
+    def note_change(self, resident: Resident, num_bytes: int) -> None:
+        """Count a change."""
+        if resident.num_changes == 0:
+            resident.changed_at = time.time()
+        resident.applied += 1
+        resident.changed_bytes += num_bytes
+
+    def take_if_due(self, resident: Resident, kind: str) -> None:
+        """Write a model after a change of this kind, if it is time."""
+        # What was loaded may be deleted by its owner, so it is not replayed for long.
+        if kind == Kind.LOAD_WEIGHTS or self._policy.is_due(resident, time.time()):
+            self.take(resident)
+
+    def take_due(self, residents: list[Resident]) -> None:
+        """Write models whose changes are old."""
+        for resident in residents:
+            if self._policy.is_due(resident, time.time()):
+                self.take(resident)
+
+    def take(self, resident: Resident) -> Future[None] | None:
+        """Copy a model's state now and write it soon; None if its last one is being written."""
+        run_id, applied = resident.run.id, resident.applied
+        busy = self._busy.get(run_id)
+        if busy is not None and not busy.done():
+            return None
+        write = self._bench.engine.snapshot(run_id)
+        before, resident.saved, resident.changed_bytes = resident.saved, applied, 0
+        future = self._thread.submit(self._write, run_id, applied, write)
+        self._busy[run_id] = future
+
+        def done(future: Future[None]) -> None:
+            if future.exception() is not None:
+                # It is as if nothing had been written; the next change tries again.
+                resident.saved = before
+                LOG.error("cannot write the state of %s: %s", run_id, future.exception())
+
+        future.add_done_callback(done)
+        return future
+
+    def take_now(self, resident: Resident) -> bool:
+        """Write a model's state and wait for it; False if it could not be written."""
+        busy = self._busy.get(resident.run.id)
+        if busy is not None:
+            busy.exception()
+        if resident.num_changes == 0:
+            return True
+        future = self.take(resident)
+        return future is not None and future.exception() is None
+
+    def forget(self, run_id: str) -> None:
+        """Wait for what is being written of a model that is leaving memory."""
+        busy = self._busy.pop(run_id, None)
+        if busy is not None:
+            busy.exception()
+
+    def _write(self, run_id: str, applied: int, write: Callable[..., None]) -> None:
+        snapshots = self._bench.home.snapshots
+        final = snapshot_directory(snapshots, run_id, applied)
+        with new_directory(final) as directory:
+            write(directory)
+            write_manifest(directory)
+        before = self._bench.database.write(
+            lambda db: runs.set_snapshot(db, run_id, final.name, applied)
+        )
+        if before is not None and before != final.name:
+            remove_directory(snapshots / before)
+
+    def clean(self) -> None:
+        """Remove what a crash left: half-written states, and states that were replaced."""
+        snapshots = self._bench.home.snapshots
+        snapshots.mkdir(parents=True, exist_ok=True)
+        remove_scratch(snapshots)
+        known = self._bench.database.read(runs.snapshot_names)
+        for path in snapshots.iterdir():
+            if path.name not in known:
+                remove_directory(path)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,104 @@
+"""Waiting for promises on an event loop: a bell wakes, a slow look catches what no bell told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+
+from tinkex.errors import StoreError
+from tinkex.jobs.bells import Bell
+from tinkex.jobs.queue import JobQueue
+from tinkex.logs import get_logger
+
+LOG = get_logger(__name__)
+#: How often those who wait look by themselves.
+LOOK_SECONDS = 1.0
+#: Ids per question to the database.
+MAX_ASKED = 500
+
+
+class Waiters:
+    """Everybody in this process who waits for a promise."""
+
+    def __init__(self, queue: JobQueue, bell: Bell) -> None:
+        self._queue = queue
+        self._bell = bell
+        self._by_id: dict[str, set[asyncio.Future[bool]]] = {}
+        self._listeners: set[asyncio.Future[bool]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def open(self) -> None:
+        """Begin to listen, on the running loop."""
+        asyncio.get_running_loop().add_reader(self._bell.socket, self._heard)
+        self._looking = asyncio.create_task(self._look())
+
+    async def close(self) -> None:
+        """Stop listening and let everybody go."""
+        self.release()
+        asyncio.get_running_loop().remove_reader(self._bell.socket)
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
+
+    def release(self) -> None:
+        """Let everybody who waits go now, and nobody wait any more: the server stops."""
+        self._is_closing = True
+        self._wake(list(self._by_id))
+        for future in self._listeners:
+            if not future.done():
+                future.set_result(False)
+
+    async def wait(self, request_id: str, seconds: float, is_over: Callable[[], bool]) -> None:
+        """Return when the promise is over, or after so many seconds.
+
+        `is_over` is asked once after this waiter is entered, so that nothing falls between; it is
+        called on a thread, because it asks the database.
+        """
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._by_id.setdefault(request_id, set()).add(future)
+        try:
+            if self._is_closing or await asyncio.to_thread(is_over):
+                return
+            await asyncio.wait([future], timeout=seconds)
+        finally:
+            waiters = self._by_id.get(request_id, set())
+            waiters.discard(future)
+            if not waiters:
+                self._by_id.pop(request_id, None)
+
+    async def wait_for_any(self, seconds: float) -> None:
+        """Return when any promise is over, or after so many seconds."""
+        if self._is_closing:
+            return
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._listeners.add(future)
+        try:
+            await asyncio.wait([future], timeout=seconds)
+        finally:
+            self._listeners.discard(future)
+
+    def _heard(self) -> None:
+        self._wake(self._bell.words())
+
+    def _wake(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            for future in self._by_id.get(request_id, ()):
+                if not future.done():
+                    future.set_result(True)
+        for future in self._listeners:
+            if not future.done():
+                future.set_result(True)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            asked = list(self._by_id)
+            for start in range(0, len(asked), MAX_ASKED):
+                part = asked[start : start + MAX_ASKED]
+                try:
+                    self._wake(await asyncio.to_thread(self._queue.finished_among, part))
+                except StoreError as error:
+                    LOG.warning("cannot look for finished work: %s", error)

@@ -1,0 +1,306 @@
+"""The one process that owns the engine: takes promises in their order and keeps them.
+
+pull what arrived -> one turn of training -> one step of all samples -> wait for the bell
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from tinkex.engine.protocol import Engine
+from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
+from tinkex.home import Home
+from tinkex.jobs.backlog import Backlog, TurnLimits
+from tinkex.jobs.bells import Bell
+from tinkex.jobs.bench import Bench, Task
+from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
+from tinkex.jobs.kinds import PASSES, Kind
+from tinkex.jobs.leasing import Lease
+from tinkex.jobs.ledger import Entry, Ledger
+from tinkex.jobs.operations import NO_CUSTOM_LOSS, run_operation, run_passes
+from tinkex.jobs.outcomes import Done, Failed, Outcome
+from tinkex.jobs.queue import CANCEL_MARK
+from tinkex.jobs.recovery import Residents
+from tinkex.jobs.sampling import Samples
+from tinkex.jobs.snapshots import SnapshotPolicy, Snapshots
+from tinkex.logs import get_logger
+from tinkex.store import jobs, runs, settings
+from tinkex.store.database import Connection, Database
+from tinkex.store.records import Job
+
+LOG = get_logger(__name__)
+#: How often a worker that nobody rings looks by itself.
+LOOK_SECONDS = 0.5
+#: How often it does what is not urgent.
+CHORE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """How a worker works."""
+
+    turns: TurnLimits = field(default_factory=TurnLimits)
+    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    housekeeping: HousekeepingPolicy = field(default_factory=HousekeepingPolicy)
+    max_attempts: int = 3
+    """Work during which the worker died so often is given up."""
+    owner: str = ""
+    """Who starts this worker; the same owner's next worker takes over at once."""
+
+
+class Worker:
+    """Runs until it is told to stop."""
+
+    def __init__(
+        self, *, database: Database, engine: Engine, home: Home, config: WorkerConfig
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._bench = Bench(engine, database, home)
+        self._lease = Lease(database, config.owner)
+        self._ledger = Ledger(database, self._lease.epoch)
+        self._bell = Bell(database, "worker")
+        self._backlog = Backlog(config.turns)
+        self._residents = Residents(self._bench)
+        self._snapshots = Snapshots(self._bench, config.snapshots)
+        self._samples = Samples(self._bench)
+        self._housekeeper = Housekeeper(self._bench, config.housekeeping)
+        self._next_seq: dict[str, int] = {}
+        self._last_no = 0
+        self._is_stopping = False
+        self._chores_at = 0.0
+
+    def stop(self) -> None:
+        """Finish what is being done, then end; may be called from a signal handler."""
+        self._is_stopping = True
+        self._bell.ring_self()
+
+    def run(self) -> None:
+        """Work until stopped; whatever is raised means: begin again from the store."""
+        self._begin()
+        try:
+            while not self._is_stopping:
+                self._pull()
+                if not self._turn() and not self._is_stopping:
+                    self._hear(self._bell.wait(self._patience()))
+                self._do_chores()
+            self._end()
+        finally:
+            self._housekeeper.close()
+            self._snapshots.close()
+            self._ledger.close()
+            self._lease.release()
+            self._bell.close()
+
+    # --- beginning and ending ------------------------------------------------------------------
+    def _begin(self) -> None:
+        base_models = [asdict(model) for model in self._bench.engine.base_models()]
+
+        def work(db: Connection) -> tuple[int, int]:
+            settings.put(db, "base_models", base_models)
+            num_lost = jobs.give_up(
+                db,
+                max_attempts=self._config.max_attempts,
+                reason=f"the server's worker died {self._config.max_attempts} times while doing "
+                "this; it was given up",
+                now=time.time(),
+            )
+            return num_lost, jobs.requeue_running(db)
+
+        num_lost, num_again = self._database.write(work)
+        if num_lost or num_again:
+            LOG.warning("work of a worker that died: %d again, %d given up", num_again, num_lost)
+        self._snapshots.clean()
+        self._housekeeper.open()
+
+    def _end(self) -> None:
+        """Put back what is not done, and write every model's state."""
+        waiting = self._samples.tickets
+        for ticket in waiting:
+            self._samples.cancel(ticket)
+        self._ledger.flush()
+        self._database.write(lambda db: jobs.requeue_running(db, waiting))
+        for resident in self._residents:
+            self._snapshots.take_now(resident)
+
+    # --- hearing of work -------------------------------------------------------------------------
+    def _pull(self) -> None:
+        """Take in what arrived since the last look."""
+        self._hear(self._bell.words())
+        while True:
+            try:
+                arrived = self._database.read(lambda db: jobs.queued_after(db, self._last_no))
+            except StoreError as error:
+                LOG.warning("cannot look for work: %s", error)
+                time.sleep(LOOK_SECONDS)
+                return
+            for job in arrived:
+                self._backlog.add(job, self._where(job))
+                self._last_no = job.no
+            if not arrived:
+                return
+
+    def _where(self, job: Job) -> int:
+        """The number that a model's work goes on with."""
+        if job.run_id is None or self._backlog.knows_lane(job.tenant_id, job.run_id):
+            return 0
+        run_id = job.run_id
+        if run_id not in self._next_seq:
+            run = self._database.read(lambda db: runs.find(db, run_id))
+            self._next_seq[run_id] = run.next_seq if run is not None else 0
+        return self._next_seq[run_id]
+
+    def _hear(self, words: Sequence[str]) -> None:
+        cancelled = [word[1:] for word in words if word.startswith(CANCEL_MARK)]
+        self._backlog.drop(cancelled)
+        for job_id in cancelled:
+            self._samples.cancel(job_id)
+
+    def _patience(self) -> float:
+        if self._bench.engine.num_samples:
+            return 0.0
+        next_look = self._backlog.next_look(time.time())
+        if next_look is None:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.0, next_look - time.time()))
+
+    # --- working ---------------------------------------------------------------------------------
+    def _turn(self) -> bool:
+        """Do something of everything; False if there was nothing to do."""
+        self._ledger.check()
+        is_busy = self._start_samples()
+        turn = self._backlog.take_turn(time.time())
+        if turn:
+            self._train(turn)
+        if self._bench.engine.num_samples:
+            self._write_down([Entry(job, over, None, at) for job, at, over in self._samples.step()])
+            is_busy = True
+        return is_busy or bool(turn)
+
+    def _start_samples(self) -> bool:
+        engine = self._bench.engine
+        taken = self._backlog.take_samples(engine.max_samples - engine.num_samples)
+        if not taken:
+            return False
+        payloads = self._take(taken)
+        refused = []
+        for job in taken:
+            # One that was cancelled meanwhile has no payload any more.
+            payload = payloads.get(job.id)
+            failed = self._samples.start(job, payload) if payload is not None else None
+            if failed is not None:
+                refused.append(Entry(job, failed, None, time.time()))
+        self._write_down(refused)
+        return True
+
+    def _take(self, taken: Sequence[Job]) -> dict[str, bytes]:
+        ids = [job.id for job in taken]
+        found = self._database.read(lambda db: jobs.payloads(db, ids))
+        self._ledger.start(ids)
+        return found
+
+    def _train(self, turn: Sequence[Job]) -> None:
+        started_at = time.time()
+        found = self._take(turn)
+        tasks: dict[str, Task] = {}
+        outcomes: dict[str, Outcome] = {}
+        for job in turn:
+            task = self._task(job, found.get(job.id))
+            if isinstance(task, Task):
+                tasks[job.id] = task
+            else:
+                outcomes[job.id] = task
+        outcomes |= self._run(list(tasks.values()))
+        entries = [
+            Entry(job, outcomes[job.id], self._count_change(job, outcomes[job.id]), started_at)
+            for job in turn
+        ]
+        self._write_down(entries)
+        for job in turn:
+            self._backlog.finish(job)
+            self._advance(job)
+        self._snapshot(entries)
+
+    def _task(self, job: Job, payload: bytes | None) -> Task | Failed:
+        """The work with its model in memory, or why it cannot be done."""
+        if job.run_id is None:
+            return NO_CUSTOM_LOSS
+        if payload is None:
+            return Failed(message="the request is gone", category=RequestErrorCategory.Server)
+        try:
+            resident = self._residents.get(job.run_id)
+        except TinkexError as error:
+            return Failed(message=error.message, category=error.category)
+        if job.position > 0 and not self._bench.engine.has(job.run_id):
+            return Failed(
+                message=f"model {job.run_id} could not be made",
+                category=RequestErrorCategory.User,
+            )
+        return Task(job, resident.run, payload)
+
+    def _run(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
+        if tasks and tasks[0].job.kind in PASSES:
+            done = run_passes(self._bench, tasks)
+        else:
+            done = [run_operation(self._bench, task) for task in tasks]
+        return {task.job.id: outcome for task, outcome in zip(tasks, done, strict=True)}
+
+    def _count_change(self, job: Job, outcome: Outcome) -> int | None:
+        """The change's number, if it was one."""
+        if not isinstance(outcome, Done) or not outcome.is_change or job.run_id is None:
+            return None
+        resident = self._residents.get(job.run_id)
+        self._snapshots.note_change(resident, job.payload_bytes)
+        return resident.applied
+
+    def _snapshot(self, entries: Sequence[Entry]) -> None:
+        """Write models that have changed enough; after their changes were handed to the store."""
+        for entry in entries:
+            run_id = entry.job.run_id
+            if run_id is None:
+                continue
+            if entry.job.kind == Kind.UNLOAD_MODEL:
+                self._residents.drop(run_id)
+            elif entry.applied is not None:
+                self._snapshots.take_if_due(self._residents.get(run_id), entry.job.kind)
+
+    def _advance(self, job: Job) -> None:
+        if job.run_id is not None:
+            following = max(self._next_seq.get(job.run_id, 0), job.position + 1)
+            self._next_seq[job.run_id] = following
+
+    def _write_down(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._ledger.finish(entries)
+
+    # --- what is not urgent ----------------------------------------------------------------------
+    def _do_chores(self) -> None:
+        now = time.monotonic()
+        if now < self._chores_at:
+            return
+        self._chores_at = now + CHORE_SECONDS
+        self._lease.check()
+        self._bell.stay()
+        self._snapshots.take_due(list(self._residents))
+        self._drop_cancelled()
+        self._evict()
+
+    def _drop_cancelled(self) -> None:
+        """Stop samples that are over in the store, although no bell told so."""
+        tickets = self._samples.tickets
+        if tickets:
+            over = self._database.write(lambda db: jobs.finished_among(db, tickets))
+            for ticket in over:
+                self._samples.cancel(ticket)
+
+    def _evict(self) -> None:
+        """Let models go whose sessions are over; they come back when they are needed."""
+        idle = set(self._database.write(runs.idle))
+        for resident in self._residents:
+            run_id = resident.run.id
+            if run_id in idle and self._snapshots.take_now(resident):
+                self._snapshots.forget(run_id)
+                self._residents.drop(run_id)
+                self._next_seq.pop(run_id, None)

@@ -1,0 +1,177 @@
+"""Saved weights: where they are, who may see them, and when they go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from tinkex.ids import TinkerPath
+from tinkex.store.records import Checkpoint
+from tinkex.store.schema import checkpoints, sessions
+
+_NEWEST_FIRST = (checkpoints.c.created_at.desc(), checkpoints.c.id.desc())
+
+
+class Storage(NamedTuple):
+    """What a project keeps."""
+
+    project_id: str
+    num_checkpoints: int
+    num_bytes: int
+
+
+def _is_there(now: float) -> sa.ColumnElement[bool]:
+    is_young = sa.or_(checkpoints.c.expires_at.is_(None), checkpoints.c.expires_at > now)
+    return sa.and_(checkpoints.c.deleted_at.is_(None), is_young)
+
+
+def _is_listed(now: float) -> sa.ColumnElement[bool]:
+    return sa.and_(_is_there(now), ~checkpoints.c.is_ephemeral)
+
+
+def _is_at(path: TinkerPath) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        checkpoints.c.run_id == path.run_id,
+        checkpoints.c.segment == path.segment,
+        checkpoints.c.name == path.name,
+    )
+
+
+def insert(db: sa.Connection, checkpoint: Checkpoint) -> None:
+    """Store new weights; one that expired at the same path makes room."""
+    now = checkpoint.created_at
+    old = sa.and_(_is_at(checkpoint.path), checkpoints.c.deleted_at.is_(None))
+    db.execute(
+        sa.update(checkpoints).where(old, checkpoints.c.expires_at <= now).values(deleted_at=now)
+    )
+    db.execute(sa.insert(checkpoints).values(checkpoint.values()))
+
+
+def find(db: sa.Connection, path: TinkerPath, now: float) -> Checkpoint | None:
+    """Weights by their address, unless they are deleted or expired."""
+    return _one(db, sa.and_(_is_at(path), _is_there(now)))
+
+
+def by_id(db: sa.Connection, checkpoint_id: str, now: float) -> Checkpoint | None:
+    """Weights by id, unless they are deleted or expired."""
+    return _one(db, sa.and_(checkpoints.c.id == checkpoint_id, _is_there(now)))
+
+
+def _one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> Checkpoint | None:
+    row = db.execute(sa.select(checkpoints).where(condition)).one_or_none()
+    return None if row is None else Checkpoint.of(row)
+
+
+def of_run(db: sa.Connection, run_id: str, now: float) -> list[Checkpoint]:
+    """What a model has saved, newest first, without the ephemeral."""
+    query = sa.select(checkpoints).where(checkpoints.c.run_id == run_id, _is_listed(now))
+    return [Checkpoint.of(row) for row in db.execute(query.order_by(*_NEWEST_FIRST))]
+
+
+def page(
+    db: sa.Connection, tenant_id: str, *, limit: int, offset: int, now: float
+) -> tuple[list[Checkpoint], int]:
+    """What a tenant has saved, newest first, without the ephemeral, and how many in all."""
+    is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_listed(now))
+    count = sa.select(sa.func.count()).select_from(checkpoints).where(is_wanted)
+    query = sa.select(checkpoints).where(is_wanted).order_by(*_NEWEST_FIRST)
+    rows = db.execute(query.limit(limit).offset(offset))
+    return [Checkpoint.of(row) for row in rows], db.scalar(count) or 0
+
+
+def newest(
+    db: sa.Connection, run_ids: Sequence[str], now: float
+) -> dict[tuple[str, str], Checkpoint]:
+    """The newest of each model and segment, without the ephemeral."""
+    place = sa.func.row_number().over(
+        partition_by=(checkpoints.c.run_id, checkpoints.c.segment), order_by=_NEWEST_FIRST
+    )
+    ranked = (
+        sa.select(checkpoints.c.id, place.label("place"))
+        .where(checkpoints.c.run_id.in_(run_ids), _is_listed(now))
+        .subquery()
+    )
+    query = sa.select(checkpoints).join(ranked, ranked.c.id == checkpoints.c.id)
+    found = [Checkpoint.of(row) for row in db.execute(query.where(ranked.c.place == 1))]
+    return {(checkpoint.run_id, checkpoint.segment): checkpoint for checkpoint in found}
+
+
+def set_public(db: sa.Connection, checkpoint_id: str, is_public: bool) -> bool:
+    """Publish or hide; False if it was so already."""
+    differs = sa.and_(checkpoints.c.id == checkpoint_id, checkpoints.c.is_public != is_public)
+    change = sa.update(checkpoints).where(differs).values(is_public=is_public)
+    return bool(db.execute(change).rowcount)
+
+
+def set_expiry(db: sa.Connection, checkpoint_id: str, expires_at: float | None) -> None:
+    """Say when weights go; None is never."""
+    is_it = checkpoints.c.id == checkpoint_id
+    db.execute(sa.update(checkpoints).where(is_it).values(expires_at=expires_at))
+
+
+def delete(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
+    """Let nobody find these weights any more; False if nobody could."""
+    is_it = sa.and_(checkpoints.c.id == checkpoint_id, checkpoints.c.deleted_at.is_(None))
+    return bool(db.execute(sa.update(checkpoints).where(is_it).values(deleted_at=now)).rowcount)
+
+
+def storage(db: sa.Connection, tenant_id: str, project_id: str | None, now: float) -> list[Storage]:
+    """What a tenant keeps in each project, or in one."""
+    query = sa.select(
+        checkpoints.c.project_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes)
+    ).where(checkpoints.c.tenant_id == tenant_id, _is_listed(now))
+    if project_id is not None:
+        query = query.where(checkpoints.c.project_id == project_id)
+    grouped = query.group_by(checkpoints.c.project_id).order_by(checkpoints.c.project_id)
+    return [Storage(project, count, int(size)) for project, count, size in db.execute(grouped)]
+
+
+# --- the end of weights ----------------------------------------------------------------------
+def doomed(
+    db: sa.Connection, now: float, limit: int = 100, *, ephemeral_seconds: float = 3600.0
+) -> list[str]:
+    """Weights whose files may go: deleted, expired, or ephemeral of a session long over.
+
+    All of them count as deleted from now on; `forget` them when their files are gone.
+    """
+    gone = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None))
+    found = list(db.scalars(gone.limit(limit)))
+    for ripe in (_expired(now), _orphaned(now - ephemeral_seconds)):
+        if len(found) < limit:
+            found += _delete_some(db, ripe.limit(limit - len(found)), now)
+    return found
+
+
+def _expired(now: float) -> sa.Select[str]:
+    return sa.select(checkpoints.c.id).where(
+        checkpoints.c.deleted_at.is_(None), checkpoints.c.expires_at <= now
+    )
+
+
+def _orphaned(over_since: float) -> sa.Select[str]:
+    over_at = sa.func.coalesce(sessions.c.finished_at, sessions.c.expired_at)
+    return (
+        sa.select(checkpoints.c.id)
+        .join(sessions, sessions.c.id == checkpoints.c.session_id)
+        .where(
+            checkpoints.c.is_ephemeral, checkpoints.c.deleted_at.is_(None), over_at <= over_since
+        )
+    )
+
+
+def _delete_some(db: sa.Connection, query: sa.Select[str], now: float) -> list[str]:
+    ids: list[str] = list(db.scalars(query))
+    db.execute(sa.update(checkpoints).where(checkpoints.c.id.in_(ids)).values(deleted_at=now))
+    return ids
+
+
+def forget(db: sa.Connection, checkpoint_id: str) -> None:
+    """Remove what is known of weights; their files must be gone."""
+    db.execute(sa.delete(checkpoints).where(checkpoints.c.id == checkpoint_id))
+
+
+def known_ids(db: sa.Connection) -> set[str]:
+    """Whose files have a reason to be there."""
+    return set(db.scalars(sa.select(checkpoints.c.id)))

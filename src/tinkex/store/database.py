@@ -1,0 +1,200 @@
+"""One door to SQL: reads on any thread, writes through one thread that commits them in groups.
+
+A write is over when its transaction is on disk. While one group is being committed the next one
+gathers, so that many clients share the cost of one commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
+
+import sqlalchemy as sa
+
+from tinkex.errors import ConfigError, StoreUnavailable
+from tinkex.store.faults import as_store_error
+
+T = TypeVar("T")
+Connection: TypeAlias = sa.Connection
+"""What functions of this room take; others name it without knowing whose it is."""
+Work: TypeAlias = Callable[[sa.Connection], T]
+_Item: TypeAlias = "tuple[Work[Any], Future[Any]] | None"
+
+#: Writes that share one commit, at most.
+MAX_GROUP = 64
+#: How long a write waits for those of other processes.
+BUSY_SECONDS = 5.0
+#: Any number that nothing else in the database uses: PostgreSQL writers take turns by it.
+WRITER_LOCK = 0x74696E6B6578
+#: The first must come before the first table; the last lets a log that grew shrink again.
+_SQLITE_PRAGMAS = (
+    "auto_vacuum = INCREMENTAL",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "foreign_keys = ON",
+    "temp_store = MEMORY",
+    f"journal_size_limit = {16 * 2**20}",
+)
+
+
+class Database:
+    """A database by URL, e.g. `sqlite:////home/me/.tinkex/store.db` or `postgresql://...`."""
+
+    def __init__(self, url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        self.engine = _create_engine(url, busy_seconds)
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def read(self, work: Work[T]) -> T:
+        """Run work that changes nothing, on this thread."""
+        try:
+            with self.engine.connect() as db:
+                return work(db)
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+            raise as_store_error(error) from error
+
+    def write(self, work: Work[T]) -> T:
+        """Run work in a transaction, and wait until it is on disk."""
+        return self.write_soon(work).result()
+
+    def write_soon(self, work: Work[T]) -> Future[T]:
+        """Have work run in a transaction; the future is done when it is on disk.
+
+        Writes take effect in the order of these calls. One that is cancelled before its turn is
+        left out; later it is too late.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_closed:
+                future.set_exception(StoreUnavailable("the server's database is closed"))
+                return future
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._run, name="store-writer", daemon=True)
+                self._writer.start()
+            self._queue.put((work, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what was written, then let go of the database; nothing is written after that."""
+        with self._lock:
+            self._is_closed = True
+            self._queue.put(None)
+        if self._writer is not None:
+            self._writer.join()
+        self.engine.dispose()
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group = [first]
+            is_last = False
+            while len(group) < MAX_GROUP and not is_last:
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if item is None:
+                    is_last = True
+                else:
+                    group.append(item)
+            self._commit([item for item in group if item[1].set_running_or_notify_cancel()])
+            if is_last:
+                return
+
+    def _commit(self, group: list[tuple[Work[Any], Future[Any]]]) -> None:
+        """Run a group in one transaction; one that fails is undone alone."""
+        try:
+            with self.begin() as db:
+                outcomes = [_attempt(db, work) for work, _ in group]
+        except sa.exc.SQLAlchemyError as error:
+            for _, future in group:
+                future.set_exception(as_store_error(error))
+            return
+        for (_, future), (result, failure) in zip(group, outcomes, strict=True):
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(result)
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        """A write transaction; all processes take turns, so that numbers grow in commit order."""
+        with self.engine.connect() as db:
+            if self.is_sqlite:
+                db.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
+                db.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITER_LOCK)))
+            yield db
+            db.commit()
+
+
+def _attempt(db: sa.Connection, work: Work[Any]) -> tuple[Any, Exception | None]:
+    savepoint = db.begin_nested()
+    try:
+        result = work(db)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whoever asked
+        _undo(savepoint, error)
+        return None, as_store_error(error) if isinstance(error, sa.exc.DBAPIError) else error
+    savepoint.commit()
+    return result, None
+
+
+def _undo(savepoint: sa.NestedTransaction, cause: Exception) -> None:
+    """Take one work back. If even that fails, the database has dropped the whole group."""
+    try:
+        savepoint.rollback()
+    except sa.exc.SQLAlchemyError as error:
+        raise (cause if isinstance(cause, sa.exc.SQLAlchemyError) else error) from None
+
+
+def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise ConfigError(
+            f"store is {url!r}; expected sqlite:///PATH or postgresql://USER@HOST/NAME"
+        ) from None
+    if parsed.get_backend_name() == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise ConfigError(f"store is {url!r}; processes share it, so it needs a file")
+        return _create_sqlite(parsed, busy_seconds)
+    if parsed.get_backend_name() != "postgresql":
+        raise ConfigError(f"store is {parsed!r}; SQLite and PostgreSQL are supported")
+    return _create_postgresql(parsed, busy_seconds)
+
+
+def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
+    # Psycopg 3 is the driver we install; SQLAlchemy's default name means an older one.
+    engine = sa.create_engine(
+        url.set(drivername="postgresql+psycopg"), pool_size=8, max_overflow=8, pool_pre_ping=True
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.execute(f"SET lock_timeout = {max(1, round(busy_seconds * 1000))}")
+        connection.commit()
+
+    return engine
+
+
+def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
+    engine = sa.create_engine(
+        url, connect_args={"check_same_thread": False, "timeout": busy_seconds}
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        # We begin transactions ourselves: the driver would begin late, and read stale rows.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in _SQLITE_PRAGMAS:
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    return engine

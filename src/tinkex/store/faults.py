@@ -1,0 +1,27 @@
+"""What a database's own errors mean to whoever asked."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinkex.errors import InvalidInput, StoreBusy, StoreFull, StoreUnavailable, TinkexError
+
+_FULL = ("database or disk is full", "no space left", "disk i/o error", "could not extend file")
+_BUSY = ("database is locked", "database table is locked", "deadlock detected", "lock timeout")
+
+
+def as_store_error(error: sa.exc.SQLAlchemyError) -> TinkexError:
+    """The database's error as one of ours, in one sentence."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    first = str(cause).partition("\n")[0]
+    text = first.lower()
+    if any(part in text for part in _FULL):
+        # SQLite speaks of I/O when there is no room for what it keeps beside the file.
+        return StoreFull("the disk of the server is full or broken; free space, then try again")
+    if isinstance(error, sa.exc.TimeoutError) or any(part in text for part in _BUSY):
+        return StoreBusy("the server's database is busy; try again")
+    if isinstance(error, sa.exc.DataError):
+        return InvalidInput(f"a value cannot be stored: {first}")
+    if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
+        return StoreUnavailable(f"the server's database cannot be used: {first}")
+    return StoreUnavailable(f"the server's database refused: {first}")

@@ -1,0 +1,258 @@
+"""Promises: made once, run once, remembered until their result is no longer needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import insert_into
+from tinkex.store.records import Job, JobState, NewJob
+from tinkex.store.schema import completions, jobs, runs
+
+#: Every column but the two that may be large.
+_HEADER = [column for column in jobs.c if column.name not in {"key", "payload", "result"}]
+#: A clone of a sampling client counts its requests from its own number times this.
+CLONE_STRIDE = 1_000_000_000
+
+
+class Load(NamedTuple):
+    """How much a tenant has waiting."""
+
+    num_jobs: int
+    num_bytes: int
+
+
+class Outcome(NamedTuple):
+    """What came of a promise."""
+
+    job: Job
+    result: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a promise ends."""
+
+    job: Job
+    result: bytes | None = None
+    error: str | None = None
+    category: str | None = None
+    applied: int | None = None
+    """Its place among what changed the run, if it did: it is replayed after a crash."""
+    started_at: float
+    finished_at: float
+
+
+def insert(db: sa.Connection, new: NewJob, now: float) -> Job | None:
+    """Store a promise; None if its key was promised before."""
+    values = {
+        "id": new.id,
+        "tenant_id": new.tenant_id,
+        "session_id": new.session_id,
+        "kind": new.kind,
+        "key": new.key,
+        "run_id": new.run_id,
+        "sampler_id": new.sampler_id,
+        "position": _last_position(db, new.run_id) if new.position is None else new.position,
+        "state": JobState.QUEUED,
+        "attempts": 0,
+        "payload": new.payload,
+        "payload_bytes": len(new.payload),
+        "is_proto": new.is_proto,
+        "result_bytes": 0,
+        "num_sequences": new.num_sequences,
+        "created_at": now,
+    }
+    statement = insert_into(db, jobs).values(values).on_conflict_do_nothing(index_elements=["key"])
+    row = db.execute(statement.returning(*_HEADER)).one_or_none()
+    return None if row is None else Job.of(row)
+
+
+def _last_position(db: sa.Connection, run_id: str | None) -> int:
+    if run_id is None:
+        return 0
+    known = db.scalar(
+        sa.select(sa.func.max(jobs.c.position)).where(
+            jobs.c.run_id == run_id, jobs.c.finished_at.is_(None)
+        )
+    )
+    following = db.scalar(sa.select(runs.c.next_seq).where(runs.c.id == run_id))
+    return max(-1 if known is None else known, (following or 0) - 1) + 1
+
+
+def by_key(db: sa.Connection, key: str) -> Job | None:
+    """The promise that was made for this key."""
+    row = db.execute(sa.select(*_HEADER).where(jobs.c.key == key)).one_or_none()
+    return None if row is None else Job.of(row)
+
+
+def find(db: sa.Connection, job_id: str) -> Job | None:
+    """A promise by id."""
+    row = db.execute(sa.select(*_HEADER).where(jobs.c.id == job_id)).one_or_none()
+    return None if row is None else Job.of(row)
+
+
+def outcome(db: sa.Connection, job_id: str) -> Outcome | None:
+    """A promise with its result, if there is one."""
+    row = db.execute(sa.select(*_HEADER, jobs.c.result).where(jobs.c.id == job_id)).one_or_none()
+    if row is None:
+        return None
+    *header, result = row
+    return Outcome(Job(**dict(zip(_HEADER_NAMES, header, strict=True))), result)
+
+
+_HEADER_NAMES = [column.name for column in _HEADER]
+
+
+def finished_among(db: sa.Connection, job_ids: Iterable[str]) -> list[str]:
+    """Which of these promises are over, or gone."""
+    asked = list(job_ids)
+    still_open = set(
+        db.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(asked), jobs.c.finished_at.is_(None)))
+    )
+    return [job_id for job_id in asked if job_id not in still_open]
+
+
+def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
+    """Note that results have reached their client; the first time counts."""
+    db.execute(
+        sa.update(jobs)
+        .where(jobs.c.id.in_(job_ids), jobs.c.finished_at.is_not(None), jobs.c.fetched_at.is_(None))
+        .values(fetched_at=now)
+    )
+
+
+def load_of(db: sa.Connection, tenant_id: str | None = None) -> Load:
+    """What is waiting or running, of one tenant or of all."""
+    query = sa.select(
+        sa.func.count(), sa.func.coalesce(sa.func.sum(jobs.c.payload_bytes), 0)
+    ).where(jobs.c.finished_at.is_(None))
+    if tenant_id is not None:
+        query = query.where(jobs.c.tenant_id == tenant_id)
+    num_jobs, num_bytes = db.execute(query).one()
+    return Load(num_jobs, int(num_bytes))
+
+
+# --- the worker's side -----------------------------------------------------------------------
+def queued_after(db: sa.Connection, no: int, limit: int = 1000) -> list[Job]:
+    """Promises that wait and arrived after this one, in the order of arrival."""
+    query = (
+        sa.select(*_HEADER)
+        .where(jobs.c.state == JobState.QUEUED, jobs.c.no > no)
+        .order_by(jobs.c.no)
+        .limit(limit)
+    )
+    return [Job.of(row) for row in db.execute(query)]
+
+
+def payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
+    """The payloads of promises that are not over, by id."""
+    query = sa.select(jobs.c.id, jobs.c.payload).where(
+        jobs.c.id.in_(job_ids), jobs.c.finished_at.is_(None)
+    )
+    return {row.id: row.payload for row in db.execute(query)}
+
+
+def start(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
+    """Note that the worker has taken promises; each time counts as an attempt."""
+    db.execute(
+        sa.update(jobs)
+        .where(jobs.c.id.in_(job_ids), jobs.c.state == JobState.QUEUED)
+        .values(state=JobState.RUNNING, started_at=now, attempts=jobs.c.attempts + 1)
+    )
+
+
+def requeue_running(db: sa.Connection, job_ids: Sequence[str] | None = None) -> int:
+    """Put back what a worker had taken: all of it, or these."""
+    statement = sa.update(jobs).where(jobs.c.state == JobState.RUNNING)
+    if job_ids is not None:
+        # Given back in good order: this attempt does not count against the job.
+        statement = statement.where(jobs.c.id.in_(job_ids)).values(attempts=jobs.c.attempts - 1)
+    return db.execute(statement.values(state=JobState.QUEUED, started_at=None)).rowcount
+
+
+def give_up(db: sa.Connection, *, max_attempts: int, reason: str, now: float) -> int:
+    """Fail what a worker had taken so often that it seems to kill it."""
+    query = sa.select(*_HEADER).where(
+        jobs.c.state == JobState.RUNNING, jobs.c.attempts >= max_attempts
+    )
+    doomed = [Job.of(row) for row in db.execute(query)]
+    for job in doomed:
+        ending = Ending(
+            job=job,
+            error=reason,
+            category="server",
+            started_at=job.started_at or now,
+            finished_at=now,
+        )
+        finish(db, ending)
+    return len(doomed)
+
+
+def finish(db: sa.Connection, ending: Ending) -> bool:
+    """Store how a promise ended; False if it was over before, and then nothing changes."""
+    job = ending.job
+    is_failure = ending.error is not None
+    size = len(ending.result or b"")
+    changed = db.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job.id, jobs.c.finished_at.is_(None))
+        .values(
+            state=JobState.FAILED if is_failure else JobState.DONE,
+            result=ending.result,
+            result_bytes=size,
+            error=ending.error,
+            category=ending.category,
+            applied=ending.applied,
+            started_at=ending.started_at,
+            finished_at=ending.finished_at,
+            # A change is replayed from its payload until a snapshot covers it.
+            **({} if ending.applied is not None else {"payload": None}),
+        )
+    ).rowcount
+    if changed and job.run_id is not None:
+        _advance(db, job, ending.applied)
+    if changed and job.sampler_id is not None:
+        _complete(db, job, None if is_failure else size, ending.finished_at)
+    return bool(changed)
+
+
+def _advance(db: sa.Connection, job: Job, applied: int | None) -> None:
+    following = job.position + 1
+    values: dict[str, object] = {
+        "next_seq": sa.case((runs.c.next_seq < following, following), else_=runs.c.next_seq)
+    }
+    if applied is not None:
+        values["applied"] = applied
+    db.execute(sa.update(runs).where(runs.c.id == job.run_id).values(values))
+
+
+def _complete(db: sa.Connection, job: Job, size: int | None, now: float) -> None:
+    db.execute(
+        sa.insert(completions).values(
+            sampler_id=job.sampler_id,
+            clone=job.position // CLONE_STRIDE,
+            job_id=job.id,
+            result_bytes=size,
+            created_at=now,
+        )
+    )
+
+
+def changes_after(
+    db: sa.Connection, run_id: str, applied: int, *, limit: int
+) -> list[tuple[Job, bytes]]:
+    """What changed a run after a snapshot, in the order it happened, with payloads."""
+    query = (
+        sa.select(*_HEADER, jobs.c.payload)
+        .where(jobs.c.run_id == run_id, jobs.c.applied > applied)
+        .order_by(jobs.c.applied)
+        .limit(limit)
+    )
+    found = []
+    for *header, payload in db.execute(query):
+        found.append((Job(**dict(zip(_HEADER_NAMES, header, strict=True))), payload))
+    return found

@@ -1,0 +1,107 @@
+"""Tenants, and the keys that open their doors. A key itself is never stored, only its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import sqlalchemy as sa
+
+from tinkex.errors import InvalidInput
+from tinkex.ids import new_id
+from tinkex.store.dialects import insert_into
+from tinkex.store.records import ApiKey, Tenant
+from tinkex.store.schema import api_keys, tenants
+
+KEY_PREFIX = "tml-"
+_SECRET_BYTES = 32
+_HINT_LETTERS = 8
+
+
+def new_secret() -> str:
+    """A fresh key."""
+    return KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def digest(secret: str) -> str:
+    """What is kept of a key; keys are long and random, so a plain hash is enough."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def tenant_named(db: sa.Connection, name: str, now: float) -> Tenant:
+    """The tenant of this name, who is made if there is none."""
+    values = {"id": new_id(), "name": name, "created_at": now}
+    db.execute(
+        insert_into(db, tenants).values(values).on_conflict_do_nothing(index_elements=["name"])
+    )
+    return Tenant.of(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
+
+
+def find_tenant(db: sa.Connection, tenant_id: str) -> Tenant | None:
+    """A tenant by id."""
+    row = db.execute(sa.select(tenants).where(tenants.c.id == tenant_id)).one_or_none()
+    return None if row is None else Tenant.of(row)
+
+
+def insert_key(
+    db: sa.Connection,
+    tenant_id: str,
+    secret: str,
+    *,
+    name: str,
+    note: str | None = None,
+    now: float,
+) -> ApiKey:
+    """Let a key open a tenant's door; one that does so already stays as it is."""
+    values = {
+        "tenant_id": tenant_id,
+        "name": name,
+        "note": note,
+        "hint": secret[:_HINT_LETTERS] + "…",
+        "digest": digest(secret),
+        "created_at": now,
+    }
+    statement = insert_into(db, api_keys).values(values)
+    db.execute(statement.on_conflict_do_nothing(index_elements=["digest"]))
+    key = _one(db, api_keys.c.digest == values["digest"])
+    assert key is not None
+    if key.revoked_at is not None:
+        raise InvalidInput(f"The key {key.hint} was revoked; use a new one")
+    if key.tenant_id != tenant_id:
+        raise InvalidInput(f"The key {key.hint} belongs to another tenant; use a new one")
+    return key
+
+
+def _one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> ApiKey | None:
+    row = db.execute(sa.select(api_keys).where(condition)).one_or_none()
+    return None if row is None else ApiKey.of(row)
+
+
+def by_secret(db: sa.Connection, secret: str) -> ApiKey | None:
+    """The key that a caller shows, unless it was revoked."""
+    is_it = api_keys.c.digest == digest(secret)
+    return _one(db, sa.and_(is_it, api_keys.c.revoked_at.is_(None)))
+
+
+def by_id(db: sa.Connection, key_id: int) -> ApiKey | None:
+    """A key by its number, revoked or not."""
+    return _one(db, api_keys.c.id == key_id)
+
+
+def list_keys(db: sa.Connection) -> list[tuple[ApiKey, Tenant]]:
+    """All keys with whom they let in, oldest first."""
+    owners = {row.id: Tenant.of(row) for row in db.execute(sa.select(tenants))}
+    rows = db.execute(sa.select(api_keys).order_by(api_keys.c.id))
+    return [(ApiKey.of(row), owners[row.tenant_id]) for row in rows]
+
+
+def revoke(db: sa.Connection, key_id: int, now: float) -> bool:
+    """Let a key open nothing from now on; False if it did not open anything."""
+    is_it = sa.and_(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+    return bool(db.execute(sa.update(api_keys).where(is_it).values(revoked_at=now)).rowcount)
+
+
+def has_keys(db: sa.Connection) -> bool:
+    """Whether any key opens anything."""
+    found = sa.select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
+    return db.scalar(found) is not None

@@ -1,0 +1,54 @@
+"""How a store of any age becomes one of today: an append-only list, each step run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from tinkex.errors import ConfigError
+from tinkex.store.database import Database
+from tinkex.store.schema import METADATA
+
+#: Kept apart from the other tables: it says which of them are there.
+_versions = sa.Table(
+    "schema_version", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True)
+)
+
+
+def m001_tables(db: sa.Connection) -> None:
+    """Make the tables."""
+    METADATA.create_all(db)
+
+
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables]
+
+
+def migrate(database: Database) -> int:
+    """Run what has not run, and return the store's version; processes may do so at once."""
+    version = database.read(_version)
+    while version < len(MIGRATIONS):
+        version = database.write(_take_step)
+    if version > len(MIGRATIONS):
+        raise ConfigError(
+            f"the store has version {version}, and this program knows {len(MIGRATIONS)}; "
+            "install the newer tinkex that it was made with"
+        )
+    return version
+
+
+def _version(db: sa.Connection) -> int:
+    if not sa.inspect(db).has_table(_versions.name):
+        return 0
+    return db.scalar(sa.select(sa.func.max(_versions.c.version))) or 0
+
+
+def _take_step(db: sa.Connection) -> int:
+    """Run the next step, unless somebody else has; one transaction with its number."""
+    version = _version(db)
+    if version >= len(MIGRATIONS):
+        return version
+    _versions.create(db, checkfirst=True)
+    MIGRATIONS[version](db)
+    db.execute(sa.insert(_versions).values(version=version + 1))
+    return version + 1

@@ -1,0 +1,38 @@
+"""Who serves this store now, and how to wake them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import insert_into
+from tinkex.store.records import Process
+from tinkex.store.schema import processes
+
+
+def enter(db: sa.Connection, process: Process) -> None:
+    """Write down a process that begins to serve; what was known of the same id is replaced."""
+    values = process.values()
+    statement = insert_into(db, processes).values(values)
+    db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+
+
+def seen(db: sa.Connection, process_id: str, now: float) -> None:
+    """Note that a process is alive."""
+    db.execute(sa.update(processes).where(processes.c.id == process_id).values(seen_at=now))
+
+
+def leave(db: sa.Connection, process_id: str) -> None:
+    """Forget a process that has ended."""
+    db.execute(sa.delete(processes).where(processes.c.id == process_id))
+
+
+def alive(db: sa.Connection, role: str, *, since: float) -> list[Process]:
+    """Processes of a role that were seen since then, oldest first."""
+    query = sa.select(processes).where(processes.c.role == role, processes.c.seen_at >= since)
+    ordered = query.order_by(processes.c.started_at, processes.c.id)
+    return [Process.of(row) for row in db.execute(ordered)]
+
+
+def forget_dead(db: sa.Connection, before: float) -> None:
+    """Forget processes that were not seen since then."""
+    db.execute(sa.delete(processes).where(processes.c.seen_at < before))

@@ -1,0 +1,29 @@
+"""What idempotency keys were answered with, so that a repeated request makes nothing twice."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import insert_into
+from tinkex.store.schema import repeats
+
+
+def recall(db: sa.Connection, tenant_id: str, endpoint: str, key: str) -> str | None:
+    """What this request was answered with before."""
+    return db.scalar(
+        sa.select(repeats.c.answer).where(
+            repeats.c.tenant_id == tenant_id,
+            repeats.c.endpoint == endpoint,
+            repeats.c.key == key,
+        )
+    )
+
+
+def remember(
+    db: sa.Connection, tenant_id: str, endpoint: str, key: str, answer: str, now: float
+) -> None:
+    """Keep an answer; the first one holds."""
+    statement = insert_into(db, repeats).values(
+        tenant_id=tenant_id, endpoint=endpoint, key=key, answer=answer, created_at=now
+    )
+    db.execute(statement.on_conflict_do_nothing(index_elements=["tenant_id", "endpoint", "key"]))

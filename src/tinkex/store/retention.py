@@ -1,0 +1,221 @@
+"""What is forgotten when, in small bites: the store grows with the work at hand, not with time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tinkex.errors import ConfigError
+from tinkex.store.database import Database
+from tinkex.store.schema import audit, completions, jobs, repeats, runs, steps
+
+_DAY_SECONDS = 86_400.0
+#: Payloads and results that one sweep removes, at most: longer ones hold the writers up.
+_MAX_BYTES = 64 * 2**20
+#: SQLite pages that are given back in one transaction.
+_PAGES_PER_SLICE = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """How long things are remembered once they are over."""
+
+    fetched_seconds: float = 600.0
+    """Results that their client has fetched: it may lose the answer and ask again."""
+    max_fetched: int = 10_000
+    """How many fetched results are kept at most, whatever their age."""
+    unfetched_seconds: float = _DAY_SECONDS
+    """Results that nobody fetched."""
+    steps_per_session: int = 10_000
+    """How many of the newest steps of a session are kept."""
+    completions_seconds: float = _DAY_SECONDS
+    """Completions that their client did not take."""
+    repeats_seconds: float = _DAY_SECONDS
+    """Answers to idempotency keys."""
+    audit_seconds: float = 400 * _DAY_SECONDS
+    """Audit entries."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """How many rows a sweep removed."""
+
+    num_jobs: int = 0
+    num_results: int = 0
+    """Results that went while their job stays, to be replayed."""
+    num_completions: int = 0
+    num_steps: int = 0
+    num_repeats: int = 0
+    num_audit: int = 0
+    has_more: bool = False
+    """Whether another sweep would find more at once."""
+
+
+def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2000) -> Swept:
+    """Remove what is no longer needed, at most about `limit` rows of each kind.
+
+    Unfinished jobs stay. So do jobs that changed a run and are in no snapshot of it: after a
+    crash they are replayed; only their results go.
+    """
+    num_results, more_results = _drop_results(db, policy, now, limit)
+    num_jobs, more_jobs = _drop_jobs(db, policy, now, limit)
+    num_completions = _drop_old(db, completions, now - policy.completions_seconds, limit)
+    num_repeats = _drop_old(db, repeats, now - policy.repeats_seconds, limit)
+    num_steps = _drop_steps(db, policy.steps_per_session, limit)
+    num_audit = _drop_audit(db, now - policy.audit_seconds, limit)
+    counts = (num_completions, num_repeats, num_steps, num_audit)
+    return Swept(
+        num_jobs=num_jobs,
+        num_results=num_results,
+        num_completions=num_completions,
+        num_steps=num_steps,
+        num_repeats=num_repeats,
+        num_audit=num_audit,
+        has_more=more_results or more_jobs or any(count >= limit for count in counts),
+    )
+
+
+# --- jobs ------------------------------------------------------------------------------------
+def _is_replayed() -> sa.ColumnElement[bool]:
+    """Whether a crash now would need the job again."""
+    behind = sa.exists().where(runs.c.id == jobs.c.run_id, jobs.c.applied > runs.c.snapshot_applied)
+    return sa.and_(jobs.c.applied.is_not(None), behind)
+
+
+def _drop_jobs(
+    db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
+) -> tuple[int, bool]:
+    ids, has_more = _ripe(db, policy, now, limit, ~_is_replayed())
+    db.execute(sa.delete(completions).where(completions.c.job_id.in_(ids)))
+    db.execute(sa.delete(jobs).where(jobs.c.id.in_(ids)))
+    return len(ids), has_more
+
+
+def _drop_results(
+    db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
+) -> tuple[int, bool]:
+    has_result = jobs.c.result.is_not(None)
+    ids, has_more = _ripe(db, policy, now, limit, sa.and_(has_result, _is_replayed()))
+    db.execute(sa.update(jobs).where(jobs.c.id.in_(ids)).values(result=None))
+    return len(ids), has_more
+
+
+def _ripe(
+    db: sa.Connection,
+    policy: RetentionPolicy,
+    now: float,
+    limit: int,
+    is_wanted: sa.ColumnElement[bool],
+) -> tuple[list[str], bool]:
+    """Jobs of a kind whose outcome may be forgotten, oldest first, and whether there are more."""
+    size = (jobs.c.payload_bytes + jobs.c.result_bytes).label("size")
+    is_fetched = sa.and_(jobs.c.fetched_at.is_not(None), is_wanted)
+    fetched = (
+        sa.select(jobs.c.id, jobs.c.fetched_at.label("at"), size)
+        .where(is_fetched)
+        .order_by(jobs.c.fetched_at, jobs.c.no)
+        .limit(limit)
+    )
+    unfetched = (
+        sa.select(jobs.c.id, size)
+        .where(
+            jobs.c.fetched_at.is_(None),
+            jobs.c.finished_at <= now - policy.unfetched_seconds,
+            is_wanted,
+        )
+        .order_by(jobs.c.finished_at)
+        .limit(limit)
+    )
+    count = sa.select(sa.func.count()).select_from(jobs).where(is_fetched)
+    surplus = (db.scalar(count) or 0) - policy.max_fetched
+    oldest_kept = now - policy.fetched_seconds
+    ripe = [
+        (row.id, row.size)
+        for place, row in enumerate(db.execute(fetched))
+        if place < surplus or row.at <= oldest_kept
+    ]
+    ripe += [(row.id, row.size) for row in db.execute(unfetched)]
+    chosen = bite(ripe, limit, _MAX_BYTES)
+    return chosen, len(ripe) > len(chosen) or len(ripe) >= limit
+
+
+def bite(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes: int) -> list[str]:
+    """The first rows that are few and small enough together; always one, if there is one."""
+    chosen: list[str] = []
+    total = 0
+    for row_id, size in rows:
+        total += size
+        if chosen and (len(chosen) >= max_rows or total > max_bytes):
+            break
+        chosen.append(row_id)
+    return chosen
+
+
+# --- everything else -------------------------------------------------------------------------
+def _drop_old(db: sa.Connection, table: sa.Table, before: float, limit: int) -> int:
+    """Remove the oldest rows of a table that knows when they were made."""
+    keys = list(table.primary_key)
+    oldest = sa.select(*keys).where(table.c.created_at <= before)
+    chosen = oldest.order_by(table.c.created_at).limit(limit).subquery()
+    is_chosen = sa.tuple_(*keys).in_(sa.select(chosen))
+    return db.execute(sa.delete(table).where(is_chosen)).rowcount
+
+
+def _drop_steps(db: sa.Connection, kept: int, limit: int) -> int:
+    """Shorten the sessions that were busy of late: only those can have become too long."""
+    recent = sa.select(steps.c.session_id).order_by(steps.c.no.desc()).limit(5 * limit).subquery()
+    removed = 0
+    for session_id in db.scalars(sa.select(recent.c.session_id).distinct()).all():
+        if removed >= limit:
+            break
+        removed += _shorten(db, session_id, kept, limit - removed)
+    return removed
+
+
+def _shorten(db: sa.Connection, session_id: str, kept: int, limit: int) -> int:
+    of_session = sa.select(steps.c.no).where(steps.c.session_id == session_id)
+    newest_surplus = db.scalar(of_session.order_by(steps.c.no.desc()).offset(kept).limit(1))
+    if newest_surplus is None:
+        return 0
+    surplus = of_session.where(steps.c.no <= newest_surplus).order_by(steps.c.no).limit(limit)
+    is_surplus = steps.c.no.in_(sa.select(surplus.subquery()))
+    return db.execute(sa.delete(steps).where(is_surplus)).rowcount
+
+
+def _drop_audit(db: sa.Connection, before: float, limit: int) -> int:
+    # Entries are numbered as they come, so the old ones are among the first.
+    first = sa.select(audit.c.no, audit.c.at).order_by(audit.c.no).limit(limit)
+    old = [row.no for row in db.execute(first) if row.at <= before]
+    return db.execute(sa.delete(audit).where(audit.c.no.in_(old))).rowcount
+
+
+def vacuum(database: Database) -> int:
+    """Give free pages back to the disk; returns how many. PostgreSQL does so by itself."""
+    if not database.is_sqlite:
+        return 0
+    freed = 0
+    while num_pages := database.write(_free_slice):
+        freed += num_pages
+    # The file itself shrinks when the log is copied into it; this never waits for anybody.
+    database.read(lambda db: db.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").all())
+    return freed
+
+
+def _free_slice(db: sa.Connection) -> int:
+    def count() -> int:
+        return int(db.exec_driver_sql("PRAGMA freelist_count").scalar_one())
+
+    before = count()
+    # It frees one page per row that is asked for, and its rows have no columns.
+    cursor = db.connection.cursor()
+    cursor.execute(f"PRAGMA incremental_vacuum({_PAGES_PER_SLICE})")
+    cursor.fetchall()
+    cursor.close()
+    return before - count()

@@ -1,0 +1,112 @@
+"""Models in training: what they are, and how far they have come."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinkex.store.records import JobState, Run, RunState
+from tinkex.store.schema import checkpoints, jobs, runs, sessions
+
+
+def insert(db: sa.Connection, run: Run) -> None:
+    """Store a new model."""
+    db.execute(sa.insert(runs).values(run.values()))
+
+
+def find(db: sa.Connection, run_id: str) -> Run | None:
+    """A model by id."""
+    row = db.execute(sa.select(runs).where(runs.c.id == run_id)).one_or_none()
+    return None if row is None else Run.of(row)
+
+
+def touch(db: sa.Connection, run_id: str, now: float) -> None:
+    """Note that a model was used."""
+    db.execute(sa.update(runs).where(runs.c.id == run_id).values(used_at=now))
+
+
+def set_state(db: sa.Connection, run_id: str, state: RunState) -> None:
+    """Move a model on in its life."""
+    db.execute(sa.update(runs).where(runs.c.id == run_id).values(state=state))
+
+
+def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -> str | None:
+    """Note where a model's state is on disk; returns where it was before.
+
+    Payloads that it covers are dropped.
+    """
+    before = db.scalar(sa.select(runs.c.snapshot).where(runs.c.id == run_id))
+    db.execute(
+        sa.update(runs)
+        .where(runs.c.id == run_id, runs.c.snapshot_applied <= applied)
+        .values(snapshot=directory, snapshot_applied=applied)
+    )
+    db.execute(
+        sa.update(jobs)
+        .where(jobs.c.run_id == run_id, jobs.c.applied <= applied, jobs.c.payload.is_not(None))
+        .values(payload=None)
+    )
+    return before
+
+
+def snapshot_names(db: sa.Connection) -> set[str]:
+    """The directories of all states that are in use."""
+    return {name for name in db.scalars(sa.select(runs.c.snapshot)) if name is not None}
+
+
+def page(
+    db: sa.Connection,
+    tenant_id: str,
+    *,
+    limit: int,
+    offset: int,
+    with_public: bool = False,
+    project_id: str | None = None,
+) -> tuple[list[Run], int]:
+    """A tenant's models, newest first, and how many there are in all.
+
+    `with_public` adds those of others that have a published checkpoint.
+    """
+    mine = runs.c.tenant_id == tenant_id
+    condition = sa.or_(mine, runs.c.id.in_(_published())) if with_public else mine
+    query = sa.select(runs).where(condition)
+    if project_id is not None:
+        query = query.join(sessions, sessions.c.id == runs.c.session_id).where(
+            sessions.c.project_id == project_id
+        )
+    total = db.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
+    ordered = query.order_by(runs.c.created_at.desc(), runs.c.id.desc())
+    return [Run.of(row) for row in db.execute(ordered.limit(limit).offset(offset))], total
+
+
+def _published() -> sa.Select[str]:
+    return sa.select(checkpoints.c.run_id).where(
+        checkpoints.c.is_public, checkpoints.c.deleted_at.is_(None)
+    )
+
+
+def has_public(db: sa.Connection, run_id: str) -> bool:
+    """Whether anything of a model is published."""
+    return db.scalar(_published().where(checkpoints.c.run_id == run_id).limit(1)) is not None
+
+
+def of_session(db: sa.Connection, session_id: str) -> list[Run]:
+    """A session's models, oldest first."""
+    query = sa.select(runs).where(runs.c.session_id == session_id)
+    return [Run.of(row) for row in db.execute(query.order_by(runs.c.created_at, runs.c.id))]
+
+
+def idle(db: sa.Connection) -> list[str]:
+    """Models whose session is over and that nothing waits for: they need no place in memory."""
+    waiting = sa.select(jobs.c.run_id).where(
+        jobs.c.run_id == runs.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
+    )
+    query = (
+        sa.select(runs.c.id)
+        .join(sessions, sessions.c.id == runs.c.session_id)
+        .where(
+            runs.c.state == RunState.READY,
+            sa.or_(sessions.c.finished_at.is_not(None), sessions.c.expired_at.is_not(None)),
+            ~waiting.exists(),
+        )
+    )
+    return list(db.scalars(query))

@@ -1,0 +1,38 @@
+"""Sampling sessions."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import insert_into
+from tinkex.store.records import Sampler
+from tinkex.store.schema import samplers
+
+
+def insert(db: sa.Connection, sampler: Sampler) -> None:
+    """Store a new sampling session; if its id is known, nothing happens."""
+    statement = insert_into(db, samplers).values(sampler.values())
+    db.execute(statement.on_conflict_do_nothing(index_elements=["id"]))
+
+
+def find(db: sa.Connection, sampler_id: str) -> Sampler | None:
+    """A sampling session by id."""
+    row = db.execute(sa.select(samplers).where(samplers.c.id == sampler_id)).one_or_none()
+    return None if row is None else Sampler.of(row)
+
+
+def of_session(db: sa.Connection, session_id: str) -> list[Sampler]:
+    """A session's sampling sessions, oldest first."""
+    query = sa.select(samplers).where(samplers.c.session_id == session_id)
+    ordered = query.order_by(samplers.c.created_at, samplers.c.id)
+    return [Sampler.of(row) for row in db.execute(ordered)]
+
+
+def join(db: sa.Connection, sampler_id: str) -> int:
+    """Give one more client a number of its own, from 1; the sampling session must exist."""
+    statement = (
+        sa.update(samplers)
+        .where(samplers.c.id == sampler_id)
+        .values(num_clones=samplers.c.num_clones + 1)
+    )
+    return int(db.execute(statement.returning(samplers.c.num_clones)).scalar_one())

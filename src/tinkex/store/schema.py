@@ -1,0 +1,287 @@
+"""The tables, as they are after the newest migration.
+
+Times are seconds since 1970, free-form values are JSON, and every row that a client can name
+belongs to a tenant.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+METADATA = sa.MetaData()
+
+#: A number that only grows: 64 bits everywhere, and what SQLite calls a row id. Where rows are
+#: deleted and readers go on from the last number, SQLite must be told not to use one twice.
+Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+Time = sa.Double
+Json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
+
+settings = sa.Table(
+    "settings",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", Json, nullable=False),
+)
+"""Facts about this store as a whole: its secret, and the base models that the worker serves."""
+
+tenants = sa.Table(
+    "tenants",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("created_at", Time, nullable=False),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    METADATA,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("tenant_id", sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("note", sa.Text),
+    sa.Column("hint", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False, unique=True),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("revoked_at", Time),
+)
+"""Only the SHA-256 of a key is kept; `hint` is its first letters, to recognize it by."""
+
+sessions = sa.Table(
+    "sessions",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text),
+    sa.Column("search_name", sa.Text, nullable=False),
+    sa.Column("tags", Json, nullable=False),
+    sa.Column("user_metadata", Json, nullable=False),
+    sa.Column("sdk_version", sa.Text, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("seen_at", Time, nullable=False),
+    sa.Column("finished_at", Time),
+    sa.Column("finish_reason", sa.Text),
+    sa.Column("finish_detail", sa.Text),
+    sa.Column("expired_at", Time),
+    sa.Index("sessions_by_tenant", "tenant_id", "created_at", "id"),
+    sa.Index("sessions_by_seen", "finished_at", "expired_at", "seen_at"),
+)
+"""`seen_at` is the last heartbeat; `expired_at` is set when they stopped, and cleared by a new one.
+`search_name` is the display name in lower case: databases do not agree on what that is."""
+
+runs = sa.Table(
+    "runs",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("session_id", sa.ForeignKey("sessions.id"), nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("spec", Json, nullable=False),
+    sa.Column("user_metadata", Json),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("used_at", Time, nullable=False),
+    sa.Column("next_seq", sa.BigInteger, nullable=False),
+    sa.Column("applied", sa.BigInteger, nullable=False),
+    sa.Column("snapshot_applied", sa.BigInteger, nullable=False),
+    sa.Column("snapshot", sa.Text),
+    sa.Index("runs_by_tenant", "tenant_id", "created_at", "id"),
+    sa.Index("runs_by_session", "session_id"),
+)
+"""A model in training. `applied` counts the operations that changed it; `snapshot` is the directory
+of its state after the first `snapshot_applied` of them, the rest is replayed from payloads."""
+
+samplers = sa.Table(
+    "samplers",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("session_id", sa.ForeignKey("sessions.id"), nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("model_path", sa.Text),
+    sa.Column("checkpoint_id", sa.Text),
+    sa.Column("num_clones", sa.BigInteger, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Index("samplers_by_session", "session_id"),
+    sa.Index("samplers_by_checkpoint", "checkpoint_id"),
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("segment", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("spec", Json, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("is_public", sa.Boolean, nullable=False),
+    sa.Column("is_ephemeral", sa.Boolean, nullable=False),
+    sa.Column("user_metadata", Json),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("expires_at", Time),
+    sa.Column("deleted_at", Time),
+    sa.Index("checkpoints_by_tenant", "tenant_id", "created_at", "id"),
+    sa.Index("checkpoints_by_run", "run_id", "created_at"),
+    sa.Index("checkpoints_by_session", "session_id"),
+    sa.Index("checkpoints_by_end", "expires_at"),
+    sa.Index("checkpoints_by_deletion", "deleted_at"),
+    sa.Index("checkpoints_by_use", "is_ephemeral", "deleted_at"),
+    sa.Index(
+        "checkpoints_by_path",
+        "run_id",
+        "segment",
+        "name",
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    ),
+)
+"""Saved weights. Their files are in the directory `checkpoints/<id>` of the home; an ephemeral one
+belongs to a sampling session and is never listed. A deleted row stays until its files are gone."""
+
+jobs = sa.Table(
+    "jobs",
+    METADATA,
+    sa.Column("no", Serial, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("tenant_id", sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, unique=True),
+    sa.Column("run_id", sa.Text),
+    sa.Column("sampler_id", sa.Text),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("payload", sa.LargeBinary),
+    sa.Column("payload_bytes", sa.BigInteger, nullable=False),
+    sa.Column("is_proto", sa.Boolean, nullable=False),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("result_bytes", sa.BigInteger, nullable=False),
+    sa.Column("error", sa.Text),
+    sa.Column("category", sa.Text),
+    sa.Column("applied", sa.BigInteger),
+    sa.Column("num_sequences", sa.Integer, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("started_at", Time),
+    sa.Column("finished_at", Time),
+    sa.Column("fetched_at", Time),
+    sa.Index("jobs_by_state", "state", "no"),
+    sa.Index(
+        "jobs_open",
+        "tenant_id",
+        "payload_bytes",
+        sqlite_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("finished_at IS NULL"),
+    ),
+    sa.Index("jobs_by_run", "run_id", "applied"),
+    sa.Index("jobs_by_fetch", "fetched_at"),
+    sa.Index("jobs_by_finish", "finished_at"),
+    sqlite_autoincrement=True,
+)
+"""Promises. `no` is the order of arrival, `position` the place within the run, `applied` the place
+among the operations that changed the run. `is_proto` says how the payload is written."""
+
+completions = sa.Table(
+    "completions",
+    METADATA,
+    sa.Column("no", Serial, primary_key=True, autoincrement=True),
+    sa.Column("sampler_id", sa.Text, nullable=False),
+    sa.Column("clone", sa.BigInteger, nullable=False),
+    sa.Column("job_id", sa.Text, nullable=False, unique=True),
+    sa.Column("result_bytes", sa.BigInteger),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Index("completions_by_client", "sampler_id", "clone", "no"),
+    sa.Index("completions_by_time", "created_at"),
+    sqlite_autoincrement=True,
+)
+"""Samples that are over, per sampling client, in their order; no `result_bytes` is a failure."""
+
+repeats = sa.Table(
+    "repeats",
+    METADATA,
+    sa.Column("tenant_id", sa.Text, primary_key=True),
+    sa.Column("endpoint", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("answer", sa.Text, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+    sa.Index("repeats_by_time", "created_at"),
+)
+"""What an idempotency key was answered with: the id of what was made."""
+
+steps = sa.Table(
+    "steps",
+    METADATA,
+    sa.Column("no", Serial, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text),
+    sa.Column("sampler_id", sa.Text),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("job_id", sa.Text, nullable=False),
+    sa.Column("num_tokens", sa.BigInteger, nullable=False),
+    sa.Column("metrics", Json),
+    sa.Column("queued_at", Time, nullable=False),
+    sa.Column("started_at", Time, nullable=False),
+    sa.Column("finished_at", Time, nullable=False),
+    sa.Index("steps_by_run", "run_id", "no"),
+    sa.Index("steps_by_session", "session_id", "no"),
+    sqlite_autoincrement=True,
+)
+"""What was done when: loss curves and traces. The newest of each session are kept."""
+
+usage = sa.Table(
+    "usage",
+    METADATA,
+    sa.Column("tenant_id", sa.Text, primary_key=True),
+    sa.Column("session_id", sa.Text, primary_key=True),
+    sa.Column("run_id", sa.Text, primary_key=True),
+    sa.Column("base_model", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("hour", sa.BigInteger, primary_key=True),
+    sa.Column("amount", sa.BigInteger, nullable=False),
+    sa.Index("usage_by_hour", "tenant_id", "hour"),
+)
+"""Tokens per hour and kind (training, prefill, prefill_cached, sample), and checkpoints made.
+`run_id` is empty for samples of base models."""
+
+audit = sa.Table(
+    "audit",
+    METADATA,
+    sa.Column("no", Serial, primary_key=True, autoincrement=True),
+    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column("at", Time, nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("details", Json, nullable=False),
+    sa.Column("run_id", sa.Text),
+    sa.Column("tinker_path", sa.Text),
+    sa.Index("audit_by_tenant", "tenant_id", "at"),
+    sqlite_autoincrement=True,
+)
+
+processes = sa.Table(
+    "processes",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("bell", sa.Text, nullable=False),
+    sa.Column("started_at", Time, nullable=False),
+    sa.Column("seen_at", Time, nullable=False),
+)
+"""Who serves this store now, and the address that wakes it."""
+
+leases = sa.Table(
+    "leases",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("until", Time, nullable=False),
+)
+"""Who alone may do a thing: one worker per store. `epoch` grows with every new owner, so that a
+worker that was thought dead notices that it was replaced."""

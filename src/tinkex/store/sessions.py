@@ -1,0 +1,69 @@
+"""Clients' sessions: when they began, were last heard of, and ended."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinkex.store.records import Session
+from tinkex.store.schema import checkpoints, sessions
+
+#: What a record holds: the name to search by is ours alone.
+COLUMNS = [column for column in sessions.c if column.name != "search_name"]
+
+
+def insert(db: sa.Connection, session: Session) -> None:
+    """Store a new session."""
+    values = session.values() | {"search_name": (session.display_name or "").lower()}
+    db.execute(sa.insert(sessions).values(values))
+
+
+def find(db: sa.Connection, session_id: str) -> Session | None:
+    """A session by id."""
+    row = db.execute(sa.select(*COLUMNS).where(sessions.c.id == session_id)).one_or_none()
+    return None if row is None else Session.of(row)
+
+
+def beat(db: sa.Connection, session_id: str, now: float) -> None:
+    """Note that a session's client is there."""
+    db.execute(
+        sa.update(sessions).where(sessions.c.id == session_id).values(seen_at=now, expired_at=None)
+    )
+
+
+def finish(db: sa.Connection, session_id: str, reason: str, detail: str | None, now: float) -> None:
+    """Note how a session's client ended; the first reason holds."""
+    db.execute(
+        sa.update(sessions)
+        .where(sessions.c.id == session_id, sessions.c.finished_at.is_(None))
+        .values(finished_at=now, finish_reason=reason, finish_detail=detail)
+    )
+
+
+def page(db: sa.Connection, tenant_id: str, *, limit: int, offset: int) -> list[str]:
+    """The ids of a tenant's sessions, newest first."""
+    query = (
+        sa.select(sessions.c.id)
+        .where(sessions.c.tenant_id == tenant_id)
+        .order_by(sessions.c.created_at.desc(), sessions.c.id.desc())
+    )
+    return list(db.scalars(query.limit(limit).offset(offset)))
+
+
+def assign_project(db: sa.Connection, session_id: str, project_id: str) -> None:
+    """Move a session to a project, with the checkpoints that it made."""
+    moved = {"project_id": project_id}
+    db.execute(sa.update(sessions).where(sessions.c.id == session_id).values(moved))
+    db.execute(sa.update(checkpoints).where(checkpoints.c.session_id == session_id).values(moved))
+
+
+def expire(db: sa.Connection, *, unseen_since: float, now: float) -> int:
+    """Give up sessions that were not heard of since then; returns how many."""
+    return db.execute(
+        sa.update(sessions)
+        .where(
+            sessions.c.finished_at.is_(None),
+            sessions.c.expired_at.is_(None),
+            sessions.c.seen_at < unseen_since,
+        )
+        .values(expired_at=now)
+    ).rowcount

@@ -1,0 +1,34 @@
+"""Facts about this store as a whole, by name."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import insert_into
+from tinkex.store.schema import settings
+
+_SECRET = "secret"
+_SECRET_BYTES = 32
+
+
+def get(db: sa.Connection, name: str) -> Any | None:
+    """A fact; None if nobody has put it."""
+    return db.scalar(sa.select(settings.c.value).where(settings.c.name == name))
+
+
+def put(db: sa.Connection, name: str, value: Any) -> None:
+    """Store a fact; the newest holds."""
+    statement = insert_into(db, settings).values(name=name, value=value)
+    db.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
+
+
+def secret(db: sa.Connection) -> bytes:
+    """What this store signs with: random, made by the first who asks. Call it inside a write."""
+    known = get(db, _SECRET)
+    if known is None:
+        known = secrets.token_hex(_SECRET_BYTES)
+        put(db, _SECRET, known)
+    return bytes.fromhex(known)

@@ -1,0 +1,55 @@
+"""What was done when: the points of loss curves and the bars of traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tinkex.store.records import Step
+from tinkex.store.schema import steps
+
+
+def insert(db: sa.Connection, step: Step) -> None:
+    """Store a step."""
+    db.execute(sa.insert(steps).values(step.values() | {"metrics": _as_json(step.metrics)}))
+
+
+def of_run(
+    db: sa.Connection, run_id: str, *, limit: int, after_no: int = 0
+) -> list[tuple[int, Step]]:
+    """The newest steps of a model after that number, oldest first, with their numbers."""
+    return _newest(db, sa.and_(steps.c.run_id == run_id, steps.c.no > after_no), limit)
+
+
+def of_session(db: sa.Connection, session_id: str, *, limit: int) -> list[Step]:
+    """The newest steps of a session, oldest first."""
+    return [step for _, step in _newest(db, steps.c.session_id == session_id, limit)]
+
+
+def _newest(
+    db: sa.Connection, condition: sa.ColumnElement[bool], limit: int
+) -> list[tuple[int, Step]]:
+    rows = db.execute(sa.select(steps).where(condition).order_by(steps.c.no.desc()).limit(limit))
+    return [_read(row) for row in reversed(rows.all())]
+
+
+def _read(row: sa.Row[Any]) -> tuple[int, Step]:
+    values: dict[str, Any] = dict(row._mapping)
+    no = values.pop("no")
+    return no, Step(**values | {"metrics": _from_json(row.metrics)})
+
+
+def _as_json(metrics: Mapping[str, float] | None) -> dict[str, float | str] | None:
+    """Metrics as JSON can hold them: it has no word for infinity, nor for what is not a number."""
+    if metrics is None:
+        return None
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+
+
+def _from_json(metrics: Mapping[str, float | str] | None) -> dict[str, float] | None:
+    if metrics is None:
+        return None
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,58 @@
+"""Who used how much of what, added up by the hour."""
+
+from __future__ import annotations
+
+import math
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import insert_into
+from tinkex.store.records import Usage
+from tinkex.store.schema import usage
+
+#: `Usage.hour` counts these since 1970.
+HOUR_SECONDS = 3600
+
+
+def add(  # noqa: PLR0913 - the columns of the sum, by name
+    db: sa.Connection,
+    *,
+    tenant_id: str,
+    session_id: str,
+    run_id: str | None,
+    base_model: str,
+    kind: str,
+    amount: int,
+    now: float,
+) -> None:
+    """Add to what was used within this hour; no `run_id` is a sample of a base model."""
+    place = {
+        "tenant_id": tenant_id,
+        "session_id": session_id,
+        "run_id": run_id or "",
+        "base_model": base_model,
+        "kind": kind,
+        "hour": math.floor(now / HOUR_SECONDS),
+    }
+    statement = insert_into(db, usage).values(place | {"amount": amount})
+    more = {"amount": usage.c.amount + amount}
+    db.execute(statement.on_conflict_do_update(index_elements=list(place), set_=more))
+
+
+def between(db: sa.Connection, tenant_id: str, start: float, end: float) -> list[Usage]:
+    """What a tenant used in the hours that a span of time touches, in their order."""
+    query = sa.select(usage).where(
+        usage.c.tenant_id == tenant_id,
+        usage.c.hour >= math.floor(start / HOUR_SECONDS),
+        usage.c.hour < math.ceil(end / HOUR_SECONDS),
+    )
+    ordered = query.order_by(usage.c.hour, usage.c.session_id, usage.c.run_id, usage.c.kind)
+    return [Usage.of(row) for row in db.execute(ordered)]
+
+
+def totals(db: sa.Connection, tenant_id: str, run_id: str) -> dict[str, int]:
+    """What a model used in all, by kind."""
+    query = sa.select(usage.c.kind, sa.func.sum(usage.c.amount)).where(
+        usage.c.tenant_id == tenant_id, usage.c.run_id == run_id
+    )
+    return {kind: int(amount) for kind, amount in db.execute(query.group_by(usage.c.kind))}

@@ -1,0 +1,242 @@
+"""A real store, a real queue and a worker with the fake engine, in one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex import types
+from tinkex.engine.fake.engine import FakeEngine
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.home import Home
+from tinkex.ids import new_id
+from tinkex.jobs.kinds import Kind
+from tinkex.jobs.payloads import LoadPayload
+from tinkex.jobs.queue import JobQueue, QueueLimits
+from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.store import jobs, keys, runs, samplers, sessions
+from tinkex.store.database import Connection, Database
+from tinkex.store.migrations import migrate
+from tinkex.store.records import Job, NewJob, Run, RunState, Sampler, Session
+from tinkex.wire.codec import encode_json
+from tinkex.wire.proto import encode_forward_backward_request
+
+BASE_MODEL = "tinkex/bigram"
+SECRET = b"a secret of this test alone"
+
+
+class House:
+    """A store with tenants, and a worker that can be stopped and started."""
+
+    def __init__(self, root: Path, **worker_options: Any) -> None:
+        self.home = Home(root)
+        self.url = f"sqlite:///{root / 'store.db'}"
+        self.database = Database(self.url)
+        migrate(self.database)
+        self.queue = JobQueue(self.database, QueueLimits(), SECRET)
+        self.options = worker_options
+        self.engine = FakeEngine([BASE_MODEL])
+        self.worker: Worker | None = None
+        self._thread: threading.Thread | None = None
+        self._worker_database: Database | None = None
+
+    # --- the worker ---------------------------------------------------------------------------
+    def start(self, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine([BASE_MODEL])
+        self._worker_database = Database(self.url)
+        self.worker = Worker(
+            database=self._worker_database,
+            engine=self.engine,
+            home=self.home,
+            config=WorkerConfig(owner="test", **self.options),
+        )
+        self._thread = threading.Thread(target=self.worker.run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self.worker is not None and self._thread is not None:
+            self.worker.stop()
+            self._thread.join(30)
+            assert not self._thread.is_alive()
+            assert self._worker_database is not None
+            self._worker_database.close()
+        self.worker = self._thread = None
+
+    def close(self) -> None:
+        self.stop()
+        self.queue.close()
+        self.database.close()
+
+    # --- what a client would do ------------------------------------------------------------------
+    def tenant(self, name: str = "alice") -> str:
+        return self.database.write(lambda db: keys.tenant_named(db, name, time.time())).id
+
+    def session(self, tenant_id: str) -> str:
+        now = time.time()
+        session = Session(
+            id=new_id(),
+            tenant_id=tenant_id,
+            project_id="default",
+            display_name=None,
+            tags=[],
+            user_metadata={},
+            sdk_version="test",
+            created_at=now,
+            seen_at=now,
+        )
+        self.database.write(lambda db: sessions.insert(db, session))
+        return session.id
+
+    def model(self, tenant_id: str, session_id: str, number: int = 0) -> str:
+        run_id = f"{session_id}:train:{number}"
+        now = time.time()
+        run = Run(
+            id=run_id,
+            tenant_id=tenant_id,
+            session_id=session_id,
+            base_model=BASE_MODEL,
+            spec=asdict(AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1)),
+            user_metadata=None,
+            state=RunState.CREATING,
+            created_at=now,
+            used_at=now,
+        )
+        new = self._new(tenant_id, session_id, Kind.CREATE_MODEL, f"model:{run_id}", b"{}")
+        self._submit(new, run_id, 0, prepare=lambda db: runs.insert(db, run))
+        return run_id
+
+    def op(self, run_id: str, seq: int | None, kind: Kind, payload: bytes, **options: Any) -> Job:
+        run = self.run(run_id)
+        key = None if seq is None else f"op:{run_id}:{seq}"
+        new = self._new(run.tenant_id, run.session_id, kind, key, payload, **options)
+        return self._submit(new, run_id, seq)
+
+    def forward_backward(self, run_id: str, seq: int, tokens: list[int]) -> Job:
+        work = types.ForwardBackwardInput([datum(tokens)], "cross_entropy")
+        request = types.ForwardBackwardRequest(work, run_id, seq)
+        body = encode_forward_backward_request(request, False)
+        return self.op(run_id, seq, Kind.FORWARD_BACKWARD, body, is_proto=True)
+
+    def optim_step(self, run_id: str, seq: int, learning_rate: float = 0.1) -> Job:
+        params = types.AdamParams(learning_rate=learning_rate)
+        request = types.OptimStepRequest(optim_params=params, model_id=run_id, seq_id=seq)
+        return self.op(run_id, seq, Kind.OPTIM_STEP, encode_json(request))
+
+    def save(self, run_id: str, seq: int, name: str, **options: Any) -> Job:
+        request = types.SaveWeightsRequest(model_id=run_id, path=name, seq_id=seq, **options)
+        return self.op(run_id, seq, Kind.SAVE_WEIGHTS, encode_json(request))
+
+    def load(self, run_id: str, seq: int, checkpoint_id: str, path: str = "tinker://a/b/c") -> Job:
+        payload = LoadPayload(path=path, checkpoint_id=checkpoint_id, with_optimizer=True)
+        return self.op(run_id, seq, Kind.LOAD_WEIGHTS, encode_json(payload))
+
+    def sampler(self, tenant_id: str, session_id: str, checkpoint_id: str | None = None) -> str:
+        sampler = Sampler(
+            id=f"{session_id}:sample:{new_id()}",
+            tenant_id=tenant_id,
+            session_id=session_id,
+            base_model=BASE_MODEL,
+            model_path=None,
+            checkpoint_id=checkpoint_id,
+            created_at=time.time(),
+        )
+        self.database.write(lambda db: samplers.insert(db, sampler))
+        return sampler.id
+
+    def sample(self, sampler_id: str, seq: int, *, seed: int = 1, max_tokens: int = 8) -> Job:
+        found = self.database.read(lambda db: samplers.find(db, sampler_id))
+        assert found is not None
+        request = types.SampleRequest(
+            prompt=types.ModelInput.from_ints([1, 2, 3]),
+            sampling_params=types.SamplingParams(max_tokens=max_tokens, seed=seed),
+            sampling_session_id=sampler_id,
+            seq_id=seq,
+        )
+        new = NewJob(
+            id="",
+            tenant_id=found.tenant_id,
+            session_id=found.session_id,
+            kind=Kind.SAMPLE,
+            key=f"sample:{sampler_id}:{seq}",
+            sampler_id=sampler_id,
+            position=seq,
+            payload=encode_json(request),
+            num_sequences=1,
+        )
+        return self.queue.submit(new).result()
+
+    def _new(
+        self,
+        tenant_id: str,
+        session_id: str,
+        kind: Kind,
+        key: str | None,
+        payload: bytes,
+        **options: Any,
+    ) -> NewJob:
+        return NewJob(
+            id="",
+            tenant_id=tenant_id,
+            session_id=session_id,
+            kind=kind,
+            key=key,
+            payload=payload,
+            **options,
+        )
+
+    def _submit(self, new: NewJob, run_id: str, seq: int | None, prepare: Any = None) -> Job:
+        from dataclasses import replace
+
+        return self.queue.submit(replace(new, run_id=run_id, position=seq), prepare).result()
+
+    # --- what came of it -------------------------------------------------------------------------
+    def run(self, run_id: str) -> Run:
+        found = self.database.read(lambda db: runs.find(db, run_id))
+        assert found is not None
+        return found
+
+    def outcome(self, job: Job, seconds: float = 20.0) -> jobs.Outcome:
+        """Wait for a promise; the test fails if it is never kept."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found = self.queue.outcome(job.tenant_id, job.id)
+            if found.job.is_over:
+                return found
+            time.sleep(0.005)
+        raise AssertionError(f"{job.kind} {job.position} is still {found.job.state}")
+
+    def result(self, job: Job) -> bytes:
+        found = self.outcome(job)
+        assert found.job.error is None, found.job.error
+        assert found.result is not None
+        return found.result
+
+    def read(self, work: Any) -> Any:
+        return self.database.read(work)
+
+
+def datum(tokens: list[int]) -> types.Datum:
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+    )
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.close()
+
+
+def count(database: Database, statement: Any) -> int:
+    def work(db: Connection) -> int:
+        return db.scalar(statement) or 0
+
+    return database.read(work)
