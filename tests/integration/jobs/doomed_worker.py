@@ -1,0 +1,61 @@
+"""A worker process that kills itself around its nth commit: `python doomed_worker.py HOME N WHERE`.
+
+WHERE is `before` (the commit never happens) or `after` (it happens and nobody hears of it).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.jobs.conftest import BASE_MODEL
+from tinkex.engine.fake.engine import FakeEngine
+from tinkex.home import Home
+from tinkex.jobs.snapshots import SnapshotPolicy
+from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.store.database import Connection, Database
+
+
+class DoomedDatabase(Database):
+    """Kills its process around a commit."""
+
+    commits_left = 0
+    where = ""
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        with super().begin() as db:
+            yield db
+            self.commits_left -= 1
+            if self.where == "before" and self.commits_left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if self.where == "after" and self.commits_left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    root, commits_left, where = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    database = DoomedDatabase(f"sqlite:///{root / 'store.db'}")
+    database.commits_left, database.where = commits_left, where
+    worker = Worker(
+        database=database,
+        engine=FakeEngine([BASE_MODEL]),
+        home=Home(root),
+        config=WorkerConfig(
+            # What it was doing is not to blame.
+            max_attempts=1_000_000,
+            owner="test",
+            snapshots=SnapshotPolicy(max_changes=4),
+        ),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    worker.run()
+    database.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""kill -9 of the worker inside and around commits: every promise is kept once, in order."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.jobs.conftest import House, count
+from tinkex.checkpoint.atomic import SCRATCH_PREFIX
+from tinkex.checkpoint.manifest import read_manifest
+from tinkex.store.records import Job
+from tinkex.store.schema import checkpoints, jobs, runs, steps
+from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
+
+NUM_STEPS = 10
+NUM_KILLS = 20
+
+
+class Story:
+    """A training loop of two models and a sampler, all promised beforehand."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.passes: list[Job] = []
+        self.optims: list[Job] = []
+        self.saves: list[Job] = []
+        self.samples: list[Job] = []
+
+    def promise(self) -> None:
+        house = self.house
+        tenant = house.tenant()
+        session = house.session(tenant)
+        sampler_id = house.sampler(tenant, session)
+        models = [house.model(tenant, session, number) for number in range(2)]
+        for step in range(NUM_STEPS):
+            for number, run_id in enumerate(models):
+                first = 1 + 3 * step
+                tokens = [(step + offset + number) % 50 + 3 for offset in range(6)]
+                self.passes.append(house.forward_backward(run_id, first, tokens))
+                self.optims.append(house.optim_step(run_id, first + 1))
+                self.saves.append(house.save(run_id, first + 2, f"step-{step}"))
+            self.samples.append(house.sample(sampler_id, step, seed=step))
+
+    @property
+    def is_over(self) -> bool:
+        waiting = sa.select(sa.func.count()).where(jobs.c.finished_at.is_(None))
+        return count(self.house.database, waiting) == 0
+
+    def numbers(self) -> list[object]:
+        """Everything a client can see."""
+        house = self.house
+        losses = [decode_forward_backward_output(house.result(job)) for job in self.passes]
+        norms = [msgspec.json.decode(house.result(job))["metrics"] for job in self.optims]
+        digests = [_digest(house, job) for job in self.saves]
+        tokens = [decode_sample_response(house.result(job)) for job in self.samples]
+        return [
+            [(loss.metrics, loss.loss_fn_outputs) for loss in losses],
+            norms,
+            digests,
+            [drawn.sequences[0].tokens for drawn in tokens],
+        ]
+
+
+def _digest(house: House, job: Job) -> str:
+    house.result(job)
+    files = read_manifest(house.home.checkpoint(job.id)).files
+    return files["adapter_model.safetensors"].sha256
+
+
+def run_worker(root: Path, num_commits: int, where: str) -> int:
+    """A worker process until it dies or everything is done."""
+    command = [sys.executable, "-m", "tests.integration.jobs.doomed_worker"]
+    process = subprocess.Popen([*command, str(root), str(num_commits), where])
+    return process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    house = House(tmp_path_factory.mktemp("calm"))
+    try:
+        story = Story(house)
+        story.promise()
+        house.start()
+        return story.numbers()
+    finally:
+        house.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_worker_killed_around_commits_loses_and_repeats_nothing(
+    tmp_path: Path, undisturbed: list[object], seed: int
+) -> None:
+    dice = random.Random(seed)
+    house = House(tmp_path)
+    try:
+        story = Story(house)
+        story.promise()
+        num_kills = 0
+        while num_kills < NUM_KILLS and not story.is_over:
+            where = dice.choice(["before", "after"])
+            # A worker needs three commits to begin; each loop here gets some way further.
+            assert run_worker(tmp_path, dice.randint(4, 16), where) == -signal.SIGKILL
+            num_kills += 1
+        assert num_kills >= 5
+        house.start()
+        assert story.numbers() == undisturbed
+        house.stop()
+        assert_nothing_is_left_over(house)
+    finally:
+        house.close()
+
+
+def assert_nothing_is_left_over(house: House) -> None:
+    """Rows and directories belong together, and every operation was counted once."""
+    num_jobs = count(house.database, sa.select(sa.func.count()).select_from(jobs))
+    assert count(house.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
+    rows = house.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
+    # Half-written directories of the dead stay for an hour; nothing refers to them.
+    whole = {path.name for path in house.home.checkpoints.iterdir()}
+    assert {name for name in whole if not name.startswith(SCRATCH_PREFIX)} == rows
+    found = house.read(lambda db: db.execute(sa.select(runs)).all())
+    assert {run.snapshot for run in found} == {path.name for path in house.home.snapshots.iterdir()}
+    for run in found:
+        assert run.applied == 1 + 2 * NUM_STEPS
+        assert run.next_seq == 1 + 3 * NUM_STEPS
