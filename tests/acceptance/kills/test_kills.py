@@ -1,0 +1,167 @@
+"""kill -9 of the API, the worker, both, or all of it while a client trains: it notices a pause."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinkex
+from tinkex import types
+
+BASE_MODEL = "tinkex/bigram"
+NUM_STEPS = 40
+NUM_KILLS = 14
+
+
+class Server:
+    """`tinkex serve` on a fixed port; it can be killed in parts and as a whole."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def key(self) -> str:
+        return (self.home / "key").read_text().strip()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tinkex", "serve", "--engine", "fake"]
+        options = ["--home", str(self.home), "--port", str(self.port), "--log-level", "error"]
+        environment = {
+            **os.environ,
+            # What a killed worker was doing is not to blame.
+            "TINKEX_MAX_ATTEMPTS": "1000000",
+            "TINKEX_SNAPSHOT_CHANGES": "7",
+        }
+        with (self.home / "stderr").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "ready at" in line, (self.home / "stderr").read_text()[-2000:]
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def children(self, role: str) -> list[int]:
+        """Processes of the server with this role."""
+        assert self.process is not None
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in listed.split() if role in _command(int(pid))]
+
+    def kill(self, target: str) -> None:
+        """kill -9 of `api`, `worker`, `both`, or `all`, which is then started again."""
+        assert self.process is not None
+        roles = {"api": ["api_process"], "worker": ["worker_process"]}
+        for role in roles.get(target, ["api_process", "worker_process"]):
+            for pid in self.children(role):
+                _kill(pid)
+        if target == "all":
+            self.process.kill()
+            self.process.communicate()
+            self.start()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.communicate(timeout=30)
+            assert self.process.returncode == 0, (self.home / "stderr").read_text()[-2000:]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _kill(pid: int) -> None:
+    # It may be dead already, with its successor not there yet.
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def serve(home: Path) -> Iterator[Server]:
+    home.mkdir(exist_ok=True)
+    server = Server(home)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def datum(step: int) -> types.Datum:
+    tokens = [(step * 7 + offset) % 60 + 3 for offset in range(9)]
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * 8},
+    )
+
+
+def train(server: Server, progress: threading.Semaphore) -> list[Any]:
+    """Everything the client saw: losses, metrics, what was saved, what was drawn."""
+    service = tinkex.ServiceClient(base_url=server.url, api_key=server.key)
+    model = service.create_lora_training_client(BASE_MODEL, rank=8, seed=3)
+    seen: list[Any] = []
+    prompt = types.ModelInput.from_ints([3, 4, 5])
+    for step in range(NUM_STEPS):
+        passed = model.forward_backward([datum(step)], "cross_entropy")
+        stepped = model.optim_step(types.AdamParams(learning_rate=0.05))
+        seen.append((passed.result().metrics, stepped.result().metrics))
+        progress.release()
+        if step % 8 == 3:
+            name = f"step-{step}"
+            seen.append(model.save_state(name).result().path.rpartition("/")[2])
+            sampler = model.save_weights_and_get_sampling_client()
+            params = types.SamplingParams(max_tokens=6, seed=step)
+            seen.append([s.tokens for s in sampler.sample(prompt, 2, params).result().sequences])
+    service.close("success")
+    return seen
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    with serve(tmp_path_factory.mktemp("calm")) as server:
+        return train(server, threading.Semaphore(0))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_training_loop_survives_kills_with_the_same_numbers(
+    tmp_path: Path, undisturbed: list[Any], seed: int
+) -> None:
+    dice = random.Random(seed)
+    with serve(tmp_path / "home") as server:
+        outcome: list[Any] = []
+        progress = threading.Semaphore(0)
+        loop = threading.Thread(target=lambda: outcome.append(train(server, progress)), daemon=True)
+        loop.start()
+        for _ in range(NUM_KILLS):
+            # Let the loop get some way between two kills, then strike at any moment of a step.
+            assert progress.acquire(timeout=60), (server.home / "stderr").read_text()[-2000:]
+            assert progress.acquire(timeout=60), (server.home / "stderr").read_text()[-2000:]
+            time.sleep(dice.random() * 0.05)
+            server.kill(dice.choice(["api", "worker", "worker", "both", "all"]))
+        loop.join(120)
+        assert not loop.is_alive()
+        assert outcome == [undisturbed]
