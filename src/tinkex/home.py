@@ -38,6 +38,11 @@ class Home:
         return self.root / "server.lock"
 
     @property
+    def port_file(self) -> Path:
+        """The port that a server had when it could choose."""
+        return self.root / "port"
+
+    @property
     def start_lock(self) -> Path:
         """Locked by whoever is starting a server in the background."""
         return self.root / "start.lock"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Environment:
     """CLOUDFLARE_ACCESS_CLIENT_SECRET: sent as CF-Access-Client-Secret."""
     credentials_file: Path = Path()
     """Where `auth login` keeps keys: ~/.tinker/credentials.json."""
+    home: Path = Path()
+    """TINKEX_HOME: where the server of this machine keeps everything; ~/.tinkex if unset."""
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -63,7 +65,24 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         access_client_id=_first(env, "CLOUDFLARE_ACCESS_CLIENT_ID"),
         access_client_secret=_first(env, "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
         credentials_file=user_home / ".tinker" / "credentials.json",
+        home=_directory(_first(env, "TINKEX_HOME"), user_home),
     )
+
+
+def read_variables(
+    names: Iterable[str], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Those of the named variables that are set; an empty one counts as unset."""
+    env = os.environ if environ is None else environ
+    found = {name: _first(env, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def child_environment(
+    defaults: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment for a process that this one starts; what is set wins over the defaults."""
+    return {**defaults, **(os.environ if environ is None else environ)}
 
 
 def package_version() -> str:
@@ -76,6 +95,13 @@ def package_version() -> str:
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((env[name].strip() for name in names if env.get(name, "").strip()), None)
+
+
+def _directory(text: str | None, user_home: Path) -> Path:
+    if text is None:
+        return user_home / ".tinkex"
+    # Absolute, because a server that is started in the background works elsewhere.
+    return Path(text).expanduser().absolute()
 
 
 def _log_level(text: str | None) -> str | None:

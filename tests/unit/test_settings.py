@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.settings import Environment, package_version, read_environment
+from tinkex.settings import (
+    Environment,
+    child_environment,
+    package_version,
+    read_environment,
+    read_variables,
+)
 
 EVERYTHING = {
     "HOME": "/home/me",
@@ -21,6 +27,7 @@ EVERYTHING = {
     "TINKEX_TELEMETRY": "1",
     "CLOUDFLARE_ACCESS_CLIENT_ID": "cf-id",
     "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret",
+    "TINKEX_HOME": "/srv/tinkex",
 }
 
 
@@ -36,12 +43,15 @@ def test_every_variable_is_read() -> None:
         access_client_id="cf-id",
         access_client_secret="cf-secret",
         credentials_file=Path("/home/me/.tinker/credentials.json"),
+        home=Path("/srv/tinkex"),
     )
 
 
 def test_nothing_set_means_defaults() -> None:
     env = read_environment({"HOME": "/home/me"})
-    assert env == Environment(credentials_file=Path("/home/me/.tinker/credentials.json"))
+    assert env == Environment(
+        credentials_file=Path("/home/me/.tinker/credentials.json"), home=Path("/home/me/.tinkex")
+    )
 
 
 def test_empty_and_blank_count_as_unset() -> None:
@@ -96,6 +106,21 @@ def test_a_flag_that_is_neither_yes_nor_no_is_refused_with_its_value() -> None:
 def test_the_official_switch_alone_sends_nothing() -> None:
     # There it is on by default; here it is off unless asked for by our own name.
     assert read_environment({"TINKER_TELEMETRY": "1"}).telemetry is False
+
+
+def test_a_home_is_absolute_because_servers_work_elsewhere() -> None:
+    assert read_environment({"TINKEX_HOME": "near"}).home == Path.cwd() / "near"
+    assert read_environment({"TINKEX_HOME": "~/x"}).home.is_absolute()
+
+
+def test_chosen_variables_are_read_by_name() -> None:
+    told = {"TINKEX_ONE": " 1 ", "TINKEX_TWO": " ", "TINKEX_OTHER": "3"}
+    assert read_variables(["TINKEX_ONE", "TINKEX_TWO", "TINKEX_NO"], told) == {"TINKEX_ONE": "1"}
+
+
+def test_what_is_set_wins_over_the_defaults_for_a_child() -> None:
+    made = child_environment({"A": "default", "B": "default"}, {"B": "set", "C": "set"})
+    assert made == {"A": "default", "B": "set", "C": "set"}
 
 
 def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,9 @@ class Config:
     """The credential sent as X-API-Key."""
     environment: Environment = field(default_factory=Environment, repr=False)
     """What the environment said when this was made; nobody reads it again."""
+    local_home: Path | None = None
+    """Where this machine's own server lives, which is used, and started, when neither a server nor
+    a key is named anywhere; None never does."""
     timeout_seconds: float = 60.0
     """How long to wait for one answer."""
     connect_timeout_seconds: float = 5.0
@@ -82,6 +86,8 @@ class Config:
             "telemetry": env.telemetry,
             "environment": env,
         }
+        if env.base_url is None and "base_url" not in given and env.home != Path():
+            found["local_home"] = env.home
         return cls(**{k: v for k, v in found.items() if v is not None} | given)
 
     def __post_init__(self) -> None:

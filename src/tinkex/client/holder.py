@@ -22,6 +22,7 @@ from tinkex.client.hooks import HookThread
 from tinkex.client.http import FORKS, HttpClient, HttpTransport
 from tinkex.client.identity import Identity
 from tinkex.client.lanes import Lane, lane_for
+from tinkex.client.local import with_local_server
 from tinkex.client.loop import IO
 from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueState, QueueStateObserver, QueueWatch
@@ -63,6 +64,8 @@ class Holder:
     ) -> None:
         if config.environment.log_level:
             attach_once(config.environment.log_level)
+        if transport is None:
+            config = with_local_server(config)
         self.config = config
         self.plan = plan or SessionPlan()
         http = HttpClient(config, transport)

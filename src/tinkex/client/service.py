@@ -56,9 +56,10 @@ class ServiceClient:
             changes["project_id"] = project_id
         if user_metadata is not None:
             changes["user_metadata"] = user_metadata
-        self.config = config.evolve(**changes)
-        plan = SessionPlan(dict(self.config.user_metadata or {}), display_name)
-        self._holder = Holder(self.config, plan, transport)
+        config = config.evolve(**changes)
+        plan = SessionPlan(dict(config.user_metadata or {}), display_name)
+        self._holder = Holder(config, plan, transport)
+        self.config = self._holder.config
 
     # --- life -----------------------------------------------------------------------------
 

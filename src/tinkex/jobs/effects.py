@@ -51,18 +51,21 @@ def enter_checkpoint(job: Job, saved: Checkpoint) -> tuple[Effect, ...]:
     counted = count_usage(
         job, run_id=saved.run_id, base_model=saved.base_model, kind="checkpoint", amount=1
     )
-    return enter, counted, note_checkpoint("checkpoint_saved", saved, job.tenant_id)
+    return enter, counted, _note_saved(job, saved)
 
 
-def note_checkpoint(event: str, checkpoint: Checkpoint, tenant_id: str) -> Effect:
-    """Remember who did what with saved weights."""
+def _note_saved(job: Job, saved: Checkpoint) -> Effect:
     entry = AuditEntry(
-        tenant_id=tenant_id,
-        at=time.time(),
-        event=event,
-        details={"checkpoint_id": checkpoint.path.checkpoint_id},
-        run_id=checkpoint.run_id,
-        tinker_path=str(checkpoint.path),
+        tenant_id=job.tenant_id,
+        at=saved.created_at,
+        event="checkpoint_saved",
+        details={
+            "checkpoint_id": saved.path.checkpoint_id,
+            "tinker_path": str(saved.path),
+            "request_id": job.id,
+        },
+        run_id=saved.run_id,
+        tinker_path=str(saved.path),
     )
     return lambda db: audit.note(db, entry)
 

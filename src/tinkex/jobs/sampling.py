@@ -71,11 +71,13 @@ class Samples:
             self._bench.engine.cancel_sample(ticket)
 
     def _origin(self, job: Job, request: types.SampleRequest) -> Origin:
-        name = job.sampler_id or f"{request.base_model}\n{request.model_path}"
-        origin = self._origins.get(name)
-        if origin is None:
-            origin = self._bench.database.read(lambda db: self._find(db, job, request))
-            self._origins[name] = origin
+        known = self._origins.get(job.sampler_id or "")
+        if known is not None:
+            return known
+        origin = self._bench.database.read(lambda db: self._find(db, job, request))
+        # A path may stand for other weights tomorrow; a sampling session never does.
+        if job.sampler_id is not None:
+            self._origins[job.sampler_id] = origin
             if len(self._origins) > _MAX_SOURCES:
                 self._origins.popitem(last=False)
         return origin

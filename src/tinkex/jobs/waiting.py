@@ -29,6 +29,21 @@ class Waiters:
         self._looking: asyncio.Task[None] | None = None
         self._is_closing = False
 
+    @property
+    def num_waiting(self) -> int:
+        """How many promises somebody waits for."""
+        return len(self._by_id)
+
+    @property
+    def num_listening(self) -> int:
+        """How many wait for news of any promise."""
+        return len(self._listeners)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nobody is to wait any more."""
+        return self._is_closing
+
     def open(self) -> None:
         """Begin to listen, on the running loop."""
         asyncio.get_running_loop().add_reader(self._bell.socket, self._heard)

@@ -33,6 +33,8 @@ from tinkex.store.records import Job
 LOG = get_logger(__name__)
 #: How often a worker that nobody rings looks by itself.
 LOOK_SECONDS = 0.5
+#: Promises taken in at once.
+MAX_PULLED = 1000
 #: How often it does what is not urgent.
 CHORE_SECONDS = 5.0
 
@@ -131,7 +133,9 @@ class Worker:
         self._hear(self._bell.words())
         while True:
             try:
-                arrived = self._database.read(lambda db: jobs.queued_after(db, self._last_no))
+                arrived = self._database.read(
+                    lambda db: jobs.queued_after(db, self._last_no, MAX_PULLED)
+                )
             except StoreError as error:
                 LOG.warning("cannot look for work: %s", error)
                 time.sleep(LOOK_SECONDS)
@@ -139,7 +143,7 @@ class Worker:
             for job in arrived:
                 self._backlog.add(job, self._where(job))
                 self._last_no = job.no
-            if not arrived:
+            if len(arrived) < MAX_PULLED:
                 return
 
     def _where(self, job: Job) -> int:

@@ -36,7 +36,9 @@ def gather(db: sa.Connection, *, alive_since: float) -> Figures:
         num_waiting=waiting,
         num_running=running,
         oldest_waiting_at=oldest,
-        num_sessions=_count(db, sessions, sessions.c.finished_at.is_(None), sessions.c.expired_at.is_(None)),
+        num_sessions=_count(
+            db, sessions, sessions.c.finished_at.is_(None), sessions.c.expired_at.is_(None)
+        ),
         num_workers=_count(
             db, processes, processes.c.role == "worker", processes.c.seen_at >= alive_since
         ),

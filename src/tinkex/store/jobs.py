@@ -8,12 +8,24 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_unless
 from tinkex.store.records import Job, JobState, NewJob
 from tinkex.store.schema import completions, jobs, runs
 
 #: Every column but the two that may be large.
-_HEADER = [column for column in jobs.c if column.name not in {"key", "payload", "result"}]
+_HEADER = tuple(column for column in jobs.c if column.name not in {"key", "payload", "result"})
+# Statements of every request are built once: that takes longer than running them.
+_JOB: sa.BindParameter[str] = sa.bindparam("job_id")
+_FIND = sa.select(*_HEADER).where(jobs.c.id == _JOB)
+_FIND_OUTCOME = sa.select(*_HEADER, jobs.c.result).where(jobs.c.id == _JOB)
+_FINISH = sa.update(jobs).where(jobs.c.id == _JOB, jobs.c.finished_at.is_(None))
+_FOLLOWING = sa.bindparam("following", type_=sa.BigInteger)
+_ADVANCE = (
+    sa.update(runs)
+    .where(runs.c.id == sa.bindparam("advanced"))
+    .values(next_seq=sa.case((runs.c.next_seq < _FOLLOWING, _FOLLOWING), else_=runs.c.next_seq))
+)
+_COMPLETE = sa.insert(completions)
 #: A clone of a sampling client counts its requests from its own number times this.
 CLONE_STRIDE = 1_000_000_000
 
@@ -66,8 +78,7 @@ def insert(db: sa.Connection, new: NewJob, now: float) -> Job | None:
         "num_sequences": new.num_sequences,
         "created_at": now,
     }
-    statement = insert_into(db, jobs).values(values).on_conflict_do_nothing(index_elements=["key"])
-    row = db.execute(statement.returning(*_HEADER)).one_or_none()
+    row = db.execute(insert_unless(db, jobs, "key", returning=_HEADER), values).one_or_none()
     return None if row is None else Job.of(row)
 
 
@@ -91,13 +102,13 @@ def by_key(db: sa.Connection, key: str) -> Job | None:
 
 def find(db: sa.Connection, job_id: str) -> Job | None:
     """A promise by id."""
-    row = db.execute(sa.select(*_HEADER).where(jobs.c.id == job_id)).one_or_none()
+    row = db.execute(_FIND, {"job_id": job_id}).one_or_none()
     return None if row is None else Job.of(row)
 
 
 def outcome(db: sa.Connection, job_id: str) -> Outcome | None:
     """A promise with its result, if there is one."""
-    row = db.execute(sa.select(*_HEADER, jobs.c.result).where(jobs.c.id == job_id)).one_or_none()
+    row = db.execute(_FIND_OUTCOME, {"job_id": job_id}).one_or_none()
     if row is None:
         return None
     *header, result = row
@@ -134,6 +145,13 @@ def load_of(db: sa.Connection, tenant_id: str | None = None) -> Load:
         query = query.where(jobs.c.tenant_id == tenant_id)
     num_jobs, num_bytes = db.execute(query).one()
     return Load(num_jobs, int(num_bytes))
+
+
+def open_of_session(db: sa.Connection, tenant_id: str, session_id: str, *, limit: int) -> list[Job]:
+    """What is waiting or running of a session, in the order of arrival."""
+    is_open = sa.and_(jobs.c.tenant_id == tenant_id, jobs.c.finished_at.is_(None))
+    query = sa.select(*_HEADER).where(is_open, jobs.c.session_id == session_id)
+    return [Job.of(row) for row in db.execute(query.order_by(jobs.c.no).limit(limit))]
 
 
 # --- the worker's side -----------------------------------------------------------------------
@@ -197,22 +215,21 @@ def finish(db: sa.Connection, ending: Ending) -> bool:
     job = ending.job
     is_failure = ending.error is not None
     size = len(ending.result or b"")
-    changed = db.execute(
-        sa.update(jobs)
-        .where(jobs.c.id == job.id, jobs.c.finished_at.is_(None))
-        .values(
-            state=JobState.FAILED if is_failure else JobState.DONE,
-            result=ending.result,
-            result_bytes=size,
-            error=ending.error,
-            category=ending.category,
-            applied=ending.applied,
-            started_at=ending.started_at,
-            finished_at=ending.finished_at,
-            # A change is replayed from its payload until a snapshot covers it.
-            **({} if ending.applied is not None else {"payload": None}),
-        )
-    ).rowcount
+    values = {
+        "job_id": job.id,
+        "state": JobState.FAILED if is_failure else JobState.DONE,
+        "result": ending.result,
+        "result_bytes": size,
+        "error": ending.error,
+        "category": ending.category,
+        "applied": ending.applied,
+        "started_at": ending.started_at,
+        "finished_at": ending.finished_at,
+    }
+    if ending.applied is None:
+        # Others keep it: a change is replayed from its payload until a snapshot covers it.
+        values["payload"] = None
+    changed = db.execute(_FINISH, values).rowcount
     if changed and job.run_id is not None:
         _advance(db, job, ending.applied)
     if changed and job.sampler_id is not None:
@@ -221,24 +238,22 @@ def finish(db: sa.Connection, ending: Ending) -> bool:
 
 
 def _advance(db: sa.Connection, job: Job, applied: int | None) -> None:
-    following = job.position + 1
-    values: dict[str, object] = {
-        "next_seq": sa.case((runs.c.next_seq < following, following), else_=runs.c.next_seq)
-    }
+    values = {"advanced": job.run_id, "following": job.position + 1}
     if applied is not None:
         values["applied"] = applied
-    db.execute(sa.update(runs).where(runs.c.id == job.run_id).values(values))
+    db.execute(_ADVANCE, values)
 
 
 def _complete(db: sa.Connection, job: Job, size: int | None, now: float) -> None:
     db.execute(
-        sa.insert(completions).values(
-            sampler_id=job.sampler_id,
-            clone=job.position // CLONE_STRIDE,
-            job_id=job.id,
-            result_bytes=size,
-            created_at=now,
-        )
+        _COMPLETE,
+        {
+            "sampler_id": job.sampler_id,
+            "clone": job.position // CLONE_STRIDE,
+            "job_id": job.id,
+            "result_bytes": size,
+            "created_at": now,
+        },
     )
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import new_id
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_unless
 from tinkex.store.records import ApiKey, Tenant
 from tinkex.store.schema import api_keys, tenants
 
@@ -31,9 +31,7 @@ def digest(secret: str) -> str:
 def tenant_named(db: sa.Connection, name: str, now: float) -> Tenant:
     """The tenant of this name, who is made if there is none."""
     values = {"id": new_id(), "name": name, "created_at": now}
-    db.execute(
-        insert_into(db, tenants).values(values).on_conflict_do_nothing(index_elements=["name"])
-    )
+    db.execute(insert_unless(db, tenants, "name"), values)
     return Tenant.of(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
 
 
@@ -61,8 +59,7 @@ def insert_key(
         "digest": digest(secret),
         "created_at": now,
     }
-    statement = insert_into(db, api_keys).values(values)
-    db.execute(statement.on_conflict_do_nothing(index_elements=["digest"]))
+    db.execute(insert_unless(db, api_keys, "digest"), values)
     key = _one(db, api_keys.c.digest == values["digest"])
     assert key is not None
     if key.revoked_at is not None:

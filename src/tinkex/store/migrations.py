@@ -7,8 +7,8 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
+from tinkex.store import m001
 from tinkex.store.database import Database
-from tinkex.store.schema import METADATA
 
 #: Kept apart from the other tables: it says which of them are there.
 _versions = sa.Table(
@@ -18,7 +18,8 @@ _versions = sa.Table(
 
 def m001_tables(db: sa.Connection) -> None:
     """Make the tables."""
-    METADATA.create_all(db)
+    for statement in m001.statements(db.dialect.name):
+        db.exec_driver_sql(statement)
 
 
 MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_for
 from tinkex.store.records import Process
 from tinkex.store.schema import processes
 
@@ -12,7 +12,7 @@ from tinkex.store.schema import processes
 def enter(db: sa.Connection, process: Process) -> None:
     """Write down a process that begins to serve; what was known of the same id is replaced."""
     values = process.values()
-    statement = insert_into(db, processes).values(values)
+    statement = insert_for(db.dialect.name, processes).values(values)
     db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_unless
 from tinkex.store.schema import repeats
 
 
@@ -23,7 +23,11 @@ def remember(
     db: sa.Connection, tenant_id: str, endpoint: str, key: str, answer: str, now: float
 ) -> None:
     """Keep an answer; the first one holds."""
-    statement = insert_into(db, repeats).values(
-        tenant_id=tenant_id, endpoint=endpoint, key=key, answer=answer, created_at=now
-    )
-    db.execute(statement.on_conflict_do_nothing(index_elements=["tenant_id", "endpoint", "key"]))
+    values = {
+        "tenant_id": tenant_id,
+        "endpoint": endpoint,
+        "key": key,
+        "answer": answer,
+        "created_at": now,
+    }
+    db.execute(insert_unless(db, repeats, "tenant_id", "endpoint", "key"), values)

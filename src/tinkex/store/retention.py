@@ -83,6 +83,9 @@ def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2
 
 
 # --- jobs ------------------------------------------------------------------------------------
+_SIZE = (jobs.c.payload_bytes + jobs.c.result_bytes).label("size")
+
+
 def _is_replayed() -> sa.ColumnElement[bool]:
     """Whether a crash now would need the job again."""
     behind = sa.exists().where(runs.c.id == jobs.c.run_id, jobs.c.applied > runs.c.snapshot_applied)
@@ -92,19 +95,26 @@ def _is_replayed() -> sa.ColumnElement[bool]:
 def _drop_jobs(
     db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
 ) -> tuple[int, bool]:
-    ids, has_more = _ripe(db, policy, now, limit, ~_is_replayed())
+    is_wanted = ~_is_replayed()
+    ripe = _ripe(db, policy, now, limit, is_wanted)
+    surplus = _count_surplus(db, policy.max_fetched, is_wanted)
+    if surplus > 0:
+        too_many = _sized(db, _oldest_fetched(is_wanted).limit(min(surplus, limit)))
+        ripe = list(dict(ripe + too_many).items())
+    ids = bite(ripe, limit, _MAX_BYTES)
     db.execute(sa.delete(completions).where(completions.c.job_id.in_(ids)))
     db.execute(sa.delete(jobs).where(jobs.c.id.in_(ids)))
-    return len(ids), has_more
+    return len(ids), len(ids) < len(ripe) or len(ids) >= limit
 
 
 def _drop_results(
     db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
 ) -> tuple[int, bool]:
-    has_result = jobs.c.result.is_not(None)
-    ids, has_more = _ripe(db, policy, now, limit, sa.and_(has_result, _is_replayed()))
+    is_wanted = sa.and_(jobs.c.result.is_not(None), _is_replayed())
+    ripe = _ripe(db, policy, now, limit, is_wanted)
+    ids = bite(ripe, limit, _MAX_BYTES)
     db.execute(sa.update(jobs).where(jobs.c.id.in_(ids)).values(result=None))
-    return len(ids), has_more
+    return len(ids), len(ids) < len(ripe) or len(ids) >= limit
 
 
 def _ripe(
@@ -113,37 +123,36 @@ def _ripe(
     now: float,
     limit: int,
     is_wanted: sa.ColumnElement[bool],
-) -> tuple[list[str], bool]:
-    """Jobs of a kind whose outcome may be forgotten, oldest first, and whether there are more."""
-    size = (jobs.c.payload_bytes + jobs.c.result_bytes).label("size")
-    is_fetched = sa.and_(jobs.c.fetched_at.is_not(None), is_wanted)
-    fetched = (
-        sa.select(jobs.c.id, jobs.c.fetched_at.label("at"), size)
-        .where(is_fetched)
-        .order_by(jobs.c.fetched_at, jobs.c.no)
-        .limit(limit)
-    )
+) -> list[tuple[str, int]]:
+    """Jobs of a kind whose outcome is old enough to be forgotten, with their sizes."""
+    fetched = _oldest_fetched(is_wanted).where(jobs.c.fetched_at <= now - policy.fetched_seconds)
     unfetched = (
-        sa.select(jobs.c.id, size)
+        sa.select(jobs.c.id, _SIZE)
         .where(
             jobs.c.fetched_at.is_(None),
             jobs.c.finished_at <= now - policy.unfetched_seconds,
             is_wanted,
         )
         .order_by(jobs.c.finished_at)
-        .limit(limit)
     )
-    count = sa.select(sa.func.count()).select_from(jobs).where(is_fetched)
-    surplus = (db.scalar(count) or 0) - policy.max_fetched
-    oldest_kept = now - policy.fetched_seconds
-    ripe = [
-        (row.id, row.size)
-        for place, row in enumerate(db.execute(fetched))
-        if place < surplus or row.at <= oldest_kept
-    ]
-    ripe += [(row.id, row.size) for row in db.execute(unfetched)]
-    chosen = bite(ripe, limit, _MAX_BYTES)
-    return chosen, len(ripe) > len(chosen) or len(ripe) >= limit
+    return _sized(db, fetched.limit(limit)) + _sized(db, unfetched.limit(limit))
+
+
+def _oldest_fetched(is_wanted: sa.ColumnElement[bool]) -> sa.Select[str, int]:
+    query = sa.select(jobs.c.id, _SIZE).where(jobs.c.fetched_at.is_not(None), is_wanted)
+    return query.order_by(jobs.c.fetched_at, jobs.c.no)
+
+
+def _sized(db: sa.Connection, query: sa.Select[str, int]) -> list[tuple[str, int]]:
+    return [(row[0], row[1]) for row in db.execute(query)]
+
+
+def _count_surplus(db: sa.Connection, kept: int, is_wanted: sa.ColumnElement[bool]) -> int:
+    fetched = sa.select(sa.func.count()).where(jobs.c.fetched_at.is_not(None))
+    # Almost always the index alone can tell that there are few enough.
+    if (db.scalar(fetched) or 0) <= kept:
+        return 0
+    return (db.scalar(fetched.where(is_wanted)) or 0) - kept
 
 
 def bite(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes: int) -> list[str]:
@@ -170,7 +179,7 @@ def _drop_old(db: sa.Connection, table: sa.Table, before: float, limit: int) -> 
 
 def _drop_steps(db: sa.Connection, kept: int, limit: int) -> int:
     """Shorten the sessions that were busy of late: only those can have become too long."""
-    recent = sa.select(steps.c.session_id).order_by(steps.c.no.desc()).limit(5 * limit).subquery()
+    recent = sa.select(steps.c.session_id).order_by(steps.c.no.desc()).limit(limit).subquery()
     removed = 0
     for session_id in db.scalars(sa.select(recent.c.session_id).distinct()).all():
         if removed >= limit:
@@ -213,9 +222,8 @@ def _free_slice(db: sa.Connection) -> int:
         return int(db.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
     before = count()
-    # It frees one page per row that is asked for, and its rows have no columns.
-    cursor = db.connection.cursor()
-    cursor.execute(f"PRAGMA incremental_vacuum({_PAGES_PER_SLICE})")
-    cursor.fetchall()
-    cursor.close()
+    # One by one: asked for more, SQLite gives one back per row of an answer that has no columns,
+    # and Python's driver does not fetch such rows.
+    for _ in range(min(before, _PAGES_PER_SLICE)):
+        db.exec_driver_sql("PRAGMA incremental_vacuum(1)")
     return before - count()

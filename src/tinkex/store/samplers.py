@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_unless
 from tinkex.store.records import Sampler
 from tinkex.store.schema import samplers
 
 
 def insert(db: sa.Connection, sampler: Sampler) -> None:
     """Store a new sampling session; if its id is known, nothing happens."""
-    statement = insert_into(db, samplers).values(sampler.values())
-    db.execute(statement.on_conflict_do_nothing(index_elements=["id"]))
+    db.execute(insert_unless(db, samplers, "id"), sampler.values())
 
 
 def find(db: sa.Connection, sampler_id: str) -> Sampler | None:

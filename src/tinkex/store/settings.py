@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_for
 from tinkex.store.schema import settings
 
 _SECRET = "secret"
@@ -21,7 +21,7 @@ def get(db: sa.Connection, name: str) -> Any | None:
 
 def put(db: sa.Connection, name: str, value: Any) -> None:
     """Store a fact; the newest holds."""
-    statement = insert_into(db, settings).values(name=name, value=value)
+    statement = insert_for(db.dialect.name, settings).values(name=name, value=value)
     db.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
 
 

@@ -11,10 +11,12 @@ import sqlalchemy as sa
 from tinkex.store.records import Step
 from tinkex.store.schema import steps
 
+_INSERT = sa.insert(steps)
+
 
 def insert(db: sa.Connection, step: Step) -> None:
     """Store a step."""
-    db.execute(sa.insert(steps).values(step.values() | {"metrics": _as_json(step.metrics)}))
+    db.execute(_INSERT, step.values() | {"metrics": _as_json(step.metrics)})
 
 
 def of_run(

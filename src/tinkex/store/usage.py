@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_into
+from tinkex.store.dialects import insert_for
 from tinkex.store.records import Usage
 from tinkex.store.schema import usage
 
@@ -34,9 +35,14 @@ def add(  # noqa: PLR0913 - the columns of the sum, by name
         "kind": kind,
         "hour": math.floor(now / HOUR_SECONDS),
     }
-    statement = insert_into(db, usage).values(place | {"amount": amount})
-    more = {"amount": usage.c.amount + amount}
-    db.execute(statement.on_conflict_do_update(index_elements=list(place), set_=more))
+    db.execute(_add_up(db.dialect.name), place | {"amount": amount})
+
+
+@cache
+def _add_up(dialect: str) -> sa.Executable:
+    statement = insert_for(dialect, usage)
+    more = {"amount": usage.c.amount + statement.excluded.amount}
+    return statement.on_conflict_do_update(index_elements=list(usage.primary_key), set_=more)
 
 
 def between(db: sa.Connection, tenant_id: str, start: float, end: float) -> list[Usage]:

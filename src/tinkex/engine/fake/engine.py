@@ -23,7 +23,7 @@ from tinkex.engine.protocol import (
     SamplerSource,
     WriteSnapshot,
 )
-from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory
+from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
@@ -40,14 +40,15 @@ MAX_SAMPLES = 4
 class FakeEngine:
     """Serves bigram models: exact gradients, real files, the same bits on every run.
 
-    `seconds_per_op` makes every pass, step and sample request take that much longer, as a busy
+    A model is named NAME, or NAME=SIZE with the size of its vocabulary, whose square each
+    operation costs. `seconds_per_op` makes every pass, step and sample request take that much longer, as a busy
     engine would.
     """
 
     def __init__(
         self, models: Sequence[str] = ("tinkex/bigram",), *, seconds_per_op: float = 0.0
     ) -> None:
-        self._bases = {name: Bigram.base(name) for name in models}
+        self._bases = dict(_read_name(name) for name in models)
         self._seconds_per_op = seconds_per_op
         self._adapters: dict[str, _Adapter] = {}
         self._shelf = SamplerShelf(self._bases)
@@ -109,8 +110,9 @@ class FakeEngine:
         spec, trainer = self._adapter(adapter_id)
         try:
             files.check_fit(files.read_summary(directory), spec)
-            model = files.read_model(directory, VOCAB_SIZE)
-            moments = files.read_moments(directory, spec, VOCAB_SIZE) if with_optimizer else None
+            size = trainer.model.vocab_size
+            model = files.read_model(directory, size)
+            moments = files.read_moments(directory, spec, size) if with_optimizer else None
         except CheckpointError as error:
             raise InvalidInput(f"the checkpoint cannot be loaded: {error.message}") from error
         trainer.load(model, moments)
@@ -123,8 +125,8 @@ class FakeEngine:
 
     def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
         """Bring an adapter back as it was when its snapshot was taken."""
-        self._base(spec.base_model)
-        trainer = files.read_snapshot(directory, spec, VOCAB_SIZE)
+        size = self._base(spec.base_model).vocab_size
+        trainer = files.read_snapshot(directory, spec, size)
         self._adapters[adapter_id] = _Adapter(spec, trainer)
 
     # --- sampling ---------------------------------------------------------------------------
@@ -172,6 +174,13 @@ class FakeEngine:
     def _take_time(self) -> None:
         if self._seconds_per_op > 0.0:
             time.sleep(self._seconds_per_op)
+
+
+def _read_name(text: str) -> tuple[str, Bigram]:
+    name, _, size = text.partition("=")
+    if size and not (size.isdecimal() and int(size) > 1):
+        raise ConfigError(f"model is {text!r}; the fake engine takes NAME or NAME=VOCABULARY_SIZE")
+    return name, Bigram.base(name, int(size) if size else VOCAB_SIZE)
 
 
 def _absent(adapter_id: str) -> str:

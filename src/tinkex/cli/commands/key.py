@@ -1,0 +1,139 @@
+"""`tinkex key`: who may use a server. Works on the store itself, whether the server runs or not."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.commands.serve_control import home_option
+from tinkex.cli.errors import needs_extra
+from tinkex.cli.output import emit, emit_json
+from tinkex.errors import ConfigError, InvalidInput
+
+if TYPE_CHECKING:
+    from tinkex.store.database import Database
+    from tinkex.store.records import ApiKey, Tenant
+
+COLUMNS = {
+    "id": "ID",
+    "tenant": "TENANT",
+    "name": "NAME",
+    "key": "KEY",
+    "created": "CREATED",
+    "revoked": "REVOKED",
+    "note": "NOTE",
+}
+MAX_NAME_LETTERS = 200
+
+
+@click.group()
+def key() -> None:
+    """Make, list and revoke keys of a server."""
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which store is meant."""
+    store = click.option("--store", metavar="URL", help="The database, if it is not in the home.")
+    return home_option(store(command))
+
+
+@key.command()
+@store_options
+@click.option("--tenant", default="default", show_default=True, help="Whose work the key opens.")
+@click.option("--name", default="key", show_default=True, help="What to call the key.")
+@click.option("--note", help="A remark for people.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def create(
+    home: Path | None, store: str | None, tenant: str, name: str, note: str | None, as_json: bool
+) -> None:
+    """Make a key; it is shown now and never again. A new tenant's name makes the tenant."""
+    _check_name("tenant", tenant)
+    _check_name("name", name)
+    with _open(home, store) as database:
+        from tinkex.store import keys
+
+        secret, now = keys.new_secret(), time.time()
+        made = database.write(
+            lambda db: keys.insert_key(
+                db, keys.tenant_named(db, tenant, now).id, secret, name=name, note=note, now=now
+            )
+        )
+    if as_json:
+        emit_json({"id": made.id, "tenant": tenant, "name": name, "note": note, "key": secret})
+        return
+    click.echo(f"key {made.id} of tenant {tenant!r}; keep it, it is not shown again:", err=True)
+    click.echo(secret)
+
+
+@key.command("list")
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_keys(home: Path | None, store: str | None, as_json: bool) -> None:
+    """List all keys by their first letters, oldest first."""
+    with _open(home, store) as database:
+        from tinkex.store import keys
+
+        found = database.read(keys.list_keys)
+    emit([_row(made, tenant) for made, tenant in found], COLUMNS, as_json=as_json)
+
+
+@key.command()
+@store_options
+@click.argument("key_id", type=int, metavar="ID")
+def revoke(home: Path | None, store: str | None, key_id: int) -> None:
+    """Let a key open nothing from now on; a running server obeys within two seconds."""
+    with _open(home, store) as database:
+        from tinkex.store import keys
+
+        now = time.time()
+        was_open = database.write(lambda db: keys.revoke(db, key_id, now))
+    if not was_open:
+        raise InvalidInput(
+            f"there is no key {key_id} that opens anything",
+            hint="Run `tinkex key list` to see all keys.",
+        )
+    click.echo(f"key {key_id} is revoked", err=True)
+
+
+@contextlib.contextmanager
+def _open(home: Path | None, store: str | None) -> Iterator[Database]:
+    """The store that the options and settings name, made if there is none."""
+    try:
+        from tinkex.server.config_sources import read_config
+        from tinkex.server.wiring import open_store
+    except ModuleNotFoundError as error:
+        raise needs_extra(error, "server") from error
+    with open_store(read_config({"home": home, "store": store})) as database:
+        yield database
+
+
+def _row(made: ApiKey, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "id": made.id,
+        "tenant": tenant.name,
+        "name": made.name,
+        "key": made.hint,
+        "created": _when(made.created_at),
+        "revoked": _when(made.revoked_at),
+        "note": made.note,
+    }
+
+
+def _when(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _check_name(option: str, text: str) -> None:
+    if not 1 <= len(text) <= MAX_NAME_LETTERS or not text.isprintable() or text != text.strip():
+        raise ConfigError(
+            f"--{option} is {text!r}; expected 1 to {MAX_NAME_LETTERS} letters without spaces "
+            "around them"
+        )

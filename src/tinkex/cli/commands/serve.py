@@ -1,0 +1,61 @@
+"""`tinkex serve`: run a server, ask how it is, stop it, read its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tinkex.cli.commands.serve_control import home_option, logs, status, stop
+from tinkex.cli.errors import needs_extra
+
+
+@click.group(invoke_without_command=True)
+@home_option
+@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="The port; 0 takes any that is free.  [default: 8000]")
+@click.option("--engine", help="Who computes.  [default: fake]")
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME=PATH", help="A base model; may be repeated."
+)
+@click.option("--store", metavar="URL", help="The database; SQLite in the home if not given.")
+@click.option("--api-key", metavar="KEY", help="A key that opens the server; prefer the variable.")
+@click.option("--api-processes", type=int, metavar="N", help="How many answer.  [default: 1]")
+@click.option(
+    "--idle-stop",
+    "idle_stop_seconds",
+    type=float,
+    metavar="SECONDS",
+    help="Stop after so long without a request.",
+)
+@click.option("--log-level", help="debug, info, warning or error.  [default: info]")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="A TOML file of settings; the home's server.toml if not given.",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **flags: Any) -> None:
+    """Run a server on this machine, until Ctrl-C.
+
+    Flags win over variables (TINKEX_PORT and so on; TINKEX_SERVER_API_KEY for the key), variables
+    over the file.
+    """
+    ctx.obj = home
+    if ctx.invoked_subcommand is not None:
+        return
+    try:
+        from tinkex.logs import attach_logger
+        from tinkex.server.config_sources import read_config
+        from tinkex.server.supervisor import serve as run
+    except ModuleNotFoundError as error:
+        raise needs_extra(error, "server") from error
+    config = read_config({"home": home, **flags, "models": flags["models"] or None}, config_file)
+    attach_logger(config.log_level)
+    run(config)
+
+
+for command in (logs, status, stop):
+    serve.add_command(command)

@@ -1,0 +1,141 @@
+"""`tinkex serve status`, `stop` and `logs`: about the server that runs in a home."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from tinkex.cli.output import emit_facts
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.presence import find_server, lock_holder, read_state
+from tinkex.settings import read_environment
+
+HOME_HELP = "The server's directory; TINKEX_HOME or ~/.tinkex if not given."
+_LOOK_SECONDS = 0.05
+_FOLLOW_SECONDS = 0.2
+#: A server may write what it has in memory before it ends.
+STOP_SECONDS = 60.0
+
+
+def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option that says which server is meant."""
+    return click.option("--home", type=click.Path(path_type=Path), help=HOME_HELP)(command)
+
+
+def chosen_home(ctx: click.Context, home: Path | None) -> Home:
+    """The home that was named behind the command, before it, or nowhere."""
+    named = home or ctx.obj
+    return Home(named.absolute() if named is not None else read_environment().home)
+
+
+@click.command()
+@home_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def status(ctx: click.Context, home: Path | None, as_json: bool) -> None:
+    """Say whether a server runs; exit code 0 if it answers, 1 if not."""
+    found = chosen_home(ctx, home)
+    state = find_server(found)
+    facts: dict[str, Any] = {"status": _word(found, state is not None), "home": str(found.root)}
+    if state is not None:
+        started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
+        facts |= {"url": state.url, "pid": state.pid, "version": state.version}
+        facts |= {"started": started, "log": state.log}
+    emit_facts(facts, as_json=as_json)
+    ctx.exit(0 if state is not None else 1)
+
+
+def _word(home: Home, answers: bool) -> str:
+    if answers:
+        return "running"
+    return "not answering" if lock_holder(home) is not None else "stopped"
+
+
+@click.command()
+@home_option
+@click.option("--force", is_flag=True, help="Do not wait for work that is being finished.")
+@click.pass_context
+def stop(ctx: click.Context, home: Path | None, force: bool) -> None:
+    """Stop the server; what was acknowledged is done when it starts again."""
+    found = chosen_home(ctx, home)
+    pid = lock_holder(found)
+    if pid is None:
+        click.echo(f"no server runs in {found.root}", err=True)
+        ctx.exit(1)
+    _tell(pid, signal.SIGTERM)
+    if force:
+        # A second signal is impatient; another one, because two of the same may arrive as one.
+        _tell(pid, signal.SIGINT)
+    ends_at = time.monotonic() + STOP_SECONDS
+    while lock_holder(found) == pid:
+        if time.monotonic() > ends_at:
+            raise ConfigError(
+                f"the server with pid {pid} has not stopped within {STOP_SECONDS:g} s",
+                hint="Run `tinkex serve stop --force`.",
+            )
+        time.sleep(_LOOK_SECONDS)
+    click.echo(f"the server with pid {pid} has stopped", err=True)
+
+
+def _tell(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise ConfigError(f"the server with pid {pid} belongs to another user") from error
+
+
+@click.command()
+@home_option
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="How many lines."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
+@click.pass_context
+def logs(ctx: click.Context, home: Path | None, lines: int, follow: bool) -> None:
+    """Show the log of a server that runs in the background."""
+    found = chosen_home(ctx, home)
+    state = read_state(found)
+    path = Path(state.log) if state is not None and state.log else found.log_file
+    if not path.is_file() or (state is not None and state.log is None):
+        raise ConfigError(
+            f"no log file of a server is in {found.root}",
+            hint="A server in the foreground says everything in its own terminal.",
+        )
+    for text in _read_log(path, lines, follow=follow):
+        click.echo(text, nl=False)
+
+
+def _read_log(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
+    """The end of a log, and what is written from then on, also when the file is replaced."""
+    file = path.open(encoding="utf-8", errors="replace")
+    try:
+        yield from deque(file, maxlen=lines)
+        while follow:
+            if text := file.read():
+                yield text
+                continue
+            time.sleep(_FOLLOW_SECONDS)
+            if _is_replaced(path, file):
+                file.close()
+                file = path.open(encoding="utf-8", errors="replace")
+    finally:
+        file.close()
+
+
+def _is_replaced(path: Path, file: TextIO) -> bool:
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False
+    return now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < file.tell()

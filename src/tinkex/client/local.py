@@ -1,0 +1,188 @@
+"""The server of this machine: found, or started in the background, when no other is named."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tinkex.client.config import Config
+from tinkex.client.credentials import find_credential
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.logs import get_logger
+from tinkex.presence import ServerState, find_server, lock_holder
+from tinkex.settings import package_version
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = get_logger(__name__)
+#: A server that nobody has asked for so long stops by itself.
+IDLE_STOP_SECONDS = 900
+#: How long a start may take; a large model is read from disk meanwhile.
+START_SECONDS = 180.0
+#: After so long a person is told what takes time, and then again and again.
+SILENT_SECONDS = 2.0
+TELL_AGAIN_SECONDS = 15.0
+#: A log of this size is put aside when a server starts.
+MAX_LOG_BYTES = 10 * 1024 * 1024
+_LOOK_SECONDS = 0.05
+_SHOWN_LINES = 15
+#: What a server cannot do without, and what to install for it.
+_NEEDED = ("litestar", "sqlalchemy", "uvicorn")
+_EXTRA = "pip install 'tinkex[server]'"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server of this machine, and the key that opens it."""
+
+    url: str
+    key: str = field(repr=False)
+
+
+def with_local_server(config: Config) -> Config:
+    """The config; one that names neither a server nor a key gets those of this machine's server.
+
+    That server is started if it does not run, which blocks for a second or two.
+    """
+    if config.local_home is None or config.api_key or sys.platform == "win32":
+        return config
+    if find_credential(None, config.environment) is not None:
+        return config
+    server = ensure_server(Home(config.local_home))
+    return config.evolve(base_url=server.url, api_key=server.key, local_home=None)
+
+
+def ensure_server(home: Home) -> LocalServer:
+    """The server of a home. Whoever asks while it is being started waits for the same one."""
+    state = find_server(home)
+    if state is None:
+        home.make()
+        progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
+        with _starting(home, progress):
+            state = find_server(home) or _start(home, progress)
+    # It could be about to stop because nobody asks: now somebody does.
+    with contextlib.suppress(OSError):
+        os.utime(home.activity_file)
+    if state.version != package_version():
+        logger.warning(
+            "The local server at %s runs tinkex %s, this is %s; `tinkex serve stop` ends it, and "
+            "the next client starts a new one",
+            *(state.url, state.version, package_version()),
+        )
+    return LocalServer(state.url, _read_key(home))
+
+
+def _read_key(home: Home) -> str:
+    try:
+        return home.key_file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the key of the local server is not in {home.key_file}",
+            hint="Run `tinkex serve stop`: the next start makes a new key.",
+        ) from error
+
+
+# --- starting -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _starting(home: Home, progress: _Progress) -> Iterator[None]:
+    """Be the only one who starts a server in this home."""
+    with home.start_lock.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                progress.tell()
+                time.sleep(_LOOK_SECONDS)
+        yield
+
+
+def _start(home: Home, progress: _Progress) -> ServerState:
+    _check_installed()
+    before = _log_size(home)
+    process = _launch(home)
+    ends_at = time.monotonic() + START_SECONDS
+    while True:
+        state = find_server(home)
+        if state is not None:
+            return state
+        # Somebody else's server may have the home already, and be about to answer.
+        if process.returncode is not None and lock_holder(home) is None:
+            raise _failed(home, before, f"ended with exit code {process.returncode}")
+        if time.monotonic() > ends_at:
+            raise _failed(home, before, f"does not answer after {START_SECONDS:g} s")
+        progress.tell()
+        time.sleep(_LOOK_SECONDS)
+
+
+def _check_installed() -> None:
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"no API key and no server were given, and a local server needs {name}",
+                hint=f"Run {_EXTRA}, pass api_key=... or base_url=..., or set TINKER_API_KEY.",
+            )
+
+
+def _launch(home: Home) -> subprocess.Popen[bytes]:
+    """Start a server that outlives this process."""
+    flags = ("--host", "127.0.0.1", "--port", "0", "--idle-stop", str(IDLE_STOP_SECONDS))
+    with home.log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tinkex", "serve", "--home", str(home.root), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home.root,
+            start_new_session=True,
+        )
+    # Waits for its end, should that come before ours: a dead child that nobody waits for stays.
+    threading.Thread(target=process.wait, name="tinkex-local-server", daemon=True).start()
+    return process
+
+
+def _log_size(home: Home) -> int:
+    """The size of the log; a large one is put aside first."""
+    log = home.log_file
+    log.parent.mkdir(mode=0o700, exist_ok=True)
+    size = log.stat().st_size if log.exists() else 0
+    if size <= MAX_LOG_BYTES:
+        return size
+    log.replace(log.with_suffix(".log.1"))
+    return 0
+
+
+def _failed(home: Home, log_start: int, how: str) -> ConfigError:
+    with home.log_file.open("rb") as file:
+        file.seek(log_start)
+        said = file.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+    return ConfigError(
+        "\n".join([f"the local server in {home.root} {how}; its last words:", *said]),
+        hint="Run `tinkex serve` to see more, or name another server with base_url=...",
+    )
+
+
+class _Progress:
+    """Tells a person on stderr what takes so long."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tell_at = time.monotonic() + SILENT_SECONDS
+
+    def tell(self) -> None:
+        """Say it, if it is time."""
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + TELL_AGAIN_SECONDS
+            sys.stderr.write(f"{self._text}\n")
+            sys.stderr.flush()

@@ -1,0 +1,121 @@
+"""Whether a server runs in a home: what it wrote about itself, and whether it answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tinkex.home import Home
+
+if sys.platform != "win32":
+    import fcntl
+
+HEALTH_PATH = "/api/v1/healthz"
+READY_PATH = "/readyz"
+_MAX_HEAD_BYTES = 4096
+
+
+class ServerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running server says about itself in its home."""
+
+    pid: int
+    """The supervisor's process id."""
+    url: str
+    """Where this machine reaches it."""
+    version: str
+    """The version of tinkex that serves."""
+    started_at: float
+    """When it was ready, in seconds since 1970."""
+    log: str | None = None
+    """The file that its log goes to; None is the terminal that it was started in."""
+
+
+def read_state(home: Home) -> ServerState | None:
+    """What the last server wrote; it may be dead by now. None if there is nothing readable."""
+    try:
+        return msgspec.json.decode(home.state_file.read_bytes(), type=ServerState)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def find_server(home: Home, timeout_seconds: float = 2.0) -> ServerState | None:
+    """The server that runs in a home and answers, if there is one."""
+    state = read_state(home)
+    if state is None or not is_alive(state.pid):
+        return None
+    return state if status_of(state.url + HEALTH_PATH, timeout_seconds) == 200 else None
+
+
+def lock_holder(home: Home) -> int | None:
+    """The supervisor that has the home, also while it starts or stops; None if nobody has it.
+
+    A supervisor that was killed has its home until its processes noticed.
+    """
+    try:
+        with home.server_lock.open("rb") as file:
+            # Shared, so that two who only look do not take each other for a server.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return holder_in(home.server_lock.read_bytes())
+
+
+def holder_in(content: bytes) -> int | None:
+    """The pid that a lock file names; it means nothing unless the file is locked."""
+    return int(content) if content.isdigit() else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this id exists; it may be another one by now."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _has_ended(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process only waits for its parent to ask how it ended; some never do."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        # Other systems have no such files, and say less.
+        return False
+    return state == b"Z"
+
+
+def status_of(url: str, timeout_seconds: float) -> int | None:
+    """The status that a GET answers with; None if no answer comes in time.
+
+    A socket is enough for this, and an HTTP library would be loaded by every command.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 80
+    request = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+    try:
+        with socket.create_connection((host, port), timeout_seconds) as connection:
+            connection.sendall(request.encode())
+            words = _first_line(connection).split()
+    except OSError:
+        return None
+    is_answer = len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit()
+    return int(words[1]) if is_answer else None
+
+
+def _first_line(connection: socket.socket) -> bytes:
+    head = b""
+    while b"\n" not in head and len(head) < _MAX_HEAD_BYTES:
+        part = connection.recv(_MAX_HEAD_BYTES)
+        if not part:
+            break
+        head += part
+    return head.partition(b"\n")[0]

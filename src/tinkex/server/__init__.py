@@ -1,0 +1,1 @@
+"""HTTP in front of promises: any number of stateless API processes, and the one that starts all."""

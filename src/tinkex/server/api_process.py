@@ -1,0 +1,132 @@
+"""A process that answers HTTP: `python -m tinkex.server.api_process`, by the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+
+from tinkex.errors import TinkexError
+from tinkex.home import Home
+from tinkex.logs import attach_logger, get_logger
+from tinkex.presence import HEALTH_PATH, READY_PATH
+from tinkex.server.app import create_app
+from tinkex.server.call import Services
+from tinkex.server.corked import CorkedProtocol
+from tinkex.server.handover import end_with_parent, receive_orders
+from tinkex.server.listening import BACKLOG
+from tinkex.server.restarts import exit_code_of
+from tinkex.server.wiring import open_services
+
+LOG = get_logger(__name__)
+#: How often the activity file is touched at most.
+TOUCH_SECONDS = 5.0
+#: Questions that are no sign of somebody working.
+QUIET_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics"})
+
+
+class Activity:
+    """Notes in the home that somebody asked, for the supervisor that stops an idle server."""
+
+    def __init__(self, app: Any, home: Home) -> None:
+        self._app = app
+        self._file = home.activity_file
+        self._next_touch = 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Note a request, and pass it on."""
+        if scope["type"] == "http" and scope["path"] not in QUIET_PATHS:
+            self._note(time.monotonic())
+        await self._app(scope, receive, send)
+
+    def _note(self, now: float) -> None:
+        if now >= self._next_touch:
+            self._next_touch = now + TOUCH_SECONDS
+            with contextlib.suppress(OSError):
+                os.utime(self._file)
+
+
+class ApiServer(uvicorn.Server):
+    """uvicorn's server, which stops when told to and lets long polls go first."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+        self._stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM stops; SIGINT is the supervisor's to hear."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        try:
+            yield
+        finally:
+            # Impatience must not turn a clean end into a crash.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    async def main_loop(self) -> None:
+        """Serve until told to stop; uvicorn itself would look ten times a second."""
+        await self._stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is being asked, hold nobody, and close."""
+        self._services.waiters.release()
+        await super().shutdown(sockets)
+
+
+def main() -> int:
+    """Answer until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = receive_orders()
+    attach_logger(orders.config.log_level)
+    end_with_parent()
+    assert orders.listener is not None  # the supervisor's own orders
+    # What lives long is not looked through again and again.
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        with (
+            socket.socket(fileno=orders.listener) as listener,
+            open_services(orders.config) as services,
+        ):
+            asyncio.run(_serve(services, listener))
+    except TinkexError as error:
+        LOG.error("%s", error)
+        return exit_code_of(error)
+    return 0
+
+
+async def _serve(services: Services, listener: socket.socket) -> None:
+    app = Activity(create_app(services), services.home)
+    await ApiServer(_uvicorn_config(app, services), services).serve([listener])
+
+
+def _uvicorn_config(app: Activity, services: Services) -> uvicorn.Config:
+    return uvicorn.Config(
+        cast("Any", app),
+        lifespan="on",
+        loop="asyncio",
+        http=CorkedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        date_header=False,
+        server_header=False,
+        backlog=BACKLOG,
+        # Longer than a client's pauses, which would otherwise meet a closing connection.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, int(services.config.stop_seconds / 2)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

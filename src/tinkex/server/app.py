@@ -1,0 +1,93 @@
+"""The application of an API process: the endpoint table, served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.types import ControllerRouterHandler
+
+from tinkex.errors import RequestErrorCategory
+from tinkex.server.binding import bind
+from tinkex.server.call import Answer, Handler, Services
+from tinkex.server.refusals import crash, fault
+from tinkex.server.routes.table import HANDLERS, ROUTES
+
+#: How often it is noted in the store which results reached their clients.
+FLUSH_SECONDS = 1.5
+
+
+def create_app(
+    services: Services,
+    routes: Mapping[str, Handler] = ROUTES,
+    handlers: Sequence[ControllerRouterHandler] = HANDLERS,
+) -> Litestar:
+    """The application; `routes` answer rows of the table, `handlers` are served besides.
+
+    Handlers of the second kind find the services in the application's state.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        services.waiters.open()
+        flushing = asyncio.create_task(_keep_flushing(services))
+        try:
+            yield
+        finally:
+            flushing.cancel()
+            await services.waiters.close()
+            flush(services)
+
+    return Litestar(
+        [*bind(services, routes), *handlers],
+        lifespan=[lifespan],
+        state=State({"services": services, "routes": routes}, deep_copy=False),
+        exception_handlers={HTTPException: _on_http_error, Exception: _on_crash},
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+async def _keep_flushing(services: Services) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_SECONDS)
+        flush(services)
+
+
+def flush(services: Services) -> None:
+    """Note many fetched results with one write, instead of one write each."""
+    fetched = services.memory.fetched
+    if fetched:
+        services.queue.mark_fetched(list(fetched))
+        fetched.clear()
+
+
+def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """What the framework itself refuses, such as a path that leads nowhere."""
+    where = f"{request.scope['method']} {request.scope['path'][:200]}"
+    sentences = {
+        404: f"there is nothing at {where}",
+        405: f"{where} is not possible; allowed: {(error.headers or {}).get('allow', '')}",
+    }
+    message = sentences.get(error.status_code, error.detail)
+    is_users = error.status_code < 500
+    category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
+    return _response(fault(error.status_code, message, category, error.headers))
+
+
+def _on_crash(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return _response(crash(error, f"{request.scope['method']} {request.scope['path']}"))
+
+
+def _response(answer: Answer) -> Response[bytes]:
+    return Response(
+        answer.body,
+        status_code=answer.status,
+        media_type=answer.content_type,
+        headers=dict(answer.headers),
+    )

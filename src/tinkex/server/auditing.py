@@ -1,0 +1,42 @@
+"""What a tenant did is written down in the transaction that does it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tinkex.server.call import Identity
+from tinkex.store import audit
+from tinkex.store.database import Connection
+from tinkex.store.records import AuditEntry, Checkpoint
+
+
+def note_event(db: Connection, identity: Identity, event: str, **details: Any) -> None:
+    """Write down an event, named resource_action, and by whose key it happened."""
+    _note(db, identity, event, details)
+
+
+def note_checkpoint(
+    db: Connection, identity: Identity, event: str, checkpoint: Checkpoint, **details: Any
+) -> None:
+    """Write down what was done to a checkpoint."""
+    named = {"checkpoint_id": checkpoint.path.checkpoint_id, "tinker_path": str(checkpoint.path)}
+    _note(db, identity, event, named | details, checkpoint)
+
+
+def _note(
+    db: Connection,
+    identity: Identity,
+    event: str,
+    details: dict[str, Any],
+    checkpoint: Checkpoint | None = None,
+) -> None:
+    entry = AuditEntry(
+        tenant_id=identity.tenant_id,
+        at=time.time(),
+        event=event,
+        details={"actor": identity.urn, "key_id": identity.key_id, **details},
+        run_id=checkpoint.run_id if checkpoint is not None else None,
+        tinker_path=str(checkpoint.path) if checkpoint is not None else None,
+    )
+    audit.note(db, entry)

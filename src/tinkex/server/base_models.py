@@ -1,0 +1,49 @@
+"""Which base models the worker serves, as it said when it started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tinkex.engine.protocol import BaseModel
+from tinkex.errors import BadRequestError, StoreUnavailable
+from tinkex.store import settings
+from tinkex.store.database import Connection
+
+#: The name under which the worker publishes them.
+SETTING = "base_models"
+
+
+def served_models(db: Connection) -> list[BaseModel]:
+    """All base models; none until the first worker has started."""
+    found: Any = settings.get(db, SETTING) or []
+    return msgspec.convert(found, list[BaseModel], strict=False)
+
+
+def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:
+    """A base model by name."""
+    return next((model for model in models if model.name == name), None)
+
+
+def check_trainable(db: Connection, name: str) -> BaseModel:
+    """A base model that can be trained, or a sentence that names those that can."""
+    return _check(db, name, lambda model: model.is_trainable, "trained")
+
+
+def check_sampleable(db: Connection, name: str) -> BaseModel:
+    """A base model that can be sampled, or a sentence that names those that can."""
+    return _check(db, name, lambda model: model.is_sampleable, "sampled")
+
+
+def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
+    models = served_models(db)
+    if not models:
+        raise StoreUnavailable("the server is starting and serves no base model yet; try again")
+    fit = [model for model in models if is_fit(model)]
+    found = find_model(fit, name)
+    if found is None:
+        known = ", ".join(model.name for model in fit) or "none"
+        raise BadRequestError(f"base model {name!r:.200} cannot be {verb} here; there is: {known}")
+    return found

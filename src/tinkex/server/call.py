@@ -1,0 +1,123 @@
+"""One request as its handler sees it, and the answer as the handler gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+from tinkex.home import Home
+from tinkex.jobs.queue import JobQueue
+from tinkex.jobs.waiting import Waiters
+from tinkex.server.config import ServerConfig
+from tinkex.server.recent import Recent
+from tinkex.store.database import Database
+
+RequestT = TypeVar("RequestT")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+#: A key that was revoked is refused after this at the latest.
+KNOWN_SECONDS = 1.5
+#: A key that is made while somebody tries it is accepted after this at the latest.
+UNKNOWN_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asks."""
+
+    tenant_id: str
+    key_id: int
+
+    @property
+    def urn(self) -> str:
+        """How the tenant is called in answers."""
+        return f"tml:user:{self.tenant_id}"
+
+
+NOBODY = Identity(tenant_id="", key_id=0)
+"""Who asks where no key is needed."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What an API process remembers between requests."""
+
+    known: Recent[str, Identity] = field(
+        default_factory=lambda: Recent(max_entries=4096, seconds=KNOWN_SECONDS)
+    )
+    """Whose a credential is, by its digest."""
+    unknown: Recent[str, str] = field(
+        default_factory=lambda: Recent(max_entries=1024, seconds=UNKNOWN_SECONDS)
+    )
+    """Why a credential was refused, by its digest; apart, so that a flood evicts nobody."""
+    pauses: Recent[str, str] = field(default_factory=lambda: Recent(max_entries=1024, seconds=1.0))
+    """Why a tenant's work does not go on, by tenant; empty if it does."""
+    fetched: set[str] = field(default_factory=set)
+    """Promises whose results were sent to their clients, not yet noted in the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What handlers work with; an API process has one."""
+
+    config: ServerConfig
+    home: Home
+    database: Database
+    queue: JobQueue
+    waiters: Waiters
+    secret: bytes
+    """Signs tokens and download URLs; all processes of a store share it."""
+    memory: Memory = field(default_factory=lambda: Memory())
+    """What this process remembers between requests; nothing is lost with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[RequestT]):
+    """A request that was authenticated and decoded."""
+
+    endpoint: str
+    """The row's name in the endpoint table."""
+    identity: Identity
+    """Who asks; endpoints that need no key see an empty one."""
+    request: RequestT
+    """The decoded message. For forward_backward it is a ForwardRequest where the client asks for
+    the first half alone."""
+    body: bytes = b""
+    """The message's own bytes, unpacked."""
+    is_proto: bool = False
+    """Whether the body is protobuf."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """What stood in the path, checked and unquoted."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By lower-case name."""
+    base_url: str = ""
+    """How the client reached this server, for links that lead back to it."""
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose request it is."""
+        return self.identity.tenant_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer that is more than a message with status 200."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Reply: TypeAlias = Any
+"""An `Answer`, or a struct or mapping that is answered as JSON with status 200."""
+Handler: TypeAlias = Callable[[Services, Call[Any]], Awaitable[Reply]]
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Run what blocks, such as a question to the database, without holding up the loop."""
+    return await asyncio.to_thread(work, *args, **options)

@@ -1,0 +1,55 @@
+"""What a request may say: numbers, names and free-form values within bounds, or 422."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinkex.errors import UnprocessableEntityError
+from tinkex.ids import check_id
+from tinkex.server.call import Call
+from tinkex.wire.codec import encode_json
+
+#: The largest number that both databases keep.
+MAX_NUMBER = 2**63 - 1
+MAX_TTL_SECONDS = 10 * 365 * 24 * 3600
+MAX_METADATA_BYTES = 64 * 1024
+MAX_PROJECT_LETTERS = 255
+
+
+def check_number(
+    name: str, value: int | None, at_least: int = 0, at_most: int = MAX_NUMBER
+) -> int | None:
+    """A number within bounds, or None if none was given."""
+    if value is not None and not at_least <= value <= at_most:
+        raise UnprocessableEntityError(f"{name} is {value}; expected {at_least} to {at_most}")
+    return value
+
+
+def check_ttl(ttl_seconds: int | None) -> int | None:
+    """How long something may live: a second to ten years, or None for ever."""
+    return check_number("ttl_seconds", ttl_seconds, at_least=1, at_most=MAX_TTL_SECONDS)
+
+
+def check_metadata(user_metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a user attaches to something, if it is not too much."""
+    if user_metadata is None:
+        return None
+    num_bytes = len(encode_json(user_metadata))
+    if num_bytes > MAX_METADATA_BYTES:
+        raise UnprocessableEntityError(
+            f"user_metadata has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are kept"
+        )
+    return dict(user_metadata)
+
+
+def check_project(project_id: str) -> str:
+    """A project's name, which must be one that lists can be asked for by."""
+    check_id("project id", project_id)
+    check_number("the length of project_id", len(project_id), at_most=MAX_PROJECT_LETTERS)
+    return project_id
+
+
+def page_of(call: Call[Any], default_limit: int) -> tuple[int, int]:
+    """The limit and offset that a list was asked for; the query is checked by now."""
+    return int(call.query.get("limit", default_limit)), int(call.query.get("offset", 0))

@@ -1,0 +1,145 @@
+"""Settings of the server; `config_sources` reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinkex.errors import ConfigError
+from tinkex.jobs.backlog import TurnLimits
+from tinkex.jobs.queue import QueueLimits
+from tinkex.logs import LEVELS
+
+ENGINES = ("fake",)
+_NOT_NEGATIVE = (
+    "idle_stop_seconds",
+    "threads",
+    "inline_result_bytes",
+    "gap_seconds",
+    "fake_seconds",
+)
+_POSITIVE = (
+    "stop_seconds",
+    "max_body_bytes",
+    "jwt_seconds",
+    "url_seconds",
+    "max_jobs_per_tenant",
+    "max_bytes_per_tenant",
+    "session_seconds",
+    "snapshot_changes",
+    "snapshot_seconds",
+    "max_attempts",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything a server needs to know; every field is a TOML key and a TINKEX_ variable."""
+
+    home: Path
+    """Where the server keeps everything: database, checkpoints, key."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Others than loopback need a key first."""
+    port: int = 8000
+    """The port to listen on; 0 takes any that is free."""
+    store: str = ""
+    """The database's URL; empty is SQLite in the home."""
+    engine: str = "fake"
+    """Who computes: fake is arithmetic on a tiny model, for tests and demonstrations."""
+    models: tuple[str, ...] = ()
+    """Base models to serve, as NAME=PATH or, for the fake engine, NAME."""
+    api_key: str = field(default="", repr=False)
+    """A first key, which the default tenant gets if it is not there yet."""
+    api_processes: int = 1
+    """How many processes answer HTTP."""
+    log_level: str = "info"
+    """What is said on stderr: debug, info, warning or error."""
+    idle_stop_seconds: float = 0.0
+    """Stop after so long without a request; 0 runs for ever."""
+    stop_seconds: float = 30.0
+    """How long a stopping server lets its processes finish before it ends them."""
+    threads: int = 0
+    """Threads that the engine computes with; 0 leaves it to the library."""
+
+    # --- what a client may send, and is told -------------------------------------------------
+    max_body_bytes: int = 64 * 1024 * 1024
+    """The largest request body, also after it is unpacked."""
+    long_poll_seconds: float = 25.0
+    """How long a question about a promise is held before the answer is "not yet"."""
+    inline_result_bytes: int = 1024 * 1024
+    """Larger results are announced by their size first, to clients that ask for it."""
+    jwt: bool = False
+    """Have clients exchange their key for short-lived tokens."""
+    jwt_seconds: float = 3600.0
+    """How long a token is good."""
+    url_seconds: float = 3600.0
+    """How long a signed download URL is good."""
+    client_flags: Mapping[str, Any] = field(default_factory=dict)
+    """Flags for POST client/config, over the defaults."""
+    dynamic_flags: Mapping[str, Any] = field(default_factory=dict)
+    """Flags for POST client/dynamic_config, over the defaults."""
+
+    # --- queue, sessions, memory ---------------------------------------------------------------
+    max_jobs_per_tenant: int = 4096
+    """Promises of one tenant that may wait; more are refused with 429."""
+    max_bytes_per_tenant: int = 1 << 30
+    """Payload bytes of one tenant's promises that may wait."""
+    gap_seconds: float = 10.0
+    """How long work waits for work with a lower number that has not arrived."""
+    session_seconds: float = 120.0
+    """A session without a heartbeat for so long is over; a new heartbeat brings it back."""
+    snapshot_changes: int = 50
+    """After so many operations a model's state is written to disk, in the background."""
+    snapshot_seconds: float = 60.0
+    """After so long a changed model's state is written to disk."""
+    max_attempts: int = 3
+    """Work during which the worker died so often is given up."""
+    fake_seconds: float = 0.0
+    """How long each operation of the fake engine takes besides its arithmetic."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine is {self.engine!r}; expected one of {', '.join(ENGINES)}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; expected 0 to 65535")
+        if self.api_processes < 1:
+            raise ConfigError(f"api_processes is {self.api_processes}; expected at least 1")
+        if self.api_key and not self.api_key.startswith("tml-"):
+            raise ConfigError("api_key must begin with 'tml-'")
+        if not 1.0 <= self.long_poll_seconds <= 40.0:
+            # Official clients give up after 45 seconds.
+            raise ConfigError(f"long_poll_seconds is {self.long_poll_seconds}; expected 1 to 40")
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"log_level is {self.log_level!r}; expected {', '.join(LEVELS)}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} is {value}; expected a number from 0")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value}; expected more than 0")
+
+    @property
+    def store_url(self) -> str:
+        """The database's URL."""
+        return self.store or f"sqlite:///{self.home / 'store.db'}"
+
+    @property
+    def queue_limits(self) -> QueueLimits:
+        """How much may wait."""
+        return QueueLimits(
+            max_jobs_per_tenant=self.max_jobs_per_tenant,
+            max_bytes_per_tenant=self.max_bytes_per_tenant,
+        )
+
+    @property
+    def turn_limits(self) -> TurnLimits:
+        """How much one turn of the engine may take."""
+        return TurnLimits(gap_seconds=self.gap_seconds)

@@ -1,0 +1,132 @@
+"""Where the server's settings come from: flags over variables over a TOML file over defaults."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.server.config import ServerConfig
+from tinkex.settings import read_environment, read_variables
+
+FIELDS = tuple(row.name for row in fields(ServerConfig))
+#: TINKEX_API_KEY is what a client sends, and must not open a server by accident. TINKEX_LOG is the
+#: same wish on both sides.
+_ODD_VARIABLES = {"api_key": "TINKEX_SERVER_API_KEY", "log_level": "TINKEX_LOG"}
+
+
+def variable_of(field: str) -> str:
+    """The variable that sets a field."""
+    return _ODD_VARIABLES.get(field, f"TINKEX_{field.upper()}")
+
+
+def read_config(
+    flags: Mapping[str, Any],
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ServerConfig:
+    """Settings from everywhere; a flag that is None counts as not given.
+
+    Without a file, the home's `server.toml` is read if there is one.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    told = {name: value for name, value in from_variables(environ).items() if name not in given}
+    default_home = read_environment(environ).home
+    home = Path(given.get("home") or told.get("home") or default_home).expanduser().absolute()
+    found = from_file(file) if file is not None else _from_home(home)
+    return ServerConfig(**{**found, **told, **given, "home": home})
+
+
+def from_variables(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the variables say, each as its field's type."""
+    set_ones = read_variables(map(variable_of, FIELDS), environ)
+    by_field = {name: set_ones.get(variable_of(name)) for name in FIELDS}
+    # Kubernetes tells containers about a service named "tinkex" in a variable of this name.
+    if (by_field["port"] or "").startswith("tcp://"):
+        by_field["port"] = None
+    return {
+        name: _from_text(name, text, variable_of(name))
+        for name, text in by_field.items()
+        if text is not None
+    }
+
+
+def from_file(path: Path) -> dict[str, Any]:
+    """What a TOML file says; an unknown key is refused with the nearest one."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"the settings in {path} cannot be read: {reason}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+    for name in content:
+        if name not in FIELDS or name == "home":
+            raise ConfigError(f"{path} sets {name!r}, which is no setting; {_advice(name)}")
+    return {name: _converted(name, value, str(path)) for name, value in content.items()}
+
+
+def encode_config(config: ServerConfig) -> bytes:
+    """The settings as bytes for another process; a key is among them."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def decode_config(data: bytes) -> ServerConfig:
+    """The settings that another process encoded."""
+    return msgspec.json.decode(data, type=ServerConfig, dec_hook=_as_path)
+
+
+def _from_home(home: Path) -> dict[str, Any]:
+    path = Home(home).config_file
+    return from_file(path) if path.exists() else {}
+
+
+def _from_text(name: str, text: str, variable: str) -> Any:
+    kind = _KINDS[name]
+    if kind == tuple[str, ...]:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if kind == Mapping[str, Any]:
+        try:
+            return _converted(name, msgspec.json.decode(text), variable)
+        except msgspec.DecodeError:
+            raise ConfigError(f"{variable} is {text!r}; expected a JSON object") from None
+    return _converted(name, text, variable, strict=False)
+
+
+def _converted(name: str, value: Any, origin: str, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, _KINDS[name], strict=strict, dec_hook=_as_path)
+    except (msgspec.ValidationError, ValueError):
+        # A key stays out of the sentence.
+        shown = "not usable" if name == "api_key" else f"{value!r}"
+        raise ConfigError(f"{name} is {shown} in {origin}; expected {_EXPECTED[name]}") from None
+
+
+def _as_path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    raise ValueError(value)
+
+
+def _advice(name: str) -> str:
+    known = [field for field in FIELDS if field != "home"]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+def _expectation(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if kind in words:
+        return words[kind]
+    return "a list of texts" if kind == tuple[str, ...] else "a table"
+
+
+_KINDS: dict[str, Any] = get_type_hints(ServerConfig)
+_EXPECTED = {name: "a path" if name == "home" else _expectation(_KINDS[name]) for name in FIELDS}

@@ -1,0 +1,118 @@
+"""Copies of checkpoints: the files first, then the record that makes them known."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tinkex import types
+from tinkex.checkpoint.atomic import new_directory
+from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from tinkex.errors import CheckpointError, StoreFull, UnprocessableEntityError
+from tinkex.ids import new_id
+from tinkex.server.checks import check_project
+from tinkex.server.new_models import add_run, spec_of
+from tinkex.server.operations import model_id_of
+from tinkex.server.ownership import open_session_of
+from tinkex.store import checkpoints, sessions
+from tinkex.store.database import Connection
+from tinkex.store.records import Checkpoint, RunState, Session
+
+DEFAULT_PROJECT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Whose a copy will be."""
+
+    tenant_id: str
+    run_id: str
+    session: Session
+    is_new: bool
+    """Whether the session has to be entered as well."""
+
+
+def destination_of(
+    db: Connection, tenant_id: str, request: types.CopyWeightsRequest
+) -> Destination:
+    """The place of a session's next model, or of the only one in a new session of a project."""
+    if request.session_id is None:
+        session = _new_session(tenant_id, request)
+        return Destination(
+            tenant_id=tenant_id, run_id=model_id_of(session.id, 0), session=session, is_new=True
+        )
+    if request.model_seq_id is None:
+        raise UnprocessableEntityError("copy_weights needs model_seq_id with session_id")
+    session = open_session_of(db, tenant_id, request.session_id)
+    run_id = model_id_of(session.id, request.model_seq_id)
+    return Destination(tenant_id=tenant_id, run_id=run_id, session=session, is_new=False)
+
+
+def _new_session(tenant_id: str, request: types.CopyWeightsRequest) -> Session:
+    """A session that holds a copy and is over: nothing can be trained in it."""
+    now = time.time()
+    return Session(
+        id=new_id(),
+        tenant_id=tenant_id,
+        project_id=check_project(request.destination_project_id or DEFAULT_PROJECT),
+        display_name=None,
+        tags=[],
+        user_metadata={},
+        sdk_version="",
+        created_at=now,
+        seen_at=now,
+        finished_at=now,
+        finish_reason="success",
+        finish_detail=f"made for a copy of {request.source_path}",
+    )
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Make a directory with the same files, which share their bytes where the disk can do that."""
+    names = [*read_manifest(source).files, MANIFEST_NAME]
+    try:
+        with new_directory(target) as scratch:
+            for name in names:
+                (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+                _link_or_copy(source / name, scratch / name)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise StoreFull("the disk of the server is full; free space, then try again") from None
+        raise CheckpointError(f"{source.name!r} cannot be copied: {error.strerror}") from error
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        # Saved files never change, so two checkpoints can share them.
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        # Not every disk can do that.
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+def enter_copy(
+    db: Connection, source: Checkpoint, copy_id: str, place: Destination, ttl_seconds: int | None
+) -> Checkpoint:
+    """Make a copy known, as the only checkpoint of a model that is not in memory."""
+    now = time.time()
+    session = place.session
+    if place.is_new:
+        sessions.insert(db, session)
+    copy = replace(
+        source,
+        id=copy_id,
+        tenant_id=place.tenant_id,
+        session_id=session.id,
+        project_id=session.project_id,
+        run_id=place.run_id,
+        is_public=False,
+        created_at=now,
+        expires_at=None if ttl_seconds is None else now + ttl_seconds,
+    )
+    add_run(db, session, place.run_id, spec_of(source), None, RunState.UNLOADED)
+    checkpoints.insert(db, copy)
+    return copy

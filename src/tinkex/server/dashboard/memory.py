@@ -1,0 +1,60 @@
+"""What pages found out and need not find out again; several threads look at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tinkex.server.dashboard.progress import History
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Kept(Generic[K, V]):
+    """A bounded memory; what was not used for longest makes room."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """What is kept for a key."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        """Keep something."""
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._max_entries:
+                self._entries.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a model has come, as its row shows it."""
+
+    num_updates: int = 0
+    loss: float | None = None
+    speed: float | None = None
+    finished_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PageMemory:
+    """What one API process keeps for its pages; nothing is lost with it."""
+
+    histories: Kept[str, History] = field(default_factory=lambda: Kept(32))
+    """By run, for the pages of single runs: reading thousands of steps takes long."""
+    progress: Kept[tuple[str, int], Progress] = field(default_factory=lambda: Kept(2048))
+    """By run and the number of operations that have changed it: with a new one it is read anew."""

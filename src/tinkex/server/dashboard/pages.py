@@ -1,0 +1,88 @@
+"""The pages: everything at `/`, one model at `/runs/<id>`. They change nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from litestar import Request, Response
+from litestar.enums import HttpMethod
+from litestar.handlers import route
+from litestar.params import FromPath
+from litestar.types import ControllerRouterHandler
+
+from tinkex.errors import InvalidInput, NotFoundError, StoreError
+from tinkex.server.call import Services
+from tinkex.server.dashboard.assets import asset
+from tinkex.server.dashboard.login import ask_for_key, checked_target, login, logout, show_form
+from tinkex.server.dashboard.memory import PageMemory
+from tinkex.server.dashboard.reading import Reader, status_of
+from tinkex.server.dashboard.rendering import page
+from tinkex.server.dashboard.visitor import Visitor, find_visitor
+from tinkex.server.transactions import read
+
+_LOOK = [HttpMethod.GET, HttpMethod.HEAD]
+
+
+@route("/", http_method=_LOOK, name="overview")
+async def show_overview(request: Request[Any, Any, Any]) -> Response[str]:
+    """Everything of whoever looks, at a glance."""
+    return await _show(request, "overview.html", Reader.overview)
+
+
+@route("/runs/{run_id:str}", http_method=_LOOK, name="run_page")
+async def show_run(request: Request[Any, Any, Any], run_id: FromPath[str]) -> Response[str]:
+    """One model: its curve, its latest steps, its checkpoints."""
+    return await _show(request, "run.html", lambda reader: reader.run(run_id))
+
+
+async def _show(
+    request: Request[Any, Any, Any],
+    template: str,
+    look: Callable[[Reader], Any],
+) -> Response[str]:
+    services: Services = request.app.state.services
+    memory = _memory(request)
+    try:
+        visitor = await find_visitor(services, request)
+        if visitor is None:
+            return ask_for_key(checked_target(request.scope["path"]))
+        tenant_id, now = visitor.tenant.id, time.time()
+        view = await read(services, lambda db: look(Reader(db, memory, tenant_id, now)))
+    except (NotFoundError, InvalidInput) as error:
+        return page("fault.html", status=404, message=error.message)
+    except StoreError as error:
+        return page("fault.html", status=503, message=error.message)
+    return page(
+        template,
+        view=view,
+        now=now,
+        visitor=visitor,
+        base_url=str(request.base_url).rstrip("/"),
+        key_file=_key_file(services, visitor),
+        status_of=status_of,
+    )
+
+
+def _memory(request: Request[Any, Any, Any]) -> PageMemory:
+    state = request.app.state
+    if "page_memory" not in state:
+        state.page_memory = PageMemory()
+    found: PageMemory = state.page_memory
+    return found
+
+
+def _key_file(services: Services, visitor: Visitor) -> str:
+    """Where the key lies, for whoever sits at this machine."""
+    return str(services.home.key_file) if visitor.is_local else ""
+
+
+HANDLERS: list[ControllerRouterHandler] = [
+    show_overview,
+    show_run,
+    show_form,
+    login,
+    logout,
+    asset,
+]

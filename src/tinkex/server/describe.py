@@ -1,0 +1,99 @@
+"""Records of the store in the words of the API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from tinkex import types
+from tinkex.server.call import Identity
+from tinkex.store.records import Checkpoint, Run, RunState, Session
+from tinkex.store.searching import SessionFacts
+
+_FINISHED: Mapping[str, types.ClientSessionFinishReason] = {
+    "success": types.ClientSessionFinishSuccess(),
+    "errored": types.ClientSessionFinishErrored(),
+    "interrupted": types.ClientSessionFinishInterrupted(),
+}
+
+
+def moment(seconds: float) -> datetime:
+    """Seconds since 1970 as a time."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def owner_urn(tenant_id: str) -> str:
+    """How a tenant is called in answers."""
+    return Identity(tenant_id=tenant_id, key_id=0).urn
+
+
+def texts(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """What a user attached to something; values that are no text are shown as JSON."""
+    if user_metadata is None:
+        return None
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in user_metadata.items()
+    }
+
+
+def describe_checkpoint(checkpoint: Checkpoint) -> types.Checkpoint:
+    """A checkpoint as lists show it."""
+    path, expires_at = checkpoint.path, checkpoint.expires_at
+    return types.Checkpoint(
+        checkpoint_id=path.checkpoint_id,
+        checkpoint_type=cast("types.CheckpointType", path.checkpoint_type),
+        time=moment(checkpoint.created_at),
+        tinker_path=str(path),
+        size_bytes=checkpoint.size_bytes,
+        public=checkpoint.is_public,
+        user_metadata=texts(checkpoint.user_metadata),
+        expires_at=None if expires_at is None else moment(expires_at),
+    )
+
+
+def describe_run(run: Run, newest: Mapping[str, Checkpoint], *, is_own: bool) -> types.TrainingRun:
+    """A run as lists show it, with its newest checkpoint of each kind.
+
+    What its owner noted about it is the owner's alone, also when a checkpoint is published.
+    """
+    shown = {kind: describe_checkpoint(checkpoint) for kind, checkpoint in newest.items()}
+    return types.TrainingRun(
+        training_run_id=run.id,
+        base_model=run.base_model,
+        model_owner=owner_urn(run.tenant_id),
+        is_lora=True,
+        corrupted=run.state == RunState.CORRUPTED,
+        lora_rank=run.spec["rank"],
+        last_request_time=moment(run.used_at),
+        last_checkpoint=shown.get("weights"),
+        last_sampler_checkpoint=shown.get("sampler_weights"),
+        user_metadata=texts(run.user_metadata) if is_own else None,
+    )
+
+
+def describe_session(facts: SessionFacts) -> types.SessionSummary:
+    """A session as a search shows it."""
+    session = facts.session
+    return types.SessionSummary(
+        session_id=session.id,
+        created_at=moment(session.created_at),
+        owner=owner_urn(session.tenant_id),
+        project_id=session.project_id,
+        status=_status(session),
+        checkpoints_count=facts.num_checkpoints,
+        display_name=session.display_name,
+        user_metadata=texts(session.user_metadata),
+        checkpoint_storage_bytes=facts.checkpoint_bytes,
+    )
+
+
+def _status(session: Session) -> types.SessionStatus:
+    if session.finished_at is not None:
+        reason = _FINISHED[session.finish_reason or "success"]
+        return types.ClientSessionFinished(reason=reason, detail=session.finish_detail)
+    if session.expired_at is not None:
+        return types.SessionCancelled(detail="its client was not heard of any more")
+    return types.SessionActive()

@@ -1,0 +1,70 @@
+"""What the supervisor tells a process that it starts, and how that process learns of its death.
+
+Both go through the process's standard input: one line of JSON, then silence. The end of the input
+means that the supervisor is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from tinkex.server.config import ServerConfig
+from tinkex.server.config_sources import decode_config, encode_config
+
+#: How long an orphan may take to end well.
+ORPHAN_SECONDS = 0.8
+_ORPHAN_EXIT = 1
+_STDIN = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """Everything that a process of the server is told."""
+
+    config: ServerConfig
+    lock: int
+    """The descriptor of the home's lock: a home stays taken while any process of it lives."""
+    listener: int | None = None
+    """The descriptor of the listening socket, for those who answer."""
+
+    def encode(self) -> bytes:
+        """One line of JSON."""
+        config = msgspec.Raw(encode_config(self.config))
+        line = {"config": config, "lock": self.lock, "listener": self.listener}
+        return msgspec.json.encode(line) + b"\n"
+
+
+class _Line(msgspec.Struct):
+    config: msgspec.Raw
+    lock: int
+    listener: int | None
+
+
+def receive_orders() -> Orders:
+    """Read the orders of the process that this is."""
+    # Unbuffered: what Python's own stdin holds at the end of the program cannot be waited on.
+    with open(_STDIN, "rb", buffering=0, closefd=False) as source:
+        line = msgspec.json.decode(source.readline(), type=_Line)
+    for descriptor in (line.lock, line.listener):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+    return Orders(config=decode_config(line.config), lock=line.lock, listener=line.listener)
+
+
+def end_with_parent() -> None:
+    """End this process when the supervisor is gone: as if told to, and by force soon after."""
+    threading.Thread(target=_watch, name="parent-watch", daemon=True).start()
+
+
+def _watch() -> None:
+    while os.read(_STDIN, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(_ORPHAN_EXIT)

@@ -1,0 +1,53 @@
+"""The listening socket: made once by the supervisor, shared by every process that answers."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from tinkex.errors import ConfigError
+
+BACKLOG = 4096
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; connections wait in it while nobody answers."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host is {host!r}, which is no address of this machine") from error
+    family, _, _, _, address = found[0]
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise _explained(error, host, port) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where this machine reaches the socket."""
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _explained(error: OSError, host: str, port: int) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} of {host} is in use",
+            hint="Pass another --port; 0 takes any that is free.",
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(f"port {port} may not be used by this user; pass one above 1023")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"host is {host!r}, which is no address of this machine")
+    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -1,0 +1,93 @@
+"""How a new model is described and entered, whether it starts afresh or from a checkpoint."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from tinkex import types
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.errors import BadRequestError
+from tinkex.server.checks import MAX_NUMBER, check_metadata, check_number
+from tinkex.store import runs
+from tinkex.store.database import Connection
+from tinkex.store.records import Checkpoint, Run, RunState, Session
+from tinkex.types.base import encode_hook
+
+MAX_RANK = 512
+DEFAULT_RANK = 32
+OPTIMIZERS = ("adamw", "dimuon")
+_MAX_SEED = 2**31
+
+
+def new_spec(request: types.CreateModelRequest) -> AdapterSpec:
+    """What a client asks for; what it left open is chosen now, for good."""
+    lora = request.lora_config or types.LoraConfig(rank=DEFAULT_RANK)
+    check_number("lora_config.rank", lora.rank, at_least=1, at_most=MAX_RANK)
+    check_number("lora_config.seed", lora.seed, at_least=-MAX_NUMBER)
+    return AdapterSpec(
+        base_model=request.base_model,
+        rank=lora.rank,
+        # Doing the work again after a crash must give the same weights.
+        seed=secrets.randbelow(_MAX_SEED) if lora.seed is None else lora.seed,
+        train_unembed=lora.train_unembed,
+        train_mlp=lora.train_mlp,
+        train_attn=lora.train_attn,
+        optimizer=optimizer_of(request.optimizer_config or types.AdamOptimizerConfig()),
+    )
+
+
+def loaded_spec(request: types.LoadWeightsRequest, source: Checkpoint) -> AdapterSpec:
+    """What a checkpoint needs; its optimizer goes along only if its state does."""
+    saved = spec_of(source)
+    optimizer = saved.optimizer
+    if not request.optimizer:
+        optimizer = optimizer_of(request.optimizer_config or types.AdamOptimizerConfig())
+    return replace(saved, base_model=request.base_model or saved.base_model, optimizer=optimizer)
+
+
+def spec_of(source: Checkpoint | Run) -> AdapterSpec:
+    """How the adapter of a model or checkpoint was made."""
+    return msgspec.convert(source.spec, AdapterSpec)
+
+
+def optimizer_of(config: types.OptimizerConfig) -> dict[str, Any]:
+    """An optimizer's type and settings, if it is one that can be used here."""
+    settings: dict[str, Any] = msgspec.to_builtins(config, enc_hook=encode_hook)
+    kind = settings.get("type")
+    if kind not in OPTIMIZERS:
+        raise BadRequestError(
+            f"optimizer {kind!r:.80} is not known here; there is: {', '.join(OPTIMIZERS)}"
+        )
+    return settings
+
+
+def add_run(
+    db: Connection,
+    session: Session,
+    run_id: str,
+    spec: AdapterSpec,
+    user_metadata: Mapping[str, Any] | None,
+    state: RunState = RunState.CREATING,
+) -> None:
+    """Enter a new model; its number must not have been used in its session."""
+    if runs.find(db, run_id) is not None:
+        raise BadRequestError(f"model {run_id!r} exists already; use another model_seq_id")
+    now = time.time()
+    run = Run(
+        id=run_id,
+        tenant_id=session.tenant_id,
+        session_id=session.id,
+        base_model=spec.base_model,
+        spec=msgspec.to_builtins(spec),
+        user_metadata=check_metadata(user_metadata),
+        state=state,
+        created_at=now,
+        used_at=now,
+    )
+    runs.insert(db, run)

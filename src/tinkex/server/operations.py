@@ -1,0 +1,97 @@
+"""Requests become promises: what all operations on models and samplers have in common."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tinkex import types
+from tinkex.jobs.kinds import Kind
+from tinkex.jobs.queue import Prepare
+from tinkex.server.call import Call, Services
+from tinkex.server.checks import check_number
+from tinkex.server.ownership import open_session_of, trainable_run_of
+from tinkex.server.transactions import settled
+from tinkex.store import runs
+from tinkex.store.database import Connection
+from tinkex.store.records import NewJob
+
+
+async def submit(
+    services: Services, new: NewJob, prepare: Prepare | None = None
+) -> types.UntypedAPIFuture:
+    """Make a promise and name it, once it is on disk."""
+    job = await settled(services.queue.submit(new, prepare))
+    sequence_ids = [f"{job.id}:{place}" for place in range(job.num_sequences)]
+    return types.UntypedAPIFuture(
+        request_id=job.id,
+        model_id=job.run_id,
+        sample_sequence_ids=sequence_ids if job.kind == Kind.SAMPLE else None,
+    )
+
+
+async def submit_operation(
+    services: Services,
+    call: Call[Any],
+    kind: Kind,
+    model_id: str,
+    seq_id: int | None,
+    *,
+    payload: bytes | None = None,
+    also: Prepare | None = None,
+) -> types.UntypedAPIFuture:
+    """Promise an operation on a model, in its place among the model's operations.
+
+    The payload is the request's body unless another is given; `also` is done in the same
+    transaction.
+    """
+    check_number("seq_id", seq_id)
+    tenant_id, now = call.tenant_id, time.time()
+
+    def prepare(db: Connection) -> None:
+        run = trainable_run_of(db, tenant_id, model_id)
+        open_session_of(db, tenant_id, run.session_id)
+        runs.touch(db, run.id, now)
+        if also is not None:
+            also(db)
+
+    new = NewJob(
+        id="",
+        tenant_id=tenant_id,
+        session_id=session_id_in(model_id),
+        kind=kind,
+        key=operation_key(call, model_id, seq_id),
+        run_id=model_id,
+        position=seq_id,
+        payload=call.body if payload is None else payload,
+        is_proto=call.is_proto and payload is None,
+    )
+    return await submit(services, new, prepare)
+
+
+def operation_key(call: Call[Any], model_id: str, seq_id: int | None) -> str | None:
+    """What makes two operations on a model the same; without a number none are."""
+    return None if seq_id is None else key_of("op", call.tenant_id, model_id, seq_id)
+
+
+def key_of(kind: str, tenant_id: str, owner_id: str, number: int) -> str:
+    """What makes a repeated request the same request.
+
+    The tenant is part of it: nobody can find out which numbers others have used.
+    """
+    return f"{kind}:{tenant_id}:{owner_id}:{number}"
+
+
+def model_id_of(session_id: str, model_seq_id: int) -> str:
+    """The id of a session's nth model, which clients may work out themselves."""
+    return f"{session_id}:train:{model_seq_id}"
+
+
+def sampler_id_of(session_id: str, seq_id: int) -> str:
+    """The id of a session's nth sampling session."""
+    return f"{session_id}:sample:{seq_id}"
+
+
+def session_id_in(owned_id: str) -> str:
+    """The session in the id of a model or sampling session."""
+    return owned_id.rsplit(":", 2)[0]

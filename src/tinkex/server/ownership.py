@@ -1,0 +1,97 @@
+"""Whose is it: things are found for their owner, and for nobody else.
+
+What belongs to another tenant is answered with the same words as what does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NoReturn
+
+from tinkex.errors import BadRequestError, NotFoundError
+from tinkex.ids import TYPE_BY_SEGMENT, TinkerPath, check_id, check_name
+from tinkex.store import checkpoints, runs, samplers, sessions
+from tinkex.store.database import Connection
+from tinkex.store.records import Checkpoint, Run, RunState, Sampler, Session
+
+_TRAINABLE = frozenset({RunState.CREATING, RunState.READY})
+_WHY_NOT = {
+    RunState.UNLOADED: "was unloaded; make a model from one of its checkpoints to go on",
+    RunState.FAILED: "could not be made; make a new one",
+    RunState.CORRUPTED: (
+        "has lost its state, which is damaged on disk; make a model from one of its checkpoints "
+        "to go on"
+    ),
+}
+
+
+def session_of(db: Connection, tenant_id: str, session_id: str) -> Session:
+    """A session of this tenant."""
+    found = sessions.find(db, check_id("session id", session_id))
+    if found is None or found.tenant_id != tenant_id:
+        _missing("session", session_id)
+    return found
+
+
+def open_session_of(db: Connection, tenant_id: str, session_id: str) -> Session:
+    """A session of this tenant in which new things can be made."""
+    found = session_of(db, tenant_id, session_id)
+    if found.finished_at is not None:
+        raise BadRequestError(
+            f"session {session_id!r} was finished by its client; open a new session"
+        )
+    return found
+
+
+def run_of(db: Connection, tenant_id: str, run_id: str, what: str = "model") -> Run:
+    """A model of this tenant, whatever its state."""
+    found = runs.find(db, check_id(f"{what} id", run_id))
+    if found is None or found.tenant_id != tenant_id:
+        _missing(what, run_id)
+    return found
+
+
+def trainable_run_of(db: Connection, tenant_id: str, run_id: str) -> Run:
+    """A model of this tenant that takes operations."""
+    found = run_of(db, tenant_id, run_id)
+    if found.state not in _TRAINABLE:
+        raise BadRequestError(f"model {run_id!r} {_WHY_NOT[RunState(found.state)]}")
+    return found
+
+
+def sampler_of(db: Connection, tenant_id: str, sampler_id: str) -> Sampler:
+    """A sampling session of this tenant."""
+    found = samplers.find(db, check_id("sampling session id", sampler_id))
+    if found is None or found.tenant_id != tenant_id:
+        _missing("sampling session", sampler_id)
+    return found
+
+
+def path_of(run_id: str, checkpoint_id: str) -> TinkerPath:
+    """The address that two parts of a URL make."""
+    segment, _, name = checkpoint_id.partition("/")
+    if segment not in TYPE_BY_SEGMENT:
+        _missing("checkpoint", f"tinker://{run_id}/{checkpoint_id}")
+    return TinkerPath(check_id("run id", run_id), segment, check_name(name))
+
+
+def checkpoint_of(db: Connection, tenant_id: str, path: TinkerPath, now: float) -> Checkpoint:
+    """A checkpoint of this tenant."""
+    found = checkpoints.find(db, path, now)
+    if found is None or found.tenant_id != tenant_id:
+        _missing("checkpoint", str(path))
+    return found
+
+
+def readable_checkpoint(
+    db: Connection, readers: Collection[str], path: TinkerPath, now: float
+) -> Checkpoint:
+    """A checkpoint that one of these tenants owns, or that everybody may read."""
+    found = checkpoints.find(db, path, now)
+    if found is None or not (found.is_public or found.tenant_id in readers):
+        _missing("checkpoint", str(path))
+    return found
+
+
+def _missing(what: str, name: str) -> NoReturn:
+    raise NotFoundError(f"there is no {what} {name!r}")

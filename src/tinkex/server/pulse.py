@@ -1,0 +1,44 @@
+"""A small duty that is done every few seconds, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tinkex.errors import StoreError
+from tinkex.logs import get_logger
+
+LOG = get_logger(__name__)
+
+
+class Pulse:
+    """Does its duty until the block ends; a database in trouble is waited out."""
+
+    def __init__(self, name: str, duty: Callable[[], None], every_seconds: float) -> None:
+        self._name = name
+        self._duty = duty
+        self._every_seconds = every_seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            try:
+                self._duty()
+            except (StoreError, OSError) as error:
+                LOG.warning("%s: %s", self._name, error)

@@ -1,0 +1,99 @@
+"""What an error is answered with: a status, one sentence, and whose fault it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tinkex.errors import (
+    APIStatusError,
+    InvalidInput,
+    RequestErrorCategory,
+    StoreError,
+    TinkexError,
+)
+from tinkex.ids import new_id
+from tinkex.logs import get_logger
+from tinkex.server.call import Answer
+from tinkex.wire.codec import encode_json
+from tinkex.wire.faults import write_fault
+from tinkex.wire.proto import WireError
+
+LOG = get_logger(__name__)
+#: When a client that met a busy or full database should come again.
+STORE_RETRY_SECONDS = 1.0
+
+Refused = (
+    TinkexError,
+    msgspec.DecodeError,
+    WireError,
+    # What the request's own values did to a driver or a codec: too large, or not text.
+    OverflowError,
+    UnicodeEncodeError,
+    RecursionError,
+)
+"""What can be answered with a sentence; anything else is a defect of the server."""
+
+
+def refusal(error: BaseException) -> Answer:
+    """The answer to a request that raised one of `Refused`."""
+    if isinstance(error, APIStatusError):
+        return fault(error.status_code, error.message, error.category, _headers(error))
+    if isinstance(error, StoreError):
+        return fault(503, error.message, error.category, retry_after(STORE_RETRY_SECONDS))
+    if isinstance(error, TinkexError):
+        is_users = error.category is RequestErrorCategory.User
+        return fault(422 if is_users else 500, error.message, error.category)
+    return fault(422, _sentence(error), RequestErrorCategory.User)
+
+
+def fault(
+    status: int,
+    message: str,
+    category: RequestErrorCategory,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """An error as an answer; its body is never empty."""
+    body = encode_json(write_fault(message, category))
+    return Answer(status=status, body=body, headers=headers or {})
+
+
+def crash(error: BaseException, what: str) -> Answer:
+    """The answer to a defect: an id, under which the log says everything."""
+    incident = new_id()
+    LOG.error("%s failed; incident %s", what, incident, exc_info=error)
+    message = f"the server failed; its log says why under the id {incident}"
+    return fault(500, message, RequestErrorCategory.Server)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Headers that say when to come again: whole seconds for all, milliseconds for some."""
+    return {
+        "retry-after": str(max(1, round(seconds))),
+        "retry-after-ms": str(max(1, round(seconds * 1000))),
+    }
+
+
+def _headers(error: APIStatusError) -> Mapping[str, str]:
+    headers: dict[str, str] = {}
+    if error.retry_after_seconds is not None:
+        headers |= retry_after(error.retry_after_seconds)
+    if error.should_retry is not None:
+        headers["x-should-retry"] = "true" if error.should_retry else "false"
+    if error.status_code == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def _sentence(error: BaseException) -> str:
+    cause = error.__cause__
+    if isinstance(error, msgspec.ValidationError) and isinstance(cause, InvalidInput):
+        return cause.message
+    if isinstance(error, RecursionError):
+        return "the request is nested too deeply"
+    if isinstance(error, OverflowError):
+        return f"a number of the request is too large: {error}"
+    if isinstance(error, UnicodeEncodeError):
+        return "a text of the request is not valid Unicode"
+    return f"the request cannot be read: {error}"

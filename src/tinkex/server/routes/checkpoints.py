@@ -1,0 +1,194 @@
+"""Checkpoints: lists, sharing, lifetime, deletion, and links to their files."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any
+
+from tinkex import types
+from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
+from tinkex.logs import get_logger
+from tinkex.server.access import readers_of
+from tinkex.server.auditing import note_checkpoint
+from tinkex.server.call import Answer, Call, Handler, Services, in_thread
+from tinkex.server.checks import check_ttl, page_of
+from tinkex.server.describe import describe_checkpoint, moment
+from tinkex.server.ownership import checkpoint_of, path_of, readable_checkpoint, run_of
+from tinkex.server.signing import Place, Shelf, sign
+from tinkex.server.transactions import read, write
+from tinkex.store import checkpoints
+from tinkex.store.database import Connection
+from tinkex.store.records import Checkpoint
+from tinkex.wire.codec import encode_json
+from tinkex.wire.messages import ArchiveReply, TtlRequest
+
+LOG = get_logger(__name__)
+DEFAULT_LIMIT = 100
+ARCHIVE_NAME = "checkpoint.tar"
+_NOTHING = Answer()
+
+
+# --- lists -----------------------------------------------------------------------------------
+async def list_checkpoints(services: Services, call: Call[Any]) -> types.CheckpointsListResponse:
+    """The checkpoints of one of the caller's runs, newest first."""
+    run_id = call.ids["training_run_id"]
+
+    def look(db: Connection) -> list[types.Checkpoint]:
+        run_of(db, call.tenant_id, run_id, "training run")
+        return [describe_checkpoint(row) for row in checkpoints.of_run(db, run_id, time.time())]
+
+    return types.CheckpointsListResponse(checkpoints=await read(services, look))
+
+
+async def list_user_checkpoints(
+    services: Services, call: Call[Any]
+) -> types.CheckpointsListResponse:
+    """A page of the caller's checkpoints, newest first."""
+    limit, offset = page_of(call, DEFAULT_LIMIT)
+
+    def look(db: Connection) -> types.CheckpointsListResponse:
+        found, total = checkpoints.page(
+            db, call.tenant_id, limit=limit, offset=offset, now=time.time()
+        )
+        return types.CheckpointsListResponse(
+            checkpoints=[describe_checkpoint(checkpoint) for checkpoint in found],
+            cursor=types.Cursor(offset=offset, limit=limit, total_count=total),
+        )
+
+    return await read(services, look)
+
+
+# --- changes ---------------------------------------------------------------------------------
+def _own(db: Connection, call: Call[Any]) -> Checkpoint:
+    path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
+    return checkpoint_of(db, call.tenant_id, path, time.time())
+
+
+async def delete_checkpoint(services: Services, call: Call[Any]) -> Answer:
+    """Delete a checkpoint; its files go soon after."""
+
+    def change(db: Connection) -> None:
+        checkpoint = _own(db, call)
+        checkpoints.delete(db, checkpoint.id, time.time())
+        note_checkpoint(db, call.identity, "checkpoint_deleted", checkpoint)
+
+    await write(services, change)
+    return _NOTHING
+
+
+async def publish(services: Services, call: Call[Any]) -> Answer:
+    """Let everybody read a checkpoint; 409 if everybody may."""
+    return await _set_public(services, call, True)
+
+
+async def unpublish(services: Services, call: Call[Any]) -> Answer:
+    """Keep a checkpoint to its owner again; 409 if it is."""
+    return await _set_public(services, call, False)
+
+
+async def _set_public(services: Services, call: Call[Any], is_public: bool) -> Answer:
+    event = "checkpoint_published" if is_public else "checkpoint_unpublished"
+
+    def change(db: Connection) -> None:
+        checkpoint = _own(db, call)
+        if not checkpoints.set_public(db, checkpoint.id, is_public):
+            state = "public" if is_public else "private"
+            raise ConflictError(
+                f"{checkpoint.path} is {state} already",
+                category=RequestErrorCategory.User,
+                # Without this, clients take a conflict for a lock and try for minutes.
+                should_retry=False,
+            )
+        note_checkpoint(db, call.identity, event, checkpoint)
+
+    await write(services, change)
+    return _NOTHING
+
+
+async def set_ttl(services: Services, call: Call[TtlRequest]) -> Answer:
+    """Set a checkpoint's time to live, counted from now, or remove it."""
+    ttl_seconds = check_ttl(call.request.ttl_seconds)
+    expires_at = None if ttl_seconds is None else time.time() + ttl_seconds
+
+    def change(db: Connection) -> None:
+        checkpoint = _own(db, call)
+        checkpoints.set_expiry(db, checkpoint.id, expires_at)
+        note_checkpoint(
+            db, call.identity, "checkpoint_ttl_set", checkpoint, ttl_seconds=ttl_seconds
+        )
+
+    await write(services, change)
+    return _NOTHING
+
+
+# --- links -----------------------------------------------------------------------------------
+async def external_weights_urls(
+    services: Services, call: Call[Any]
+) -> types.ExternalWeightsUrlsResponse:
+    """A link per file of a checkpoint that the caller may read."""
+    checkpoint = await _downloadable(services, call)
+    directory = services.home.checkpoint(checkpoint.id)
+    manifest = await in_thread(read_manifest, directory)
+    expires = _expiry(services, checkpoint)
+    urls = {
+        name: _link(services, call, Place(Shelf.FILE, checkpoint.id, name), expires)
+        for name in (*manifest.files, MANIFEST_NAME)
+    }
+    return types.ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires))
+
+
+async def archive(services: Services, call: Call[Any]) -> Answer:
+    """The link to a checkpoint's tar: in JSON for whoever asks for that, else by redirection."""
+    checkpoint = await _downloadable(services, call)
+    expires = _expiry(services, checkpoint)
+    url = _link(services, call, Place(Shelf.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires)
+    body = encode_json(ArchiveReply(url=url, expires=moment(expires)))
+    if "json" in call.headers.get("accept", ""):
+        return Answer(body=body)
+    until = format_datetime(datetime.fromtimestamp(expires, UTC), usegmt=True)
+    return Answer(status=302, body=body, headers={"location": url, "expires": until})
+
+
+async def _downloadable(services: Services, call: Call[Any]) -> Checkpoint:
+    path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
+    readers = await readers_of(services, call)
+
+    def find(db: Connection) -> Checkpoint:
+        return readable_checkpoint(db, readers, path, time.time())
+
+    def find_and_note(db: Connection) -> Checkpoint:
+        checkpoint = find(db)
+        note_checkpoint(db, call.identity, "checkpoint_downloaded", checkpoint)
+        return checkpoint
+
+    try:
+        return await write(services, find_and_note)
+    except StoreError as error:
+        # Whose disk is full wants to get weights off it more than an entry in a log.
+        LOG.warning("a download is not in the audit log: %s", error)
+        return await read(services, find)
+
+
+def _expiry(services: Services, checkpoint: Checkpoint) -> int:
+    """When a link ends: after its time, or with the checkpoint."""
+    until = time.time() + services.config.url_seconds
+    return int(until if checkpoint.expires_at is None else min(until, checkpoint.expires_at))
+
+
+def _link(services: Services, call: Call[Any], place: Place, expires: int) -> str:
+    return sign(services.secret, call.base_url, place, expires)
+
+
+ROUTES: dict[str, Handler] = {
+    "list_checkpoints": list_checkpoints,
+    "list_user_checkpoints": list_user_checkpoints,
+    "delete_checkpoint": delete_checkpoint,
+    "publish_checkpoint": publish,
+    "unpublish_checkpoint": unpublish,
+    "set_checkpoint_ttl": set_ttl,
+    "external_weights_urls": external_weights_urls,
+    "checkpoint_archive": archive,
+}

@@ -1,0 +1,181 @@
+"""Fetching what was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from tinkex import types
+from tinkex.errors import PromiseExpiredError, RequestErrorCategory, UnprocessableEntityError
+from tinkex.jobs import waiting
+from tinkex.jobs.bells import ALIVE_SECONDS
+from tinkex.jobs.kinds import BINARY
+from tinkex.server.call import Answer, Call, Handler, Services, in_thread
+from tinkex.server.checks import check_number
+from tinkex.server.ownership import sampler_of
+from tinkex.server.transactions import read, settled, write
+from tinkex.server.twins import json_twin
+from tinkex.store import completions, processes
+from tinkex.store import jobs as job_store
+from tinkex.store.database import Connection
+from tinkex.store.records import Job, JobState
+from tinkex.wire.codec import encode_json
+from tinkex.wire.faults import write_fault
+from tinkex.wire.messages import CancelFutureRequest
+
+PROTO = "application/x-protobuf"
+#: Completions per answer; a client that has more waiting asks again at once.
+MAX_COMPLETIONS = 1000
+#: Ids that one question may report as retrieved: they become parameters of one statement.
+MAX_RETRIEVED = 30_000
+#: From this share of the tenant's limit on, work is said to wait for capacity.
+LONG_QUEUE_SHARE = 0.5
+
+
+# --- one promise ---------------------------------------------------------------------------
+async def retrieve_future(services: Services, call: Call[types.FutureRetrieveRequest]) -> Answer:
+    """The result of a promise; if it is not there yet, wait for it a while."""
+    request_id = call.request.request_id
+    found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
+    if not found.job.is_over:
+        await services.waiters.wait(
+            request_id,
+            services.config.long_poll_seconds,
+            lambda: services.queue.find(call.tenant_id, request_id).is_over,
+        )
+        found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
+    if not found.job.is_over:
+        return await _pending(services, found.job)
+    return await _result(services, call, found)
+
+
+async def _pending(services: Services, job: Job) -> Answer:
+    reason = services.memory.pauses.get(job.tenant_id)
+    if reason is None:
+        reason = await in_thread(_pause, services, job.tenant_id)
+        services.memory.pauses.put(job.tenant_id, reason)
+    body: dict[str, Any] = {"request_id": job.id, "queue_state": "active"}
+    if reason:
+        body |= {"queue_state": "paused_capacity", "queue_state_reason": reason}
+    return Answer(status=408, body=encode_json(body))
+
+
+def _pause(services: Services, tenant_id: str) -> str:
+    """Why a tenant's work does not go on, or nothing if it does."""
+    since = time.time() - ALIVE_SECONDS
+    max_jobs = services.config.max_jobs_per_tenant
+
+    def work(db: Connection) -> str:
+        if not processes.alive(db, "worker", since=since):
+            return "no worker is running; the work is kept and begins when one is there"
+        num_jobs = job_store.load_of(db, tenant_id).num_jobs
+        if num_jobs > max_jobs * LONG_QUEUE_SHARE:
+            return f"{num_jobs} of your requests are waiting; the limit is {max_jobs}"
+        return ""
+
+    return services.database.read(work)
+
+
+async def _result(
+    services: Services, call: Call[types.FutureRetrieveRequest], found: job_store.Outcome
+) -> Answer:
+    job, result = found
+    if job.state == JobState.FAILED:
+        services.memory.fetched.add(job.id)
+        category = RequestErrorCategory.parse(job.category)
+        return Answer(body=encode_json(write_fault(job.error or "the work failed", category)))
+    if result is None:
+        raise PromiseExpiredError(
+            f"the result of promise {job.id!r} has expired; submit the work again"
+        )
+    if call.request.allow_metadata_only and len(result) > services.config.inline_result_bytes:
+        size = {"status": "complete_metadata", "response_payload_size": len(result)}
+        return Answer(body=encode_json(size))
+    services.memory.fetched.add(job.id)
+    if job.kind not in BINARY:
+        return Answer(body=result)
+    if wants_proto(call.headers.get("accept", "")):
+        return Answer(body=result, content_type=PROTO)
+    return Answer(body=await in_thread(json_twin, job.kind, result))
+
+
+def wants_proto(accept: str) -> bool:
+    """Whether a client reads protobuf answers: it says so, or says nothing at all."""
+    return not accept or "protobuf" in accept
+
+
+# --- many promises -------------------------------------------------------------------------
+async def retrieve_futures(
+    services: Services, call: Call[types.FuturesRetrieveRequest]
+) -> types.FuturesRetrieveResponse:
+    """What a sampling client's promises came to since it last asked; waits for news."""
+    request = call.request
+    _check_news(request)
+    sampler_id, retrieved = request.target.sampling_session_id, request.retrieved_request_ids
+    await read(services, lambda db: sampler_of(db, call.tenant_id, sampler_id))
+    if retrieved:
+        await write(services, lambda db: completions.drop(db, sampler_id, retrieved))
+    ends_at = time.monotonic() + _patience(services, request)
+    while True:
+        # Listening begins before the look, so that nothing falls between; and it is not trusted
+        # for long, since a bell can be lost.
+        seconds = min(ends_at - time.monotonic(), waiting.LOOK_SECONDS)
+        listening = asyncio.create_task(services.waiters.wait_for_any(max(seconds, 0.0)))
+        try:
+            done, cursor = await in_thread(_completions, services, request)
+            if done or services.waiters.is_closing or time.monotonic() >= ends_at:
+                return types.FuturesRetrieveResponse(completions=done, cursor=cursor)
+            await listening
+        finally:
+            listening.cancel()
+
+
+def _check_news(request: types.FuturesRetrieveRequest) -> None:
+    check_number("prev_cursor", request.prev_cursor)
+    check_number("cloned_sampler_id", request.target.cloned_sampler_id)
+    num_ids = len(request.retrieved_request_ids)
+    if num_ids > MAX_RETRIEVED:
+        raise UnprocessableEntityError(
+            f"retrieved_request_ids has {num_ids} ids; {MAX_RETRIEVED} is the most at once"
+        )
+
+
+def _patience(services: Services, request: types.FuturesRetrieveRequest) -> float:
+    seconds = services.config.long_poll_seconds
+    return seconds if request.timeout is None else min(seconds, max(request.timeout, 0.0))
+
+
+def _completions(
+    services: Services, request: types.FuturesRetrieveRequest
+) -> tuple[list[types.FutureCompletion], int]:
+    target = request.target
+    found, cursor = services.database.read(
+        lambda db: completions.since(
+            db,
+            target.sampling_session_id,
+            target.cloned_sampler_id,
+            request.prev_cursor,
+            MAX_COMPLETIONS,
+        )
+    )
+    return [_completion(job_id, size) for job_id, size in found], cursor
+
+
+def _completion(job_id: str, size: int | None) -> types.FutureCompletion:
+    if size is None:
+        return types.FutureFailed(request_id=job_id)
+    return types.FutureFinished(request_id=job_id, response_payload_uncompressed_size=size)
+
+
+async def cancel_future(services: Services, call: Call[CancelFutureRequest]) -> dict[str, Any]:
+    """Give up on a sample that nobody waits for any more."""
+    await settled(services.queue.cancel(call.tenant_id, call.request.request_id))
+    return {}
+
+
+ROUTES: dict[str, Handler] = {
+    "retrieve_future": retrieve_future,
+    "retrieve_futures": retrieve_futures,
+    "cancel_future": cancel_future,
+}

@@ -1,0 +1,89 @@
+"""Lists of training runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tinkex import types
+from tinkex.errors import NotFoundError
+from tinkex.server.call import Call, Handler, Services
+from tinkex.server.checks import page_of
+from tinkex.server.describe import describe_run
+from tinkex.server.transactions import read
+from tinkex.store import checkpoints, runs
+from tinkex.store.database import Connection
+from tinkex.store.records import Checkpoint, Run
+
+DEFAULT_LIMIT = 20
+
+
+async def list_runs(services: Services, call: Call[Any]) -> types.TrainingRunsResponse:
+    """A page of training runs, newest first."""
+    limit, offset = page_of(call, DEFAULT_LIMIT)
+
+    def look(db: Connection) -> types.TrainingRunsResponse:
+        found, total = runs.page(
+            db,
+            call.tenant_id,
+            limit=limit,
+            offset=offset,
+            with_public=_with_public(call),
+            project_id=call.query.get("project_id"),
+        )
+        cursor = types.Cursor(offset=offset, limit=limit, total_count=total)
+        shown = _describe(db, call.tenant_id, found)
+        return types.TrainingRunsResponse(training_runs=shown, cursor=cursor)
+
+    return await read(services, look)
+
+
+async def get_run(services: Services, call: Call[Any]) -> types.TrainingRun:
+    """One training run; that it is not in memory does not matter."""
+    run_id = call.ids["training_run_id"]
+
+    def look(db: Connection) -> types.TrainingRun:
+        found = runs.find(db, run_id)
+        if found is None or not _may_see(db, call, found):
+            raise NotFoundError(f"there is no training run {run_id!r}")
+        return _describe(db, call.tenant_id, [found])[0]
+
+    return await read(services, look)
+
+
+def _with_public(call: Call[Any]) -> bool:
+    return call.query.get("access_scope") == "accessible"
+
+
+def _may_see(db: Connection, call: Call[Any], run: Run) -> bool:
+    if run.tenant_id == call.tenant_id:
+        return True
+    return _with_public(call) and bool(_published(db, run.id))
+
+
+def _describe(db: Connection, tenant_id: str, found: Sequence[Run]) -> list[types.TrainingRun]:
+    newest: dict[str, dict[str, Checkpoint]] = {run.id: {} for run in found}
+    run_ids = list(newest)
+    for (run_id, segment), checkpoint in checkpoints.newest(db, run_ids, time.time()).items():
+        newest[run_id][segment] = checkpoint
+    for run in found:
+        is_hidden = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
+        if run.tenant_id != tenant_id and is_hidden:
+            newest[run.id] = _published(db, run.id)
+    return [describe_run(run, newest[run.id], is_own=run.tenant_id == tenant_id) for run in found]
+
+
+def _published(db: Connection, run_id: str) -> dict[str, Checkpoint]:
+    """The newest published checkpoint of each segment: all that others see of a run."""
+    newest: dict[str, Checkpoint] = {}
+    for checkpoint in checkpoints.of_run(db, run_id, time.time()):
+        if checkpoint.is_public:
+            newest.setdefault(checkpoint.segment, checkpoint)
+    return newest
+
+
+ROUTES: dict[str, Handler] = {
+    "list_training_runs": list_runs,
+    "get_training_run": get_run,
+}

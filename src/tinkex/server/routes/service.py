@@ -1,0 +1,210 @@
+"""Start-up and sessions: configuration, credentials, heartbeats, telemetry."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, get_args
+
+from tinkex import types
+from tinkex.errors import NotFoundError, PromiseExpiredError
+from tinkex.ids import new_id
+from tinkex.server.auditing import note_event
+from tinkex.server.auth import issue_token
+from tinkex.server.base_models import served_models
+from tinkex.server.binding import LooseTelemetry
+from tinkex.server.call import Answer, Call, Handler, Services
+from tinkex.server.checks import check_metadata, check_project
+from tinkex.server.metrics import TELEMETRY
+from tinkex.server.ownership import session_of
+from tinkex.server.transactions import read, write
+from tinkex.store import keys, repeats, sessions
+from tinkex.store.database import Connection
+from tinkex.store.records import Session
+from tinkex.types.telemetry import EventType
+from tinkex.wire.messages import ApiKeyReply, FinishSessionRequest
+
+DEFAULT_PROJECT = "default"
+#: Of an idempotency key; what is beyond makes no difference.
+MAX_KEY_CHARS = 255
+#: The kinds of events that are counted by name; clients could invent any number.
+_EVENTS = frozenset(get_args(EventType))
+_OK = Answer(body=b'{"status":"ok"}')
+_ACCEPTED = Answer(body=b'{"status":"accepted"}')
+
+
+async def health(services: Services, call: Call[Any]) -> Answer:
+    """Say that the server is there."""
+    return _OK
+
+
+async def capabilities(services: Services, call: Call[Any]) -> types.GetServerCapabilitiesResponse:
+    """List the base models, as the worker announced them."""
+    models = await read(services, served_models)
+    return types.GetServerCapabilitiesResponse(
+        supported_models=[
+            types.SupportedModel(
+                model_name=model.name,
+                max_context_length=model.max_context_tokens,
+                trainable=model.is_trainable,
+                sampleable=model.is_sampleable,
+            )
+            for model in models
+        ]
+    )
+
+
+async def client_config(
+    services: Services, call: Call[types.ClientConfigRequest]
+) -> dict[str, Any]:
+    """Give the flags that a client starts with."""
+    config = services.config
+    flags = {"pjwt_auth_enabled": config.jwt, "parallel_fwdbwd_chunks": True}
+    return flags | dict(config.client_flags)
+
+
+async def dynamic_config(
+    services: Services, call: Call[types.ClientConfigRequest]
+) -> dict[str, Any]:
+    """Give the flags that a client asks for again and again."""
+    return {"sample_cancel_enabled": True} | dict(services.config.dynamic_flags)
+
+
+# --- credentials ---------------------------------------------------------------------------
+async def auth_token(services: Services, call: Call[Any]) -> types.AuthTokenResponse:
+    """Exchange a key, or a token before it expires, for a new token."""
+    tenant = await read(services, lambda db: keys.find_tenant(db, call.tenant_id))
+    if tenant is None:
+        raise NotFoundError("there is no such account")
+    seconds = services.config.jwt_seconds
+    return types.AuthTokenResponse(jwt=issue_token(services.secret, call.identity, tenant, seconds))
+
+
+async def get_api_key(services: Services, call: Call[Any]) -> ApiKeyReply:
+    """Say whose key this is."""
+
+    def work(db: Connection) -> ApiKeyReply:
+        key = keys.by_id(db, call.identity.key_id)
+        tenant = keys.find_tenant(db, call.tenant_id)
+        if key is None or tenant is None:
+            raise NotFoundError("there is no such key")
+        email = tenant.name if "@" in tenant.name else ""
+        details = {"org_details": {"name": tenant.name}, "user_details": {"email": email}}
+        return ApiKeyReply(key_id=key.id, name=key.name, note=key.note or "", details=details)
+
+    return await read(services, work)
+
+
+async def delete_api_key(services: Services, call: Call[Any]) -> dict[str, Any]:
+    """Revoke the key that is used."""
+    now = time.time()
+
+    def work(db: Connection) -> None:
+        if keys.revoke(db, call.identity.key_id, now):
+            note_event(db, call.identity, "api_key_revoked")
+
+    await write(services, work)
+    services.memory.known.clear()
+    return {}
+
+
+# --- sessions ------------------------------------------------------------------------------
+async def create_session(
+    services: Services, call: Call[types.CreateSessionRequest]
+) -> types.CreateSessionResponse:
+    """Open a session; a repeated request, known by its idempotency key, gets the same one."""
+    session = _new_session(call)
+    repeat_key = call.headers.get("x-idempotency-key", "")[:MAX_KEY_CHARS]
+
+    def work(db: Connection) -> str:
+        if repeat_key:
+            before = repeats.recall(db, call.tenant_id, call.endpoint, repeat_key)
+            if before is not None:
+                return before
+            repeats.remember(
+                db, call.tenant_id, call.endpoint, repeat_key, session.id, session.created_at
+            )
+        sessions.insert(db, session)
+        note_event(
+            db,
+            call.identity,
+            "session_created",
+            session_id=session.id,
+            project_id=session.project_id,
+        )
+        return session.id
+
+    return types.CreateSessionResponse(session_id=await write(services, work))
+
+
+def _new_session(call: Call[types.CreateSessionRequest]) -> Session:
+    request, now = call.request, time.time()
+    return Session(
+        id=new_id(),
+        tenant_id=call.tenant_id,
+        project_id=check_project(request.project_id or DEFAULT_PROJECT),
+        display_name=request.display_name,
+        tags=list(request.tags),
+        user_metadata=check_metadata(request.user_metadata) or {},
+        sdk_version=request.sdk_version,
+        created_at=now,
+        seen_at=now,
+    )
+
+
+async def heartbeat(
+    services: Services, call: Call[types.SessionHeartbeatRequest]
+) -> types.SessionHeartbeatResponse:
+    """Note that a session's client is alive; 410 if it said that it was done."""
+    now = time.time()
+
+    def work(db: Connection) -> None:
+        session = session_of(db, call.tenant_id, call.request.session_id)
+        if session.finished_at is not None:
+            raise PromiseExpiredError(f"session {session.id!r} has finished; create a new one")
+        sessions.beat(db, session.id, now)
+
+    await write(services, work)
+    return types.SessionHeartbeatResponse()
+
+
+async def finish_session(services: Services, call: Call[FinishSessionRequest]) -> dict[str, Any]:
+    """Note how a session ended; the first reason stays."""
+    now = time.time()
+    request = call.request
+
+    def work(db: Connection) -> None:
+        session = session_of(db, call.tenant_id, call.ids["session_id"])
+        if session.finished_at is None:
+            sessions.finish(db, session.id, request.reason.type, request.detail, now)
+            note_event(
+                db,
+                call.identity,
+                "session_finished",
+                session_id=session.id,
+                reason=request.reason.type,
+            )
+
+    await write(services, work)
+    return {}
+
+
+async def telemetry(services: Services, call: Call[LooseTelemetry]) -> Answer:
+    """Count a batch of events and keep none: they may quote headers, and so secrets."""
+    for event in call.request.events:
+        TELEMETRY.labels(event.event if event.event in _EVENTS else "other").inc()
+    return _ACCEPTED
+
+
+ROUTES: dict[str, Handler] = {
+    "health": health,
+    "get_server_capabilities": capabilities,
+    "client_config": client_config,
+    "client_dynamic_config": dynamic_config,
+    "auth_token": auth_token,
+    "get_api_key": get_api_key,
+    "delete_api_key": delete_api_key,
+    "create_session": create_session,
+    "session_heartbeat": heartbeat,
+    "finish_session": finish_session,
+    "telemetry": telemetry,
+}

@@ -1,0 +1,107 @@
+"""For those who run the server: is it ready, how is it doing, what does it offer."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.types import ControllerRouterHandler
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from tinkex.errors import AuthenticationError, StoreError
+from tinkex.jobs.bells import ALIVE_SECONDS
+from tinkex.server.auth import authenticate
+from tinkex.server.call import Services
+from tinkex.server.metrics import write_metrics
+from tinkex.server.openapi import build_document
+from tinkex.server.refusals import refusal
+from tinkex.server.transactions import read
+from tinkex.settings import package_version
+from tinkex.store import figures
+from tinkex.wire.codec import encode_json
+
+JSON = "application/json"
+NO_WORKER = "no worker is running"
+
+
+@get("/readyz", name="readyz")
+async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """200 only when work would be done: the store answers and a worker is alive."""
+    services: Services = request.app.state.services
+    if (refused := await _refuse_strangers(services, request)) is not None:
+        return refused
+    try:
+        found = await _figures(services)
+    except StoreError as error:
+        return _readiness(error.message)
+    return _readiness("" if found.num_workers else NO_WORKER)
+
+
+def _readiness(reason: str) -> Response[bytes]:
+    if not reason:
+        return Response(b'{"status":"ready"}', media_type=JSON)
+    body = encode_json({"status": "not ready", "reason": reason})
+    return Response(body, status_code=503, media_type=JSON, headers={"retry-after": "1"})
+
+
+@get("/metrics", name="metrics")
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Numbers for Prometheus."""
+    services: Services = request.app.state.services
+    if (refused := await _refuse_strangers(services, request)) is not None:
+        return refused
+    try:
+        found = await _figures(services)
+    except StoreError:
+        found = None
+    return Response(write_metrics(found, time.time()), media_type=CONTENT_TYPE_LATEST)
+
+
+@get(["/schema", "/schema/openapi.json"], name="schema", sync_to_thread=False)
+def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """The API's description."""
+    state = request.app.state
+    if "document" not in state:
+        state.document = build_document(state.routes, package_version())
+    return Response(state.document, media_type=JSON)
+
+
+async def _figures(services: Services) -> figures.Figures:
+    since = time.time() - ALIVE_SECONDS
+    return await read(services, lambda db: figures.gather(db, alive_since=since))
+
+
+async def _refuse_strangers(
+    services: Services, request: Request[Any, Any, Any]
+) -> Response[bytes] | None:
+    """A refusal, unless the question comes from this machine or with a key."""
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    if is_local(request.client.host if request.client else "", headers):
+        return None
+    try:
+        await authenticate(services, headers)
+    except (AuthenticationError, StoreError) as error:
+        answer = refusal(error)
+        return Response(
+            answer.body,
+            status_code=answer.status,
+            media_type=JSON,
+            headers=dict(answer.headers),
+        )
+    return None
+
+
+def is_local(host: str, headers: Mapping[str, str]) -> bool:
+    """Whether a question comes from this machine itself, and not through a proxy on it."""
+    if "x-forwarded-for" in headers or "forwarded" in headers:
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+HANDLERS: list[ControllerRouterHandler] = [readyz, metrics, schema]

@@ -1,0 +1,144 @@
+"""What was done and what was used."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, date, datetime
+from typing import Any
+
+from tinkex import types
+from tinkex.server.call import Call, Handler, Services
+from tinkex.server.consumption import GIGABYTE, describe_use, span_of, storage_of, uses_of
+from tinkex.server.describe import moment, texts
+from tinkex.server.transactions import read
+from tinkex.store import audit, checkpoints, sessions, usage
+from tinkex.store.database import Connection
+from tinkex.store.records import AuditEntry, Checkpoint, Session
+
+#: Events of the audit log by the filter that shows them.
+EVENTS: dict[str, tuple[str, ...]] = {
+    "checkpoints": (
+        "checkpoint_saved",
+        "checkpoint_loaded",
+        "checkpoint_copied",
+        "checkpoint_downloaded",
+        "checkpoint_published",
+        "checkpoint_unpublished",
+        "checkpoint_ttl_set",
+        "checkpoint_deleted",
+    ),
+    "projects": ("project_assigned",),
+    "teams": (),
+    "organizations": ("session_created", "session_finished", "api_key_created", "api_key_revoked"),
+}
+MAX_ENTRIES = 10_000
+DAY_SECONDS = 24 * 3600
+_PAGE = 1000
+
+
+async def audit_log(services: Services, call: Call[Any]) -> types.AuditLogResponse:
+    """What the caller's tenant did on one day, in order; today unless another is named."""
+    day = call.query.get("day")
+    asked = date.fromisoformat(day) if day else datetime.now(UTC).date()
+    start = datetime.combine(asked, datetime.min.time(), UTC).timestamp()
+    events = EVENTS.get(call.query.get("event_type", "all"))
+
+    def look(db: Connection) -> list[AuditEntry]:
+        return audit.entries(
+            db,
+            call.tenant_id,
+            since=start,
+            until=start + DAY_SECONDS,
+            events=events,
+            limit=MAX_ENTRIES,
+        )
+
+    found = await read(services, look)
+    return types.AuditLogResponse(entries=[_describe(entry) for entry in reversed(found)])
+
+
+def _describe(entry: AuditEntry) -> types.AuditLogEntry:
+    return types.AuditLogEntry(
+        timestamp=moment(entry.at),
+        event=entry.event,
+        event_details=dict(entry.details),
+        model_id=entry.run_id,
+        tinker_path=entry.tinker_path,
+    )
+
+
+async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsageResponse:
+    """What the caller used, by the hour, and what its checkpoints took."""
+    span = span_of(call.query.get("starting_on"), call.query.get("ending_before"))
+    tenant_id = call.tenant_id
+
+    def look(db: Connection) -> types.BillingUsageResponse:
+        rows = usage.between(db, tenant_id, span.start, span.end)
+        stored = storage_of(_kept(db, tenant_id), span, time.time())
+        uses = sorted(
+            (*uses_of(rows).values(), *stored), key=lambda use: (use.hour, use.session_id)
+        )
+        known = _sessions(db, tenant_id, {use.session_id for use in uses})
+        events = [
+            describe_use(use, tenant_id, known[use.session_id].project_id)
+            if use.session_id in known
+            else describe_use(use, tenant_id, None)
+            for use in uses
+        ]
+        return types.BillingUsageResponse(
+            data=events,
+            sessions={
+                session_id: types.BillingUsageSession(user_metadata=texts(session.user_metadata))
+                for session_id, session in known.items()
+            },
+        )
+
+    return await read(services, look)
+
+
+def _kept(db: Connection, tenant_id: str) -> list[Checkpoint]:
+    """All checkpoints of a tenant that are still there."""
+    now = time.time()
+    found: list[Checkpoint] = []
+    while True:
+        page, total = checkpoints.page(db, tenant_id, limit=_PAGE, offset=len(found), now=now)
+        found += page
+        if not page or len(found) >= total:
+            return found
+
+
+def _sessions(db: Connection, tenant_id: str, session_ids: set[str]) -> dict[str, Session]:
+    found = (sessions.find(db, session_id) for session_id in sorted(session_ids) if session_id)
+    return {
+        session.id: session
+        for session in found
+        if session is not None and session.tenant_id == tenant_id
+    }
+
+
+async def storage_usage(
+    services: Services, call: Call[Any]
+) -> types.CurrentCheckpointStorageUsageResponse:
+    """What the caller's checkpoints take now, by project."""
+    project_id = call.query.get("project_id")
+    found = await read(
+        services, lambda db: checkpoints.storage(db, call.tenant_id, project_id, time.time())
+    )
+    items = [
+        types.CurrentCheckpointStorageUsageItem(
+            project_id=row.project_id,
+            org_user_urn=call.identity.urn,
+            checkpoint_count=row.num_checkpoints,
+            size_bytes=row.num_bytes,
+            size_gigabytes=row.num_bytes / GIGABYTE,
+        )
+        for row in found
+    ]
+    return types.CurrentCheckpointStorageUsageResponse(data=items)
+
+
+ROUTES: dict[str, Handler] = {
+    "get_audit_log": audit_log,
+    "get_billing_usage": billing_usage,
+    "get_current_checkpoint_storage_usage": storage_usage,
+}

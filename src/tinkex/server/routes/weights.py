@@ -1,0 +1,258 @@
+"""Saving, loading and copying weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from tinkex import types
+from tinkex.checkpoint.atomic import remove_directory
+from tinkex.errors import BadRequestError, CheckpointError, UnprocessableEntityError
+from tinkex.ids import check_name, new_id, parse_tinker_path
+from tinkex.jobs.kinds import Kind
+from tinkex.jobs.payloads import LoadPayload
+from tinkex.server.access import readers_of
+from tinkex.server.auditing import note_checkpoint
+from tinkex.server.base_models import check_trainable
+from tinkex.server.call import Call, Handler, Services
+from tinkex.server.checks import check_metadata, check_number, check_ttl
+from tinkex.server.copies import copy_files, destination_of, enter_copy
+from tinkex.server.new_models import add_run, loaded_spec, spec_of
+from tinkex.server.operations import (
+    key_of,
+    model_id_of,
+    operation_key,
+    submit,
+    submit_operation,
+)
+from tinkex.server.ownership import checkpoint_of, open_session_of, readable_checkpoint
+from tinkex.server.transactions import read, write
+from tinkex.store import jobs, repeats
+from tinkex.store.database import Connection
+from tinkex.store.records import Checkpoint, NewJob
+from tinkex.wire.codec import encode_json
+from tinkex.wire.messages import WeightsInfoRequest
+
+
+# --- saving ----------------------------------------------------------------------------------
+async def save_weights(
+    services: Services, call: Call[types.SaveWeightsRequest]
+) -> types.UntypedAPIFuture:
+    """Promise a training checkpoint: weights and the optimizer's memory."""
+    request = call.request
+    check_metadata(request.user_metadata)
+    return await _save(services, call, Kind.SAVE_WEIGHTS, request.path)
+
+
+async def save_weights_for_sampler(
+    services: Services, call: Call[types.SaveWeightsForSamplerRequest]
+) -> types.UntypedAPIFuture:
+    """Promise weights to sample from: named, or for one new sampling session."""
+    request = call.request
+    check_metadata(request.user_metadata)
+    check_number("sampling_session_seq_id", request.sampling_session_seq_id)
+    if request.path is None and request.sampling_session_seq_id is None:
+        raise UnprocessableEntityError(
+            "save_weights_for_sampler needs path or sampling_session_seq_id"
+        )
+    return await _save(services, call, Kind.SAVE_WEIGHTS_FOR_SAMPLER, request.path)
+
+
+async def save_weights_external(
+    services: Services, call: Call[types.SaveWeightsExternalRequest]
+) -> types.UntypedAPIFuture:
+    """Promise weights in files that other tools read."""
+    return await _save(services, call, Kind.SAVE_WEIGHTS_EXTERNAL, call.request.path)
+
+
+async def _save(
+    services: Services, call: Call[Any], kind: Kind, name: str | None
+) -> types.UntypedAPIFuture:
+    if name is not None:
+        check_name(name)
+    check_ttl(call.request.ttl_seconds)
+    return await submit_operation(services, call, kind, call.request.model_id, call.request.seq_id)
+
+
+# --- loading ---------------------------------------------------------------------------------
+async def load_weights(
+    services: Services, call: Call[types.LoadWeightsRequest]
+) -> types.UntypedAPIFuture:
+    """Promise to load weights into a model, or into one that is made for them."""
+    request = call.request
+    if request.model_id is None:
+        return await _create_by_load(services, call)
+    model_id, seq_id = request.model_id, request.seq_id
+    source = await _source(services, call, operation_key(call, model_id, seq_id))
+    return await submit_operation(
+        services,
+        call,
+        Kind.LOAD_WEIGHTS,
+        model_id,
+        seq_id,
+        payload=_payload(request, source),
+        also=lambda db: _note_loaded(db, call, source, model_id),
+    )
+
+
+async def _create_by_load(
+    services: Services, call: Call[types.LoadWeightsRequest]
+) -> types.UntypedAPIFuture:
+    request, tenant_id, session_id = call.request, call.tenant_id, call.request.session_id
+    number = check_number("model_seq_id", request.model_seq_id)
+    if session_id is None or number is None:
+        raise UnprocessableEntityError(
+            "load_weights needs model_id, or session_id and model_seq_id"
+        )
+    key, run_id = key_of("model", tenant_id, session_id, number), model_id_of(session_id, number)
+    source = await _source(services, call, key)
+
+    def prepare(db: Connection) -> None:
+        session = open_session_of(db, tenant_id, session_id)
+        assert source is not None  # None only if the promise was made before
+        spec = loaded_spec(request, source)
+        check_trainable(db, spec.base_model)
+        add_run(db, session, run_id, spec, request.user_metadata)
+        _note_loaded(db, call, source, run_id)
+
+    new = NewJob(
+        id="",
+        tenant_id=tenant_id,
+        session_id=session_id,
+        kind=Kind.LOAD_WEIGHTS,
+        key=key,
+        run_id=run_id,
+        position=0,
+        payload=_payload(request, source),
+    )
+    return await submit(services, new, prepare)
+
+
+async def _source(
+    services: Services, call: Call[types.LoadWeightsRequest], key: str | None
+) -> Checkpoint | None:
+    """The checkpoint to load; None if the promise was made before, when it need not be there."""
+    path = parse_tinker_path(call.request.path)
+    readers = await readers_of(services, call, call.request.weights_access_token)
+
+    def look(db: Connection) -> Checkpoint | None:
+        if key is not None and jobs.by_key(db, key) is not None:
+            return None
+        return readable_checkpoint(db, readers, path, time.time())
+
+    source = await read(services, look)
+    if source is not None and source.segment != "weights":
+        raise BadRequestError(f"{path} is no training checkpoint and cannot be loaded")
+    return source
+
+
+def _payload(request: types.LoadWeightsRequest, source: Checkpoint | None) -> bytes:
+    if source is None:
+        return b""
+    return encode_json(
+        LoadPayload(path=request.path, checkpoint_id=source.id, with_optimizer=request.optimizer)
+    )
+
+
+def _note_loaded(db: Connection, call: Call[Any], source: Checkpoint | None, model_id: str) -> None:
+    if source is not None:
+        note_checkpoint(db, call.identity, "checkpoint_loaded", source, model_id=model_id)
+
+
+# --- asking and copying ----------------------------------------------------------------------
+async def weights_info(
+    services: Services, call: Call[WeightsInfoRequest]
+) -> types.WeightsInfoResponse:
+    """Say what one must know to load a checkpoint."""
+    path = parse_tinker_path(call.request.tinker_path)
+    readers = await readers_of(services, call)
+    source = await read(services, lambda db: readable_checkpoint(db, readers, path, time.time()))
+    spec = spec_of(source)
+    return types.WeightsInfoResponse(
+        base_model=spec.base_model,
+        is_lora=True,
+        lora_rank=spec.rank,
+        train_unembed=spec.train_unembed,
+        train_mlp=spec.train_mlp,
+        train_attn=spec.train_attn,
+        optimizer_config=source.spec["optimizer"],
+    )
+
+
+async def copy_weights(
+    services: Services, call: Call[types.CopyWeightsRequest]
+) -> types.CopyWeightsResponse:
+    """Copy a checkpoint for the caller; the same idempotency key makes it happen once."""
+    request, tenant_id = call.request, call.tenant_id
+    check_ttl(request.ttl_seconds)
+    check_number("model_seq_id", request.model_seq_id)
+    path = parse_tinker_path(request.source_path)
+    readers = await readers_of(services, call, request.weights_access_token)
+
+    def look(db: Connection) -> str | Checkpoint:
+        before = _recalled(db, call)
+        if before is not None:
+            return before
+        # Before any file is touched: this may be refused.
+        destination_of(db, tenant_id, request)
+        return readable_checkpoint(db, readers, path, time.time())
+
+    found = await read(services, look)
+    if isinstance(found, str):
+        return types.CopyWeightsResponse(tinker_path=found)
+    return types.CopyWeightsResponse(tinker_path=await _copy(services, call, found))
+
+
+async def _copy(
+    services: Services, call: Call[types.CopyWeightsRequest], source: Checkpoint
+) -> str:
+    home, copy_id = services.home, new_id()
+    target = home.checkpoint(copy_id)
+    try:
+        await asyncio.to_thread(copy_files, home.checkpoint(source.id), target)
+    except CheckpointError:
+        # If it was deleted meanwhile, that is the answer.
+        await read(
+            services, lambda db: checkpoint_of(db, source.tenant_id, source.path, time.time())
+        )
+        raise
+
+    def enter(db: Connection) -> tuple[str, bool]:
+        before = _recalled(db, call)
+        if before is not None:
+            return before, False
+        place = destination_of(db, call.tenant_id, call.request)
+        copy = enter_copy(db, source, copy_id, place, call.request.ttl_seconds)
+        note_checkpoint(db, call.identity, "checkpoint_copied", copy, source=str(source.path))
+        _remember(db, call, str(copy.path))
+        return str(copy.path), True
+
+    is_entered = False
+    try:
+        path, is_entered = await write(services, enter)
+    finally:
+        if not is_entered:
+            await asyncio.to_thread(remove_directory, target)
+    return path
+
+
+def _recalled(db: Connection, call: Call[Any]) -> str | None:
+    key = call.headers.get("x-idempotency-key")
+    return repeats.recall(db, call.tenant_id, call.endpoint, key) if key else None
+
+
+def _remember(db: Connection, call: Call[Any], answer: str) -> None:
+    key = call.headers.get("x-idempotency-key")
+    if key:
+        repeats.remember(db, call.tenant_id, call.endpoint, key, answer, time.time())
+
+
+ROUTES: dict[str, Handler] = {
+    "save_weights": save_weights,
+    "save_weights_for_sampler": save_weights_for_sampler,
+    "save_weights_external": save_weights_external,
+    "load_weights": load_weights,
+    "weights_info": weights_info,
+    "copy_weights": copy_weights,
+}

@@ -1,0 +1,186 @@
+"""JSON schemas of every message, for the API's description."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, get_args
+
+import msgspec
+
+from tinkex import types
+from tinkex.types.open_types import OpenRecord
+from tinkex.types.optimizers import (
+    AdamOptimizerConfig,
+    DimuonOptimizerConfig,
+    DimuonParams,
+)
+
+REF = "#/components/schemas/"
+_INTEGERS = {"type": "array", "items": {"type": "integer"}}
+_TENSOR = {
+    "description": "A tensor: numbers row by row; with the two sparse fields, CSR.",
+    "type": "object",
+    "properties": {
+        "data": {"type": "array", "items": {"type": ["number", "null"]}},
+        "dtype": {"enum": ["int64", "float32"]},
+        "shape": {"anyOf": [_INTEGERS, {"type": "null"}]},
+        "sparse_crow_indices": {"anyOf": [_INTEGERS, {"type": "null"}]},
+        "sparse_col_indices": {"anyOf": [_INTEGERS, {"type": "null"}]},
+    },
+    "required": ["data", "dtype"],
+}
+
+
+def ref(name: str) -> dict[str, Any]:
+    """A pointer to a schema of the document."""
+    return {"$ref": REF + name}
+
+
+def _object(says: str, required: list[str], **properties: Any) -> dict[str, Any]:
+    return {
+        "description": says,
+        "type": "object",
+        "properties": properties,
+        "required": required,
+    }
+
+
+_TEXT = {"type": "string"}
+_NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
+_SEQ_ID = {"type": ["integer", "null"], "minimum": 0}
+_TENSORS = {"type": "object", "additionalProperties": ref("TensorData")}
+
+#: Values that are no structs, because they usually cross the network as protobuf.
+_BINARY: dict[type[Any], dict[str, Any]] = {
+    types.ForwardBackwardRequest: _object(
+        "Ask for a forward and backward pass, as older clients do.",
+        ["forward_backward_input", "model_id"],
+        forward_backward_input=ref("ForwardBackwardInput"),
+        model_id=_TEXT,
+        seq_id=_SEQ_ID,
+    ),
+    types.ForwardRequest: _object(
+        "Ask for a forward pass only, as older clients do.",
+        ["forward_input", "model_id"],
+        forward_input=ref("ForwardBackwardInput"),
+        model_id=_TEXT,
+        seq_id=_SEQ_ID,
+    ),
+    types.ForwardBackwardOutput: _object(
+        "What a pass computed.",
+        [],
+        loss_fn_output_type=_TEXT,
+        loss_fn_outputs={"type": "array", "items": _TENSORS},
+        metrics={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
+    ),
+    types.SampleResponse: _object(
+        "What was sampled.",
+        ["sequences"],
+        sequences={"type": "array", "items": ref("SampledSequence")},
+        prompt_logprobs=_NUMBERS,
+        topk_prompt_logprobs={"type": "array"},
+        target_prompt_logprobs=ref("TensorData"),
+        prompt_cache_hit_tokens={"type": "integer"},
+        prompt_alt_tokens={"type": "object"},
+    ),
+}
+_PARTS: dict[str, dict[str, Any]] = {
+    "TensorData": _TENSOR,
+    "ForwardBackwardInput": _object(
+        "The examples of one pass and the loss to compute on them.",
+        ["data", "loss_fn"],
+        data={"type": "array", "items": ref("Datum")},
+        loss_fn=_TEXT,
+        loss_fn_config={
+            "type": ["object", "null"],
+            "additionalProperties": {"type": ["number", "string"]},
+        },
+    ),
+    "Datum": _object(
+        "One training example: what the model reads, and the tensors its loss needs.",
+        ["model_input", "loss_fn_inputs"],
+        model_input=ref("ModelInput"),
+        loss_fn_inputs=_TENSORS,
+    ),
+    "SampledSequence": _object(
+        "One sampled sequence.",
+        ["tokens"],
+        stop_reason={"enum": ["stop", "length"]},
+        tokens=_INTEGERS,
+        logprobs=_NUMBERS,
+        topk_logprobs={"type": "array"},
+    ),
+    "Fault": _object(
+        "Why a request was refused or its work failed, and whose fault it was.",
+        ["error", "category"],
+        error=_TEXT,
+        detail=_TEXT,
+        category={"enum": ["unknown", "server", "user"]},
+    ),
+    "Pending": _object(
+        "The result is not there yet; ask again.",
+        ["queue_state"],
+        request_id=_TEXT,
+        queue_state={"enum": ["active", "paused_capacity", "paused_rate_limit"]},
+        queue_state_reason=_TEXT,
+    ),
+    "CompleteMetadata": _object(
+        "The result is there, and large; ask again for the bytes themselves.",
+        ["status", "response_payload_size"],
+        status={"const": "complete_metadata"},
+        response_payload_size={"type": "integer"},
+    ),
+}
+#: What the open unions and the hand-written schemas point at.
+_MEMBERS: tuple[type[Any], ...] = (
+    types.ModelInput,
+    AdamOptimizerConfig,
+    DimuonOptimizerConfig,
+    DimuonParams,
+)
+
+
+def schema_name(type_: type[Any]) -> str:
+    """What a message's schema is called in the document."""
+    return type_.__name__
+
+
+def describe(messages: Iterable[type[Any]]) -> dict[str, Any]:
+    """The schemas of these messages and of all their parts, by name."""
+    wanted = list(dict.fromkeys(messages))
+    structs: list[type[Any]] = [type_ for type_ in (*wanted, *_MEMBERS) if type_ not in _BINARY]
+    unions = [member for type_ in _open_unions(structs) for member in _members(type_)]
+    _, found = msgspec.json.schema_components(
+        [*structs, *unions], schema_hook=_schema_of, ref_template=REF + "{name}"
+    )
+    written = {schema_name(type_): _BINARY[type_] for type_ in wanted if type_ in _BINARY}
+    return dict(sorted({**found, **_PARTS, **written}.items()))
+
+
+def _open_unions(structs: Iterable[type[Any]]) -> list[Any]:
+    """The stand-ins for unions that occur anywhere in these messages."""
+    met: list[Any] = []
+
+    def note(type_: Any) -> dict[str, Any]:
+        if hasattr(type_, "union") and type_ not in met:
+            met.append(type_)
+        return {"type": "object"}
+
+    msgspec.json.schema_components(list(structs), schema_hook=note)
+    return met
+
+
+def _members(type_: Any) -> tuple[type[Any], ...]:
+    return get_args(type_.union) or (type_.union,)
+
+
+def _schema_of(type_: Any) -> dict[str, Any]:
+    """The schema of what msgspec does not know."""
+    if type_ is types.TensorData:
+        return ref("TensorData")
+    if hasattr(type_, "union"):
+        members = [ref(schema_name(member)) for member in _members(type_)]
+        return {"anyOf": [*members, {"type": "object", "required": ["type"]}, {"type": "null"}]}
+    if isinstance(type_, type) and issubclass(type_, OpenRecord):
+        return {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
+    raise NotImplementedError(f"{type_!r} has no schema")

@@ -1,0 +1,54 @@
+"""URLs that open one file for whoever has them, until they expire."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote
+
+from tinkex.errors import PermissionDeniedError
+from tinkex.wire.endpoints import PREFIX
+
+#: Below this, a signature takes the place of a key.
+FILES = f"{PREFIX}/files"
+
+
+class Shelf(StrEnum):
+    """What kind of thing a URL opens."""
+
+    FILE = "checkpoints"  #: one file of a checkpoint
+    ARCHIVE = "archives"  #: all files of a checkpoint in one tar
+    TRACE = "traces"  #: what a session did when
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a URL opens; `name` is a file's path within its checkpoint, else a fixed name."""
+
+    shelf: Shelf
+    owner_id: str
+    name: str
+
+
+def sign(secret: bytes, base_url: str, place: Place, expires: int) -> str:
+    """A URL that works until that second."""
+    path = f"{FILES}/{place.shelf}/{quote(place.owner_id, safe=':')}/{quote(place.name)}"
+    return f"{base_url}{path}?expires={expires}&signature={_signature(secret, place, expires)}"
+
+
+def check(secret: bytes, place: Place, expires: str, signature: str, now: float) -> None:
+    """Refuse a URL that was not made here, or not for this place, or that is too old."""
+    is_time = expires.isascii() and expires.isdigit() and len(expires) <= 12
+    expected = _signature(secret, place, int(expires) if is_time else 0)
+    if not is_time or not hmac.compare_digest(expected.encode(), signature.encode()):
+        raise PermissionDeniedError("the link is not valid; ask for a new one")
+    if int(expires) <= now:
+        raise PermissionDeniedError("the link has expired; ask for a new one")
+
+
+def _signature(secret: bytes, place: Place, expires: int) -> str:
+    # No part contains a newline: ids and names never do, so no two places read the same.
+    text = "\n".join(("download", place.shelf, place.owner_id, place.name, str(expires)))
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

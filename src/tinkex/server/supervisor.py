@@ -1,0 +1,206 @@
+"""The process that `tinkex serve` is: it starts the others, watches them, and stops with them.
+
+    supervisor   takes the home, makes the store and the first key, holds the listening socket
+    ├── api      answers HTTP; any number, they share the socket
+    └── worker   owns the engine; one
+
+It computes nothing and answers nothing itself, so nothing that happens there can take it down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from tinkex.checkpoint.atomic import write_file
+from tinkex.home import Home
+from tinkex.logs import get_logger
+from tinkex.presence import HEALTH_PATH, READY_PATH, ServerState, status_of
+from tinkex.server.children import Child, Role
+from tinkex.server.config import ServerConfig
+from tinkex.server.handover import Orders
+from tinkex.server.home_lock import HomeLock
+from tinkex.server.idleness import Idleness
+from tinkex.server.keys_file import prepare_keys
+from tinkex.server.listening import listen, url_of
+from tinkex.server.restarts import RestartPolicy
+from tinkex.server.wiring import open_store
+from tinkex.settings import package_version
+
+LOG = get_logger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PROBE_SECONDS = 5.0
+_PROBE_AGAIN_SECONDS = 0.05
+_MAX_LOOK_SECONDS = 5.0
+
+
+def serve(config: ServerConfig) -> None:
+    """Serve until a signal comes or nobody has asked for long enough."""
+    # What tenants send is nobody else's to read on this machine.
+    os.umask(0o077)
+    home = Home(config.home)
+    lock = HomeLock.take(home)
+    try:
+        home.state_file.unlink(missing_ok=True)
+        with _listen(config, home) as listener:
+            with open_store(config) as database:
+                prepare_keys(config, home, database)
+            asyncio.run(Supervisor(config, lock, listener).run())
+    finally:
+        home.state_file.unlink(missing_ok=True)
+        lock.release()
+
+
+def _listen(config: ServerConfig, home: Home) -> socket.socket:
+    """The socket; any free port is rather the last one, where clients may still be trying."""
+    if config.port != 0:
+        return listen(config.host, config.port)
+    try:
+        listener = listen(config.host, int(home.port_file.read_text("ascii")))
+    except (OSError, ValueError):  # of which ConfigError is one
+        listener = listen(config.host, 0)
+    write_file(home.port_file, str(listener.getsockname()[1]).encode())
+    return listener
+
+
+class Supervisor:
+    """The processes of one server."""
+
+    def __init__(self, config: ServerConfig, lock: HomeLock, listener: socket.socket) -> None:
+        self._config = config
+        self._home = Home(config.home)
+        self._listener = listener
+        self._url = url_of(listener)
+        self._children = [Child(role, RestartPolicy()) for role in roles(config, lock, listener)]
+        self._stopping = asyncio.Event()
+        self._num_signals = 0
+
+    async def run(self) -> None:
+        """Serve, then stop everything in good order; raises if a process cannot start."""
+        self._listen_to_signals()
+        self._home.activity_file.touch()
+        keepers = [asyncio.create_task(child.keep()) for child in self._children]
+        watcher = asyncio.create_task(self._watch())
+        try:
+            # A keeper that ends by itself has given up, and the server with it.
+            ends: list[asyncio.Task[Any]] = [*keepers, watcher]
+            ends.append(asyncio.create_task(self._stopping.wait()))
+            while not self._stopping.is_set():
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                    ends.remove(task)
+        finally:
+            watcher.cancel()
+            await self._stop(keepers)
+
+    async def _watch(self) -> None:
+        await self._announce()
+        if self._config.idle_stop_seconds > 0:
+            await self._stop_when_idle()
+
+    # --- the beginning ------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """Say where the server is, once it answers and a worker is there."""
+        await self._answers(HEALTH_PATH, 200)
+        # Nobody wants to be told "ready" by a server that knows no model yet.
+        await self._answers(READY_PATH, 200, 404)
+        state = ServerState(
+            pid=os.getpid(),
+            url=self._url,
+            version=package_version(),
+            started_at=time.time(),
+            log=_log_of(self._home),
+        )
+        write_file(self._home.state_file, msgspec.json.encode(state))
+        for child in self._children:
+            child.was_ready = True
+        sys.stdout.write(f"tinkex server ready at {self._url}\n")
+        sys.stdout.flush()
+
+    async def _answers(self, path: str, *statuses: int) -> None:
+        url = self._url + path
+        while await asyncio.to_thread(status_of, url, _PROBE_SECONDS) not in statuses:
+            await asyncio.sleep(_PROBE_AGAIN_SECONDS)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            LOG.info("%s: the server stops", number.name)
+            self._stopping.set()
+            return
+        LOG.warning("%s again: the server's processes are ended by force", number.name)
+        for child in self._children:
+            child.kill()
+
+    async def _stop_when_idle(self) -> None:
+        limit = self._config.idle_stop_seconds
+        idleness = Idleness(time.monotonic())
+        while (idle := idleness.seconds(self._touched_at(), time.monotonic())) < limit:
+            await asyncio.sleep(min(limit - idle, _MAX_LOOK_SECONDS))
+        LOG.info("nobody has asked for %g s: the server stops", limit)
+        self._stopping.set()
+
+    def _touched_at(self) -> float | None:
+        try:
+            return self._home.activity_file.stat().st_mtime
+        except OSError:
+            return None
+
+    async def _stop(self, keepers: list[asyncio.Task[None]]) -> None:
+        self._home.state_file.unlink(missing_ok=True)
+        # From now on clients are refused at once instead of waiting for nobody.
+        self._listener.close()
+        for child in self._children:
+            child.stop()
+        _, late = await asyncio.wait(keepers, timeout=self._config.stop_seconds)
+        if late:
+            LOG.error("%d processes did not end in time and are ended by force", len(late))
+            for child in self._children:
+                child.kill()
+            await asyncio.wait(late)
+        for keeper in keepers:
+            # One error ends the server; others of the same moment are in the log.
+            keeper.exception()
+        LOG.info("the server has stopped")
+
+
+def roles(config: ServerConfig, lock: HomeLock, listener: socket.socket) -> list[Role]:
+    """The processes that a server has."""
+    answering = Orders(config=config, lock=lock.descriptor, listener=listener.fileno())
+    api = Role(name="API", module="tinkex.server.api_process", orders=answering)
+    # Threads that spin while they wait take the cores from the processes that answer.
+    variables = {"OMP_WAIT_POLICY": "PASSIVE"}
+    if config.threads:
+        variables["OMP_NUM_THREADS"] = str(config.threads)
+    worker = Role(
+        name="worker",
+        module="tinkex.server.worker_process",
+        orders=Orders(config=config, lock=lock.descriptor),
+        environment=variables,
+    )
+    return [*[api] * config.api_processes, worker]
+
+
+def _log_of(home: Home) -> str | None:
+    """The home's log, if that is where standard error goes."""
+    try:
+        is_ours = os.path.samestat(os.fstat(sys.stderr.fileno()), home.log_file.stat())
+    except OSError:
+        return None
+    return str(home.log_file) if is_ours else None

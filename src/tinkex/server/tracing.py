@@ -1,0 +1,144 @@
+"""A session as a trace that Perfetto and chrome://tracing show: who waited, who ran, and how well.
+
+Every model and sampling session has a track. Operations of a model run one after another and are
+bars on it; samples overlap, and so does waiting, so these are spans with an id of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tinkex.store.records import Job, Session, Step
+
+Event: TypeAlias = dict[str, Any]
+#: Everything of a session is one process to the viewers.
+PROCESS = 1
+#: Work that belongs to no model or sampler.
+OTHER = "other"
+#: Events that are written at a time.
+EVENTS_PER_PIECE = 500
+
+
+@dataclass(slots=True)
+class _Tracks:
+    """Numbers for tracks, in the order in which they first occur."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, name: str) -> tuple[int, bool]:
+        """A track's number, and whether it is new."""
+        known = self.numbers.get(name)
+        if known is not None:
+            return known, False
+        self.numbers[name] = len(self.numbers) + 1
+        return self.numbers[name], True
+
+
+def trace_events(
+    session: Session, steps: Iterable[Step], waiting: Iterable[Job], now: float
+) -> Iterator[Event]:
+    """All events of a session; times are microseconds since it began."""
+    yield _label("process_name", session.display_name or f"session {session.id}")
+    tracks, begin = _Tracks(), session.created_at
+    for step in steps:
+        track, is_new = tracks.number(_track_of(step))
+        if is_new:
+            yield _label("thread_name", _track_of(step), track)
+        yield from _step_events(step, track, begin)
+    for job in waiting:
+        track, is_new = tracks.number(_track_of(job))
+        if is_new:
+            yield _label("thread_name", _track_of(job), track)
+        yield from _waiting_events(job, track, begin, now)
+
+
+def _track_of(item: Step | Job) -> str:
+    return item.run_id or item.sampler_id or OTHER
+
+
+def _label(what: str, name: str, track: int = 0) -> Event:
+    return {"ph": "M", "name": what, "pid": PROCESS, "tid": track, "args": {"name": name}}
+
+
+def _step_events(step: Step, track: int, begin: float) -> Iterator[Event]:
+    queued, started = _micros(step.queued_at - begin), _micros(step.started_at - begin)
+    finished = max(started, _micros(step.finished_at - begin))
+    yield from _span(f"{step.kind} waits", "queued", track, step.job_id, (queued, started))
+    details = {"job_id": step.job_id, "tokens": step.num_tokens, **_finite(step)}
+    if step.sampler_id is not None:
+        yield from _span(step.kind, "running", track, step.job_id, (started, finished), details)
+    else:
+        yield _event("X", step.kind, track, started) | {
+            "cat": "running",
+            "dur": finished - started,
+            "args": details,
+        }
+    yield from _counters(step, finished)
+
+
+def _counters(step: Step, at: int) -> Iterator[Event]:
+    name = _track_of(step)
+    metrics = _finite(step)
+    if "loss:sum" in metrics:
+        loss = metrics["loss:sum"]
+        yield _event("C", f"loss {name}", 0, at) | {"args": {"loss": loss}}
+    if step.num_tokens:
+        yield _event("C", f"tokens {name}", 0, at) | {"args": {"tokens": step.num_tokens}}
+
+
+def _waiting_events(job: Job, track: int, begin: float, now: float) -> Iterator[Event]:
+    """Work that is not over yet, drawn up to now."""
+    queued, end = _micros(job.created_at - begin), _micros(now - begin)
+    started = end if job.started_at is None else _micros(job.started_at - begin)
+    yield from _span(f"{job.kind} waits", "queued", track, job.id, (queued, started))
+    if job.started_at is not None:
+        details = {"job_id": job.id, "is_over": False}
+        yield from _span(job.kind, "running", track, job.id, (started, end), details)
+
+
+def _span(
+    name: str,
+    category: str,
+    track: int,
+    job_id: str,
+    times: tuple[int, int],
+    details: Event | None = None,
+) -> Iterator[Event]:
+    common = {"cat": category, "id": f"{category}-{job_id}"}
+    start, end = times
+    yield _event("b", name, track, start) | common | {"args": details or {"job_id": job_id}}
+    yield _event("e", name, track, max(start, end)) | common
+
+
+def _event(phase: str, name: str, track: int, at: int) -> Event:
+    return {"ph": phase, "name": name, "pid": PROCESS, "tid": track, "ts": at}
+
+
+def _micros(seconds: float) -> int:
+    return max(0, round(seconds * 1_000_000))
+
+
+def _finite(step: Step) -> dict[str, float]:
+    metrics = step.metrics or {}
+    return {name: value for name, value in metrics.items() if isfinite(value)}
+
+
+def write_trace(session: Session, events: Iterable[Event]) -> Iterator[bytes]:
+    """The trace as JSON, piece by piece, so that its length does not matter."""
+    about = msgspec.json.encode({"session_id": session.id, "started_at": session.created_at})
+    yield b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":['
+    piece: list[bytes] = []
+    separator = b""
+    for event in events:
+        piece.append(msgspec.json.encode(event))
+        if len(piece) >= EVENTS_PER_PIECE:
+            yield separator + b",".join(piece)
+            piece, separator = [], b","
+    if piece:
+        yield separator + b",".join(piece)
+    yield b"]}"

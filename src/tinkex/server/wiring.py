@@ -1,0 +1,119 @@
+"""The composition root: the only place that knows which class does what."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tinkex.home import Home
+from tinkex.server.config import ServerConfig
+from tinkex.server.pulse import Pulse
+from tinkex.store import jobs
+from tinkex.store.database import Database
+from tinkex.store.migrations import migrate
+
+if TYPE_CHECKING:
+    from tinkex.engine.protocol import Engine
+    from tinkex.jobs.worker import Worker, WorkerConfig
+    from tinkex.server.call import Services
+
+#: How often a process says that it is alive, or that it has work.
+PULSE_SECONDS = 5.0
+
+
+def open_database(config: ServerConfig) -> Database:
+    """The store of a server; the caller closes it."""
+    return Database(config.store_url)
+
+
+@contextlib.contextmanager
+def open_store(config: ServerConfig) -> Iterator[Database]:
+    """The store of a server, made or brought up to date first, until the block ends."""
+    Home(config.home).make()
+    database = open_database(config)
+    try:
+        migrate(database)
+        yield database
+    finally:
+        database.close()
+
+
+@contextlib.contextmanager
+def open_services(config: ServerConfig) -> Iterator[Services]:
+    """What an API process works with, until the block ends."""
+    from tinkex.jobs.bells import Bell
+    from tinkex.jobs.queue import JobQueue
+    from tinkex.jobs.waiting import Waiters
+    from tinkex.server.call import Services
+    from tinkex.store.settings import secret
+
+    with contextlib.ExitStack() as stack:
+        database = open_database(config)
+        stack.callback(database.close)
+        signing = database.write(secret)
+        bell = Bell(database, "api")
+        stack.callback(bell.close)
+        stack.enter_context(Pulse("bell", bell.stay, PULSE_SECONDS))
+        queue = JobQueue(database, config.queue_limits, signing)
+        stack.callback(queue.close)
+        yield Services(
+            config=config,
+            home=Home(config.home),
+            database=database,
+            queue=queue,
+            waiters=Waiters(queue, bell),
+            secret=signing,
+        )
+
+
+def make_engine(config: ServerConfig) -> Engine:
+    """Who computes, as the settings say."""
+    from tinkex.engine.fake.engine import FakeEngine
+
+    if config.models:
+        return FakeEngine(config.models, seconds_per_op=config.fake_seconds)
+    return FakeEngine(seconds_per_op=config.fake_seconds)
+
+
+@contextlib.contextmanager
+def open_worker(config: ServerConfig) -> Iterator[Worker]:
+    """A worker with its engine and store, until the block ends."""
+    from tinkex.jobs.worker import Worker
+
+    home = Home(config.home)
+    with contextlib.ExitStack() as stack:
+        database = open_database(config)
+        stack.callback(database.close)
+        engine = make_engine(config)
+        stack.callback(engine.close)
+        if config.idle_stop_seconds > 0:
+            stack.enter_context(
+                Pulse("activity", lambda: _note_work(database, home), PULSE_SECONDS)
+            )
+        yield Worker(database=database, engine=engine, home=home, config=worker_config(config))
+
+
+def worker_config(config: ServerConfig) -> WorkerConfig:
+    """The settings that concern a worker."""
+    from tinkex.jobs.housekeeping import HousekeepingPolicy
+    from tinkex.jobs.snapshots import SnapshotPolicy
+    from tinkex.jobs.worker import WorkerConfig
+
+    return WorkerConfig(
+        turns=config.turn_limits,
+        snapshots=SnapshotPolicy(
+            max_changes=config.snapshot_changes, max_seconds=config.snapshot_seconds
+        ),
+        housekeeping=HousekeepingPolicy(session_seconds=config.session_seconds),
+        max_attempts=config.max_attempts,
+        # The home's lock sees to it that an owner has one worker at a time.
+        owner=f"{socket.gethostname()}:{config.home}",
+    )
+
+
+def _note_work(database: Database, home: Home) -> None:
+    """A server with work is not idle, even if nobody asks for the results yet."""
+    if database.read(jobs.load_of).num_jobs:
+        home.activity_file.touch()

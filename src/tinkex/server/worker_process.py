@@ -1,0 +1,35 @@
+"""The process that owns the engine: `python -m tinkex.server.worker_process`, by the supervisor."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from tinkex.errors import TinkexError
+from tinkex.logs import attach_logger, get_logger
+from tinkex.server.handover import end_with_parent, receive_orders
+from tinkex.server.restarts import exit_code_of
+from tinkex.server.wiring import open_worker
+
+LOG = get_logger(__name__)
+
+
+def main() -> int:
+    """Work until told to stop; what is not done then is done by the next one."""
+    # The supervisor decides when: a terminal's Ctrl-C is not ours to hear.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = receive_orders()
+    attach_logger(orders.config.log_level)
+    end_with_parent()
+    try:
+        with open_worker(orders.config) as worker:
+            signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+            worker.run()
+    except TinkexError as error:
+        LOG.error("%s", error)
+        return exit_code_of(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

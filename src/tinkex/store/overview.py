@@ -1,0 +1,69 @@
+"""What a page about one tenant shows besides its rows: the line of waiting work, counts, names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from tinkex.store.records import JobState, Tenant
+from tinkex.store.schema import jobs, sessions, steps, tenants
+
+
+class OpenWork(NamedTuple):
+    """Promises of one kind that are not kept yet."""
+
+    kind: str
+    num_waiting: int
+    num_running: int
+    oldest_at: float
+    """When the oldest of them was made."""
+
+
+def open_work(db: sa.Connection, tenant_id: str) -> list[OpenWork]:
+    """A tenant's promises that are not kept yet, by kind, the longest waiting first."""
+    is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
+    num_waiting = sa.func.sum(is_queued)
+    oldest_at = sa.func.min(jobs.c.created_at)
+    query = (
+        sa.select(jobs.c.kind, num_waiting, sa.func.count(), oldest_at)
+        .where(jobs.c.tenant_id == tenant_id, jobs.c.finished_at.is_(None))
+        .group_by(jobs.c.kind)
+        .order_by(oldest_at, jobs.c.kind)
+    )
+    return [
+        OpenWork(kind, int(waiting), total - int(waiting), oldest)
+        for kind, waiting, total, oldest in db.execute(query)
+    ]
+
+
+def count_steps(db: sa.Connection, run_ids: Collection[str], kind: str) -> dict[str, int]:
+    """How many steps of a kind are remembered of each of these models that has any."""
+    query = (
+        sa.select(steps.c.run_id, sa.func.count())
+        .where(steps.c.run_id.in_(run_ids), steps.c.kind == kind)
+        .group_by(steps.c.run_id)
+    )
+    return {row[0]: row[1] for row in db.execute(query)}
+
+
+def oldest_step(db: sa.Connection, run_id: str) -> int | None:
+    """The number of the oldest step that is remembered of a model."""
+    query = sa.select(sa.func.min(steps.c.no)).where(steps.c.run_id == run_id)
+    found: int | None = db.scalar(query)
+    return found
+
+
+def session_names(db: sa.Connection, session_ids: Collection[str]) -> dict[str, str]:
+    """What their users call these sessions; those without a name are left out."""
+    query = sa.select(sessions.c.id, sessions.c.display_name).where(
+        sessions.c.id.in_(session_ids), sessions.c.display_name.is_not(None)
+    )
+    return {row[0]: row[1] for row in db.execute(query)}
+
+
+def find_tenant_named(db: sa.Connection, name: str) -> Tenant | None:
+    """The tenant of this name, if there is one."""
+    row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
+    return None if row is None else Tenant.of(row)

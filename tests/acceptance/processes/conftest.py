@@ -1,0 +1,45 @@
+"""Servers that end with their test, and an environment that says nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.acceptance.processes.serving import Serving
+
+
+class Serve(Protocol):
+    """Starts servers that end with the test."""
+
+    def __call__(self, home: Path, *flags: str, **options: Any) -> Serving: ...
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No key, URL or home of this machine reaches a test."""
+    for name in list(os.environ):
+        if name.startswith(("TINKER_", "TINKEX_", "CLOUDFLARE_ACCESS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def start(home: Path, *flags: str, **options: Any) -> Serving:
+            serving = Serving(home, *flags, **options)
+            stack.callback(serving.end)
+            return serving
+
+        yield start

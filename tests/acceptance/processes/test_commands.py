@@ -1,0 +1,146 @@
+"""`tinkex serve status|stop|logs` and `tinkex key`: with a server and without one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.processes.conftest import Serve
+from tests.acceptance.processes.serving import PATIENCE, eventually, post, promise_of, run_tinkex
+from tinkex.presence import lock_holder
+
+
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
+    """The home that commands use when none is named."""
+    monkeypatch.setenv("TINKEX_HOME", str(home))
+    return home
+
+
+def status_of_key(url: str, key: str) -> int:
+    """How a server answers whoever shows this key."""
+    body = {"tags": [], "user_metadata": {}, "sdk_version": "0", "type": "create_session"}
+    return post(url, "create_session", key, body)[0]
+
+
+# --- about a server -----------------------------------------------------------------------------
+
+
+def test_without_a_server_every_command_says_so(at_home: Path) -> None:
+    status = run_tinkex("serve", "status")
+    assert status.returncode == 1
+    assert "stopped" in status.stdout
+    as_json = run_tinkex("serve", "status", "--json")
+    assert as_json.returncode == 1
+    assert json.loads(as_json.stdout) == {"status": "stopped", "home": str(at_home)}
+    stop = run_tinkex("serve", "stop")
+    assert (stop.returncode, stop.stderr) == (1, f"no server runs in {at_home}\n")
+    logs = run_tinkex("serve", "logs")
+    assert logs.returncode == 1
+    assert f"no log file of a server is in {at_home}" in logs.stderr
+    # Asking makes no home.
+    assert not at_home.exists()
+
+
+def test_a_server_is_described_and_stopped(serve: Serve, home: Path) -> None:
+    serving = serve(home)
+    url = serving.ready()
+    as_json = run_tinkex("serve", "status", "--json", "--home", str(home))
+    assert as_json.returncode == 0
+    found = json.loads(as_json.stdout)
+    assert (found["status"], found["url"], found["pid"]) == ("running", url, serving.pid)
+    table = run_tinkex("serve", "--home", str(home), "status")
+    assert table.returncode == 0
+    assert url in table.stdout
+    # It runs in the foreground: its log is where it was started.
+    logs = run_tinkex("serve", "logs", "--home", str(home))
+    assert logs.returncode == 1
+    assert "in its own terminal" in logs.stderr
+    stop = run_tinkex("serve", "stop", "--home", str(home))
+    assert (stop.returncode, stop.stdout) == (0, "")
+    assert serving.ended() == 0
+    assert lock_holder(serving.home) is None
+
+
+def test_a_busy_server_is_stopped_by_force(serve: Serve, home: Path) -> None:
+    slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
+    serving = serve(home, env=slow)
+    promise_of(serving, serving.ready())
+    stop = run_tinkex("serve", "stop", "--force", "--home", str(home))
+    assert stop.returncode == 0
+    assert serving.ended() == 0
+
+
+def test_a_log_is_shown_and_followed(at_home: Path) -> None:
+    log = at_home / "logs" / "server.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n" for number in range(9)))
+    assert run_tinkex("serve", "logs", "-n", "2").stdout == "line 7\nline 8\n"
+    command = [sys.executable, "-m", "tinkex", "serve", "logs", "-n", "1", "--follow"]
+    shown = at_home / "shown"
+    with shown.open("w") as output, subprocess.Popen(command, stdout=output) as following:
+        eventually(lambda: shown.read_text() == "line 8\n")
+        with log.open("a") as file:
+            file.write("line 9\n")
+        eventually(lambda: shown.read_text() == "line 8\nline 9\n")
+        # The log is put aside when it is large, and begins anew.
+        log.rename(log.with_suffix(".1"))
+        log.write_text("line 10\n")
+        eventually(lambda: shown.read_text() == "line 8\nline 9\nline 10\n")
+        following.send_signal(signal.SIGINT)
+        assert following.wait(PATIENCE) == 130
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_listed_and_revoked_without_a_server(at_home: Path) -> None:
+    made = run_tinkex("key", "create", "--tenant", "ann", "--name", "laptop", "--note", "hers")
+    assert made.returncode == 0
+    secret = made.stdout.strip()
+    assert secret.startswith("tml-")
+    assert "\n" not in secret
+    second = json.loads(run_tinkex("key", "create", "--json").stdout)
+    assert (second["tenant"], second["id"]) == ("default", 2)
+    listed = json.loads(run_tinkex("key", "list", "--json").stdout)
+    assert [(row["tenant"], row["name"], row["note"]) for row in listed] == [
+        ("ann", "laptop", "hers"),
+        ("default", "key", None),
+    ]
+    assert run_tinkex("key", "revoke", "1").returncode == 0
+    again = run_tinkex("key", "revoke", "1")
+    assert again.returncode == 1
+    assert "there is no key 1 that opens anything" in again.stderr
+    table = run_tinkex("key", "list").stdout
+    assert secret[:8] in table
+    # Shown once, and never again.
+    assert secret not in table
+    assert secret not in run_tinkex("key", "list", "--json").stdout
+
+
+def test_keys_of_a_running_server_count_at_once(serve: Serve, at_home: Path) -> None:
+    serving = serve(at_home)
+    url = serving.ready()
+    made = json.loads(run_tinkex("key", "create", "--tenant", "bob", "--json").stdout)
+    assert status_of_key(url, made["key"]) == 200
+    assert run_tinkex("key", "revoke", str(made["id"])).returncode == 0
+    eventually(lambda: status_of_key(url, made["key"]) == 401)
+    assert status_of_key(url, serving.key) == 200
+
+
+@pytest.mark.parametrize("option", ["--tenant", "--name"])
+@pytest.mark.parametrize("text", ["", " x", "a\nb", "x" * 201])
+def test_names_that_nobody_could_read_are_refused(at_home: Path, option: str, text: str) -> None:
+    from click.testing import CliRunner
+
+    from tinkex.cli.main import main
+
+    refused = CliRunner().invoke(main, ["key", "create", option, text])
+    assert refused.exit_code == 1
+    assert f"{option} is {text!r}" in refused.stderr
+    assert not at_home.exists()

@@ -1,0 +1,159 @@
+"""With no URL and no key: the server of this machine is found, or started, by whoever needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tinkex
+from tests.acceptance.processes.conftest import Serve
+from tests.acceptance.processes.serving import PATIENCE, answers, eventually, run_tinkex
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.presence import find_server, is_alive, lock_holder, read_state
+
+MODEL = "tinkex/bigram"
+PROBE = """
+import json, sys, tinkex
+with tinkex.ServiceClient() as service:
+    models = service.get_server_capabilities().supported_models
+print(json.dumps([service.config.base_url, models[0].model_name]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def local_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Home]:
+    """A home of this test alone, in which nothing runs afterwards."""
+    monkeypatch.setenv("TINKEX_HOME", str(home))
+    yield Home(home)
+    if lock_holder(Home(home)) is not None:
+        run_tinkex("serve", "stop", "--force")
+    assert lock_holder(Home(home)) is None
+
+
+def pid_of(home: Home) -> int:
+    state = find_server(home)
+    assert state is not None
+    return state.pid
+
+
+def train() -> float:
+    """The whole road with nothing configured; returns the number of the step."""
+    with tinkex.ServiceClient() as service:
+        client = service.create_lora_training_client(MODEL, rank=4)
+        metrics = client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result().metrics
+    return (metrics or {})["step"]
+
+
+def test_a_client_with_nothing_configured_trains_and_the_next_one_finds_the_same_server(
+    local_home: Home,
+) -> None:
+    assert train() == 1.0
+    first = pid_of(local_home)
+    assert train() == 1.0
+    assert pid_of(local_home) == first
+    # Its log is in the home, and the commands find it.
+    state = read_state(local_home)
+    assert state is not None
+    assert state.log == str(local_home.log_file)
+    logs = run_tinkex("serve", "logs")
+    assert "tinkex server ready at" in logs.stdout
+    assert "Traceback" not in logs.stdout
+
+
+def test_a_server_that_was_stopped_is_started_again_and_waiting_clients_go_on(
+    local_home: Home,
+) -> None:
+    with tinkex.ServiceClient() as service:
+        client = service.create_lora_training_client(MODEL, rank=4)
+        client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result()
+        first = pid_of(local_home)
+        assert run_tinkex("serve", "stop").returncode == 0
+        waiting = client.optim_step(tinkex.AdamParams(learning_rate=0.1))
+        # Somebody else starts it again, on the port where the first one is still trying.
+        with tinkex.ServiceClient() as other:
+            assert other.config.base_url == service.config.base_url
+        assert (waiting.result(PATIENCE).metrics or {})["step"] == 2.0
+    assert pid_of(local_home) != first
+
+
+def test_ten_processes_at_once_start_one_server(local_home: Home) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PROBE],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(10)
+    ]
+    outputs = [process.communicate(timeout=2 * PATIENCE) for process in started]
+    assert [process.returncode for process in started] == [0] * 10, outputs
+    assert len({json.loads(output)[0] for output, _ in outputs}) == 1
+    assert local_home.log_file.read_text().count("tinkex server ready at") == 1
+    assert "already" not in local_home.log_file.read_text()
+
+
+def test_a_server_that_a_person_started_is_used(serve: Serve, local_home: Home) -> None:
+    serving = serve(local_home.root)
+    url = serving.ready()
+    with tinkex.ServiceClient() as service:
+        assert service.config.base_url == url
+        assert service.get_server_capabilities().supported_models
+    assert not local_home.log_file.exists()
+
+
+def test_a_server_that_is_being_started_by_a_person_is_waited_for(
+    serve: Serve, local_home: Home
+) -> None:
+    serving = serve(local_home.root)
+    # It has the home already, and does not answer yet.
+    eventually(lambda: lock_holder(local_home) == serving.pid)
+    with tinkex.ServiceClient() as service:
+        assert service.config.base_url == serving.ready()
+
+
+def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PATIENCE
+    )
+    url, _ = json.loads(ran.stdout)
+    assert answers(url)
+    pid = pid_of(local_home)
+    # It is in a session of its own, so that a terminal that closes does not take it along.
+    assert os.getsid(pid) == pid
+    run_tinkex("serve", "stop")
+    eventually(lambda: not is_alive(pid))
+
+
+def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home) -> None:
+    local_home.make()
+    local_home.config_file.write_text("prot = 8000\n")
+    with pytest.raises(ConfigError, match=r"ended with exit code 1; its last words:") as refused:
+        tinkex.ServiceClient()
+    assert "sets 'prot', which is no setting; did you mean 'port'?" in str(refused.value)
+    # The words of the last failure are not told again.
+    local_home.config_file.write_text("engine = 'magic'\n")
+    with pytest.raises(ConfigError, match="engine is 'magic'") as refused:
+        tinkex.ServiceClient()
+    assert "prot" not in str(refused.value)
+
+
+def test_a_stale_state_file_misleads_nobody(local_home: Home) -> None:
+    local_home.make()
+    stale = {"pid": os.getpid(), "url": "http://127.0.0.1:1", "version": "0", "started_at": 1.0}
+    local_home.state_file.write_text(json.dumps(stale))
+    with tinkex.ServiceClient() as service:
+        assert service.config.base_url != stale["url"]
+        assert service.get_server_capabilities().supported_models
+
+
+def test_the_rest_client_alone_uses_it_too(local_home: Home) -> None:
+    assert tinkex.RestClient().list_sessions().result().sessions == []
+    assert find_server(local_home) is not None

@@ -1,0 +1,152 @@
+"""`tinkex serve`: how a server begins, what it leaves in its home, and whom it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+import tinkex
+from tests.acceptance.processes.conftest import Serve
+from tests.acceptance.processes.serving import answers, run_tinkex
+from tinkex.presence import read_state
+
+MODEL = "tinkex/bigram"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_server_says_one_line_serves_and_stops_by_a_signal(
+    serve: Serve, home: Path, number: signal.Signals
+) -> None:
+    serving = serve(home, "--engine", "fake")
+    url = serving.ready()
+    assert url.startswith("http://127.0.0.1:")
+    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+        models = service.get_server_capabilities().supported_models
+        assert [model.model_name for model in models] == [MODEL]
+    serving.send(number)
+    assert serving.ended() == 0
+    assert not answers(url)
+    assert read_state(serving.home) is None
+    assert "Traceback" not in serving.said
+
+
+def test_what_a_running_server_leaves_in_its_home(serve: Serve, home: Path) -> None:
+    serving = serve(home)
+    url = serving.ready()
+    state = json.loads(serving.home.state_file.read_text())
+    assert (state["pid"], state["url"]) == (serving.pid, url)
+    assert state["version"] == tinkex.__version__
+    assert state["started_at"] > 1e9
+    assert home.stat().st_mode & 0o777 == 0o700
+    for file in (serving.home.key_file, serving.home.store_file, serving.home.state_file):
+        assert file.stat().st_mode & 0o777 == 0o600, file
+    assert serving.key.startswith("tml-")
+    assert serving.key not in serving.said
+
+
+def test_key_and_port_of_a_home_stay_and_a_revoked_key_is_replaced(
+    serve: Serve, home: Path
+) -> None:
+    first = serve(home)
+    url, key = first.ready(), first.key
+    first.end()
+    second = serve(home)
+    # Any free port is the last one, where a client may still be trying.
+    assert (second.ready(), second.key) == (url, key)
+    second.end()
+    assert run_tinkex("key", "revoke", "1", "--home", str(home)).returncode == 0
+    third = serve(home)
+    third.ready()
+    assert third.key != key
+
+
+def test_a_second_server_in_the_same_home_is_refused(serve: Serve, home: Path) -> None:
+    serving = serve(home)
+    url = serving.ready()
+    refused = run_tinkex("serve", "--home", str(home), "--port", "0")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"a server with pid {serving.pid} runs in {home} already at {url}" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    # The first one has noticed nothing.
+    assert answers(url)
+    assert read_state(serving.home) is not None
+
+
+def test_a_port_that_is_taken_is_named(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run_tinkex("serve", "--home", str(home), "--port", str(port))
+    assert refused.returncode == 1
+    assert f"port {port} of 127.0.0.1 is in use" in refused.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_the_network_gets_no_server_without_a_key(home: Path, host: str) -> None:
+    refused = run_tinkex("serve", "--home", str(home), "--host", host, "--port", "0")
+    assert refused.returncode == 1
+    assert "no key protects the server" in refused.stderr
+    assert "`tinkex key create`" in refused.stderr
+    assert "--api-key" in refused.stderr
+    # A key that nobody asked for would make the refusal a matter of trying twice.
+    again = run_tinkex("serve", "--home", str(home), "--host", host, "--port", "0")
+    assert again.returncode == 1
+
+
+def test_the_network_gets_a_server_with_a_key(serve: Serve, home: Path) -> None:
+    told = {"TINKEX_SERVER_API_KEY": "tml-told-by-the-environment"}
+    serving = serve(home, "--host", "0.0.0.0", env=told)
+    url = serving.ready()
+    assert url.startswith("http://127.0.0.1:")
+    with tinkex.ServiceClient(base_url=url, api_key=told["TINKEX_SERVER_API_KEY"]) as service:
+        assert service.get_server_capabilities().supported_models
+    assert told["TINKEX_SERVER_API_KEY"] not in serving.said
+
+
+def test_settings_come_from_the_homes_file(serve: Serve, home: Path) -> None:
+    home.mkdir()
+    (home / "server.toml").write_text("models = ['our/model']\n")
+    serving = serve(home)
+    with tinkex.ServiceClient(base_url=serving.ready(), api_key=serving.key) as service:
+        models = service.get_server_capabilities().supported_models
+    assert [model.model_name for model in models] == ["our/model"]
+
+
+def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
+    serving = serve(home, "--api-processes", "2")
+    url = serving.ready()
+    assert len(set(serving.pids("API"))) == 2
+    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+        client = service.create_lora_training_client(MODEL, rank=4)
+        path = client.save_state("one").result().path
+    assert path.endswith("/weights/one")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--engine", "magic"], "engine is 'magic'; expected one of fake"),
+        (["--host", "nowhere.invalid"], "host is 'nowhere.invalid', which is no address"),
+        (["--store", "mysql://x/y"], "SQLite and PostgreSQL are supported"),
+        (["--api-key", "secret"], "api_key must begin with 'tml-'"),
+        (["--config", "/absent.toml"], "/absent.toml cannot be read: No such file"),
+        (["--log-level", "loud"], "log_level is 'loud'"),
+    ],
+)
+def test_wrong_settings_are_one_sentence_and_exit_code_1(
+    home: Path, words: list[str], sentence: str
+) -> None:
+    refused = run_tinkex("serve", "--home", str(home), "--port", "0", *words)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert sentence in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_home_that_is_no_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = run_tinkex("serve", "--home", str(tmp_path / "file"), "--port", "0")
+    assert refused.returncode == 1
+    assert "cannot be made: File exists" in refused.stderr

@@ -1,0 +1,315 @@
+"""The official command, `tinker`, against a real server: tables, JSON and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import tinkex
+from tests.acceptance.server.places import BASE_MODEL, HELLO, PATIENCE, datum, step
+from tests.acceptance.server.processes import RealServer, clean_environment, run
+
+SCRIPT = Path(sys.executable).with_name("tinker")
+
+
+class Answer(NamedTuple):
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The `tinker` command of one user, in a directory of their own.
+
+    It takes seconds to be imported. So a process imports it once, and every call is a fork of it.
+    """
+
+    forks: Any
+    directory: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str, status: int = 0) -> Answer:
+        """Run it; it must end with this status."""
+        paths = self.directory / "stdout", self.directory / "stderr"
+        process = self.forks.Process(
+            target=run_there, args=(arguments, self.environment, self.directory, paths)
+        )
+        process.start()
+        process.join(PATIENCE)
+        process.kill()
+        answer = Answer(*(path.read_text() for path in paths))
+        told = f"tinker {' '.join(arguments)} ended with {process.exitcode}: {answer}"
+        assert process.exitcode == status, told
+        return answer
+
+    def json(self, *arguments: str) -> Any:
+        """What it prints for programs."""
+        return json.loads(self("-f", "json", *arguments).stdout)
+
+
+def run_there(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    paths: Sequence[Path],
+) -> None:
+    """Runs in the fork: become the command, as its script would."""
+    for number, path in enumerate(paths, start=1):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    sys.argv = ["tinker", *arguments]
+    metadata.entry_points(group="console_scripts")["tinker"].load()()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """What the user has on the server."""
+
+    session_id: str
+    run_id: str
+    state: str
+    sampler: str
+
+
+def environment_of(server: RealServer, key: str, home: Path) -> dict[str, str]:
+    """The variables of a user with a key."""
+    return clean_environment(
+        TINKER_BASE_URL=server.url, TINKER_API_KEY=key, HOME=str(home), COLUMNS="250"
+    )
+
+
+@pytest.fixture(scope="module")
+def forks() -> Any:
+    """A process that has imported the command and forks; it ends with this one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tinker.cli.__main__", "tinker", __name__])
+    return context
+
+
+@pytest.fixture(scope="module")
+def key(real_server: RealServer) -> str:
+    return real_server.new_key("cli")
+
+
+@pytest.fixture(scope="module")
+def tinker(
+    forks: Any, real_server: RealServer, key: str, tmp_path_factory: pytest.TempPathFactory
+) -> Command:
+    directory = tmp_path_factory.mktemp("cli")
+    environment = environment_of(real_server, key, directory)
+    return Command(forks=forks, directory=directory, environment=environment)
+
+
+@pytest.fixture(scope="module")
+def stock(real_server: RealServer, key: str) -> Iterator[Stock]:
+    """A trained model with a checkpoint of each kind."""
+    service = tinkex.ServiceClient(base_url=real_server.url, api_key=key)
+    client = service.create_lora_training_client(BASE_MODEL, rank=8)
+    step(tinkex, client)
+    state = client.save_state("first", user_metadata={"note": "kept"}).result(PATIENCE)
+    sampler = client.save_weights_for_sampler("best").result(PATIENCE)
+    yield Stock(
+        session_id=client.model_id.partition(":")[0],
+        run_id=client.model_id,
+        state=state.path,
+        sampler=sampler.path,
+    )
+    service.close().result(PATIENCE)
+
+
+def save(server: RealServer, key: str, *names: str) -> list[str]:
+    """Training checkpoints with these names, of a new model."""
+    with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
+        client = service.create_lora_training_client(BASE_MODEL, rank=8)
+        return [client.save_state(name).result(PATIENCE).path for name in names]
+
+
+def test_it_is_the_version_that_is_meant(tinker: Command) -> None:
+    """Once as the script itself: what is forked behaves like it."""
+    script = run([str(SCRIPT), "version"], tinker.environment)
+    assert script.stdout == tinker("version").stdout == "tinker 0.36.0\n"
+    assert run([str(SCRIPT), "run", "info", "no"], tinker.environment, status=1).stdout == ""
+
+
+def test_models_are_listed(tinker: Command, stock: Stock) -> None:
+    assert BASE_MODEL in tinker("model", "list").stdout
+    [model] = tinker.json("model", "list", "bigram")["models"]
+    assert (model["model_name"], model["trainable"], model["sampleable"]) == (
+        BASE_MODEL,
+        True,
+        True,
+    )
+
+
+def test_runs_are_listed_and_shown(tinker: Command, stock: Stock) -> None:
+    table = tinker("run", "list").stdout
+    assert stock.run_id in table and BASE_MODEL in table
+    runs = tinker.json("run", "list", "--limit", "0")["runs"]
+    assert stock.run_id in {run["training_run_id"] for run in runs}
+    assert stock.run_id in tinker("run", "info", stock.run_id).stdout
+    shown = tinker.json("run", "info", stock.run_id)
+    assert (shown["base_model"], shown["lora_rank"], shown["is_lora"]) == (BASE_MODEL, 8, True)
+    assert shown["last_checkpoint"]["tinker_path"] == stock.state
+
+
+def test_a_run_that_is_not_there_is_an_error(tinker: Command) -> None:
+    answer = tinker("run", "info", "no-such-run", status=1)
+    assert "not found" in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_checkpoints_are_listed_and_shown(tinker: Command, stock: Stock) -> None:
+    table = tinker("checkpoint", "list", "--run-id", stock.run_id).stdout
+    assert stock.state in table and stock.sampler in table
+    listed = tinker.json("checkpoint", "list", "--run-id", stock.run_id)
+    assert listed["run_id"] == stock.run_id
+    found = {each["tinker_path"]: each for each in listed["checkpoints"]}
+    assert found.keys() == {stock.state, stock.sampler}
+    assert found[stock.state]["checkpoint_type"] == "training"
+    assert found[stock.state]["user_metadata"] == {"note": "kept"}
+    everything = tinker.json("checkpoint", "list", "--limit", "0")["checkpoints"]
+    assert found.keys() <= {each["tinker_path"] for each in everything}
+    assert "first" in tinker("checkpoint", "info", stock.state).stdout
+    shown = tinker.json("checkpoint", "info", stock.state)
+    assert (shown["tinker_path"], shown["lora_rank"]) == (stock.state, 8)
+    assert "not found" in tinker("checkpoint", "info", stock.state + "x", status=1).stderr
+
+
+def test_a_checkpoint_is_published_and_taken_back(
+    tinker: Command, stock: Stock, real_server: RealServer
+) -> None:
+    stranger = tinkex.RestClient(base_url=real_server.url, api_key=real_server.new_key("cli-other"))
+    tinker("checkpoint", "publish", stock.state)
+    assert tinker.json("checkpoint", "info", stock.state)["public"] is True
+    assert stranger.get_weights_info_by_tinker_path(stock.state).result(PATIENCE).lora_rank == 8
+    tinker("checkpoint", "unpublish", stock.state)
+    assert tinker.json("checkpoint", "info", stock.state)["public"] is False
+    with pytest.raises(tinkex.NotFoundError):
+        stranger.get_weights_info_by_tinker_path(stock.state).result(PATIENCE)
+
+
+def test_a_time_to_live_is_set_and_removed(tinker: Command, stock: Stock) -> None:
+    tinker("checkpoint", "set-ttl", stock.sampler, "--ttl", "7200")
+    expires = tinker.json("checkpoint", "info", stock.sampler)["expires_at"]
+    left = datetime.fromisoformat(expires) - datetime.now(UTC)
+    assert timedelta(hours=1) < left <= timedelta(hours=2)
+    tinker("checkpoint", "set-ttl", stock.sampler, "--remove")
+    assert tinker.json("checkpoint", "info", stock.sampler)["expires_at"] is None
+
+
+def test_a_checkpoint_is_downloaded(tinker: Command, stock: Stock, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    answer = tinker.json("checkpoint", "download", stock.state, "-o", str(tmp_path / "json"))
+    assert answer["checkpoint_path"] == stock.state
+    files = {path.name: path for path in Path(answer["destination"]).rglob("*") if path.is_file()}
+    assert json.loads(files["adapter_config.json"].read_text())["r"] == 8
+    assert load_file(files["adapter_model.safetensors"])
+    manifest = json.loads(files["manifest.json"].read_text())["files"]
+    assert {name: files[name].stat().st_size for name in manifest} == {
+        name: entry["size"] for name, entry in manifest.items()
+    }
+    # The copy that was made to be fetched is gone again, and its session is over.
+    left = tinker.json("checkpoint", "list", "--limit", "0")["checkpoints"]
+    assert all(each["checkpoint_type"] != "external" for each in left)
+    assert "sampler" in tinker("checkpoint", "download", stock.sampler, status=1).stderr
+
+
+def test_checkpoints_are_deleted(tinker: Command, real_server: RealServer, key: str) -> None:
+    one, two, three = save(real_server, key, "one", "two", "three")
+    assert "1" in tinker("checkpoint", "delete", one, "--yes").stdout
+    answer = tinker.json("checkpoint", "delete", two, one, "--yes")
+    assert answer["deleted_count"] == 1
+    assert [each["tinker_path"] for each in answer["failed"]] == [one]
+    run_id = three.removeprefix("tinker://").partition("/")[0]
+    [left] = tinker.json("checkpoint", "list", "--run-id", run_id)["checkpoints"]
+    assert left["tinker_path"] == three
+    assert tinker.json("checkpoint", "delete", "--run-id", run_id, "-y")["deleted_count"] == 1
+    assert tinker.json("checkpoint", "list", "--run-id", run_id)["checkpoints"] == []
+
+
+def test_a_session_is_exported(tinker: Command, stock: Stock, tmp_path: Path) -> None:
+    target = tmp_path / "session.pftrace"
+    answer = tinker.json("session", "export-trace", stock.session_id, "-o", str(target))
+    assert answer["file_size_bytes"] == target.stat().st_size
+    names = {event["name"] for event in json.loads(target.read_text())["traceEvents"]}
+    assert {"forward_backward", "optim_step"} <= names
+    url = tinker("session", "export-trace", stock.session_id, "--url-only").stdout.strip()
+    assert url.startswith("http://")
+    assert "not found" in tinker("session", "export-trace", "no-such", status=1).stderr
+
+
+def test_usage_is_told(tinker: Command, stock: Stock, tmp_path: Path) -> None:
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    span = [(hour + timedelta(hours=add)).strftime("%Y-%m-%dT%H:00:00Z") for add in (-1, 2)]
+    usage = tinker.json("billing", "usage", *span)
+    trained = [
+        each["event_info"] for each in usage["data"] if each["session_id"] == stock.session_id
+    ]
+    tokens = {each["type"]: each.get("token_count") for each in trained}
+    assert tokens["training"] == len(HELLO) - 1
+    target = tmp_path / "usage.csv"
+    tinker("billing", "usage", *span, "--csv", str(target))
+    with target.open(newline="") as file:
+        assert stock.session_id in {row["session_id"] for row in csv.DictReader(file)}
+    stored = tinker.json("billing", "checkpoint-storage")["data"]
+    assert sum(row["checkpoint_count"] for row in stored) >= 2
+    assert "Error" in tinker("billing", "usage", span[1], span[0], status=1).stderr
+
+
+def test_a_wrong_key_and_a_wrong_word_have_their_own_exit_codes(
+    real_server: RealServer, tinker: Command, tmp_path: Path
+) -> None:
+    wrong = environment_of(real_server, "tml-wrong", tmp_path)
+    intruder = replace(tinker, directory=tmp_path, environment=wrong)
+    answer = intruder("run", "list", status=1)
+    assert "Authentication" in answer.stderr or "401" in answer.stderr, answer.stderr
+    tinker("no-such-command", status=2)
+
+
+def test_a_user_logs_in_and_out(real_server: RealServer, tinker: Command, tmp_path: Path) -> None:
+    """The key is stored on login, used without a variable, and opens nothing after logout."""
+    secret = real_server.new_key("cli-login")
+    environment = environment_of(real_server, secret, tmp_path)
+    del environment["TINKER_API_KEY"]
+    run([str(SCRIPT), "auth", "login"], environment, cwd=tmp_path, stdin_text=f"{secret}\n")
+    file = tmp_path / ".tinker" / "credentials.json"
+    assert secret in file.read_text()
+    user = replace(tinker, directory=tmp_path, environment=environment)
+    assert user.json("run", "list") == {"runs": []}
+    user("auth", "status")
+    # A key that was pasted stays good elsewhere; one that was made for the command does not.
+    file.write_text(file.read_text().replace("manual", "generated"))
+    user("auth", "logout")
+    user("auth", "status", status=1)
+    with pytest.raises(tinkex.AuthenticationError):
+        tinkex.RestClient(base_url=real_server.url, api_key=secret).list_sessions().result(PATIENCE)
+
+
+def test_training_goes_on_while_the_command_looks(
+    real_server: RealServer, key: str, tinker: Command
+) -> None:
+    """The command's own sessions leave those of others alone."""
+    with tinkex.ServiceClient(base_url=real_server.url, api_key=key) as service:
+        client = service.create_lora_training_client(BASE_MODEL)
+        path = client.save_state("now").result(PATIENCE).path
+        tinker("checkpoint", "info", path)
+        output = client.forward([datum(tinkex, HELLO)], "cross_entropy").result(PATIENCE)
+        assert output.metrics["loss:sum"] > 0

@@ -1,0 +1,241 @@
+"""The pages in a real browser, served by a real server whose worker trains meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+import tinkex
+
+READY = "tinkex server ready at "
+HOSTILE = '<script>document.title="owned"</script><b>bold</b>'
+Train: TypeAlias = "Callable[..., tinkex.TrainingClient]"
+#: Pages refresh every few seconds; machines that run tests are slow.
+PATIENCE_MS = 30_000
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of this test's own."""
+
+    url: str
+    key: str
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    home = tmp_path / "home"
+    log = tmp_path / "server.log"
+    command = [sys.executable, "-m", "tinkex", "serve", "--home", str(home), "--port", "0"]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*command, "--engine", "fake"], stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    assert process.stdout is not None
+    with process, process.stdout:
+        try:
+            line = process.stdout.readline()
+            assert line.startswith(READY), log.read_text()
+            key = (home / "key").read_text().strip()
+            yield Server(line.removeprefix(READY).strip(), key)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "Chromium is missing; run scripts/system-packages.sh, which installs it"
+    # Its sandbox refuses to work for root, as whom containers run.
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    with chromium.new_context() as opened:
+        opened.set_default_timeout(PATIENCE_MS)
+        yield opened
+
+
+@pytest.fixture
+def complaints(context: BrowserContext) -> list[str]:
+    """What the browser objects to: script errors, and what the security policy forbids."""
+    heard: list[str] = []
+    context.on("weberror", lambda error: heard.append(str(error.error)))
+    context.on("console", lambda said: heard.append(said.text) if said.type == "error" else None)
+    context.on("dialog", lambda dialog: heard.append(dialog.message))
+    return heard
+
+
+@pytest.fixture
+def train(server: Server) -> Iterator[Train]:
+    """Makes a run with some steps; its client stays connected until the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def work(num_steps: int, name: str | None = None) -> tinkex.TrainingClient:
+            service = stack.enter_context(
+                tinkex.ServiceClient(base_url=server.url, api_key=server.key, display_name=name)
+            )
+            training = service.create_lora_training_client("tinkex/bigram", rank=8, seed=1)
+            take_steps(training, num_steps)
+            return training
+
+        yield work
+
+
+def take_steps(training: tinkex.TrainingClient, num_steps: int) -> None:
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    datum = tinkex.Datum(
+        model_input=tinkex.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+    )
+    for _ in range(num_steps):
+        training.forward_backward([datum], "cross_entropy")
+        training.optim_step(tinkex.AdamParams(learning_rate=0.05)).result()
+
+
+def mark(page: Page) -> None:
+    """Leave something in the page that does not survive its being loaded again."""
+    page.evaluate("window.mark = 'still here'")
+
+
+def is_marked(page: Page) -> bool:
+    return bool(page.evaluate("window.mark === 'still here'"))
+
+
+def test_the_snippet_of_the_empty_page_makes_a_run_appear_by_itself(
+    server: Server, context: BrowserContext, complaints: list[str], tmp_path: Path
+) -> None:
+    page = context.new_page()
+    page.goto(server.url)
+    mark(page)
+    script = tmp_path / "snippet.py"
+    snippet = html.unescape(page.locator("#snippet").inner_html())
+    script.write_text(snippet.replace("tml-...", server.key))
+
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+
+    row = page.locator("tr", has=page.locator("a[href^='/runs/']"))
+    expect(row.locator("[data-label='Steps']")).to_have_text("20", timeout=PATIENCE_MS)
+    expect(row.locator("[data-label='Base model']")).to_have_text("tinkex/bigram")
+    expect(page.locator("code.path")).to_contain_text("/weights/first")
+    expect(page.locator("#snippet")).to_have_count(0)
+    assert is_marked(page)
+    assert complaints == []
+
+
+def test_a_curve_grows_while_one_looks(
+    server: Server, train: Train, context: BrowserContext, complaints: list[str]
+) -> None:
+    training = train(3)
+    page = context.new_page()
+    page.goto(server.url)
+    page.locator("a[href^='/runs/']").click()
+    curve = page.locator(".curve svg[role=img]")
+    expect(curve).to_have_attribute("aria-label", _ends_at(3))
+    before = page.locator("polyline").get_attribute("points")
+    mark(page)
+
+    take_steps(training, 4)
+
+    expect(curve).to_have_attribute("aria-label", _ends_at(7), timeout=PATIENCE_MS)
+    assert page.locator("polyline").get_attribute("points") != before
+    expect(page.locator("tbody tr").first.locator("td").first).to_have_text("7")
+    expect(page.locator(".curve circle:not(.last)")).to_have_count(7)
+    assert is_marked(page)
+    assert complaints == []
+
+
+def _ends_at(step: int) -> re.Pattern[str]:
+    return re.compile(rf" at step {step}$")
+
+
+def test_a_hostile_name_is_text_and_nothing_runs(
+    server: Server, train: Train, context: BrowserContext, complaints: list[str]
+) -> None:
+    train(1, HOSTILE)
+    page = context.new_page()
+    page.goto(server.url)
+
+    expect(page.locator("td.main bdi.name").first).to_have_text(HOSTILE)
+    page.locator("a[href^='/runs/']").click()
+    expect(page.locator("h1 bdi")).to_have_text(HOSTILE)
+    assert page.locator("b").count() == 0
+    assert page.title() == f"tinkex: {HOSTILE}"
+    assert complaints == []
+
+
+def test_from_elsewhere_a_key_is_asked_for(server: Server, chromium: Browser) -> None:
+    # What a proxy in front of the server would add.
+    with chromium.new_context(extra_http_headers={"X-Forwarded-For": "203.0.113.5"}) as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.get_by_label("API key").fill("tml-wrong")
+        page.get_by_role("button", name="Show my runs").click()
+        expect(page.get_by_role("alert")).to_have_text("This key is wrong or was revoked.")
+
+        page.get_by_label("API key").fill(server.key)
+        page.get_by_role("button", name="Show my runs").click()
+        expect(page.get_by_text("Nothing has been trained yet.")).to_be_visible()
+        assert page.evaluate("document.cookie") == ""
+
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_page_works_without_scripts_and_on_a_phone(
+    server: Server, train: Train, chromium: Browser
+) -> None:
+    train(2, "a name that is long enough to need more than one line on a small screen")
+    phone = {"width": 360, "height": 740}
+    with chromium.new_context(java_script_enabled=False, viewport=phone) as context:
+        page = context.new_page()
+        page.goto(server.url)
+        assert page.locator("noscript meta[http-equiv=refresh]").count() == 1
+        page.locator("a[href^='/runs/']").click()
+        expect(page.locator(".curve svg[role=img]")).to_be_visible()
+    with chromium.new_context(viewport=phone) as context:
+        page = context.new_page()
+        for path in ("", page_of_run(server, page)):
+            page.goto(server.url + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
+
+
+def page_of_run(server: Server, page: Page) -> str:
+    page.goto(server.url)
+    found = page.locator("a[href^='/runs/']").get_attribute("href")
+    assert found is not None
+    return found
+
+
+def test_a_page_says_when_the_server_does_not_answer(
+    server: Server, context: BrowserContext
+) -> None:
+    page = context.new_page()
+    page.goto(server.url)
+    state = page.get_by_role("status")
+    expect(state).to_have_text("live")
+
+    context.set_offline(True)
+    expect(state).to_have_text("the server does not answer", timeout=PATIENCE_MS)
+
+    context.set_offline(False)
+    expect(state).to_have_text("live", timeout=PATIENCE_MS)

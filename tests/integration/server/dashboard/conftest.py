@@ -1,0 +1,33 @@
+"""A house whose default tenant can look without a key."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from tests.integration.server.dashboard.browsing import Browser
+from tests.integration.server.house import House
+from tinkex.server.keys_file import DEFAULT_TENANT
+from tinkex.store import keys
+
+DEFAULT_KEY = "tml-default"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A house, its default tenant, and that tenant at the machine."""
+
+    house: House
+    tenant_id: str
+    local: Browser
+
+
+@pytest.fixture
+def scene(house: House) -> Scene:
+    tenant = house.write(lambda db: keys.tenant_named(db, DEFAULT_TENANT, time.time()))
+    house.write(
+        lambda db: keys.insert_key(db, tenant.id, DEFAULT_KEY, name="home", now=time.time())
+    )
+    return Scene(house, tenant.id, Browser(house))

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server.dashboard.browsing import Browser, add_run, add_session
+from tests.integration.server.dashboard.conftest import DEFAULT_KEY, Scene
+from tests.integration.server.house import KEY, House, open_house
+from tinkex.server.auth import issue_token
+from tinkex.server.call import Identity
+from tinkex.server.dashboard import login
+from tinkex.server.dashboard.visitor import COOKIE
+from tinkex.store import keys
+
+FORM = 'action="/login"'
+
+
+@pytest.fixture
+def open_scene(tmp_path: Path) -> Iterator[House]:
+    """A server that others can reach."""
+    with open_house(tmp_path / "open", host="0.0.0.0") as house:
+        house.write(lambda db: keys.tenant_named(db, "default", time.time()))
+        yield house
+
+
+def names(answer: httpx.Response) -> str:
+    """Whose page it is."""
+    return answer.text.partition("<bdi>")[2].partition("</bdi>")[0]
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
+def test_at_the_machine_no_key_is_needed(scene: Scene, host: str) -> None:
+    peer = "::1" if "::" in host else "127.0.0.1"
+    answer = replace(scene.local, host=host, peer=peer).get()
+
+    assert answer.status_code == 200
+    assert names(answer) == "default"
+    assert FORM not in answer.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"peer": "192.168.0.7"},
+        {"host": "evil.example"},
+        {"host": "localhost.evil.example:8000"},
+        {"headers": {"X-Forwarded-For": "127.0.0.1"}},
+        {"headers": {"X-Forwarded-Host": "localhost"}},
+        {"headers": {"Forwarded": "for=127.0.0.1"}},
+        {"headers": {"Via": "1.1 proxy"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/", "/runs/x:train:0"])
+def test_everybody_else_is_asked_for_a_key(
+    scene: Scene, changes: dict[str, Any], path: str
+) -> None:
+    answer = replace(scene.local, **changes).get(path)
+
+    assert answer.status_code == 401
+    assert FORM in answer.text
+    assert "default" not in answer.text
+
+
+def test_a_server_on_the_network_asks_even_its_own_machine(open_scene: House) -> None:
+    assert Browser(open_scene).get().status_code == 401
+
+
+def test_without_a_default_tenant_a_key_is_asked_for(house: House) -> None:
+    assert Browser(house).get().status_code == 401
+
+
+def test_a_key_opens_the_page_of_its_tenant_until_logout(scene: Scene) -> None:
+    browser = replace(scene.local, peer="192.168.0.7", host="trainer.example")
+
+    entered = browser.post("/login", key=f"  {KEY} ", target="/")
+    seen = browser.get()
+    left = browser.post("/logout")
+    after = browser.get()
+
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    assert (seen.status_code, names(seen)) == (200, "alice@example.com")
+    assert (left.status_code, left.headers["location"]) == (303, "/")
+    assert after.status_code == 401
+
+
+def test_the_cookie_is_for_the_server_alone(scene: Scene) -> None:
+    plain = scene.local.post("/login", key=KEY).headers["set-cookie"]
+    encrypted = replace(scene.local, scheme="https").post("/login", key=KEY).headers["set-cookie"]
+
+    for cookie in (plain, encrypted):
+        words = {word.strip().lower() for word in cookie.split(";")[1:]}
+        assert {"httponly", "samesite=strict", "path=/", "max-age=3600"} <= words
+        assert KEY not in cookie
+    assert "secure" not in plain.lower()
+    assert "secure" in encrypted.lower()
+
+
+def test_a_key_shows_another_tenant_at_the_machine_itself(scene: Scene) -> None:
+    scene.local.post("/login", key=KEY)
+    assert names(scene.local.get()) == "alice@example.com"
+
+    scene.local.post("/logout")
+    assert names(scene.local.get()) == "default"
+
+
+@pytest.mark.parametrize("key", ["", "tml-wrong", "nonsense", "x" * 5000, "tml-\x00<script>"])
+def test_a_wrong_key_gets_the_form_again(scene: Scene, key: str) -> None:
+    browser = replace(scene.local, peer="192.168.0.7")
+
+    answer = browser.post("/login", key=key)
+
+    assert answer.status_code == 401
+    assert FORM in answer.text
+    assert login.WRONG in answer.text
+    assert "set-cookie" not in answer.headers
+    assert "<script>" not in answer.text.partition("<main")[2]
+
+
+def test_a_huge_form_is_refused(scene: Scene) -> None:
+    answer = scene.local.post("/login", key="x" * 100_000)
+
+    assert answer.status_code == 413
+    assert FORM in answer.text
+
+
+def test_a_token_is_not_exchanged_for_a_longer_look(scene: Scene) -> None:
+    scene.local.post("/login", key=KEY)
+    token = scene.local.cookies[COOKIE]
+
+    assert Browser(scene.house, peer="10.0.0.1").post("/login", key=token).status_code == 401
+
+
+def test_a_form_of_another_site_changes_nothing(scene: Scene) -> None:
+    stranger = replace(scene.local, headers={"Origin": "http://evil.example"})
+
+    entered, left = stranger.post("/login", key=KEY), stranger.post("/logout")
+
+    assert (entered.status_code, left.status_code) == (403, 403)
+    assert "set-cookie" not in entered.headers
+    assert "set-cookie" not in left.headers
+    own = replace(scene.local, headers={"Origin": "http://localhost:8000"})
+    assert own.post("/login", key=KEY).status_code == 303
+
+
+@pytest.mark.parametrize("age", ["expired", "forged", "revoked"])
+def test_a_cookie_that_is_no_longer_good_asks_for_the_key(scene: Scene, age: str) -> None:
+    services = scene.house.services
+    key = scene.house.read(lambda db: keys.by_secret(db, DEFAULT_KEY))
+    tenant = scene.house.read(lambda db: keys.find_tenant(db, scene.tenant_id))
+    identity = Identity(tenant_id=tenant.id, key_id=key.id)
+    secret = b"another" if age == "forged" else services.secret
+    token = issue_token(secret, identity, tenant, -5 if age == "expired" else 60)
+    if age == "revoked":
+        scene.house.write(lambda db: keys.revoke(db, key.id, time.time()))
+
+    browser = Browser(scene.house, peer="10.0.0.1", cookies=httpx.Cookies({COOKIE: token}))
+
+    assert browser.get().status_code == 401
+
+
+def test_the_form_leads_back_to_where_one_wanted_to_go(scene: Scene) -> None:
+    run = add_run(scene.house, add_session(scene.house, scene.house.tenant_id))
+    browser = replace(scene.local, peer="10.0.0.1")
+
+    asked = browser.get(f"/runs/{run.id}")
+    entered = browser.post("/login", key=KEY, target=f"/runs/{run.id}")
+    elsewhere = browser.post("/login", key=KEY, target="//evil.example")
+
+    assert f'value="/runs/{run.id}"' in asked.text
+    assert entered.headers["location"] == f"/runs/{run.id}"
+    assert browser.get(entered.headers["location"]).status_code == 200
+    assert elsewhere.headers["location"] == "/"
+
+
+def test_nobody_sees_the_runs_of_another_tenant(scene: Scene) -> None:
+    foreign = add_run(scene.house, add_session(scene.house, scene.house.other_id))
+
+    page, foreign_page = scene.local.get(), scene.local.get(f"/runs/{foreign.id}")
+    unknown_page = scene.local.get("/runs/nothing:train:0")
+
+    assert foreign.id not in page.text
+    assert (foreign_page.status_code, unknown_page.status_code) == (404, 404)
+    assert foreign_page.text.replace(foreign.id, "nothing:train:0") == unknown_page.text
+
+
+@pytest.mark.parametrize("path", ["/", "/login", "/runs/unknown"])
+def test_pages_load_nothing_from_elsewhere_and_are_kept_nowhere(scene: Scene, path: str) -> None:
+    headers = scene.local.get(path).headers
+
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'self';")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["content-type"] == "text/html; charset=utf-8"
+
+
+def test_looking_needs_no_more_than_head_and_changes_nothing(scene: Scene) -> None:
+    assert scene.local.get(method="HEAD").status_code == 200
+    for path in ("/", "/runs/x"):
+        assert scene.local.get(path, method="POST").status_code == 405
+    assert scene.local.get("/logout").status_code == 405

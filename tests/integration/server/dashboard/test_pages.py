@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import html
+import re
+import time
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.integration.server.dashboard.browsing import add_run, add_session, add_updates
+from tests.integration.server.dashboard.conftest import Scene
+from tinkex.errors import StoreBusy
+from tinkex.ids import new_id
+from tinkex.jobs.bells import Bell
+from tinkex.server.dashboard import reading
+from tinkex.store import checkpoints, jobs
+from tinkex.store.database import Database
+from tinkex.store.records import Checkpoint, Run
+
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{7*7}}&quot;\' \u202e'
+
+
+def text_of(page: str) -> str:
+    """What a reader sees."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def cells(page: str, run_id: str) -> dict[str, str]:
+    """The named cells of a run's row."""
+    row = page.partition(f'<code class="id">{run_id}</code>')[2].partition("</tr>")[0]
+    found = re.findall(r'<td[^>]*data-label="([^"]+)">(.*?)</td>', row, re.DOTALL)
+    return {name: text_of(content) for name, content in found}
+
+
+def add_checkpoint(scene: Scene, run: Run, name: str, **changes: Any) -> Checkpoint:
+    values: dict[str, Any] = {
+        "id": new_id(),
+        "tenant_id": run.tenant_id,
+        "session_id": run.session_id,
+        "project_id": "default",
+        "run_id": run.id,
+        "segment": "weights",
+        "name": name,
+        "base_model": run.base_model,
+        "spec": {},
+        "size_bytes": 123_456,
+        "created_at": time.time() - 120,
+    }
+    checkpoint = Checkpoint(**values | changes)
+    scene.house.write(lambda db: checkpoints.insert(db, checkpoint))
+    return checkpoint
+
+
+def test_a_run_shows_what_it_is_and_how_far_it_has_come(scene: Scene) -> None:
+    session = add_session(scene.house, scene.tenant_id, display_name="first try")
+    run = add_run(scene.house, session, used_at=time.time() - 7200)
+    assert cells(scene.local.get().text, run.id)["Steps"] == "0"
+
+    add_updates(scene.house, run, 3.5, 2.25)
+
+    page = scene.local.get().text
+    row = cells(page, run.id)
+    assert "first try" in page
+    assert f'href="/runs/{run.id}"' in page
+    assert (row["Base model"], row["State"]) == ("tinkex/bigram", "ready")
+    assert (row["Steps"], row["Loss per token"]) == ("2", "2.2500")
+    assert int(row["Tokens/s"]) > 0
+    assert row["Last activity"] in {"just now", "1 s ago", "2 s ago", "3 s ago"}
+
+
+def test_a_name_in_the_metadata_wins_over_the_sessions(scene: Scene) -> None:
+    session = add_session(scene.house, scene.tenant_id, display_name="whole sweep")
+    run = add_run(scene.house, session, user_metadata={"name": "rank 8"})
+
+    assert "<h1><bdi>rank 8</bdi>" in scene.local.get(f"/runs/{run.id}").text
+
+
+def test_only_the_newest_runs_are_listed_and_all_are_counted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = add_session(scene.house, scene.tenant_id)
+    for number in range(4):
+        add_run(scene.house, session, id=f"run:{number}", created_at=float(number))
+    monkeypatch.setattr(reading, "MAX_RUNS", 3)
+
+    page = scene.local.get().text
+
+    assert [number for number in range(4) if f"run:{number}<" in page] == [1, 2, 3]
+    assert "The newest 3 of 4." in page
+
+
+def test_the_queue_shows_what_waits_and_whether_anybody_works(scene: Scene) -> None:
+    for kind in ("asample", "asample", "optim_step"):
+        scene.house.promise(kind, tenant_id=scene.tenant_id)
+    running = scene.house.promise("asample", tenant_id=scene.tenant_id)
+    scene.house.write(lambda db: jobs.start(db, [running.id], time.time()))
+    scene.house.promise("forward", tenant_id=scene.house.other_id)
+
+    page = text_of(scene.local.get().text)
+
+    assert re.search(r"asample 2 1 (just now|\d s ago)", page)
+    assert re.search(r"optim_step 1 0 (just now|\d s ago)", page)
+    assert "forward " not in page
+    assert "No worker is alive." in page
+
+    bell = Bell(scene.house.services.database, "worker")
+    try:
+        page = text_of(scene.local.get().text)
+    finally:
+        bell.close()
+    assert "Worker alive" in page
+    assert "No worker is alive" not in page
+
+
+def test_checkpoints_show_where_they_are_and_who_sees_them(scene: Scene) -> None:
+    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
+    add_checkpoint(scene, run, "one", is_public=True)
+    add_checkpoint(scene, run, "two", expires_at=time.time() + 7300)
+    add_checkpoint(scene, run, "passing", is_ephemeral=True)
+
+    for path in ("/", f"/runs/{run.id}"):
+        page = text_of(scene.local.get(path).text)
+        assert f"tinker://{run.id}/weights/one 123 kB 2 min ago never everybody" in page
+        assert f"tinker://{run.id}/weights/two 123 kB 2 min ago in 2 h you" in page
+        assert "passing" not in page
+
+
+def test_sessions_show_how_they_ended(scene: Scene) -> None:
+    now = time.time()
+    add_session(scene.house, scene.tenant_id, display_name="going")
+    add_session(scene.house, scene.tenant_id, display_name="silent", expired_at=now)
+    ended = {"finished_at": now, "finish_reason": "success"}
+    add_session(scene.house, scene.tenant_id, display_name="over", **ended)
+
+    page = text_of(scene.local.get().text)
+
+    assert re.search(r"going \S+ default active – 0.36.0", page)  # noqa: RUF001
+    assert re.search(r"silent \S+ default lost ", page)
+    assert re.search(r"over \S+ default finished success ", page)
+
+
+def test_an_empty_page_says_what_to_do(scene: Scene) -> None:
+    page = scene.local.get().text
+
+    snippet = html.unescape(page.partition('<code id="snippet">')[2].partition("</code>")[0])
+    assert 'base_url="http://localhost:8000"' in snippet
+    assert '"tinkex/bigram"' in snippet
+    compile(snippet, "snippet", "exec")
+    assert str(scene.house.services.home.key_file) in page
+    add_run(scene.house, add_session(scene.house, scene.tenant_id))
+    assert "snippet" not in scene.local.get().text
+
+
+def test_where_the_key_lies_is_told_at_the_machine_alone(scene: Scene) -> None:
+    scene.local.post("/login", key="tml-alice")
+
+    page = scene.local.get().text
+
+    assert "snippet" in page
+    assert str(scene.house.services.home.key_file) not in page
+
+
+def test_a_runs_page_draws_its_losses_and_grows_with_them(scene: Scene) -> None:
+    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
+    path = f"/runs/{run.id}"
+    assert "<polyline" not in scene.local.get(path).text
+
+    add_updates(scene.house, run, 4.0, 3.0)
+    before = scene.local.get(path).text
+    add_updates(scene.house, run, 1.0)
+    after = scene.local.get(path).text
+
+    assert "from 4.0000 at step 1 to 3.0000 at step 2" in before
+    assert "from 4.0000 at step 1 to 1.0000 at step 3" in after
+    assert "<title>step 3: 1.0000</title>" in after
+    assert re.search(r"Steps 3 Loss per token 1\.0000 latest", text_of(after))
+    assert re.search(r"Tokens 30 trained", text_of(after))
+    assert re.search(r"Done 3 1\.0000 10 1 ", text_of(after))
+
+
+def test_thousands_of_steps_stay_a_light_page(scene: Scene) -> None:
+    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
+    add_updates(scene.house, run, *(4.0 / (1 + number % 97) for number in range(3000)))
+
+    page = scene.local.get(f"/runs/{run.id}").text
+
+    assert len(page) < 60_000
+    assert "The latest 20 of 3,000." in page
+    assert "the mean of 75 steps" in page
+    assert 'class="line faint"' in page
+
+
+def test_hostile_names_are_shown_as_text(scene: Scene) -> None:
+    session = add_session(
+        scene.house,
+        scene.tenant_id,
+        display_name=HOSTILE,
+        project_id=HOSTILE,
+        sdk_version=HOSTILE,
+        finished_at=1.0,
+        finish_reason=HOSTILE,
+    )
+    named = {"base_model": HOSTILE, "user_metadata": {"name": HOSTILE}}
+    run = add_run(scene.house, session, **named)
+    add_checkpoint(scene, run, HOSTILE)
+
+    for path in ("/", f"/runs/{run.id}", "/runs/" + HOSTILE.replace("/", "")):
+        page = scene.local.get(path).text
+        assert "<script>alert" not in page
+        assert "<img src=x" not in page
+        assert not re.search(r"\s(on\w+|style)=", re.sub(r">[^<]*<", "><", page))
+        assert "&lt;script&gt;" in page
+        assert "49" not in text_of(page.partition("<bdi")[2].partition("</bdi>")[0])
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(path=st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1))
+def test_any_address_of_a_run_that_is_not_there_is_a_page(scene: Scene, path: str) -> None:
+    answer = scene.local.get("/runs/" + quote(path, safe=""))
+
+    assert answer.status_code in {404, 405}
+
+
+def test_a_store_that_does_not_answer_is_a_page_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Database, work: object) -> None:
+        raise StoreBusy("the database is busy; try again")
+
+    monkeypatch.setattr(Database, "read", fail)
+    answer = scene.local.get()
+
+    assert answer.status_code == 503
+    assert "The database is busy; try again." in answer.text
+
+
+def test_static_files_are_served_under_addresses_that_change_with_them(scene: Scene) -> None:
+    page = scene.local.get().text
+    addresses = set(re.findall(r'(?:href|src)="(/static/[^"]+)"', page))
+
+    assert {address.partition("?")[0] for address in addresses} == {
+        "/static/dashboard.css",
+        "/static/dashboard.js",
+        "/static/icon.svg",
+    }
+    for address in addresses:
+        answer = scene.local.get(address)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert scene.local.get("/static/nothing.css").status_code == 404
+    assert scene.local.get("/static/..%2fpages.py").status_code == 404
+
+
+def test_everything_on_a_page_comes_from_this_server(scene: Scene) -> None:
+    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
+    add_updates(scene.house, run, 2.0)
+
+    for path in ("/", f"/runs/{run.id}", "/login"):
+        page = scene.local.get(path).text
+        assert not re.search(r'(?:src|href|action)="(?!/)', page)

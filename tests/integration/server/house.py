@@ -1,0 +1,147 @@
+"""A server without a worker, in this process: a real store, the real application, jobs by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from litestar.testing import TestClient
+
+from tinkex.home import Home
+from tinkex.jobs.bells import Bell, Ringer
+from tinkex.jobs.queue import JobQueue
+from tinkex.jobs.waiting import Waiters
+from tinkex.server.app import create_app
+from tinkex.server.call import Handler, Services
+from tinkex.server.config import ServerConfig
+from tinkex.store import jobs, keys, settings
+from tinkex.store.database import Connection, Database
+from tinkex.store.migrations import migrate
+from tinkex.store.records import Job, NewJob
+
+KEY = "tml-alice"
+OTHER_KEY = "tml-bob"
+API = "/api/v1"
+BASE_MODEL = "tinkex/bigram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """The services, somebody who asks, and hands to do the worker's part."""
+
+    services: Services
+    client: TestClient[Any]
+    tenant_id: str
+    other_id: str
+
+    def ask(
+        self, method: str, path: str, *, key: str | None = KEY, **options: Any
+    ) -> httpx.Response:
+        """One request below /api/v1, with a key unless told otherwise."""
+        headers = {**({"X-API-Key": key} if key else {}), **options.pop("headers", {})}
+        return self.client.request(method, API + path, headers=headers, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """One request with a JSON body."""
+        return self.ask("POST", path, json=body, **options)
+
+    def session(self, key: str = KEY) -> str:
+        """A fresh session."""
+        body = {"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"}
+        answer = self.post("/create_session", body, key=key)
+        assert answer.status_code == 200, answer.text
+        session_id: str = answer.json()["session_id"]
+        return session_id
+
+    def promise(self, kind: str = "optim_step", **fields: Any) -> Job:
+        """A promise of the first tenant, as a route would make it."""
+        new = NewJob(
+            id="",
+            tenant_id=self.tenant_id,
+            session_id="s",
+            kind=kind,
+            key=None,
+            payload=b"{}",
+            position=0,
+        )
+        return self.services.queue.submit(replace(new, **fields)).result()
+
+    def finish(
+        self, job: Job, result: bytes | None = b"{}", *, error: str | None = None, ring: bool = True
+    ) -> None:
+        """End a promise, as the worker would."""
+        now = time.time()
+        ending = jobs.Ending(
+            job=job,
+            result=None if error else result,
+            error=error,
+            category="user" if error else None,
+            started_at=now,
+            finished_at=now,
+        )
+        self.services.database.write(lambda db: jobs.finish(db, ending))
+        if ring:
+            ringer = Ringer(self.services.database, "api")
+            ringer.ring([job.id])
+            ringer.close()
+
+    def read(self, work: Any) -> Any:
+        """Look into the store."""
+        return self.services.database.read(work)
+
+    def write(self, work: Any) -> Any:
+        """Change the store."""
+        return self.services.database.write(work)
+
+
+@contextlib.contextmanager
+def open_house(
+    root: Path, routes: dict[str, Handler] | None = None, **options: Any
+) -> Iterator[House]:
+    """A house with two tenants; `options` are settings, `routes` are served instead of all."""
+    root.mkdir(parents=True, exist_ok=True)
+    config = ServerConfig(home=root, **{"long_poll_seconds": 1.0, **options})
+    with contextlib.ExitStack() as stack:
+        database = Database(config.store_url)
+        stack.callback(database.close)
+        migrate(database)
+        secret = database.write(settings.secret)
+        tenant_id, other_id = database.write(_furnish)
+        bell = Bell(database, "api")
+        stack.callback(bell.close)
+        queue = JobQueue(database, config.queue_limits, secret)
+        stack.callback(queue.close)
+        services = Services(
+            config=config,
+            home=Home(root),
+            database=database,
+            queue=queue,
+            waiters=Waiters(queue, bell),
+            secret=secret,
+        )
+        app = create_app(services) if routes is None else create_app(services, routes, ())
+        client = stack.enter_context(TestClient(app, raise_server_exceptions=False))
+        yield House(services=services, client=client, tenant_id=tenant_id, other_id=other_id)
+
+
+def _furnish(db: Connection) -> tuple[str, str]:
+    now = time.time()
+    alice = keys.tenant_named(db, "alice@example.com", now)
+    bob = keys.tenant_named(db, "bob", now)
+    keys.insert_key(db, alice.id, KEY, name="alice's", note="at home", now=now)
+    keys.insert_key(db, bob.id, OTHER_KEY, name="bob's", now=now)
+    model = {
+        "name": BASE_MODEL,
+        "max_context_tokens": 512,
+        "arch": "bigram",
+        "tokenizer_id": None,
+        "is_trainable": True,
+        "is_sampleable": True,
+    }
+    settings.put(db, "base_models", [model])
+    return alice.id, bob.id

@@ -1,0 +1,84 @@
+"""A request is a sign of life, unless it only asks whether the server is well."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex.errors import StoreBusy
+from tinkex.home import Home
+from tinkex.server.api_process import QUIET_PATHS, Activity
+from tinkex.server.pulse import Pulse
+
+
+async def ask(activity: Activity, path: str, kind: str = "http") -> None:
+    await activity({"type": kind, "path": path}, None, None)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path)
+    home.activity_file.touch()
+    os.utime(home.activity_file, (1.0, 1.0))
+    return home
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", sorted(QUIET_PATHS))
+async def test_questions_about_health_are_no_activity(home: Home, path: str) -> None:
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+
+    activity = Activity(app, home)
+    await ask(activity, path)
+    await ask(activity, "/api/v1/heartbeat", "lifespan")
+    assert home.activity_file.stat().st_mtime == 1.0
+    await ask(activity, "/api/v1/heartbeat")
+    assert home.activity_file.stat().st_mtime > 1.0
+    # Whatever it is, it is passed on.
+    assert len(asked) == 3
+
+
+@pytest.mark.asyncio
+async def test_many_requests_touch_the_file_once_in_a_while(home: Home) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    activity = Activity(app, home)
+    await ask(activity, "/api/v1/heartbeat")
+    os.utime(home.activity_file, (1.0, 1.0))
+    for _ in range(100):
+        await ask(activity, "/api/v1/heartbeat")
+    assert home.activity_file.stat().st_mtime == 1.0
+
+
+@pytest.mark.asyncio
+async def test_a_home_that_is_gone_stops_no_request(home: Home) -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+
+    home.activity_file.unlink()
+    await ask(Activity(app, home), "/any")
+    assert asked == ["/any"]
+
+
+def test_a_duty_goes_on_after_the_database_was_in_trouble() -> None:
+    done = threading.Event()
+    calls = iter([StoreBusy("busy"), OSError("gone"), None])
+
+    def duty() -> None:
+        outcome = next(calls, None)
+        if outcome is not None:
+            raise outcome
+        done.set()
+
+    with Pulse("test", duty, 0.001):
+        assert done.wait(20.0)

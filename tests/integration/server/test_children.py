@@ -1,0 +1,67 @@
+"""A process of the server, whichever it is: started again, given up, never left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.server.children import Child, Role
+from tinkex.server.config import ServerConfig
+from tinkex.server.handover import Orders
+from tinkex.server.restarts import RestartPolicy
+
+QUICK = RestartPolicy(first_wait_seconds=0.001, max_early_deaths=3)
+
+
+def child(tmp_path: Path, module: str) -> Child:
+    orders = Orders(config=ServerConfig(home=tmp_path), lock=2)
+    return Child(Role(name="test", module=module, orders=orders), QUICK)
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_cannot_start_is_given_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="test process cannot start: it ended with exit code 1"):
+        await child(tmp_path, "tinkex.no_such_module").keep()
+    output, errors = capfd.readouterr()
+    # Standard output is the supervisor's, and everything else is for the log.
+    assert output == ""
+    assert errors.count("No module named tinkex.no_such_module") == QUICK.max_early_deaths
+
+
+@pytest.mark.asyncio
+async def test_a_process_of_a_server_that_was_ready_is_started_again_and_again(
+    tmp_path: Path,
+) -> None:
+    kept = child(tmp_path, "tinkex.no_such_module")
+    kept.was_ready = True
+    keeping = asyncio.create_task(kept.keep())
+    seen: set[int] = set()
+    while len(seen) < QUICK.max_early_deaths + 1:
+        seen |= {kept.pid} - {0}
+        await asyncio.sleep(0.001)
+    kept.stop()
+    await keeping
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) -> None:
+    # A module that would run for ever, because it waits for the end of its input.
+    kept = child(tmp_path, "code")
+    keeping = asyncio.create_task(kept.keep())
+    await asyncio.sleep(0)
+    kept.stop()
+    async with asyncio.timeout(30):
+        await keeping
+
+
+def test_descriptors_are_not_left_open(tmp_path: Path) -> None:
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            asyncio.run(child(tmp_path, "tinkex.no_such_module").keep())
+    assert len(list(Path("/dev/fd").iterdir())) == before

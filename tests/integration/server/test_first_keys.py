@@ -1,0 +1,74 @@
+"""The first keys of a server, in its store and in its home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import ConfigError, InvalidInput
+from tinkex.home import Home
+from tinkex.server.config import ServerConfig
+from tinkex.server.keys_file import prepare_keys
+from tinkex.server.wiring import open_store
+from tinkex.store import keys
+from tinkex.store.database import Database
+
+TOLD = "tml-told-at-start"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_store(ServerConfig(home=tmp_path)) as opened:
+        yield opened
+
+
+def prepare(tmp_path: Path, database: Database, **settings: str) -> str:
+    """Prepare the keys, and return the home's."""
+    home = Home(tmp_path)
+    prepare_keys(ServerConfig(home=tmp_path, **settings), home, database)
+    return home.key_file.read_text().strip()
+
+
+def names(database: Database) -> list[tuple[str, str, bool]]:
+    listed = database.read(keys.list_keys)
+    return [(tenant.name, key.name, key.revoked_at is None) for key, tenant in listed]
+
+
+def test_a_home_gets_one_key_and_keeps_it(tmp_path: Path, database: Database) -> None:
+    key = prepare(tmp_path, database)
+    assert prepare(tmp_path, database) == key
+    assert names(database) == [("default", "home", True)]
+    assert Home(tmp_path).key_file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"tml-of-another-store\n", b"\xff\xfe"])
+def test_a_key_file_that_opens_nothing_is_replaced(
+    tmp_path: Path, database: Database, content: bytes
+) -> None:
+    Home(tmp_path).key_file.write_bytes(content)
+    key = prepare(tmp_path, database)
+    assert database.read(lambda db: keys.by_secret(db, key)) is not None
+
+
+def test_a_told_key_counts_as_often_as_it_is_told(tmp_path: Path, database: Database) -> None:
+    prepare(tmp_path, database, api_key=TOLD)
+    prepare(tmp_path, database, api_key=TOLD)
+    assert names(database) == [("default", "told at start", True), ("default", "home", True)]
+
+
+def test_a_told_key_that_was_revoked_stays_revoked(tmp_path: Path, database: Database) -> None:
+    prepare(tmp_path, database, api_key=TOLD)
+    database.write(lambda db: keys.revoke(db, 1, 1.0))
+    with pytest.raises(InvalidInput, match="was revoked"):
+        prepare(tmp_path, database, api_key=TOLD)
+
+
+def test_the_network_needs_a_key_that_somebody_made(tmp_path: Path, database: Database) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no key protects the server"):
+            prepare(tmp_path, database, host="0.0.0.0")
+    assert names(database) == []
+    prepare(tmp_path, database, host="0.0.0.0", api_key=TOLD)
+    assert prepare(tmp_path, database, host="0.0.0.0").startswith("tml-")

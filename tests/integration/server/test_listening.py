@@ -1,0 +1,94 @@
+"""The listening socket, and who can reach it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.presence import status_of
+from tinkex.server.listening import is_loopback, listen, url_of
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        # A name may lead anywhere tomorrow.
+        ("localhost.example.com", False),
+        ("", False),
+    ],
+)
+def test_which_addresses_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_a_socket_is_reachable_where_it_says(host: str) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(listener) == f"http://127.0.0.1:{port}"
+        # Connections wait in the socket before anybody answers.
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_six_has_brackets() -> None:
+    try:
+        listener = listen("::1", 0)
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    with listener:
+        assert url_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+def test_a_taken_port_is_named() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "a" * 300, "ä\0"])
+def test_an_address_of_another_machine_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match="which is no address of this machine"):
+        listen(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", 200),
+        (b"HTTP/1.0 503 Busy\r\n", 503),
+        (b"SSH-2.0 200 hello\r\n", None),
+        (b"HTTP/1.1 soon\r\n", None),
+        (b"\n", None),
+        (b"", None),
+    ],
+)
+def test_whatever_answers_has_a_status_or_none(said: bytes, status: int | None) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        # What a stranger says first is what is read first.
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(said)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert status_of(f"{url_of(listener)}/any", 20.0) == status
+        answering.join()
+
+
+def test_nobody_there_is_no_status() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        url = url_of(listener)
+    assert status_of(url, 5.0) is None

@@ -1,0 +1,149 @@
+"""Checkpoints: found, listed, published, counted, and gone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.store.rows import NOW, add_checkpoint, add_run, add_session, add_tenant
+from tinkex.errors import StoreUnavailable
+from tinkex.store import checkpoints, sessions
+from tinkex.store.database import Database
+from tinkex.store.records import Checkpoint, Run
+
+
+def _run(database: Database, tenant: str = "alice") -> Run:
+    return add_run(database, add_session(database, add_tenant(database, tenant)))
+
+
+def _doomed(database: Database, now: float, limit: int = 100) -> set[str]:
+    found = database.write(lambda db: checkpoints.doomed(db, now, limit, ephemeral_seconds=60.0))
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def test_a_checkpoint_is_found_by_path_and_id_as_it_was_stored(database: Database) -> None:
+    saved = add_checkpoint(
+        database,
+        _run(database),
+        "one",
+        size_bytes=5_000_000_000,
+        user_metadata={"k": "v"},
+        expires_at=NOW + 10,
+    )
+    assert database.read(lambda db: checkpoints.find(db, saved.path, NOW)) == saved
+    assert database.read(lambda db: checkpoints.by_id(db, saved.id, NOW)) == saved
+    other = saved.path._replace(segment="sampler_weights")
+    assert database.read(lambda db: checkpoints.find(db, other, NOW)) is None
+
+
+def test_deleted_and_expired_ones_are_not_found(database: Database) -> None:
+    run = _run(database)
+    short = add_checkpoint(database, run, "short", expires_at=NOW + 10)
+    assert database.read(lambda db: checkpoints.by_id(db, short.id, NOW + 9)) == short
+    assert database.read(lambda db: checkpoints.by_id(db, short.id, NOW + 10)) is None
+    database.write(lambda db: checkpoints.set_expiry(db, short.id, None))
+    assert database.read(lambda db: checkpoints.find(db, short.path, NOW + 10)) is not None
+    assert database.write(lambda db: checkpoints.delete(db, short.id, NOW))
+    assert not database.write(lambda db: checkpoints.delete(db, short.id, NOW))
+    assert database.read(lambda db: checkpoints.find(db, short.path, NOW)) is None
+
+
+def test_a_path_holds_one_checkpoint_at_a_time(database: Database) -> None:
+    run = _run(database)
+    first = add_checkpoint(database, run, "one")
+    with pytest.raises(StoreUnavailable, match="refused"):
+        add_checkpoint(database, run, "one")
+    database.write(lambda db: checkpoints.delete(db, first.id, NOW))
+    second = add_checkpoint(database, run, "one")
+    assert database.read(lambda db: checkpoints.find(db, first.path, NOW)) == second
+
+
+def test_an_expired_checkpoint_makes_room_at_its_path(database: Database) -> None:
+    run = _run(database)
+    first = add_checkpoint(database, run, "one", expires_at=NOW + 1)
+    second = add_checkpoint(database, run, "one", created_at=NOW + 2)
+    assert database.read(lambda db: checkpoints.find(db, first.path, NOW + 2)) == second
+    assert _doomed(database, NOW + 2) == {first.id}
+
+
+def test_lists_are_newest_first_and_without_what_is_not_to_be_seen(database: Database) -> None:
+    run, other = _run(database), _run(database, "bob")
+    made = [add_checkpoint(database, run, str(i), created_at=NOW + i) for i in range(4)]
+    add_checkpoint(database, run, "ephemeral", is_ephemeral=True)
+    add_checkpoint(database, run, "expired", expires_at=NOW - 1)
+    add_checkpoint(database, run, "deleted", deleted_at=NOW)
+    add_checkpoint(database, other, "of bob")
+    newest_first = made[::-1]
+    assert database.read(lambda db: checkpoints.of_run(db, run.id, NOW)) == newest_first
+    page, total = database.read(
+        lambda db: checkpoints.page(db, run.tenant_id, limit=2, offset=1, now=NOW)
+    )
+    assert (page, total) == (newest_first[1:3], 4)
+
+
+def test_the_newest_of_many_runs_comes_in_one_query(database: Database) -> None:
+    runs = [_run(database) for _ in range(3)]
+    wanted: dict[tuple[str, str], Checkpoint] = {}
+    for run, segment in itertools.product(runs[:2], ("weights", "sampler_weights")):
+        for at in (2, 3, 1):
+            saved = add_checkpoint(database, run, str(at), segment=segment, created_at=NOW + at)
+            if at == 3:
+                wanted[run.id, segment] = saved
+        add_checkpoint(database, run, "e", segment=segment, created_at=NOW + 9, is_ephemeral=True)
+    asked: list[str] = []
+    sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    ids = [run.id for run in runs]
+    assert database.read(lambda db: checkpoints.newest(db, ids, NOW + 10)) == wanted
+    assert len(asked) == 1
+    assert database.read(lambda db: checkpoints.newest(db, [], NOW)) == {}
+
+
+def test_publishing_twice_changes_nothing(database: Database) -> None:
+    saved = add_checkpoint(database, _run(database), "one")
+    assert database.write(lambda db: checkpoints.set_public(db, saved.id, True))
+    assert not database.write(lambda db: checkpoints.set_public(db, saved.id, True))
+    found = database.read(lambda db: checkpoints.by_id(db, saved.id, NOW))
+    assert found is not None
+    assert found.is_public
+    assert database.write(lambda db: checkpoints.set_public(db, saved.id, False))
+
+
+def test_storage_is_counted_per_project(database: Database) -> None:
+    run = _run(database)
+    tenant_id = run.tenant_id
+    add_checkpoint(database, run, "1", project_id="a", size_bytes=1)
+    add_checkpoint(database, run, "2", project_id="a", size_bytes=4_000_000_000)
+    add_checkpoint(database, run, "3", project_id="b", size_bytes=7)
+    add_checkpoint(database, run, "4", project_id="b", is_ephemeral=True)
+    add_checkpoint(database, run, "5", project_id="b", expires_at=NOW)
+    add_checkpoint(database, _run(database, "bob"), "6", project_id="a")
+    every = database.read(lambda db: checkpoints.storage(db, tenant_id, None, NOW))
+    assert every == [("a", 2, 4_000_000_001), ("b", 1, 7)]
+    assert database.read(lambda db: checkpoints.storage(db, tenant_id, "b", NOW)) == [("b", 1, 7)]
+
+
+def test_doomed_are_the_deleted_the_expired_and_the_orphaned(database: Database) -> None:
+    tenant = add_tenant(database)
+    active, ended, lost = (add_session(database, tenant) for _ in range(3))
+    database.write(lambda db: sessions.finish(db, ended.id, "success", None, NOW))
+    database.write(lambda db: sessions.beat(db, active.id, NOW + 1000))
+    database.write(lambda db: sessions.expire(db, unseen_since=NOW + 1, now=NOW + 30))
+    kept = add_checkpoint(database, add_run(database, ended), "kept")
+    deleted = add_checkpoint(database, add_run(database, active), "d", deleted_at=NOW)
+    expired = add_checkpoint(database, add_run(database, active), "e", expires_at=NOW + 5)
+    in_use, orphan, later = (
+        add_checkpoint(database, add_run(database, session), "x", is_ephemeral=True)
+        for session in (active, ended, lost)
+    )
+    assert _doomed(database, NOW) == {deleted.id}
+    assert _doomed(database, NOW + 60) == {deleted.id, expired.id, orphan.id}
+    assert database.read(lambda db: checkpoints.by_id(db, orphan.id, NOW + 60)) is None
+    assert _doomed(database, NOW + 90, limit=2) <= {deleted.id, expired.id, orphan.id}
+    assert _doomed(database, NOW + 90) == {deleted.id, expired.id, orphan.id, later.id}
+    for checkpoint_id in (deleted.id, expired.id, orphan.id, later.id):
+        database.write(lambda db, known=checkpoint_id: checkpoints.forget(db, known))
+    assert _doomed(database, NOW + 90) == set()
+    assert database.read(checkpoints.known_ids) == {kept.id, in_use.id}

@@ -1,0 +1,191 @@
+"""Promises: made once, in order, finished once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.store.rows import (
+    NOW,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    finish_job,
+    new_job,
+)
+from tinkex.store import completions, jobs, runs
+from tinkex.store.database import Database
+from tinkex.store.records import Job, JobState, Run, RunState, Session
+
+
+@pytest.fixture
+def session(database: Database) -> Session:
+    return add_session(database, add_tenant(database))
+
+
+@pytest.fixture
+def run(database: Database, session: Session) -> Run:
+    return add_run(database, session)
+
+
+def _find(database: Database, job: Job) -> Job:
+    found = database.read(lambda db: jobs.find(db, job.id))
+    assert found is not None
+    return found
+
+
+def _run_now(database: Database, run: Run) -> Run:
+    found = database.read(lambda db: runs.find(db, run.id))
+    assert found is not None
+    return found
+
+
+def test_a_key_is_promised_once(database: Database, session: Session) -> None:
+    first = add_job(database, session, key="k")
+    again = database.write(lambda db: jobs.insert(db, new_job(session, key="k"), NOW))
+    assert again is None
+    assert database.read(lambda db: jobs.by_key(db, "k")) == first
+    assert add_job(database, session).no != add_job(database, session).no
+
+
+def test_numbers_are_never_used_twice(database: Database, session: Session) -> None:
+    last = add_job(database, session)
+    database.write(lambda db: db.exec_driver_sql("DELETE FROM jobs"))
+    assert add_job(database, session).no > last.no
+
+
+def test_the_load_is_what_is_not_over(database: Database, session: Session) -> None:
+    other = add_session(database, add_tenant(database, "bob"))
+    done = add_job(database, session, payload=b"x" * 100)
+    add_job(database, session, payload=b"123")
+    add_job(database, other, payload=b"4567")
+    finish_job(database, done)
+    assert database.read(lambda db: jobs.load_of(db, session.tenant_id)) == (1, 3)
+    assert database.read(jobs.load_of) == (2, 7)
+
+
+def test_a_job_is_taken_put_back_and_finished_once(database: Database, session: Session) -> None:
+    job = add_job(database, session, payload=b"\x00\xff")
+    assert database.read(lambda db: jobs.queued_after(db, 0)) == [job]
+    assert database.read(lambda db: jobs.payloads(db, [job.id])) == {job.id: b"\x00\xff"}
+    database.write(lambda db: jobs.start(db, [job.id], NOW + 1))
+    taken = _find(database, job)
+    assert (taken.state, taken.attempts, taken.started_at) == (JobState.RUNNING, 1, NOW + 1)
+    assert database.read(lambda db: jobs.queued_after(db, 0)) == []
+    assert database.write(jobs.requeue_running) == 1
+    assert _find(database, job).attempts == 1
+    database.write(lambda db: jobs.start(db, [job.id], NOW + 2))
+    assert database.write(lambda db: jobs.requeue_running(db, [job.id])) == 1
+    assert _find(database, job).attempts == 1
+
+    assert database.read(lambda db: jobs.finished_among(db, [job.id, "gone"])) == ["gone"]
+    assert finish_job(database, job, result=b"\x00r")
+    assert not finish_job(database, job, result=b"other")
+    outcome = database.read(lambda db: jobs.outcome(db, job.id))
+    assert outcome is not None
+    assert (outcome.job.state, outcome.result) == (JobState.DONE, b"\x00r")
+    assert outcome.job.is_over
+    assert database.read(lambda db: jobs.payloads(db, [job.id])) == {}
+    assert database.read(lambda db: jobs.finished_among(db, [job.id])) == [job.id]
+
+
+def test_a_failure_keeps_its_reason(database: Database, session: Session) -> None:
+    job = add_job(database, session)
+    finish_job(database, job, result=None, error="bad token", category="user")
+    failed = _find(database, job)
+    assert (failed.state, failed.error, failed.category) == (JobState.FAILED, "bad token", "user")
+
+
+def test_a_job_that_was_taken_too_often_is_given_up(database: Database, session: Session) -> None:
+    often, once = add_job(database, session), add_job(database, session)
+    database.write(lambda db: jobs.start(db, [often.id], NOW))
+    database.write(jobs.requeue_running)
+    database.write(lambda db: jobs.start(db, [often.id, once.id], NOW))
+    given_up = database.write(
+        lambda db: jobs.give_up(db, max_attempts=2, reason="it kills", now=NOW + 1)
+    )
+    assert given_up == 1
+    assert _find(database, often).error == "it kills"
+    assert _find(database, once).state == JobState.RUNNING
+
+
+def test_the_first_fetch_counts_and_only_of_what_is_over(
+    database: Database, session: Session
+) -> None:
+    done, waiting = add_job(database, session), add_job(database, session)
+    finish_job(database, done)
+    for now in (NOW + 1, NOW + 2):
+        database.write(lambda db, now=now: jobs.mark_fetched(db, [done.id, waiting.id], now))
+    assert _find(database, done).fetched_at == NOW + 1
+    assert _find(database, waiting).fetched_at is None
+
+
+def test_changes_are_counted_and_replayed_until_a_snapshot_covers_them(
+    database: Database, run: Run, session: Session
+) -> None:
+    made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(3)]
+    finish_job(database, made[0], applied=1)
+    finish_job(database, made[1])
+    finish_job(database, made[2], applied=2)
+    now = _run_now(database, run)
+    assert (now.applied, now.next_seq) == (2, 3)
+
+    def replayed(after: int, limit: int = 9) -> list[tuple[str, bytes]]:
+        found = database.read(lambda db: jobs.changes_after(db, run.id, after, limit=limit))
+        return [(job.id, payload) for job, payload in found]
+
+    assert replayed(0) == [(made[0].id, b"\x00"), (made[2].id, b"\x02")]
+    assert replayed(0, limit=1) == [(made[0].id, b"\x00")]
+    database.write(lambda db: runs.set_snapshot(db, run.id, "somewhere", 1))
+    now = _run_now(database, run)
+    assert (now.snapshot, now.snapshot_applied) == ("somewhere", 1)
+    assert replayed(1) == [(made[2].id, b"\x02")]
+
+
+def test_an_older_snapshot_does_not_replace_a_newer_one(database: Database, run: Run) -> None:
+    database.write(lambda db: runs.set_snapshot(db, run.id, "newer", 5))
+    database.write(lambda db: runs.set_snapshot(db, run.id, "older", 4))
+    assert _run_now(database, run).snapshot == "newer"
+
+
+def test_a_job_without_a_place_comes_last(database: Database, run: Run, session: Session) -> None:
+    add_job(database, session, run_id=run.id, position=7)
+    assert add_job(database, session, run_id=run.id).position == 8
+
+
+def test_finished_samples_are_told_once_per_client(database: Database, session: Session) -> None:
+    sampler = add_sampler(database, session)
+    clone = jobs.CLONE_STRIDE
+    made = [
+        add_job(database, session, sampler_id=sampler.id, position=place)
+        for place in (0, 1, clone, clone + 1)
+    ]
+    finish_job(database, made[1], result=b"12345")
+    finish_job(database, made[2], result=None, error="no", category="user")
+    finish_job(database, made[0], result=b"")
+
+    def since(clone: int, cursor: int, limit: int = 10) -> tuple[list[completions.Completion], int]:
+        return database.read(lambda db: completions.since(db, sampler.id, clone, cursor, limit))
+
+    first, cursor = since(0, 0, limit=1)
+    assert first == [(made[1].id, 5)]
+    second, end = since(0, cursor)
+    assert second == [(made[0].id, 0)]
+    assert since(0, end) == ([], end)
+    assert since(1, 0)[0] == [(made[2].id, None)]
+    database.write(lambda db: completions.drop(db, sampler.id, [made[1].id]))
+    assert since(0, 0)[0] == [(made[0].id, 0)]
+
+
+def test_idle_runs_belong_to_sessions_that_are_over(
+    database: Database, run: Run, session: Session
+) -> None:
+    job = add_job(database, session, run_id=run.id)
+    assert database.read(runs.idle) == []
+    database.write(lambda db: db.exec_driver_sql("UPDATE sessions SET expired_at = 1"))
+    assert database.read(runs.idle) == []
+    finish_job(database, job)
+    assert database.read(runs.idle) == [run.id]
+    database.write(lambda db: runs.set_state(db, run.id, RunState.UNLOADED))
+    assert database.read(runs.idle) == []

@@ -1,0 +1,78 @@
+"""Tenants, keys and the facts of a store."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.store.rows import NOW, add_tenant
+from tinkex.errors import InvalidInput
+from tinkex.store import keys, settings
+from tinkex.store.database import Database
+
+
+def test_a_tenant_is_made_once(database: Database) -> None:
+    first = add_tenant(database, "alice")
+    assert add_tenant(database, "alice") == first
+    assert add_tenant(database, "bob").id != first.id
+    assert database.read(lambda db: keys.find_tenant(db, first.id)) == first
+    assert database.read(lambda db: keys.find_tenant(db, "nobody")) is None
+
+
+def test_a_key_opens_until_it_is_revoked(database: Database) -> None:
+    tenant = add_tenant(database)
+    secret = keys.new_secret()
+    assert not database.read(keys.has_keys)
+    key = database.write(
+        lambda db: keys.insert_key(db, tenant.id, secret, name="laptop", note="mine", now=NOW)
+    )
+    assert (key.name, key.note, key.hint) == ("laptop", "mine", secret[:8] + "…")
+    assert database.read(lambda db: keys.by_secret(db, secret)) == key
+    assert database.read(lambda db: keys.by_secret(db, secret + "x")) is None
+    assert database.read(keys.has_keys)
+
+    assert database.write(lambda db: keys.revoke(db, key.id, NOW + 1))
+    assert not database.write(lambda db: keys.revoke(db, key.id, NOW + 2))
+    assert database.read(lambda db: keys.by_secret(db, secret)) is None
+    revoked = database.read(lambda db: keys.by_id(db, key.id))
+    assert revoked is not None
+    assert revoked.revoked_at == NOW + 1
+    assert not database.read(keys.has_keys)
+    assert database.read(keys.list_keys) == [(revoked, tenant)]
+
+
+def test_the_key_itself_is_nowhere_in_the_store(database: Database) -> None:
+    secret = keys.new_secret()
+    tenant = add_tenant(database)
+    database.write(lambda db: keys.insert_key(db, tenant.id, secret, name="n", now=NOW))
+    rows = database.read(lambda db: db.exec_driver_sql("SELECT * FROM api_keys").all())
+    assert secret not in str(rows)
+
+
+def test_the_same_key_again_is_the_same_row(database: Database) -> None:
+    tenant = add_tenant(database)
+    first = database.write(lambda db: keys.insert_key(db, tenant.id, "tml-a", name="n", now=NOW))
+    again = database.write(lambda db: keys.insert_key(db, tenant.id, "tml-a", name="m", now=NOW))
+    assert again == first
+
+
+def test_a_key_never_changes_hands_nor_comes_back(database: Database) -> None:
+    alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
+    key = database.write(lambda db: keys.insert_key(db, alice.id, "tml-a", name="n", now=NOW))
+    with pytest.raises(InvalidInput, match="belongs to another tenant"):
+        database.write(lambda db: keys.insert_key(db, bob.id, "tml-a", name="n", now=NOW))
+    database.write(lambda db: keys.revoke(db, key.id, NOW))
+    with pytest.raises(InvalidInput, match="was revoked"):
+        database.write(lambda db: keys.insert_key(db, alice.id, "tml-a", name="n", now=NOW))
+
+
+def test_facts_are_put_and_replaced(database: Database) -> None:
+    assert database.read(lambda db: settings.get(db, "models")) is None
+    database.write(lambda db: settings.put(db, "models", ["a"]))
+    database.write(lambda db: settings.put(db, "models", {"b": [1, None, "ü"]}))
+    assert database.read(lambda db: settings.get(db, "models")) == {"b": [1, None, "ü"]}
+
+
+def test_the_secret_is_made_once(database: Database) -> None:
+    secret = database.write(settings.secret)
+    assert len(secret) == 32
+    assert database.write(settings.secret) == secret

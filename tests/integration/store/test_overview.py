@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from tests.integration.store.rows import (
+    NOW,
+    add_job,
+    add_run,
+    add_session,
+    add_tenant,
+    finish_job,
+    make_step,
+    new_job,
+)
+from tinkex.store import jobs, overview, steps
+from tinkex.store.database import Connection, Database
+from tinkex.store.overview import OpenWork
+
+
+def test_open_work_is_counted_by_kind_for_one_tenant_alone(database: Database) -> None:
+    alice, bob = add_tenant(database), add_tenant(database, "bob")
+    session, other = add_session(database, alice), add_session(database, bob)
+    samples = [add_job(database, session, kind="asample") for _ in range(3)]
+    add_job(database, session, kind="optim_step")
+    add_job(database, other, kind="asample")
+    finish_job(database, samples[0])
+    database.write(lambda db: jobs.start(db, [samples[1].id], NOW))
+
+    assert database.read(lambda db: overview.open_work(db, alice.id)) == [
+        OpenWork("asample", 1, 1, NOW),
+        OpenWork("optim_step", 1, 0, NOW),
+    ]
+    assert database.read(lambda db: overview.open_work(db, "nobody")) == []
+
+
+def test_the_longest_waiting_work_comes_first(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+
+    def work(db: Connection) -> None:
+        for kind, age in (("asample", 5.0), ("optim_step", 9.0), ("asample", 1.0)):
+            jobs.insert(db, new_job(session, kind=kind), NOW - age)
+
+    database.write(work)
+
+    found = database.read(lambda db: overview.open_work(db, session.tenant_id))
+    assert [(line.kind, line.oldest_at) for line in found] == [
+        ("optim_step", NOW - 9.0),
+        ("asample", NOW - 5.0),
+    ]
+
+
+def test_steps_are_counted_by_run_and_kind(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    first, second, idle = (add_run(database, session) for _ in range(3))
+
+    def work(db: Connection) -> None:
+        for run, kind in ((first, "a"), (first, "b"), (first, "b"), (second, "b")):
+            steps.insert(db, make_step(session, run_id=run.id, kind=kind))
+
+    database.write(work)
+
+    ids = [first.id, second.id, idle.id]
+    assert database.read(lambda db: overview.count_steps(db, ids, "b")) == {
+        first.id: 2,
+        second.id: 1,
+    }
+    assert database.read(lambda db: overview.count_steps(db, [], "b")) == {}
+
+
+def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    run, idle = add_run(database, session), add_run(database, session)
+    for _ in range(3):
+        database.write(lambda db: steps.insert(db, make_step(session, run_id=run.id)))
+
+    numbers = [no for no, _ in database.read(lambda db: steps.of_run(db, run.id, limit=10))]
+    assert database.read(lambda db: overview.oldest_step(db, run.id)) == numbers[0]
+    assert database.read(lambda db: overview.oldest_step(db, idle.id)) is None
+
+
+def test_names_of_sessions_and_tenants(database: Database) -> None:
+    tenant = add_tenant(database)
+    named = add_session(database, tenant, display_name="first try")
+    nameless = add_session(database, tenant)
+
+    ids = {named.id, nameless.id, "unknown"}
+    assert database.read(lambda db: overview.session_names(db, ids)) == {named.id: "first try"}
+    assert database.read(lambda db: overview.find_tenant_named(db, "alice")) == tenant
+    assert database.read(lambda db: overview.find_tenant_named(db, "nobody")) is None

@@ -1,0 +1,234 @@
+"""Retention: what goes, what stays, and that the store stops growing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.store.rows import (
+    NOW,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    count,
+    ending,
+    finish_job,
+    make_step,
+    new_job,
+)
+from tinkex.store import audit, jobs, repeats, retention, runs, schema, steps
+from tinkex.store.database import Database
+from tinkex.store.records import AuditEntry, Job, Session
+from tinkex.store.retention import RetentionPolicy, Swept
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def session(database: Database) -> Session:
+    return add_session(database, add_tenant(database))
+
+
+def _sweep(database: Database, now: float, limit: int = 2000, **changes: float) -> Swept:
+    policy = RetentionPolicy(**changes)  # type: ignore[arg-type]
+    return database.write(lambda db: retention.sweep(db, policy, now, limit))
+
+
+def _fetch(database: Database, *fetched: Job, now: float = NOW) -> None:
+    ids = [job.id for job in fetched]
+    database.write(lambda db: jobs.mark_fetched(db, ids, now))
+
+
+def _remaining(database: Database) -> set[str]:
+    return database.read(lambda db: set(db.scalars(sa.select(schema.jobs.c.id))))
+
+
+def test_fetched_results_go_sooner_than_those_nobody_fetched(
+    database: Database, session: Session
+) -> None:
+    fetched, unfetched, waiting, running = (add_job(database, session) for _ in range(4))
+    for job in (fetched, unfetched):
+        finish_job(database, job)
+    _fetch(database, fetched)
+    database.write(lambda db: jobs.start(db, [running.id], NOW))
+    assert _sweep(database, NOW + 599).num_jobs == 0
+    assert _sweep(database, NOW + 600).num_jobs == 1
+    assert _remaining(database) == {unfetched.id, waiting.id, running.id}
+    assert _sweep(database, NOW + DAY - 1).num_jobs == 0
+    assert _sweep(database, NOW + DAY).num_jobs == 1
+    assert _sweep(database, NOW + 1000 * DAY).num_jobs == 0
+    assert _remaining(database) == {waiting.id, running.id}
+
+
+def test_only_so_many_fetched_results_are_kept(database: Database, session: Session) -> None:
+    made = [add_job(database, session) for _ in range(6)]
+    for place, job in enumerate(made):
+        finish_job(database, job)
+        _fetch(database, job, now=NOW + place // 3)
+    swept = _sweep(database, NOW + 2, max_fetched=2)
+    assert swept.num_jobs == 4
+    assert _remaining(database) == {made[4].id, made[5].id}
+
+
+def test_a_change_that_no_snapshot_covers_keeps_its_payload(
+    database: Database, session: Session
+) -> None:
+    run = add_run(database, session)
+    made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(4)]
+    for place, job in enumerate(made[:3], start=1):
+        finish_job(database, job, applied=place)
+    finish_job(database, made[3])
+    _fetch(database, made[0], made[3])
+    database.write(lambda db: runs.set_snapshot(db, run.id, "somewhere", 1))
+    swept = _sweep(database, NOW + 10 * DAY)
+    assert (swept.num_jobs, swept.num_results) == (2, 2)
+    changes = database.read(lambda db: jobs.changes_after(db, run.id, 1, limit=9))
+    assert [(job.id, payload) for job, payload in changes] == [
+        (made[1].id, b"\x01"),
+        (made[2].id, b"\x02"),
+    ]
+    outcome = database.read(lambda db: jobs.outcome(db, made[1].id))
+    assert outcome is not None
+    assert outcome.result is None
+    assert _sweep(database, NOW + 10 * DAY) == Swept()
+
+    database.write(lambda db: runs.set_snapshot(db, run.id, "further", 3))
+    assert _sweep(database, NOW + 10 * DAY).num_jobs == 2
+    assert _remaining(database) == set()
+
+
+def test_replayed_changes_do_not_keep_others_from_going(
+    database: Database, session: Session
+) -> None:
+    run = add_run(database, session)
+    for place in range(1, 6):
+        job = add_job(database, session, run_id=run.id)
+        finish_job(database, job, applied=place)
+        _fetch(database, job)
+    other = add_job(database, session)
+    finish_job(database, other)
+    _fetch(database, other, now=NOW + 1)
+    assert _sweep(database, NOW + DAY, limit=2).num_jobs == 1
+    assert other.id not in _remaining(database)
+
+
+def test_completions_go_with_their_jobs_and_with_time(database: Database, session: Session) -> None:
+    sampler = add_sampler(database, session)
+    made = [add_job(database, session, sampler_id=sampler.id, position=i) for i in range(2)]
+    for job in made:
+        finish_job(database, job)
+    _fetch(database, made[0])
+    _sweep(database, NOW + 600)
+    assert count(database, schema.completions) == 1
+    assert _sweep(database, NOW + DAY, unfetched_seconds=9 * DAY).num_completions == 1
+    assert count(database, schema.completions) == 0
+
+
+def test_the_newest_steps_of_each_session_stay(database: Database, session: Session) -> None:
+    other = add_session(database, add_tenant(database))
+
+    def insert(db: sa.Connection) -> None:
+        for _ in range(25):
+            steps.insert(db, make_step(session))
+        for _ in range(3):
+            steps.insert(db, make_step(other))
+
+    database.write(insert)
+    newest = database.read(lambda db: steps.of_session(db, session.id, limit=10))
+    first = _sweep(database, NOW, limit=12, steps_per_session=10)
+    assert (first.num_steps, first.has_more) == (12, True)
+    second = _sweep(database, NOW, limit=12, steps_per_session=10)
+    assert (second.num_steps, second.has_more) == (3, False)
+    assert database.read(lambda db: steps.of_session(db, session.id, limit=99)) == newest
+    assert len(database.read(lambda db: steps.of_session(db, other.id, limit=99))) == 3
+
+
+def test_old_repeats_and_audit_entries_go(database: Database) -> None:
+    for age in (0, 2, 500):
+        at = NOW - age * DAY
+        entry = AuditEntry(tenant_id="t", at=at, event="e", details={})
+        database.write(lambda db, entry=entry: audit.note(db, entry))
+        database.write(lambda db, at=at: repeats.remember(db, "t", "e", f"key {at}", "answer", at))
+    swept = _sweep(database, NOW)
+    assert (swept.num_repeats, swept.num_audit) == (2, 1)
+    assert count(database, schema.repeats) == 1
+    assert count(database, schema.audit) == 2
+
+
+def test_a_sweep_takes_a_bite_and_says_that_there_is_more(
+    database: Database, session: Session
+) -> None:
+    for _ in range(7):
+        finish_job(database, add_job(database, session))
+    bites = [_sweep(database, NOW + DAY, limit=3) for _ in range(3)]
+    assert [bite.num_jobs for bite in bites] == [3, 3, 1]
+    assert [bite.has_more for bite in bites] == [True, True, False]
+
+
+def _push(db: sa.Connection, session: Session, sampler_id: str, first: int, size: int) -> None:
+    """Many jobs from promise to fetch, in one transaction."""
+    now = NOW + first
+    ids = []
+    for place in range(first, first + size):
+        new = new_job(session, sampler_id=sampler_id, position=place, payload=b"p" * 300)
+        job = jobs.insert(db, new, now)
+        assert job is not None
+        jobs.finish(db, ending(job, result=b"r" * 2000, finished_at=now))
+        steps.insert(db, make_step(session, job_id=job.id))
+        ids.append(job.id)
+    jobs.mark_fetched(db, ids, now)
+
+
+def _file_bytes(database: Database) -> int:
+    path = Path(str(database.engine.url.database))
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+def test_rows_and_the_file_stop_growing(database: Database, session: Session) -> None:
+    sampler = add_sampler(database, session)
+    policy = RetentionPolicy(fetched_seconds=DAY, max_fetched=2000, steps_per_session=2000)
+    rows, sizes = [], []
+    # Every statement to a server costs a message, so there it is fewer; the rules are the same.
+    num_jobs = 20_000 if database.is_sqlite else 4000
+    for first in range(0, num_jobs, 1000):
+        database.write(lambda db, first=first: _push(db, session, sampler.id, first, 1000))
+        while database.write(
+            lambda db, now=NOW + first: retention.sweep(db, policy, now, 1000)
+        ).has_more:
+            pass
+        rows.append(
+            tuple(
+                count(database, table) for table in (schema.jobs, schema.steps, schema.completions)
+            )
+        )
+        if database.is_sqlite:
+            retention.vacuum(database)
+            sizes.append(_file_bytes(database))
+    assert set(rows[2:]) == {(2000, 2000, 2000)}
+    if database.is_sqlite:
+        # The log beside the file goes up and down; what counts is that the end is no higher.
+        assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
+
+
+def test_free_pages_are_given_back(database: Database, session: Session) -> None:
+    def insert(db: sa.Connection) -> None:
+        for _ in range(500):
+            job = jobs.insert(db, new_job(session, payload=b"p" * 20_000), NOW)
+            assert job is not None
+
+    database.write(insert)
+    database.write(lambda db: db.exec_driver_sql("DELETE FROM jobs"))
+    before = _file_bytes(database) if database.is_sqlite else 0
+    freed = retention.vacuum(database)
+    if not database.is_sqlite:
+        assert freed == 0
+        return
+    assert freed > 2000
+    assert database.read(lambda db: db.exec_driver_sql("PRAGMA freelist_count").scalar()) == 0
+    assert database.read(lambda db: db.exec_driver_sql("PRAGMA page_count").scalar()) < 500
+    database.close()
+    assert _file_bytes(database) < before / 10

@@ -1,0 +1,203 @@
+"""Sessions: their life, their pages, and the search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.store.rows import NOW, add_checkpoint, add_run, add_session, add_tenant
+from tinkex import types
+from tinkex.store import checkpoints, searching, sessions
+from tinkex.store.database import Database
+from tinkex.store.records import Session, Tenant
+
+URN = "urn:alice"
+
+
+def _find(database: Database, session: Session) -> Session:
+    found = database.read(lambda db: sessions.find(db, session.id))
+    assert found is not None
+    return found
+
+
+def _search(database: Database, tenant: Tenant, **fields: Any) -> searching.Found:
+    request = types.SessionSearchRequest(**fields)
+    return database.read(lambda db: searching.search(db, tenant.id, URN, request))
+
+
+def _ids(found: searching.Found) -> list[str]:
+    return [facts.session.id for facts in found.sessions]
+
+
+def test_a_session_comes_back_as_it_was_stored(database: Database) -> None:
+    tenant = add_tenant(database)
+    session = add_session(
+        database, tenant, display_name="Ünï", tags=["a", "b"], user_metadata={"k": [1, {"x": None}]}
+    )
+    assert _find(database, session) == session
+    assert database.read(lambda db: sessions.find(db, "nobody")) is None
+
+
+def test_a_session_expires_unless_it_is_heard_of(database: Database) -> None:
+    tenant = add_tenant(database)
+    silent, heard, done = (add_session(database, tenant) for _ in range(3))
+    database.write(lambda db: sessions.beat(db, heard.id, NOW + 50))
+    database.write(lambda db: sessions.finish(db, done.id, "success", None, NOW + 1))
+
+    def expire(db: sa.Connection) -> int:
+        return sessions.expire(db, unseen_since=NOW + 10, now=NOW + 60)
+
+    assert database.write(expire) == 1
+    assert database.write(expire) == 0
+    assert _find(database, silent).expired_at == NOW + 60
+    assert _find(database, heard).seen_at == NOW + 50
+    database.write(lambda db: sessions.beat(db, silent.id, NOW + 70))
+    assert _find(database, silent).expired_at is None
+
+
+def test_the_first_reason_to_finish_holds(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    database.write(lambda db: sessions.finish(db, session.id, "errored", "boom", NOW + 1))
+    database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW + 2))
+    found = _find(database, session)
+    ended = (found.finish_reason, found.finish_detail, found.finished_at)
+    assert ended == ("errored", "boom", NOW + 1)
+
+
+def test_pages_are_newest_first_and_of_one_tenant(database: Database) -> None:
+    alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
+    add_session(database, bob)
+    made = [add_session(database, alice, created_at=NOW + i).id for i in range(5)]
+    page = database.read(lambda db: sessions.page(db, alice.id, limit=3, offset=1))
+    assert page == [made[3], made[2], made[1]]
+
+
+def test_a_session_takes_its_checkpoints_to_another_project(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    saved = add_checkpoint(database, add_run(database, session), "one")
+    database.write(lambda db: sessions.assign_project(db, session.id, "other"))
+    assert _find(database, session).project_id == "other"
+    moved = database.read(lambda db: checkpoints.by_id(db, saved.id, NOW))
+    assert moved is not None
+    assert moved.project_id == "other"
+
+
+# --- the search ------------------------------------------------------------------------------
+def test_a_search_shows_only_ones_own(database: Database) -> None:
+    alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
+    mine = add_session(database, alice)
+    add_session(database, bob)
+    for owner, found in (
+        (types.OwnSearchOwner(), [mine.id]),
+        (types.AccessibleSearchOwner(), [mine.id]),
+        (types.UserSearchOwner(owner_urns=["urn:x", URN]), [mine.id]),
+        (types.UserSearchOwner(owner_urns=["urn:x"]), []),
+    ):
+        assert _ids(_search(database, alice, owner=owner)) == found
+
+
+def test_a_search_finds_any_of_the_projects(database: Database) -> None:
+    tenant = add_tenant(database)
+    made = {name: add_session(database, tenant, project_id=name).id for name in "abc"}
+    assert set(_ids(_search(database, tenant, project_ids=["a", "c"]))) == {made["a"], made["c"]}
+    assert _ids(_search(database, tenant, project_ids=[])) == []
+
+
+@pytest.mark.parametrize("key", ["k", "", 'a"b', "a.b", "$", "[0]", "a\\b", "ünï 🎈", "%", "'"])
+def test_metadata_is_compared_exactly_whatever_the_key(database: Database, key: str) -> None:
+    tenant = add_tenant(database)
+    good = add_session(database, tenant, user_metadata={key: "v", "other": "w"})
+    for other in ({key: "V"}, {key + "x": "v"}, {"x": {key: "v"}}, {key: ["v"]}, {key: 1}, {}):
+        add_session(database, tenant, user_metadata=other)
+    assert _ids(_search(database, tenant, user_metadata={key: "v"})) == [good.id]
+    assert _ids(_search(database, tenant, user_metadata={key: "v", "other": "w"})) == [good.id]
+    assert _ids(_search(database, tenant, user_metadata={key: "v", "other": "x"})) == []
+
+
+def test_a_number_is_not_its_text(database: Database) -> None:
+    tenant = add_tenant(database)
+    add_session(database, tenant, user_metadata={"k": 1})
+    add_session(database, tenant, user_metadata={"k": True})
+    assert _ids(_search(database, tenant, user_metadata={"k": "1"})) == []
+
+
+def test_of_an_id_and_a_name_one_is_enough(database: Database) -> None:
+    tenant = add_tenant(database)
+    named = add_session(database, tenant, display_name="ÄRGER with 100%_A", created_at=NOW + 2)
+    other = add_session(database, tenant, display_name="calm", created_at=NOW + 1)
+    add_session(database, tenant)
+    assert _ids(_search(database, tenant, display_name="with ärger")) == [named.id]
+    assert _ids(_search(database, tenant, display_name="100%_a")) == [named.id]
+    assert _ids(_search(database, tenant, display_name="1_0")) == []
+    assert _ids(_search(database, tenant, session_id=other.id)) == [other.id]
+    both = _search(database, tenant, session_id=other.id, display_name="ärger")
+    assert _ids(both) == [named.id, other.id]
+    assert len(_ids(_search(database, tenant, display_name="  "))) == 3
+
+
+def test_a_search_knows_the_states(database: Database) -> None:
+    tenant = add_tenant(database)
+    active = add_session(database, tenant)
+    lost = add_session(database, tenant, expired_at=NOW)
+    good = add_session(database, tenant, finished_at=NOW, finish_reason="success")
+    bad = add_session(
+        database, tenant, finished_at=NOW, finish_reason="errored", expired_at=NOW - 1
+    )
+
+    def in_state(*queries: types.SessionStatusQuery) -> set[str]:
+        return set(_ids(_search(database, tenant, statuses=list(queries))))
+
+    finished = types.ClientFinishedSessionStatusQuery
+    assert in_state(types.ActiveSessionStatusQuery()) == {active.id}
+    assert in_state(types.CancelledSessionStatusQuery()) == {lost.id}
+    assert in_state(types.FailedSessionStatusQuery()) == set()
+    assert in_state(finished()) == {good.id, bad.id}
+    assert in_state(finished(reasons=["errored", "interrupted"])) == {bad.id}
+    assert in_state(types.ActiveSessionStatusQuery(), finished(reasons=["success"])) == {
+        active.id,
+        good.id,
+    }
+
+
+def test_pages_of_a_search_miss_nothing_and_repeat_nothing(database: Database) -> None:
+    tenant = add_tenant(database)
+    # Times that differ by less than a cursor can say, and times that do not differ at all.
+    times = [NOW + step * 2.5e-7 for step in range(8)] + [NOW + 5] * 4
+    made = [add_session(database, tenant, created_at=at) for at in times]
+    wanted = [s.id for s in sorted(made, key=lambda s: (s.created_at, s.id), reverse=True)]
+    seen: list[str] = []
+    cursor = None
+    for _ in range(len(made)):
+        found = _search(database, tenant, limit=3, cursor=cursor)
+        seen += _ids(found)
+        if (cursor := found.next_cursor) is None:
+            break
+    assert seen == wanted
+
+
+def test_a_search_counts_what_is_still_there(database: Database) -> None:
+    tenant = add_tenant(database)
+    session, empty = (
+        add_session(database, tenant, created_at=NOW + 1),
+        add_session(database, tenant),
+    )
+    run = add_run(database, session)
+    add_checkpoint(database, run, "a", size_bytes=10)
+    add_checkpoint(database, run, "b", size_bytes=5_000_000_000)
+    add_checkpoint(database, run, "c", is_ephemeral=True)
+    add_checkpoint(database, run, "d", deleted_at=NOW)
+    found = _search(database, tenant).sessions
+    assert [facts[1:] for facts in found] == [(2, 5_000_000_010), (0, 0)]
+    assert found[1].session.id == empty.id
+
+
+def test_a_search_asks_the_database_twice_however_long_the_page(database: Database) -> None:
+    tenant = add_tenant(database)
+    for _ in range(20):
+        add_checkpoint(database, add_run(database, add_session(database, tenant)), "a")
+    asked: list[str] = []
+    sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    assert len(_search(database, tenant).sessions) == 20
+    assert len(asked) == 2

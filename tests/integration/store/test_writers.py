@@ -1,0 +1,140 @@
+"""Several processes at one store: order, uniqueness, kills, and a disk that fills up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tests.integration.store.rows import add_job, count
+from tests.integration.store.writers import Nursery, nursery, session_of
+from tinkex.store import jobs, schema
+from tinkex.store.database import Database
+from tinkex.store.migrations import migrate
+from tinkex.store.records import Job
+
+NUM_KILLS = 24
+
+
+def _job_ids(database: Database) -> set[str]:
+    return database.read(lambda db: set(db.scalars(sa.select(schema.jobs.c.id))))
+
+
+def _check_whole(database: Database) -> None:
+    """No half of a transaction is there, and SQLite finds no damage."""
+    pairs = sa.select(sa.func.count()).select_from(
+        schema.jobs.join(schema.steps, schema.steps.c.job_id == schema.jobs.c.id)
+    )
+    num_pairs = database.read(lambda db: db.scalar(pairs))
+    assert num_pairs == count(database, schema.jobs) == count(database, schema.steps)
+    if database.is_sqlite:
+        found = database.read(lambda db: db.exec_driver_sql("PRAGMA integrity_check").scalar())
+        assert found == "ok"
+
+
+def _hear_all(writers: Nursery, names: set[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What each writer had acknowledged, and why it stopped."""
+    acknowledged: dict[str, list[str]] = {name: [] for name in names}
+    reasons: dict[str, str] = {}
+    while len(reasons) < len(names):
+        what, name, rest = writers.hear()
+        if what == "ack":
+            acknowledged[name].append(rest)
+        elif what == "stop":
+            reasons[name] = rest
+    return acknowledged, reasons
+
+
+def _hear_ack(writers: Nursery) -> str:
+    what, _, job_id = writers.hear()
+    assert what == "ack"
+    return job_id
+
+
+def test_of_two_processes_that_want_a_key_one_gets_it(database: Database, url: str) -> None:
+    database.write(session_of)
+    with nursery(url) as writers:
+        for name in ("w.1", "w.2"):
+            writers.start(name, 200)
+        acknowledged, reasons = _hear_all(writers, {"w.1", "w.2"})
+    assert set(reasons.values()) == {"done"}
+    ids = acknowledged["w.1"] + acknowledged["w.2"]
+    assert len(ids) == 200
+    assert set(ids) == _job_ids(database)
+    _check_whole(database)
+
+
+def test_numbers_grow_in_the_order_of_commits(database: Database, url: str) -> None:
+    """Whoever reads on from the last number that it saw misses nothing."""
+    database.write(session_of)
+    seen: list[Job] = []
+
+    def read_on() -> None:
+        last = seen[-1].no if seen else 0
+        seen.extend(database.read(lambda db: jobs.queued_after(db, last, 10_000)))
+
+    with nursery(url) as writers:
+        for name in ("a", "b"):
+            writers.start(name, 150)
+        num_stopped = 0
+        while num_stopped < 2:
+            num_stopped += writers.hear()[0] == "stop"
+            read_on()
+    read_on()
+    assert len(seen) == 300
+    assert {job.id for job in seen} == _job_ids(database)
+
+
+def test_two_handles_in_one_process_do_not_get_in_each_others_way(
+    database: Database, open_database: Callable[..., Database]
+) -> None:
+    session = database.write(session_of)
+    other = open_database()
+    for _ in range(20):
+        add_job(database, session)
+        add_job(other, session)
+    assert len(_job_ids(database)) == 40
+
+
+def test_what_was_acknowledged_survives_kills(database: Database, url: str) -> None:
+    database.write(session_of)
+    dice = random.Random(20240607)
+    acknowledged: set[str] = set()
+    with nursery(url) as writers:
+        for life in range(NUM_KILLS):
+            name = f"life{life}"
+            writers.start(name, 1_000_000)
+            what, _, pid = writers.hear()
+            assert what == "pid"
+            acknowledged |= {_hear_ack(writers) for _ in range(dice.randint(1, 40))}
+            # Somewhere within the next few commits.
+            time.sleep(dice.uniform(0.0, 0.01))
+            os.kill(int(pid), signal.SIGKILL)
+            writers.bury(name)
+            while (news := writers.hear())[0] != "gone":
+                acknowledged.add(news[2])
+            assert acknowledged <= _job_ids(database)
+            _check_whole(database)
+    assert len(acknowledged) >= NUM_KILLS
+
+
+def test_a_full_disk_is_said_so_and_damages_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    database = Database(url)
+    migrate(database)
+    session = database.write(session_of)
+    with nursery(url, max_file_bytes=3_000_000) as writers:
+        writers.start("w", 1_000_000)
+        acknowledged, reasons = _hear_all(writers, {"w"})
+        assert reasons == {"w": "StoreFull"}
+        assert acknowledged["w"]
+    assert set(acknowledged["w"]) <= _job_ids(database)
+    _check_whole(database)
+    # There is room again.
+    add_job(database, session, payload=b"p" * 1_000_000)
+    database.close()

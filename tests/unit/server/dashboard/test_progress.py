@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.server.dashboard.memory import Kept
+from tinkex.server.dashboard.progress import (
+    SPEED_PASSES,
+    History,
+    continued,
+    tokens_per_second,
+    without_before,
+)
+from tinkex.store.records import Step
+
+KINDS = (
+    "create_model",
+    "forward",
+    "forward_backward",
+    "optim_step",
+    "load_weights",
+    "save_weights",
+)
+
+
+def step(kind: str, at: float = 0.0, **fields: Any) -> Step:
+    values: dict[str, Any] = {
+        "session_id": "s",
+        "run_id": "r",
+        "sampler_id": None,
+        "kind": kind,
+        "job_id": "j",
+        "num_tokens": 0,
+        "metrics": None,
+        "queued_at": at,
+        "started_at": at,
+        "finished_at": at + 1,
+    }
+    return Step(**values | fields)
+
+
+def a_pass(at: float, loss: float | None, num_tokens: int = 10) -> Step:
+    metrics = {} if loss is None else {"loss:sum": loss}
+    return step("forward_backward", at, num_tokens=num_tokens, metrics=metrics)
+
+
+def history_of(*steps: Step) -> History:
+    return continued(History(), list(enumerate(steps, 1)))
+
+
+def test_the_loss_of_an_update_is_that_of_its_passes_per_token() -> None:
+    history = history_of(
+        step("create_model"),
+        a_pass(1, 30.0, 10),
+        a_pass(2, 10.0, 30),
+        step("optim_step", 5),
+        a_pass(7, 5.0, 10),
+        step("optim_step", 8),
+    )
+
+    first, second = history.updates
+    assert (first.loss, first.num_tokens, first.num_passes) == (1.0, 40, 2)
+    assert (first.seconds, first.finished_at) == (5.0, 6.0)
+    assert second.loss == history.loss == 0.5
+    assert history.num_tokens == 50
+    assert history.is_whole
+
+
+def test_passes_without_an_optimizer_step_are_an_open_update() -> None:
+    history = history_of(step("create_model"), a_pass(1, 20.0))
+
+    assert history.updates == ()
+    assert history.curve is None
+    assert history.open_update is not None
+    assert history.open_update.loss == history.loss == 2.0
+
+
+def test_loading_drops_what_was_gathered_and_evaluation_counts_for_nothing() -> None:
+    history = history_of(
+        a_pass(1, 99.0),
+        step("load_weights", 2),
+        step("forward", 3, num_tokens=10, metrics={"loss:sum": 77.0}),
+        a_pass(4, 10.0),
+        step("save_weights", 5),
+        step("optim_step", 6),
+    )
+
+    assert [update.loss for update in history.updates] == [1.0]
+    assert history.open_update is None
+
+
+@pytest.mark.parametrize(
+    "lone", [a_pass(1, None), a_pass(1, 3.0, num_tokens=0), step("optim_step")]
+)
+def test_an_update_without_a_loss_is_counted_and_not_drawn(lone: Step) -> None:
+    history = history_of(lone, step("optim_step", 2))
+
+    assert history.updates[-1].loss is None
+    assert history.curve is None
+    assert history.loss is None
+
+
+@given(st.lists(st.sampled_from(KINDS), max_size=40), st.integers(0, 40))
+def test_reading_on_gives_the_same_as_reading_everything(kinds: list[str], cut: int) -> None:
+    steps = [
+        (number, step(kind, number, num_tokens=3, metrics={"loss:sum": float(number)}))
+        for number, kind in enumerate(kinds, 1)
+    ]
+
+    at_once = continued(History(), steps)
+    in_two = continued(continued(History(), steps[:cut]), steps[cut:])
+
+    assert at_once == in_two
+
+
+def test_nothing_new_is_the_very_same_history() -> None:
+    history = history_of(a_pass(1, 1.0), step("optim_step", 2))
+
+    assert continued(history, []) is history
+    assert without_before(history, 1) is history
+
+
+def test_what_the_store_forgot_is_forgotten_here_too() -> None:
+    steps = [
+        step("create_model"),
+        a_pass(1, 1.0),
+        step("optim_step"),
+        a_pass(2, 2.0),
+        step("optim_step"),
+    ]
+    history = history_of(*steps)
+
+    trimmed = without_before(history, 4)
+
+    assert [update.no for update in trimmed.updates] == [5]
+    assert not trimmed.is_whole
+    assert not continued(History(), [(4, steps[3]), (5, steps[4])]).is_whole
+
+
+def test_the_speed_is_that_of_the_latest_passes() -> None:
+    slow = [a_pass(at, 1.0, 1) for at in range(50)]
+    fast = [a_pass(100 + at, 1.0, 1000) for at in range(SPEED_PASSES)]
+
+    history = history_of(*slow, *fast)
+
+    assert tokens_per_second(history.recent) == 1000.0
+    assert tokens_per_second([]) is None
+    assert tokens_per_second([step("forward_backward", 1, finished_at=1.0)]) is None
+
+
+def test_what_was_not_used_for_longest_makes_room() -> None:
+    kept: Kept[str, int] = Kept(2)
+    kept.put("a", 1)
+    kept.put("b", 2)
+    kept.get("a")
+    kept.put("c", 3)
+
+    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
+    assert len(kept) == 2

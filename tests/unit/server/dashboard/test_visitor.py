@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.server.dashboard.login import checked_target
+from tinkex.server.dashboard.visitor import Arrival, is_encrypted, is_local, is_own_form
+
+
+def arrival(
+    *headers: tuple[str, str], peer: str = "127.0.0.1", version: str = "1.1", scheme: str = "http"
+) -> Arrival:
+    return Arrival(peer=peer, http_version=version, headers=headers, scheme=scheme)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:8000", "127.0.0.1:1", "[::1]:8000", "[::1]"]
+)
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "127.1.2.3"])
+def test_whoever_sits_at_the_machine_is_local(host: str, peer: str) -> None:
+    assert is_local("127.0.0.1", arrival(("host", host), peer=peer))
+    assert is_local("localhost", arrival(("host", host), peer=peer))
+
+
+@pytest.mark.parametrize("listens_on", ["0.0.0.0", "::", "192.168.0.7", "example.com"])
+def test_a_server_that_others_can_reach_has_no_local_visitors(listens_on: str) -> None:
+    assert not is_local(listens_on, arrival(("host", "localhost")))
+
+
+@pytest.mark.parametrize("peer", ["192.168.0.7", "2001:db8::1", "", "localhost.evil", "testclient"])
+def test_whoever_comes_from_elsewhere_is_not_local(peer: str) -> None:
+    assert not is_local("127.0.0.1", arrival(("host", "localhost"), peer=peer))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "evil.localhost",
+        "127.0.0.1.evil.example",
+        "localhost@evil.example",
+        "localhost:8000:1",
+        "localhost:",
+        "127.0.0.2",
+        "::1",
+        "[::1].evil",
+        "localhost\n",
+        "",
+    ],
+)
+def test_a_strange_name_that_leads_here_is_not_local(host: str) -> None:
+    assert not is_local("127.0.0.1", arrival(("host", host)))
+
+
+def test_the_name_must_be_there_once() -> None:
+    assert not is_local("127.0.0.1", arrival())
+    assert not is_local("127.0.0.1", arrival(("host", "localhost"), ("host", "localhost")))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded", "via", "x-real-ip"],
+)
+def test_what_a_proxy_passed_on_is_not_local(name: str) -> None:
+    assert not is_local("127.0.0.1", arrival(("host", "localhost"), (name, "127.0.0.1")))
+
+
+def test_the_old_protocol_of_silent_proxies_is_not_local() -> None:
+    assert not is_local("127.0.0.1", arrival(("host", "localhost"), version="1.0"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_ours"),
+    [
+        ((), True),
+        ((("sec-fetch-site", "same-origin"),), True),
+        ((("sec-fetch-site", "none"),), True),
+        ((("sec-fetch-site", "cross-site"),), False),
+        ((("sec-fetch-site", "same-site"),), False),
+        ((("origin", "http://here:8000"),), True),
+        ((("origin", "https://here:8000"),), True),
+        ((("origin", "http://evil.example"),), False),
+        ((("origin", "null"),), False),
+        ((("origin", "https://outside.example"), ("x-forwarded-host", "outside.example")), True),
+    ],
+)
+def test_forms_of_other_sites_are_known_by_what_the_browser_says(
+    headers: tuple[tuple[str, str], ...], is_ours: bool
+) -> None:
+    assert is_own_form(arrival(("host", "here:8000"), *headers)) is is_ours
+
+
+def test_encryption_is_seen_here_and_at_a_proxy() -> None:
+    assert is_encrypted(arrival(scheme="https"))
+    assert is_encrypted(arrival(("x-forwarded-proto", "https")))
+    assert not is_encrypted(arrival())
+
+
+@given(st.text() | st.text().map(lambda text: "/runs/" + text))
+def test_the_form_leads_to_a_page_of_ours_whatever_is_asked(given_target: str) -> None:
+    target = checked_target(given_target)
+
+    assert target == "/" or target.startswith("/runs/")
+    assert "//" not in target
+    assert "\\" not in target
+    assert target.isascii()
+
+
+def test_the_form_leads_back_to_the_run() -> None:
+    assert checked_target("/runs/s:train:0") == "/runs/s:train:0"
+    assert checked_target("//evil.example") == "/"
+    assert checked_target("/runs/../login") == "/"
+    assert checked_target("https://evil.example/runs/x") == "/"

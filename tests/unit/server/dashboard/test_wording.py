@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.server.dashboard import wording
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "just now"),
+        (0.4, "just now"),
+        (1, "1 s ago"),
+        (59.9, "59 s ago"),
+        (60, "1 min ago"),
+        (7199, "1 h ago"),
+        (86_400 * 1500, "1,500 d ago"),
+    ],
+)
+def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
+    assert wording.ago(1000.0 - seconds, 1000.0) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_940, "99.9 kB"),
+        (99_960, "100 kB"),
+        (999_600, "1.0 MB"),
+        (123_456_789, "123 MB"),
+        (10**18, "1,000 PB"),
+    ],
+)
+def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
+    assert wording.size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, wording.MISSING),
+        (0.0, "0.0000"),
+        (2.34567, "2.3457"),
+        (-1.5, "-1.5000"),
+        (0.00001234, "1.234e-05"),
+        (1e9, "1.000e+09"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_losses_show_enough_digits(value: float | None, text: str) -> None:
+    assert wording.loss(value) == text
+
+
+def test_durations_and_counts() -> None:
+    assert [wording.seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
+        "0 ms",
+        "12 ms",
+        "3.4 s",
+        "1,234 s",
+    ]
+    assert (wording.count(None), wording.count(1234567)) == (wording.MISSING, "1,234,567")
+
+
+@given(st.text())
+def test_a_users_text_is_one_short_line(text: str) -> None:
+    shown = wording.shortened(text)
+
+    assert len(shown) <= wording.MAX_NAME_CHARS
+    assert "\n" not in shown
+    assert "\r" not in shown
+
+
+def test_an_errors_words_become_a_sentence() -> None:
+    assert wording.sentence("there is no run 'x'") == "There is no run 'x'."
+    assert wording.sentence("Try again.") == "Try again."

@@ -1,0 +1,250 @@
+"""Settings of a server: flags over variables over the file over defaults, and refusals by name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import ConfigError
+from tinkex.server.config import ServerConfig
+from tinkex.server.config_sources import (
+    FIELDS,
+    decode_config,
+    encode_config,
+    from_file,
+    from_variables,
+    read_config,
+    variable_of,
+)
+
+HOME = {"HOME": "/nowhere"}
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "some.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+# --- precedence ---------------------------------------------------------------------------------
+
+
+def test_a_flag_wins_over_a_variable_which_wins_over_the_file(tmp_path: Path) -> None:
+    file = toml(tmp_path, "port = 1001\nlong_poll_seconds = 3\n")
+    environ = {**HOME, "TINKEX_PORT": "1002"}
+    assert read_config({"port": 1003}, file, environ).port == 1003
+    assert read_config({"port": None}, file, environ).port == 1002
+    assert read_config({}, file, HOME).port == 1001
+    assert read_config({}, None, HOME).port == 8000
+    assert read_config({"port": 1003}, file, environ).long_poll_seconds == 3.0
+
+
+def test_zero_is_a_value(tmp_path: Path) -> None:
+    file = toml(tmp_path, "port = 1001\nidle_stop_seconds = 5\n")
+    found = read_config({"port": 0, "idle_stop_seconds": 0.0}, file, HOME)
+    assert (found.port, found.idle_stop_seconds) == (0, 0.0)
+
+
+def test_the_homes_own_file_is_read_unless_another_is_named(tmp_path: Path) -> None:
+    (tmp_path / "server.toml").write_text("port = 1001\n")
+    other = toml(tmp_path, "host = 'localhost'\n")
+    assert read_config({"home": tmp_path}, None, HOME).port == 1001
+    assert read_config({}, None, {**HOME, "TINKEX_HOME": str(tmp_path)}).port == 1001
+    assert read_config({"home": tmp_path}, other, HOME).port == 8000
+
+
+def test_the_home_is_a_flag_a_variable_or_the_users_own() -> None:
+    assert read_config({}, None, HOME).home == Path("/nowhere/.tinkex")
+    told = {**HOME, "TINKEX_HOME": "/told"}
+    assert read_config({}, None, told).home == Path("/told")
+    assert read_config({"home": Path("/flag")}, None, told).home == Path("/flag")
+    assert read_config({"home": Path("near")}, None, told).home == Path.cwd() / "near"
+
+
+# --- variables ----------------------------------------------------------------------------------
+
+
+def test_every_field_has_a_variable_and_a_sentence() -> None:
+    source = inspect.getsource(ServerConfig)
+    for row in fields(ServerConfig):
+        assert variable_of(row.name).startswith("TINKEX_")
+        after = source.split(f"    {row.name}: ", 1)[1].split("\n", 2)[1].strip()
+        assert after.startswith('"""'), f"{row.name} has no sentence"
+    assert len({variable_of(name) for name in FIELDS}) == len(FIELDS)
+
+
+def test_variables_become_what_their_fields_are() -> None:
+    found = from_variables(
+        {
+            "TINKEX_PORT": "12",
+            "TINKEX_JWT": "true",
+            "TINKEX_GAP_SECONDS": "2.5",
+            "TINKEX_MODELS": "a=/x, b ,",
+            "TINKEX_CLIENT_FLAGS": '{"some_flag": true}',
+            "TINKEX_LOG": "debug",
+            "TINKEX_HOST": "  ",
+        }
+    )
+    assert found == {
+        "port": 12,
+        "jwt": True,
+        "gap_seconds": 2.5,
+        "models": ("a=/x", "b"),
+        "client_flags": {"some_flag": True},
+        "log_level": "debug",
+    }
+
+
+def test_a_clients_key_does_not_open_a_server() -> None:
+    environ = {**HOME, "TINKEX_API_KEY": "tml-clients", "TINKER_API_KEY": "tml-clients"}
+    assert read_config({}, None, environ).api_key == ""
+    told = {**environ, "TINKEX_SERVER_API_KEY": "tml-servers"}
+    assert read_config({}, None, told).api_key == "tml-servers"
+
+
+def test_what_kubernetes_says_about_a_service_of_this_name_is_no_port() -> None:
+    environ = {**HOME, "TINKEX_PORT": "tcp://10.0.0.1:8000"}
+    assert read_config({}, None, environ).port == 8000
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "words"),
+    [
+        ("TINKEX_PORT", "many", "port is 'many' in TINKEX_PORT; expected a whole number"),
+        ("TINKEX_JWT", "maybe", "jwt is 'maybe' in TINKEX_JWT; expected true or false"),
+        ("TINKEX_GAP_SECONDS", "x", "gap_seconds is 'x' in TINKEX_GAP_SECONDS; expected a number"),
+        ("TINKEX_CLIENT_FLAGS", "{", "TINKEX_CLIENT_FLAGS is '{'; expected a JSON object"),
+        ("TINKEX_CLIENT_FLAGS", "[]", r"client_flags is \[\] in TINKEX_CLIENT_FLAGS; .* a table"),
+    ],
+)
+def test_a_variable_of_the_wrong_kind_is_named_with_its_value(
+    variable: str, text: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_variables({variable: text})
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sets 'prot', which is no setting.*mean 'port'"):
+        from_file(toml(tmp_path, "prot = 1"))
+    with pytest.raises(ConfigError, match=r"sets 'zzz', which is no setting; known are host"):
+        from_file(toml(tmp_path, "zzz = 1"))
+    # The home is where the file is found, so it cannot be named there.
+    with pytest.raises(ConfigError, match="'home', which is no setting"):
+        from_file(toml(tmp_path, "home = '/x'"))
+
+
+def test_tables_and_lists(tmp_path: Path) -> None:
+    text = "models = ['a=/x', 'b']\n[client_flags]\none = 1\n[dynamic_flags]\ntwo = 'x'\n"
+    assert from_file(toml(tmp_path, text)) == {
+        "models": ("a=/x", "b"),
+        "client_flags": {"one": 1},
+        "dynamic_flags": {"two": "x"},
+    }
+
+
+def test_a_file_is_strict_about_kinds(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"port is '80' in .*some.toml; expected a whole number"):
+        from_file(toml(tmp_path, "port = '80'"))
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"some.toml is no valid TOML: .*line 1"):
+        from_file(toml(tmp_path, "port = = 1"))
+    with pytest.raises(ConfigError, match=r"absent.toml cannot be read: No such file"):
+        read_config({}, tmp_path / "absent.toml", HOME)
+
+
+def test_a_key_is_never_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_file(toml(tmp_path, "api_key = ['tml-secret']"))
+    assert "secret" not in str(refused.value)
+    assert "tml-secret" not in repr(read_config({"api_key": "tml-secret"}, None, HOME))
+
+
+_TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20)
+_SCALARS = st.one_of(
+    st.integers(-(2**40), 2**40), st.booleans(), st.floats(allow_nan=False), _TEXTS
+)
+
+
+def in_toml(value: Any) -> str:
+    """A value as a TOML file has it."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), _SCALARS, max_size=4))
+def test_whatever_a_file_says_is_settings_or_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("toml") / "any.toml"
+    lines = [f"{name} = {in_toml(value)}\n" for name, value in content.items()]
+    path.write_text("".join(lines), "utf-8")
+    try:
+        config = read_config({}, path, HOME)
+    except ConfigError as refused:
+        assert "\n" not in refused.message
+    else:
+        for name, value in content.items():
+            assert getattr(config, name) == value
+
+
+@given(st.text(max_size=30).filter(lambda text: "\0" not in text))
+def test_whatever_a_variable_says_is_a_setting_or_a_refusal(text: str) -> None:
+    for name in FIELDS:
+        try:
+            found = from_variables({variable_of(name): text})
+        except ConfigError:
+            continue
+        assert set(found) <= {name}
+
+
+# --- from process to process --------------------------------------------------------------------
+
+
+def test_settings_survive_the_way_to_another_process() -> None:
+    config = read_config(
+        {
+            "home": Path("/a/b"),
+            "models": ("a=/x", "b"),
+            "api_key": "tml-k",
+            "client_flags": {"x": [1, {"y": None}]},
+            "gap_seconds": 1.25,
+        },
+        None,
+        HOME,
+    )
+    assert decode_config(encode_config(config)) == config
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"port": 65536}, "port is 65536; expected 0 to 65535"),
+        ({"engine": "magic"}, "engine is 'magic'; expected one of"),
+        ({"api_processes": 0}, "api_processes is 0; expected at least 1"),
+        ({"api_key": "secret"}, "api_key must begin with 'tml-'"),
+        ({"log_level": "loud"}, "log_level is 'loud'; expected debug"),
+        ({"idle_stop_seconds": -1.0}, "idle_stop_seconds is -1.0; expected a number from 0"),
+        ({"stop_seconds": float("inf")}, "stop_seconds is inf; expected more than 0"),
+        ({"max_body_bytes": 0}, "max_body_bytes is 0; expected more than 0"),
+        ({"gap_seconds": float("nan")}, "gap_seconds is nan"),
+        ({"long_poll_seconds": 60.0}, "long_poll_seconds is 60.0; expected 1 to 40"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_config(flags, None, HOME)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import UnprocessableEntityError
+from tinkex.server.consumption import GIGABYTE, HOUR_SECONDS, Span, span_of, storage_of, uses_of
+from tinkex.store.records import Checkpoint, Usage
+
+WEEK = Span(0.0, 7 * 24 * 3600.0)
+
+
+def usage(kind: str, amount: int, **fields: Any) -> Usage:
+    place = {"tenant_id": "t", "session_id": "s", "run_id": "r", "base_model": "m", "hour": 3}
+    return Usage(**(place | fields), kind=kind, amount=amount)
+
+
+def kept(created_at: float, size_bytes: int = GIGABYTE, expires_at: float | None = None) -> Any:
+    return Checkpoint(
+        id="c",
+        tenant_id="t",
+        session_id="s",
+        project_id="p",
+        run_id="r",
+        segment="weights",
+        name="n",
+        base_model="m",
+        spec={},
+        size_bytes=size_bytes,
+        created_at=created_at,
+        expires_at=expires_at,
+    )
+
+
+def test_the_runs_of_a_session_are_added_up() -> None:
+    rows = [usage("training", 3), usage("training", 4, run_id="other"), usage("sample", 5)]
+
+    uses = [use.info for use in uses_of(rows).values()]
+
+    assert [(info.type, info.token_count) for info in uses] == [
+        ("training", 7),
+        ("sampling_sample", 5),
+    ]
+
+
+def test_kinds_that_the_api_has_no_word_for_are_left_out() -> None:
+    assert uses_of([usage("electricity", 3)]) == {}
+
+
+def test_storage_counts_the_part_of_each_hour_that_a_checkpoint_was_there() -> None:
+    found = storage_of([kept(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
+
+    shares = [(use.hour, use.info.gigabyte_hours) for use in found]
+    assert shares == [(0, 0.5), (1, 1.0), (2, 0.25)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 3e6),
+            st.integers(0, 10**12),
+            st.none() | st.floats(0, 3e6),
+        ),
+        max_size=5,
+    ),
+    st.floats(0, 3e6),
+)
+def test_storage_is_size_times_time_within_the_span(
+    rows: list[tuple[float, int, float | None]], now: float
+) -> None:
+    stored = storage_of([kept(*row) for row in rows], WEEK, now)
+
+    total = sum(use.info.gigabyte_hours for use in stored)
+
+    expected = sum(
+        size / GIGABYTE * max(0.0, min(WEEK.end, now, end) - created) / HOUR_SECONDS
+        for created, size, expires in rows
+        for end in [now if expires is None else expires]
+    )
+    assert total == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_a_span_is_full_hours_in_any_time_zone() -> None:
+    span = span_of("2026-01-01T00:00:00+05:00", "2026-01-01T02:00:00+05:00")
+
+    assert span.end - span.start == 2 * HOUR_SECONDS
+    assert span == span_of("2025-12-31T19:00:00Z", "2025-12-31T21:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (None, "2026-01-01T00:00:00Z"),
+        ("2026-01-01T00:00:00Z", None),
+        ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+        ("2026-01-01T00:00:01Z", "2026-01-01T01:00:00Z"),
+        ("2026-01-01T00:00:00+05:30", "2026-01-01T01:00:00Z"),
+        ("2026-01-01T00:00:00Z", "2026-01-15T01:00:00Z"),
+    ],
+)
+def test_other_spans_are_refused(start: str | None, end: str | None) -> None:
+    with pytest.raises(UnprocessableEntityError):
+        span_of(start, end)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import InvalidInput, UnprocessableEntityError
+from tinkex.server.limits import (
+    MAX_CELLS,
+    PayloadTooLarge,
+    UnsupportedMedia,
+    check_cells,
+    check_encoding,
+    check_text,
+    read_body,
+)
+from tinkex.types import (
+    Datum,
+    ForwardBackwardInput,
+    ForwardBackwardRequest,
+    ForwardRequest,
+    ModelInput,
+    TensorData,
+)
+
+
+class Pipe:
+    """Something to receive from, a piece at a time."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
+
+    async def __call__(self) -> dict[str, object]:
+        piece = self._pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("pieces", [(b"",), (b"abc",), (b"a", b"", b"bc"), (b"abc", b"")])
+async def test_a_body_within_the_limit_arrives_whole(pieces: tuple[bytes, ...]) -> None:
+    assert await read_body(Pipe(*pieces), None, 3) == b"".join(pieces)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("pieces", [(b"abcd",), (b"ab", b"cd"), (b"abc", b"d", b"e")])
+async def test_a_body_above_the_limit_is_refused(pieces: tuple[bytes, ...]) -> None:
+    with pytest.raises(PayloadTooLarge, match="takes 3"):
+        await read_body(Pipe(*pieces), None, 3)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "is_packed"), [("", False), ("identity", False), ("zstd", True)]
+)
+def test_known_encodings(encoding: str, is_packed: bool) -> None:
+    assert check_encoding(encoding) is is_packed
+
+
+def test_unknown_encodings_are_415() -> None:
+    with pytest.raises(UnsupportedMedia) as caught:
+        check_encoding("gzip")
+    assert caught.value.status_code == 415
+
+
+@given(st.text())
+def test_a_text_is_refused_just_when_it_holds_a_nul(text: str) -> None:
+    body = json.dumps({"x": text}).encode()
+    if "\x00" in text:
+        with pytest.raises(UnprocessableEntityError):
+            check_text(body)
+    else:
+        check_text(body)
+
+
+def _pass(*tensors: TensorData) -> ForwardBackwardRequest:
+    datums = [Datum(ModelInput.from_ints([1]), {"weights": tensor}) for tensor in tensors]
+    return ForwardBackwardRequest(ForwardBackwardInput(datums, "cross_entropy"), "m", 1)
+
+
+def _sparse(num_cells: int) -> TensorData:
+    return TensorData([1.0], "float32", [1, num_cells], [0, 1], [0])
+
+
+def test_as_many_cells_as_allowed_pass() -> None:
+    check_cells(_pass(_sparse(MAX_CELLS - 5), _sparse(5)))
+
+
+@pytest.mark.parametrize("num_cells", [MAX_CELLS, 1 << 60])
+def test_more_cells_are_refused_without_making_them(num_cells: int) -> None:
+    request = _pass(_sparse(num_cells), _sparse(1))
+    forward = ForwardRequest(request.forward_backward_input, "m", 1)
+    for asked in (request, forward):
+        with pytest.raises(InvalidInput, match="cells"):
+            check_cells(asked)
+
+
+def test_dense_tensors_count_by_their_bytes_alone() -> None:
+    check_cells(_pass(TensorData([1.0] * 10, "float32")))
+    check_cells(object())

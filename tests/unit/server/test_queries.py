@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import UnprocessableEntityError
+from tinkex.server.queries import QUERY, read_query
+from tinkex.wire.endpoints import ENDPOINTS
+
+ALL = frozenset(QUERY)
+
+
+def test_every_name_of_the_endpoint_table_has_a_check() -> None:
+    used = {name for row in ENDPOINTS.values() for name in row.query}
+
+    assert used == set(QUERY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit", "1"),
+        ("limit", "1000"),
+        ("offset", "0"),
+        ("offset", str(2**63 - 1)),
+        ("access_scope", "owned"),
+        ("project_id", "my-project.1"),
+        ("event_type", "all"),
+        ("day", "2026-01-31"),
+        ("starting_on", "2026-01-31T13:00:00Z"),
+        ("ending_before", "2026-01-31T13:00:00+00:00"),
+    ],
+)
+def test_good_values_pass_as_they_are(name: str, value: str) -> None:
+    assert read_query(urlencode({name: value}).encode(), ALL) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit", "0"),
+        ("limit", "1001"),
+        ("limit", "\uff11"),
+        ("limit", "1.0"),
+        ("limit", "9" * 5000),
+        ("offset", "-1"),
+        ("offset", str(2**63)),
+        ("access_scope", ""),
+        ("project_id", "a b"),
+        ("project_id", "x" * 256),
+        ("event_type", "everything"),
+        ("day", "2026-02-30"),
+        ("day", "20260131"),
+        ("starting_on", "2026-01-31"),
+        ("starting_on", "2026-01-31T13:00:00"),
+        ("ending_before", "soon"),
+    ],
+)
+def test_bad_values_are_named_with_what_was_expected(name: str, value: str) -> None:
+    with pytest.raises(UnprocessableEntityError, match=f"^{name} is") as caught:
+        read_query(urlencode({name: value}).encode(), ALL)
+    assert len(caught.value.message) < 300
+
+
+def test_a_name_that_is_unknown_here_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UnprocessableEntityError, match="known: limit, offset"):
+        read_query(b"day=2026-01-31", frozenset({"limit", "offset"}))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    try:
+        found = read_query(raw, ALL)
+    except UnprocessableEntityError:
+        return
+    assert set(found) <= ALL
+
+
+@given(st.sampled_from(sorted(QUERY)), st.text(max_size=50))
+def test_any_value_is_read_or_refused(name: str, value: str) -> None:
+    try:
+        raw = urlencode({name: value}).encode()
+    except UnicodeEncodeError:
+        return
+    try:
+        found = read_query(raw, ALL)
+    except UnprocessableEntityError:
+        return
+    assert found == {name: value}

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tinkex.server.binding import OPEN, bind, route_path
+from tinkex.server.openapi import build_document, document_path
+from tinkex.server.routes.table import HANDLERS, ROUTES
+from tinkex.wire.endpoints import ENDPOINTS, PREFIX
+
+#: Signed URLs lead here; whoever has one needs no key.
+DOWNLOADS = f"{PREFIX}/files"
+
+
+def test_every_endpoint_of_the_table_is_served_and_nothing_else() -> None:
+    assert set(ROUTES) == set(ENDPOINTS)
+
+
+def test_every_route_has_its_row_and_path() -> None:
+    served = {
+        (str(method), path)
+        for route in bind(_services(), ROUTES)
+        for path in route.paths
+        for method in route.http_methods
+    }
+    expected = {(row.method, route_path(row.path)) for row in ENDPOINTS.values()}
+
+    assert {(method, path) for method, path in served if method != "HEAD"} == expected
+
+
+def test_besides_the_table_only_downloads_are_below_the_api() -> None:
+    paths: set[str] = set()
+    for handler in HANDLERS:
+        found: Any = handler
+        paths |= set(getattr(found, "paths", None) or {found.path})
+
+    assert {path for path in paths if path.startswith(PREFIX)} == {
+        path for path in paths if path.startswith(DOWNLOADS)
+    }
+
+
+def test_only_health_is_open() -> None:
+    assert {"health"} == OPEN
+
+
+def _services() -> Any:
+    """Binding itself asks nothing of the services."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    return json.loads(build_document(ROUTES, "1.2.3"))
+
+
+def test_the_description_points_only_at_what_is_there(document: Any) -> None:
+    for pointer in _pointers(document):
+        place = document
+        for part in pointer.removeprefix("#/").split("/"):
+            assert part in place, pointer
+            place = place[part]
+
+
+def _pointers(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [pointer for item in value for pointer in _pointers(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+    return own + [pointer for item in value.values() for pointer in _pointers(item)]
+
+
+def test_the_description_names_every_parameter_of_every_path(document: Any) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            named = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
+            assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+
+
+def test_the_description_says_who_needs_a_key_and_what_is_old(document: Any) -> None:
+    for row in ENDPOINTS.values():
+        operation = document["paths"][document_path(row.path)][row.method.lower()]
+        assert (operation.get("security") == []) is (row.name in OPEN)
+        assert operation.get("deprecated", False) is row.is_legacy
+        assert ("401" in operation["responses"]) is (row.name not in OPEN)
+    assert document["info"]["version"] == "1.2.3"
+
+
+def test_passes_are_described_in_both_forms(document: Any) -> None:
+    content = document["paths"]["/api/v1/forward_backward"]["post"]["requestBody"]["content"]
+
+    assert set(content) == {"application/x-protobuf", "application/json"}
+
+
+def test_every_operation_has_a_sentence(document: Any) -> None:
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["summary"].endswith(".") or ";" in operation["summary"]

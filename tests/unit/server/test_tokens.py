@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import base64
+import json
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.server.auth import credential_of, issue_token, read_token
+from tinkex.server.call import Identity
+from tinkex.store.records import Tenant
+
+SECRET = b"s" * 32
+WHO = Identity(tenant_id="t", key_id=7)
+TENANT = Tenant(id="t", name="alice", created_at=0.0)
+
+
+def token(seconds: float = 60.0) -> str:
+    return issue_token(SECRET, WHO, TENANT, seconds)
+
+
+def test_a_token_says_what_was_put_into_it() -> None:
+    claims = read_token(SECRET, token())
+
+    assert claims is not None
+    assert (claims.tenant, claims.key_id, claims.sub) == ("t", 7, "tml:user:t")
+    assert claims.email == ""
+    assert claims.exp > time.time()
+    assert token().startswith("eyJ")
+
+
+def test_two_tokens_differ() -> None:
+    assert token() != token()
+
+
+@given(st.binary(min_size=1, max_size=64).filter(lambda secret: secret != SECRET))
+def test_another_secret_reads_nothing(secret: bytes) -> None:
+    assert read_token(secret, token()) is None
+
+
+@given(st.data())
+def test_a_token_with_one_letter_changed_is_worth_nothing(data: st.DataObject) -> None:
+    good = token()
+    place = data.draw(st.integers(0, len(good) - 1))
+    letter = data.draw(st.sampled_from("AZaz09-_."))
+    if letter != good[place]:
+        assert read_token(SECRET, good[:place] + letter + good[place + 1 :]) is None
+
+
+@given(st.text())
+def test_any_text_is_no_token(text: str) -> None:
+    assert read_token(SECRET, text) is None
+
+
+def test_a_token_without_a_signature_is_worth_nothing() -> None:
+    head = base64.urlsafe_b64encode(json.dumps({"alg": "none", "typ": "JWT"}).encode())
+    _, body, signature = token().split(".")
+    unsigned = head.rstrip(b"=").decode()
+
+    assert read_token(SECRET, f"{unsigned}.{body}.") is None
+    assert read_token(SECRET, f"{unsigned}.{body}.{signature}") is None
+
+
+def test_the_key_header_wins_over_the_bearer() -> None:
+    both = {"x-api-key": "tml-a", "authorization": "Bearer tml-b"}
+
+    assert credential_of(both) == "tml-a"
+    assert credential_of({"authorization": "Bearer tml-b"}) == "tml-b"
+    assert credential_of({"x-api-key": "", "authorization": "bearer  tml-b "}) == "tml-b"
+    assert credential_of({"authorization": "Basic abc"}) == ""
+    assert credential_of({}) == ""

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tinkex.server.tracing import EVENTS_PER_PIECE, trace_events, write_trace
+from tinkex.store.records import Job, Session, Step
+
+SESSION = Session(
+    id="s",
+    tenant_id="t",
+    project_id="default",
+    display_name="Night run",
+    tags=[],
+    user_metadata={},
+    sdk_version="1",
+    created_at=1000.0,
+    seen_at=1000.0,
+)
+
+
+def step(job_id: str = "j", **fields: Any) -> Step:
+    values: dict[str, Any] = {
+        "session_id": "s",
+        "run_id": "s:train:0",
+        "sampler_id": None,
+        "kind": "forward_backward",
+        "job_id": job_id,
+        "num_tokens": 10,
+        "metrics": {"loss:sum": 1.5},
+        "queued_at": 1001.0,
+        "started_at": 1002.0,
+        "finished_at": 1004.0,
+    }
+    return Step(**(values | fields))
+
+
+def job(**fields: Any) -> Job:
+    values: dict[str, Any] = {
+        "no": 1,
+        "id": "open",
+        "tenant_id": "t",
+        "session_id": "s",
+        "kind": "optim_step",
+        "run_id": "s:train:0",
+        "sampler_id": None,
+        "position": 1,
+        "state": "queued",
+        "attempts": 0,
+        "payload_bytes": 0,
+        "is_proto": False,
+        "result_bytes": 0,
+        "error": None,
+        "category": None,
+        "applied": None,
+        "num_sequences": 0,
+        "created_at": 1005.0,
+        "started_at": None,
+        "finished_at": None,
+        "fetched_at": None,
+    }
+    return Job(**(values | fields))
+
+
+def events(steps: list[Step], waiting: list[Job] | None = None) -> list[dict[str, Any]]:
+    return list(trace_events(SESSION, steps, waiting or [], 1010.0))
+
+
+def test_an_operation_is_a_wait_and_a_bar_on_its_models_track() -> None:
+    found = events([step()])
+
+    assert [(event["ph"], event["name"]) for event in found] == [
+        ("M", "process_name"),
+        ("M", "thread_name"),
+        ("b", "forward_backward waits"),
+        ("e", "forward_backward waits"),
+        ("X", "forward_backward"),
+        ("C", "loss s:train:0"),
+        ("C", "tokens s:train:0"),
+    ]
+    bar = found[4]
+    assert (bar["ts"], bar["dur"], bar["tid"]) == (2_000_000, 2_000_000, found[1]["tid"])
+    assert bar["args"] == {"job_id": "j", "tokens": 10, "loss:sum": 1.5}
+    assert found[0]["args"] == {"name": "Night run"}
+
+
+def test_samples_overlap_so_they_are_spans_of_their_own() -> None:
+    pair = [
+        step(job_id=name, run_id=None, sampler_id="s:sample:0", kind="asample", metrics=None)
+        for name in ("one", "two")
+    ]
+
+    spans = [event for event in events(pair) if event.get("cat") == "running"]
+
+    assert [(event["ph"], event["id"]) for event in spans] == [
+        ("b", "running-one"),
+        ("e", "running-one"),
+        ("b", "running-two"),
+        ("e", "running-two"),
+    ]
+
+
+def test_every_model_and_sampler_has_one_track() -> None:
+    found = events([step("a"), step("b", run_id="s:train:1"), step("c")], [job()])
+
+    named = {event["tid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
+    assert named == {0: "Night run", 1: "s:train:0", 2: "s:train:1"}
+
+
+def test_work_that_is_not_over_is_drawn_up_to_now() -> None:
+    waiting = events([], [job()])[-2:]
+    running = events([], [job(started_at=1006.0)])[-2:]
+
+    assert [event["ts"] for event in waiting] == [5_000_000, 10_000_000]
+    assert [event["ts"] for event in running] == [6_000_000, 10_000_000]
+    assert running[0]["args"] == {"job_id": "open", "is_over": False}
+
+
+def test_clocks_that_ran_backwards_make_no_negative_times() -> None:
+    found = events([step(queued_at=900.0, started_at=1003.0, finished_at=1002.0)])
+
+    assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in found)
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    found = events([step(metrics={"loss:sum": float("nan"), "x:sum": float("inf")})])
+
+    assert not any(event["name"].startswith("loss") for event in found)
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_long_trace_is_written_in_pieces_that_make_one_document() -> None:
+    steps = [step(job_id=str(number)) for number in range(1000)]
+
+    pieces = list(write_trace(SESSION, trace_events(SESSION, steps, [], 1010.0)))
+
+    assert len(pieces) > 2 + 5000 // EVENTS_PER_PIECE - 2
+    assert max(map(len, pieces)) < 400 * EVENTS_PER_PIECE
+    document = json.loads(b"".join(pieces))
+    assert sum(event["ph"] == "X" for event in document["traceEvents"]) == 1000
+
+
+def test_a_session_that_did_nothing_has_a_trace_too() -> None:
+    document = json.loads(b"".join(write_trace(SESSION, iter(()))))
+
+    assert document == {
+        "displayTimeUnit": "ms",
+        "otherData": {"session_id": "s", "started_at": 1000.0},
+        "traceEvents": [],
+    }

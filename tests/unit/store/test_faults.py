@@ -1,0 +1,50 @@
+"""What a database's errors mean to whoever asked."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+import sqlalchemy as sa
+
+from tinkex.errors import InvalidInput, StoreBusy, StoreFull, StoreUnavailable, TinkexError
+from tinkex.store.faults import as_store_error
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("database or disk is full", StoreFull),
+        ("disk I/O error", StoreFull),
+        ('could not extend file "base/1/2": No space left on device\nHINT: Check', StoreFull),
+        ("database is locked", StoreBusy),
+        ("deadlock detected\nDETAIL: Process 1 waits", StoreBusy),
+        ("canceling statement due to lock timeout", StoreBusy),
+        ("connection refused\nIs the server running?", StoreUnavailable),
+        ("server closed the connection unexpectedly", StoreUnavailable),
+    ],
+)
+def test_troubles_of_the_database_may_pass(text: str, meaning: type[TinkexError]) -> None:
+    error = as_store_error(sa.exc.OperationalError("SELECT 1", {}, sqlite3.OperationalError(text)))
+    assert type(error) is meaning
+    assert error.retryable
+    assert "\n" not in error.message
+
+
+def test_a_value_that_cannot_be_stored_is_the_callers_fault() -> None:
+    cause = ValueError("text fields cannot contain NUL (0x00) bytes")
+    error = as_store_error(sa.exc.DataError("INSERT", {}, cause))
+    assert isinstance(error, InvalidInput)
+    assert "NUL" in error.message
+    assert not error.retryable
+
+
+def test_no_statement_and_no_value_of_others_is_told() -> None:
+    cause = sqlite3.IntegrityError("UNIQUE constraint failed: jobs.id")
+    error = as_store_error(sa.exc.IntegrityError("INSERT secret", {"key": "tml-secret"}, cause))
+    assert isinstance(error, StoreUnavailable)
+    assert error.message == "the server's database refused: UNIQUE constraint failed: jobs.id"
+
+
+def test_too_few_connections_are_a_busy_store() -> None:
+    assert isinstance(as_store_error(sa.exc.TimeoutError("QueuePool limit reached")), StoreBusy)

@@ -1,0 +1,38 @@
+"""How much a sweep takes at once, and which policies make no sense."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import ConfigError
+from tinkex.store.retention import RetentionPolicy, bite
+
+_ROWS = st.lists(st.integers(0, 100)).map(
+    lambda sizes: [(str(place), size) for place, size in enumerate(sizes)]
+)
+
+
+@given(_ROWS, st.integers(1, 20), st.integers(0, 300))
+def test_a_bite_is_small_and_as_large_as_it_may_be(
+    rows: list[tuple[str, int]], max_rows: int, max_bytes: int
+) -> None:
+    chosen = bite(rows, max_rows, max_bytes)
+    assert chosen == [row_id for row_id, _ in rows[: len(chosen)]]
+    sizes = [size for _, size in rows]
+    if len(chosen) > 1:
+        assert len(chosen) <= max_rows
+        assert sum(sizes[: len(chosen)]) <= max_bytes
+    if len(chosen) < len(rows):
+        # One more would have been too much, and nothing would never end.
+        assert chosen
+        assert len(chosen) == max_rows or sum(sizes[: len(chosen) + 1]) > max_bytes
+
+
+def test_policies_refuse_what_makes_no_sense_and_name_it() -> None:
+    for field in fields(RetentionPolicy):
+        with pytest.raises(ConfigError, match=f"{field.name} must not be negative, got -1"):
+            RetentionPolicy(**{field.name: -1})

@@ -1,0 +1,25 @@
+"""Metrics of steps, as JSON can hold them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.store.steps import _as_json, _from_json
+
+
+@given(st.dictionaries(st.text(), st.floats()))
+def test_every_number_survives_strict_json(metrics: dict[str, float]) -> None:
+    stored = json.dumps(_as_json(metrics), allow_nan=False)
+    found = _from_json(json.loads(stored))
+    assert found is not None
+    assert found.keys() == metrics.keys()
+    for name, value in metrics.items():
+        assert found[name] == value or (math.isnan(found[name]) and math.isnan(value))
+
+
+def test_no_metrics_stay_none() -> None:
+    assert _from_json(_as_json(None)) is None

@@ -1,0 +1,100 @@
+"""What a home says about its server, without a server."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.presence import (
+    ServerState,
+    find_server,
+    is_alive,
+    lock_holder,
+    read_state,
+)
+
+STATE = ServerState(pid=1, url="http://127.0.0.1:1", version="0", started_at=1.0)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    found = Home(tmp_path / "deep" / "home")
+    found.make()
+    return found
+
+
+def gone() -> int:
+    """The pid of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_home_is_for_its_owner_alone(home: Home) -> None:
+    assert home.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"the home .*file/home cannot be made: Not a directory"):
+        Home(tmp_path / "file" / "home").make()
+
+
+def test_no_file_no_server(home: Home) -> None:
+    assert read_state(home) is None
+    assert find_server(home) is None
+    assert lock_holder(home) is None
+
+
+def test_what_was_written_is_read(home: Home) -> None:
+    home.state_file.write_bytes(msgspec.json.encode(STATE))
+    assert read_state(home) == STATE
+
+
+@given(st.binary(max_size=60))
+def test_a_damaged_file_is_no_server(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.state_file.write_bytes(content)
+    assert read_state(home) is None
+
+
+def test_a_server_that_died_is_no_server(home: Home) -> None:
+    dead = msgspec.structs.replace(STATE, pid=gone())
+    home.state_file.write_bytes(msgspec.json.encode(dead))
+    assert find_server(home) is None
+
+
+def test_living_and_dead_processes() -> None:
+    assert is_alive(os.getpid())
+    assert not is_alive(gone())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells the dead from the living")
+def test_a_dead_process_that_nobody_waited_for_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(process.pid)
+    process.wait()
+
+
+def test_the_holder_of_a_lock_is_known_while_it_holds(home: Home) -> None:
+    with home.server_lock.open("w") as file:
+        file.write("4711")
+        file.flush()
+        # Nobody holds it: what is written there is history.
+        assert lock_holder(home) is None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert lock_holder(home) == 4711
+    assert lock_holder(home) is None
