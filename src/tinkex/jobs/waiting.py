@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
 from tinkex.errors import StoreError
 from tinkex.jobs.bells import Bell
@@ -18,6 +18,23 @@ LOOK_SECONDS = 1.0
 MAX_ASKED = 500
 
 
+#: Stands for every promise; no promise is called so.
+ANY = ""
+
+
+class Listening:
+    """Somebody who hears of a promise."""
+
+    __slots__ = ("_news",)
+
+    def __init__(self, news: asyncio.Future[bool]) -> None:
+        self._news = news
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there is, or was, news; at the latest after so many seconds."""
+        await asyncio.wait([self._news], timeout=max(seconds, 0.0))
+
+
 class Waiters:
     """Everybody in this process who waits for a promise."""
 
@@ -25,19 +42,18 @@ class Waiters:
         self._queue = queue
         self._bell = bell
         self._by_id: dict[str, set[asyncio.Future[bool]]] = {}
-        self._listeners: set[asyncio.Future[bool]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._is_closing = False
 
     @property
     def num_waiting(self) -> int:
         """How many promises somebody waits for."""
-        return len(self._by_id)
+        return len(self._by_id) - (ANY in self._by_id)
 
     @property
     def num_listening(self) -> int:
         """How many wait for news of any promise."""
-        return len(self._listeners)
+        return len(self._by_id.get(ANY, ()))
 
     @property
     def is_closing(self) -> bool:
@@ -62,55 +78,38 @@ class Waiters:
         """Let everybody who waits go now, and nobody wait any more: the server stops."""
         self._is_closing = True
         self._wake(list(self._by_id))
-        for future in self._listeners:
-            if not future.done():
-                future.set_result(False)
 
-    async def wait(self, request_id: str, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Return when the promise is over, or after so many seconds.
+    @contextlib.contextmanager
+    def listening(self, request_id: str = ANY) -> Iterator[Listening]:
+        """Hear of one promise, or of any, from now on: look within the block, then wait.
 
-        `is_over` is asked once after this waiter is entered, so that nothing falls between; it is
-        called on a thread, because it asks the database.
+        Whoever looks first and listens later misses what happens between.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self._is_closing:
+            future.set_result(False)
         self._by_id.setdefault(request_id, set()).add(future)
         try:
-            if self._is_closing or await asyncio.to_thread(is_over):
-                return
-            await asyncio.wait([future], timeout=seconds)
+            yield Listening(future)
         finally:
-            waiters = self._by_id.get(request_id, set())
+            waiters = self._by_id[request_id]
             waiters.discard(future)
             if not waiters:
-                self._by_id.pop(request_id, None)
-
-    async def wait_for_any(self, seconds: float) -> None:
-        """Return when any promise is over, or after so many seconds."""
-        if self._is_closing:
-            return
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._listeners.add(future)
-        try:
-            await asyncio.wait([future], timeout=seconds)
-        finally:
-            self._listeners.discard(future)
+                del self._by_id[request_id]
 
     def _heard(self) -> None:
         self._wake(self._bell.words())
 
     def _wake(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
+        for request_id in (*request_ids, ANY):
             for future in self._by_id.get(request_id, ()):
                 if not future.done():
                     future.set_result(True)
-        for future in self._listeners:
-            if not future.done():
-                future.set_result(True)
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            asked = list(self._by_id)
+            asked = [request_id for request_id in self._by_id if request_id != ANY]
             for start in range(0, len(asked), MAX_ASKED):
                 part = asked[start : start + MAX_ASKED]
                 try:

@@ -26,6 +26,26 @@ _ADVANCE = (
     .values(next_seq=sa.case((runs.c.next_seq < _FOLLOWING, _FOLLOWING), else_=runs.c.next_seq))
 )
 _COMPLETE = sa.insert(completions)
+_BY_KEY = sa.select(*_HEADER).where(jobs.c.key == sa.bindparam("key"))
+_LOAD = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(jobs.c.payload_bytes), 0)).where(
+    jobs.c.finished_at.is_(None)
+)
+_LOAD_OF = _LOAD.where(jobs.c.tenant_id == sa.bindparam("tenant_id"))
+_QUEUED_AFTER = (
+    sa.select(*_HEADER)
+    .where(jobs.c.state == JobState.QUEUED, jobs.c.no > sa.bindparam("no"))
+    .order_by(jobs.c.no)
+    .limit(sa.bindparam("limit", type_=sa.Integer))
+)
+_IDS: sa.BindParameter[str] = sa.bindparam("job_ids", expanding=True)
+_PAYLOADS = sa.select(jobs.c.id, jobs.c.payload).where(
+    jobs.c.id.in_(_IDS), jobs.c.finished_at.is_(None)
+)
+_START = (
+    sa.update(jobs)
+    .where(jobs.c.id.in_(_IDS), jobs.c.state == JobState.QUEUED)
+    .values(state=JobState.RUNNING, attempts=jobs.c.attempts + 1)
+)
 #: A clone of a sampling client counts its requests from its own number times this.
 CLONE_STRIDE = 1_000_000_000
 
@@ -96,7 +116,7 @@ def _last_position(db: sa.Connection, run_id: str | None) -> int:
 
 def by_key(db: sa.Connection, key: str) -> Job | None:
     """The promise that was made for this key."""
-    row = db.execute(sa.select(*_HEADER).where(jobs.c.key == key)).one_or_none()
+    row = db.execute(_BY_KEY, {"key": key}).one_or_none()
     return None if row is None else Job.of(row)
 
 
@@ -138,12 +158,9 @@ def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
 
 def load_of(db: sa.Connection, tenant_id: str | None = None) -> Load:
     """What is waiting or running, of one tenant or of all."""
-    query = sa.select(
-        sa.func.count(), sa.func.coalesce(sa.func.sum(jobs.c.payload_bytes), 0)
-    ).where(jobs.c.finished_at.is_(None))
-    if tenant_id is not None:
-        query = query.where(jobs.c.tenant_id == tenant_id)
-    num_jobs, num_bytes = db.execute(query).one()
+    everybody = tenant_id is None
+    found = db.execute(_LOAD) if everybody else db.execute(_LOAD_OF, {"tenant_id": tenant_id})
+    num_jobs, num_bytes = found.one()
     return Load(num_jobs, int(num_bytes))
 
 
@@ -157,30 +174,18 @@ def open_of_session(db: sa.Connection, tenant_id: str, session_id: str, *, limit
 # --- the worker's side -----------------------------------------------------------------------
 def queued_after(db: sa.Connection, no: int, limit: int = 1000) -> list[Job]:
     """Promises that wait and arrived after this one, in the order of arrival."""
-    query = (
-        sa.select(*_HEADER)
-        .where(jobs.c.state == JobState.QUEUED, jobs.c.no > no)
-        .order_by(jobs.c.no)
-        .limit(limit)
-    )
-    return [Job.of(row) for row in db.execute(query)]
+    return [Job.of(row) for row in db.execute(_QUEUED_AFTER, {"no": no, "limit": limit})]
 
 
 def payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
     """The payloads of promises that are not over, by id."""
-    query = sa.select(jobs.c.id, jobs.c.payload).where(
-        jobs.c.id.in_(job_ids), jobs.c.finished_at.is_(None)
-    )
-    return {row.id: row.payload for row in db.execute(query)}
+    found = db.execute(_PAYLOADS, {"job_ids": list(job_ids)})
+    return {row.id: row.payload for row in found}
 
 
 def start(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
     """Note that the worker has taken promises; each time counts as an attempt."""
-    db.execute(
-        sa.update(jobs)
-        .where(jobs.c.id.in_(job_ids), jobs.c.state == JobState.QUEUED)
-        .values(state=JobState.RUNNING, started_at=now, attempts=jobs.c.attempts + 1)
-    )
+    db.execute(_START, {"job_ids": list(job_ids), "started_at": now})
 
 
 def requeue_running(db: sa.Connection, job_ids: Sequence[str] | None = None) -> int:

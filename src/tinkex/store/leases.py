@@ -6,6 +6,10 @@ import sqlalchemy as sa
 
 from tinkex.store.schema import leases
 
+_HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
+_HOLDS = sa.select(leases.c.name).where(_HELD)
+_KEEP = sa.update(leases).where(_HELD)
+
 
 def acquire(db: sa.Connection, name: str, owner: str, *, now: float, seconds: float) -> int | None:
     """Take a lease that is free, expired or one's own; None if somebody else holds it.
@@ -25,21 +29,17 @@ def acquire(db: sa.Connection, name: str, owner: str, *, now: float, seconds: fl
     return epoch
 
 
-def _is_held(name: str, epoch: int) -> sa.ColumnElement[bool]:
-    return sa.and_(leases.c.name == name, leases.c.epoch == epoch)
-
-
 def renew(db: sa.Connection, name: str, epoch: int, *, now: float, seconds: float) -> bool:
     """Keep a lease for longer; False if somebody else has taken it."""
-    longer = sa.update(leases).where(_is_held(name, epoch)).values(until=now + seconds)
-    return bool(db.execute(longer).rowcount)
+    longer = {"lease": name, "number": epoch, "until": now + seconds}
+    return bool(db.execute(_KEEP, longer).rowcount)
 
 
 def holds(db: sa.Connection, name: str, epoch: int) -> bool:
     """Whether nobody has taken the lease since; a late owner may go on until somebody does."""
-    return db.scalar(sa.select(leases.c.name).where(_is_held(name, epoch))) is not None
+    return db.scalar(_HOLDS, {"lease": name, "number": epoch}) is not None
 
 
 def release(db: sa.Connection, name: str, epoch: int) -> None:
     """Let somebody else take the lease at once. The row stays: numbers must not begin anew."""
-    db.execute(sa.update(leases).where(_is_held(name, epoch)).values(until=0.0))
+    db.execute(_KEEP, {"lease": name, "number": epoch, "until": 0.0})

@@ -7,6 +7,10 @@ import sqlalchemy as sa
 from tinkex.store.records import JobState, Run, RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions
 
+# Statements of every request are built once: that takes longer than running them.
+_FIND = sa.select(runs).where(runs.c.id == sa.bindparam("run_id"))
+_TOUCH = sa.update(runs).where(runs.c.id == sa.bindparam("run_id"))
+
 
 def insert(db: sa.Connection, run: Run) -> None:
     """Store a new model."""
@@ -15,13 +19,13 @@ def insert(db: sa.Connection, run: Run) -> None:
 
 def find(db: sa.Connection, run_id: str) -> Run | None:
     """A model by id."""
-    row = db.execute(sa.select(runs).where(runs.c.id == run_id)).one_or_none()
+    row = db.execute(_FIND, {"run_id": run_id}).one_or_none()
     return None if row is None else Run.of(row)
 
 
 def touch(db: sa.Connection, run_id: str, now: float) -> None:
     """Note that a model was used."""
-    db.execute(sa.update(runs).where(runs.c.id == run_id).values(used_at=now))
+    db.execute(_TOUCH, {"run_id": run_id, "used_at": now})
 
 
 def set_state(db: sa.Connection, run_id: str, state: RunState) -> None:

@@ -8,6 +8,8 @@ from tinkex.store.dialects import insert_unless
 from tinkex.store.records import Sampler
 from tinkex.store.schema import samplers
 
+_FIND = sa.select(samplers).where(samplers.c.id == sa.bindparam("sampler_id"))
+
 
 def insert(db: sa.Connection, sampler: Sampler) -> None:
     """Store a new sampling session; if its id is known, nothing happens."""
@@ -16,7 +18,7 @@ def insert(db: sa.Connection, sampler: Sampler) -> None:
 
 def find(db: sa.Connection, sampler_id: str) -> Sampler | None:
     """A sampling session by id."""
-    row = db.execute(sa.select(samplers).where(samplers.c.id == sampler_id)).one_or_none()
+    row = db.execute(_FIND, {"sampler_id": sampler_id}).one_or_none()
     return None if row is None else Sampler.of(row)
 
 

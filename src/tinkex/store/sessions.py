@@ -10,6 +10,8 @@ from tinkex.store.schema import checkpoints, sessions
 #: What a record holds: the name to search by is ours alone.
 COLUMNS = [column for column in sessions.c if column.name != "search_name"]
 
+_FIND = sa.select(*COLUMNS).where(sessions.c.id == sa.bindparam("session_id"))
+
 
 def insert(db: sa.Connection, session: Session) -> None:
     """Store a new session."""
@@ -19,7 +21,7 @@ def insert(db: sa.Connection, session: Session) -> None:
 
 def find(db: sa.Connection, session_id: str) -> Session | None:
     """A session by id."""
-    row = db.execute(sa.select(*COLUMNS).where(sessions.c.id == session_id)).one_or_none()
+    row = db.execute(_FIND, {"session_id": session_id}).one_or_none()
     return None if row is None else Session.of(row)
 
 

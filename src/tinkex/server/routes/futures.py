@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -37,14 +36,11 @@ LONG_QUEUE_SHARE = 0.5
 async def retrieve_future(services: Services, call: Call[types.FutureRetrieveRequest]) -> Answer:
     """The result of a promise; if it is not there yet, wait for it a while."""
     request_id = call.request.request_id
-    found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
-    if not found.job.is_over:
-        await services.waiters.wait(
-            request_id,
-            services.config.long_poll_seconds,
-            lambda: services.queue.find(call.tenant_id, request_id).is_over,
-        )
+    with services.waiters.listening(request_id) as promise:
         found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
+        if not found.job.is_over:
+            await promise.wait(services.config.long_poll_seconds)
+            found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
     if not found.job.is_over:
         return await _pending(services, found.job)
     return await _result(services, call, found)
@@ -118,17 +114,13 @@ async def retrieve_futures(
         await write(services, lambda db: completions.drop(db, sampler_id, retrieved))
     ends_at = time.monotonic() + _patience(services, request)
     while True:
-        # Listening begins before the look, so that nothing falls between; and it is not trusted
-        # for long, since a bell can be lost.
-        seconds = min(ends_at - time.monotonic(), waiting.LOOK_SECONDS)
-        listening = asyncio.create_task(services.waiters.wait_for_any(max(seconds, 0.0)))
-        try:
+        with services.waiters.listening() as any_promise:
             done, cursor = await in_thread(_completions, services, request)
-            if done or services.waiters.is_closing or time.monotonic() >= ends_at:
+            seconds = ends_at - time.monotonic()
+            if done or services.waiters.is_closing or seconds <= 0:
                 return types.FuturesRetrieveResponse(completions=done, cursor=cursor)
-            await listening
-        finally:
-            listening.cancel()
+            # A bell can be lost, so it is not trusted for long.
+            await any_promise.wait(min(seconds, waiting.LOOK_SECONDS))
 
 
 def _check_news(request: types.FuturesRetrieveRequest) -> None:
