@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
@@ -15,11 +16,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from prometheus_client.metrics import MetricWrapperBase
+
 import tinkex
 import tinkex.testing
 import tinkex.types
 from tinkex import errors, settings
+from tinkex.cli.commands.serve import serve
 from tinkex.client.config import Config
+from tinkex.server import metrics
+from tinkex.server.config import ServerConfig
+from tinkex.server.config_sources import variable_of
 from tinkex.wire import endpoints
 
 DOCS = Path(__file__).parent
@@ -94,6 +101,64 @@ def marked(variables: str) -> str:
 def sentence(text: str) -> str:
     """The text with a capital at its front."""
     return text[:1].upper() + text[1:]
+
+
+def server_table() -> str:
+    """Every setting of the server, and every way to say it."""
+    rows = []
+    for name, text in field_docs(ServerConfig).items():
+        key = "" if name == "home" else f"`{name}`"
+        rows.append((key, f"`{variable_of(name)}`", flag_of(name), server_default(name), text))
+    return table(("TOML key", "variable", "flag", "default", "meaning"), rows)
+
+
+def flag_of(name: str) -> str:
+    """The flag of `tinkex serve` that sets a field, if there is one."""
+    flags = {option.name: option.opts[0] for option in serve.params}
+    return f"`{flags[name]}`" if name in flags else ""
+
+
+def server_default(name: str) -> str:
+    """A default of the server as one would write it in TOML; sizes also as people say them."""
+    if name == "home":
+        return "`~/.tinkex`"
+    value = default_value(ServerConfig, name)
+    size = f" ({value >> 20} MiB)" if name.endswith("_bytes") else ""
+    return f"`{toml_value(value)}`{size}"
+
+
+def server_toml() -> str:
+    """A settings file that says everything, and changes nothing."""
+    lines = []
+    for name, text in field_docs(ServerConfig).items():
+        if name != "home":
+            lines += [f"# {text}", f"{name} = {toml_value(default_value(ServerConfig, name))}"]
+    return "```toml\n" + "\n".join(lines) + "\n```"
+
+
+def default_value(cls: type, name: str) -> Any:
+    """A field's default."""
+    field = next(each for each in fields(cls) if each.name == name)
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it; JSON's spelling is TOML's for all that occurs here."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def metrics_table() -> str:
+    """Every metric of the server."""
+    rows = []
+    for metric in vars(metrics).values():
+        if not isinstance(metric, MetricWrapperBase):
+            continue
+        family = metric.describe()[0]
+        name = family.name + "_total" * (family.type == "counter")
+        # A metric keeps the names of its labels to itself until one is counted.
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+        rows.append((f"`{name}`", family.type, labels, family.documentation))
+    return table(("metric", "kind", "labels", "meaning"), rows)
 
 
 def endpoint_table() -> str:
@@ -175,6 +240,8 @@ def directives(names: Iterable[str], level: int = 2) -> str:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {"settings": settings_table, "environment": environment_table},
     "endpoints.md": {"endpoints": endpoint_table},
+    "server/configuration.md": {"server": server_table, "example": server_toml},
+    "server/operations.md": {"metrics": metrics_table},
     "reference/clients.md": {"clients": client_list},
     "reference/errors.md": {"errors": error_list},
     "reference/types.md": {"types": type_list},

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
@@ -28,17 +30,21 @@ _Item: TypeAlias = "tuple[Work[Any], Future[Any]] | None"
 MAX_GROUP = 64
 #: How long a write waits for those of other processes.
 BUSY_SECONDS = 5.0
+#: How soon a writer of SQLite asks again whether it is its turn.
+_TURN_SECONDS = 0.0005
 #: Any number that nothing else in the database uses: PostgreSQL writers take turns by it.
 WRITER_LOCK = 0x74696E6B6578
-#: The first must come before the first table; the last lets a log that grew shrink again.
-_SQLITE_PRAGMAS = (
-    "auto_vacuum = INCREMENTAL",
-    "journal_mode = WAL",
+#: Facts about a SQLite file, told to a new one; the first must come before the first table.
+_FILE_PRAGMAS = ("auto_vacuum = INCREMENTAL", "journal_mode = WAL")
+#: What every connection is told; the last lets a log that grew shrink again.
+_CONNECTION_PRAGMAS = (
     "synchronous = FULL",
     "foreign_keys = ON",
     "temp_store = MEMORY",
     f"journal_size_limit = {16 * 2**20}",
 )
+#: Connections that are kept; opening one costs more than most questions.
+_MAX_CONNECTIONS = 24
 
 
 class Database:
@@ -47,6 +53,7 @@ class Database:
     def __init__(self, url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self.engine = _create_engine(url, busy_seconds)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self._busy_seconds = busy_seconds
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._is_closed = False
@@ -127,11 +134,40 @@ class Database:
         """A write transaction; all processes take turns, so that numbers grow in commit order."""
         with self.engine.connect() as db:
             if self.is_sqlite:
-                db.exec_driver_sql("BEGIN IMMEDIATE")
+                _begin_immediate(db, self._busy_seconds)
             else:
                 db.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITER_LOCK)))
             yield db
             db.commit()
+
+
+def _begin_immediate(db: sa.Connection, busy_seconds: float) -> None:
+    """Wait for one's turn to write.
+
+    SQLite's own wait sleeps longer and longer, up to a tenth of a second, while turns here take a
+    millisecond; so it is told not to wait, and asked again soon.
+    """
+    ends_at = time.monotonic() + busy_seconds
+    db.begin()
+    cursor = db.connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        while not _tries(cursor, is_last=time.monotonic() >= ends_at):
+            time.sleep(_TURN_SECONDS)
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {round(busy_seconds * 1000)}")
+        cursor.close()
+
+
+def _tries(cursor: Any, *, is_last: bool) -> bool:
+    """Whether it is one's turn; the last try raises if it is not."""
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if is_last or "locked" not in str(error):
+            raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, error) from error
+        return False
+    return True
 
 
 def _attempt(db: sa.Connection, work: Work[Any]) -> tuple[Any, Exception | None]:
@@ -172,7 +208,10 @@ def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
 def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
     # Psycopg 3 is the driver we install; SQLAlchemy's default name means an older one.
     engine = sa.create_engine(
-        url.set(drivername="postgresql+psycopg"), pool_size=8, max_overflow=8, pool_pre_ping=True
+        url.set(drivername="postgresql+psycopg"),
+        pool_size=_MAX_CONNECTIONS,
+        max_overflow=0,
+        pool_pre_ping=True,
     )
 
     @sa.event.listens_for(engine, "connect")
@@ -185,7 +224,10 @@ def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
 
 def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
     engine = sa.create_engine(
-        url, connect_args={"check_same_thread": False, "timeout": busy_seconds}
+        url,
+        pool_size=_MAX_CONNECTIONS,
+        max_overflow=0,
+        connect_args={"check_same_thread": False, "timeout": busy_seconds},
     )
 
     @sa.event.listens_for(engine, "connect")
@@ -193,7 +235,9 @@ def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
         # We begin transactions ourselves: the driver would begin late, and read stale rows.
         connection.isolation_level = None
         cursor = connection.cursor()
-        for pragma in _SQLITE_PRAGMAS:
+        is_new = cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
+        # Asking again what is so already needs a lock that nobody waits for.
+        for pragma in (*(_FILE_PRAGMAS if is_new else ()), *_CONNECTION_PRAGMAS):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

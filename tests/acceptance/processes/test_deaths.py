@@ -45,7 +45,8 @@ def test_nothing_survives_a_supervisor_that_is_killed(serve: Serve, home: Path) 
     serving.ended()
     eventually(lambda: not any(map(is_alive, children)))
     assert not answers(url)
-    assert lock_holder(serving.home) is None
+    # The last thread of a dying process gives its files back, a moment after the first is gone.
+    eventually(lambda: lock_holder(serving.home) is None)
 
 
 def test_the_next_server_begins_right_after_the_last_was_killed(serve: Serve, home: Path) -> None:
