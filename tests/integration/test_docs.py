@@ -7,9 +7,11 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,6 +24,9 @@ import tinkex
 import tinkex.testing
 import tinkex.types
 from tinkex import settings
+from tinkex.cli.main import main
+from tinkex.server.config import ServerConfig
+from tinkex.server.config_sources import from_file, read_config, variable_of
 from tinkex.testing import StubServer
 from tinkex.wire.endpoints import ENDPOINTS
 
@@ -72,6 +77,8 @@ RUNNABLE = {
         (block.line, block.code) for block in python_blocks(page) if block.is_run
     ]
     for page in [ROOT / "README.md", *PAGES]
+    # Those of the server run against a real one, in tests/acceptance/test_docs_commands.py.
+    if page.parent.name != "server"
 }
 RUNNABLE = {name: blocks for name, blocks in RUNNABLE.items() if blocks}
 
@@ -154,6 +161,41 @@ def test_code_that_is_not_run_at_least_parses(page: Path) -> None:
 # --- examples and commands -------------------------------------------------------------------
 
 
+#: Above every shell block; invisible on the page. What is run or served, acceptance tests do.
+MARKS = re.compile(r"<!-- (run|serve|not run: \S.*) -->")
+
+
+def shell_blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """The line above each shell block of a page, and the block."""
+    blocks = re.findall(r"([^\n]+)\n\n```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == page.read_text().count("```sh\n")
+    yield from blocks
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_shell_block_is_run_or_says_why_not(page: Path) -> None:
+    for above, block in shell_blocks(page):
+        assert MARKS.fullmatch(above), f"{page.name}: nothing says whether this is run:\n{block}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"\btinkex ((?:serve|key|version)\b[^`#|\n]*)", page.read_text())
+    for text in named:
+        words = [word for word in shlex.split(text.split(";")[0], comments=True) if word != ">"]
+        command: Any = main
+        while words and hasattr(command, "get_command") and not words[0].startswith("-"):
+            found = command.get_command(None, words[0])
+            if found is None:
+                break
+            command, words = found, words[1:]
+        flags = {flag for option in command.params for flag in (*option.opts, "--help", "-f")}
+        used = {word.split("=")[0] for word in words if word.startswith("-")}
+        assert used <= flags, f"{page.name} says tinkex {text}"
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path) -> None:
     done = subprocess.run(
@@ -212,6 +254,24 @@ def test_every_environment_variable_is_explained() -> None:
     assert len(read) >= 10
     page = (DOCS / "configuration.md").read_text()
     assert [name for name in sorted(read) if f"`{name}`" not in page] == []
+
+
+def test_every_setting_of_the_server_is_explained() -> None:
+    page = (DOCS / "server" / "configuration.md").read_text()
+    missing = [row.name for row in fields(ServerConfig) if f"`{variable_of(row.name)}`" not in page]
+    assert missing == []
+
+
+def test_the_settings_files_in_the_docs_are_ones(tmp_path: Path) -> None:
+    page = (DOCS / "server" / "configuration.md").read_text()
+    short, complete = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "server.toml"
+    file.write_text(short)
+    assert from_file(file)["client_flags"] == {"fwdbwd_max_chunk_len": 512}
+    assert read_config({"home": tmp_path}, file, environ={}).api_processes == 2
+    file.write_text(complete)
+    assert from_file(file).keys() == {row.name for row in fields(ServerConfig)} - {"home"}
+    assert read_config({"home": tmp_path}, file, environ={}) == ServerConfig(home=tmp_path)
 
 
 def test_every_endpoint_is_listed() -> None:

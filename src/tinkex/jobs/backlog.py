@@ -89,28 +89,25 @@ class Backlog:
         """Forget jobs that were cancelled before they ran."""
         self._dropped.update(job_id for job_id in job_ids if job_id in self._known)
 
-    def take_turn(self, now: float) -> list[Job]:
-        """The next turn: one operation, or several passes that share a run of the engine.
+    def take_turn(self, now: float, max_operations: int = 1) -> list[Job]:
+        """The next turn: operations one after the other, or passes that share a run of the engine.
 
         Tenants take turns; whoever was served goes to the end of the line.
         """
         turn: list[Job] = []
-        num_bytes = 0
-        for tenant_id in list(self._tenants):
-            job = self._head(self._tenants[tenant_id], now)
-            if job is None or (turn and not self._fits(turn, num_bytes, job)):
-                continue
+        while (job := self._next(turn, now, max_operations)) is not None:
             turn.append(job)
-            num_bytes += job.payload_bytes
-            self._take(job)
-            self._tenants.move_to_end(tenant_id)
-            if job.kind not in PASSES:
-                break
-        while turn and turn[0].kind in PASSES and (job := self._another(turn, num_bytes, now)):
-            turn.append(job)
-            num_bytes += job.payload_bytes
             self._take(job)
         return turn
+
+    def _next(self, turn: list[Job], now: float, max_operations: int) -> Job | None:
+        """Whoever fits into this turn and has waited longest since being served."""
+        num_bytes = sum(job.payload_bytes for job in turn)
+        for tenant in self._tenants.values():
+            job = self._head(tenant, now)
+            if job is not None and (not turn or self._fits(turn, num_bytes, job, max_operations)):
+                return job
+        return None
 
     def _head(self, tenant: _Tenant, now: float) -> Job | None:
         for lane in tenant.lanes.values():
@@ -119,22 +116,14 @@ class Backlog:
                 return job
         return None
 
-    def _fits(self, turn: list[Job], num_bytes: int, job: Job) -> bool:
+    def _fits(self, turn: list[Job], num_bytes: int, job: Job, max_operations: int) -> bool:
+        if turn[0].kind not in PASSES:
+            return job.kind not in PASSES and len(turn) < max_operations
         return (
-            turn[0].kind in PASSES
-            and job.kind in PASSES
+            job.kind in PASSES
             and len(turn) < self._limits.max_passes
             and num_bytes + job.payload_bytes <= self._limits.max_pass_bytes
         )
-
-    def _another(self, turn: list[Job], num_bytes: int, now: float) -> Job | None:
-        """A further pass of anybody's, while there is room."""
-        for tenant in self._tenants.values():
-            for lane in tenant.lanes.values():
-                job = lane.head(now, self._limits.gap_seconds)
-                if job is not None and self._fits(turn, num_bytes, job):
-                    return job
-        return None
 
     def _take(self, job: Job) -> None:
         tenant = self._tenants[job.tenant_id]
@@ -142,8 +131,9 @@ class Backlog:
         lane = tenant.lanes[name]
         lane.waiting.pop(0)
         lane.is_busy = True
-        # The tenant's other models come first next time.
+        # The tenant's other models come first next time, and other tenants before them.
         tenant.lanes.move_to_end(name)
+        self._tenants.move_to_end(job.tenant_id)
 
     def finish(self, job: Job) -> None:
         """Note that a taken operation is over, so that its model's next one may run."""

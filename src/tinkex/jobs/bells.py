@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from tinkex.ids import new_id
@@ -67,8 +68,9 @@ class Bell:
 
     def stay(self) -> None:
         """Say that this process is alive."""
-        now = time.time()
-        self._database.write(lambda db: processes.seen(db, self.process.id, now))
+        # Entered again rather than updated: after a long sleep others have forgotten it.
+        process = replace(self.process, seen_at=time.time())
+        self._database.write(lambda db: processes.enter(db, process))
 
     def close(self) -> None:
         """Take the address out of the store."""

@@ -21,6 +21,7 @@ from tinkex.jobs.leasing import Lease
 from tinkex.jobs.ledger import Entry, Ledger
 from tinkex.jobs.operations import NO_CUSTOM_LOSS, run_operation, run_passes
 from tinkex.jobs.outcomes import Done, Failed, Outcome
+from tinkex.jobs.pace import Pace
 from tinkex.jobs.queue import CANCEL_MARK
 from tinkex.jobs.recovery import Residents
 from tinkex.jobs.sampling import Samples
@@ -69,6 +70,7 @@ class Worker:
         self._snapshots = Snapshots(self._bench, config.snapshots)
         self._samples = Samples(self._bench)
         self._housekeeper = Housekeeper(self._bench, config.housekeeping)
+        self._pace = Pace()
         self._next_seq: dict[str, int] = {}
         self._last_no = 0
         self._is_stopping = False
@@ -175,7 +177,7 @@ class Worker:
         """Do something of everything; False if there was nothing to do."""
         self._ledger.check()
         is_busy = self._start_samples()
-        turn = self._backlog.take_turn(time.time())
+        turn = self._backlog.take_turn(time.time(), self._pace.max_operations)
         if turn:
             self._train(turn)
         if self._bench.engine.num_samples:
@@ -248,7 +250,7 @@ class Worker:
         if tasks and tasks[0].job.kind in PASSES:
             done = run_passes(self._bench, tasks)
         else:
-            done = [run_operation(self._bench, task) for task in tasks]
+            done = [self._pace.timed(run_operation, self._bench, task) for task in tasks]
         return {task.job.id: outcome for task, outcome in zip(tasks, done, strict=True)}
 
     def _count_change(self, job: Job, outcome: Outcome) -> int | None:
@@ -301,7 +303,8 @@ class Worker:
 
     def _evict(self) -> None:
         """Let models go whose sessions are over; they come back when they are needed."""
-        idle = set(self._database.write(runs.idle))
+        loaded = [resident.run.id for resident in self._residents]
+        idle = set(self._database.write(lambda db: runs.idle(db, loaded))) if loaded else set()
         for resident in self._residents:
             run_id = resident.run.id
             if run_id in idle and self._snapshots.take_now(resident):

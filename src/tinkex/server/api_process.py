@@ -30,8 +30,9 @@ from tinkex.server.wiring import open_services
 LOG = get_logger(__name__)
 #: How often the activity file is touched at most.
 TOUCH_SECONDS = 5.0
-#: Questions that are no sign of somebody working.
-QUIET_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics"})
+#: Questions that are no sign of somebody working: probes, and a page that is left open.
+QUIET_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics", "/"})
+QUIET_FOLDERS = ("/runs/", "/static/")
 
 
 class Activity:
@@ -44,7 +45,7 @@ class Activity:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Note a request, and pass it on."""
-        if scope["type"] == "http" and scope["path"] not in QUIET_PATHS:
+        if scope["type"] == "http" and not _is_quiet(scope["path"]):
             self._note(time.monotonic())
         await self._app(scope, receive, send)
 
@@ -53,6 +54,10 @@ class Activity:
             self._next_touch = now + TOUCH_SECONDS
             with contextlib.suppress(OSError):
                 os.utime(self._file)
+
+
+def _is_quiet(path: str) -> bool:
+    return path in QUIET_PATHS or path.startswith(QUIET_FOLDERS)
 
 
 class ApiServer(uvicorn.Server):
@@ -87,6 +92,8 @@ class ApiServer(uvicorn.Server):
 def main() -> int:
     """Answer until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Threads here wait for each other's answers: none should hold the others up for long.
+    sys.setswitchinterval(0.0005)
     orders = receive_orders()
     attach_logger(orders.config.log_level)
     end_with_parent()

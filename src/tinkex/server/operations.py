@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tinkex import types
+from tinkex.errors import PromiseExpiredError
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.queue import Prepare
 from tinkex.server.call import Call, Services
@@ -15,6 +16,9 @@ from tinkex.server.transactions import settled
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
+
+#: How exactly it is known when a model was last used.
+TOUCH_SECONDS = 1.0
 
 
 async def submit(
@@ -51,7 +55,13 @@ async def submit_operation(
     def prepare(db: Connection) -> None:
         run = trainable_run_of(db, tenant_id, model_id)
         open_session_of(db, tenant_id, run.session_id)
-        runs.touch(db, run.id, now)
+        if seq_id is not None and seq_id <= run.forgotten_seq:
+            raise PromiseExpiredError(
+                f"operation {seq_id} of model {model_id!r} was done long ago and its result is "
+                "forgotten; it is not done again"
+            )
+        if now - run.used_at > TOUCH_SECONDS:
+            runs.touch(db, run.id, now)
         if also is not None:
             also(db)
 

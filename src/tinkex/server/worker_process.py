@@ -18,6 +18,8 @@ def main() -> int:
     """Work until told to stop; what is not done then is done by the next one."""
     # The supervisor decides when: a terminal's Ctrl-C is not ours to hear.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The thread that commits must not wait long for the one that computes.
+    sys.setswitchinterval(0.0005)
     orders = receive_orders()
     attach_logger(orders.config.log_level)
     end_with_parent()

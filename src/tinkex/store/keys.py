@@ -9,8 +9,9 @@ import sqlalchemy as sa
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import new_id
+from tinkex.store import audit
 from tinkex.store.dialects import insert_unless
-from tinkex.store.records import ApiKey, Tenant
+from tinkex.store.records import ApiKey, AuditEntry, Tenant
 from tinkex.store.schema import api_keys, tenants
 
 KEY_PREFIX = "tml-"
@@ -59,14 +60,24 @@ def insert_key(
         "digest": digest(secret),
         "created_at": now,
     }
+    is_it = api_keys.c.digest == values["digest"]
+    is_new = _one(db, is_it) is None
     db.execute(insert_unless(db, api_keys, "digest"), values)
-    key = _one(db, api_keys.c.digest == values["digest"])
+    key = _one(db, is_it)
     assert key is not None
     if key.revoked_at is not None:
         raise InvalidInput(f"The key {key.hint} was revoked; use a new one")
     if key.tenant_id != tenant_id:
         raise InvalidInput(f"The key {key.hint} belongs to another tenant; use a new one")
+    if is_new:
+        _note(db, key, "api_key_created", now)
     return key
+
+
+def _note(db: sa.Connection, key: ApiKey, event: str, now: float) -> None:
+    details = {"key_id": key.id, "name": key.name, "hint": key.hint}
+    entry = AuditEntry(tenant_id=key.tenant_id, at=now, event=event, details=details)
+    audit.note(db, entry)
 
 
 def _one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> ApiKey | None:
@@ -95,7 +106,12 @@ def list_keys(db: sa.Connection) -> list[tuple[ApiKey, Tenant]]:
 def revoke(db: sa.Connection, key_id: int, now: float) -> bool:
     """Let a key open nothing from now on; False if it did not open anything."""
     is_it = sa.and_(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
-    return bool(db.execute(sa.update(api_keys).where(is_it).values(revoked_at=now)).rowcount)
+    if not db.execute(sa.update(api_keys).where(is_it).values(revoked_at=now)).rowcount:
+        return False
+    key = by_id(db, key_id)
+    assert key is not None
+    _note(db, key, "api_key_revoked", now)
+    return True
 
 
 def has_keys(db: sa.Connection) -> bool:

@@ -22,7 +22,12 @@ def m001_tables(db: sa.Connection) -> None:
         db.exec_driver_sql(statement)
 
 
-MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables]
+def m002_forgotten(db: sa.Connection) -> None:
+    """Remember which operations of a run were forgotten, so that none is done twice."""
+    db.exec_driver_sql("ALTER TABLE runs ADD COLUMN forgotten_seq BIGINT DEFAULT -1 NOT NULL")
+
+
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables, m002_forgotten]
 
 
 def migrate(database: Database) -> int:

@@ -10,15 +10,10 @@ from tinkex.store.schema import processes
 
 
 def enter(db: sa.Connection, process: Process) -> None:
-    """Write down a process that begins to serve; what was known of the same id is replaced."""
+    """Write down that a process serves; what was known of the same id is replaced."""
     values = process.values()
     statement = insert_for(db.dialect.name, processes).values(values)
     db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
-
-
-def seen(db: sa.Connection, process_id: str, now: float) -> None:
-    """Note that a process is alive."""
-    db.execute(sa.update(processes).where(processes.c.id == process_id).values(seen_at=now))
 
 
 def leave(db: sa.Connection, process_id: str) -> None:

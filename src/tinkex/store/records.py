@@ -104,6 +104,7 @@ class Run(Record):
     applied: int = 0
     snapshot_applied: int = 0
     snapshot: str | None = None
+    forgotten_seq: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,9 +102,25 @@ def _drop_jobs(
         too_many = _sized(db, _oldest_fetched(is_wanted).limit(min(surplus, limit)))
         ripe = list(dict(ripe + too_many).items())
     ids = bite(ripe, limit, _MAX_BYTES)
+    _note_forgotten(db, ids)
     db.execute(sa.delete(completions).where(completions.c.job_id.in_(ids)))
     db.execute(sa.delete(jobs).where(jobs.c.id.in_(ids)))
     return len(ids), len(ids) < len(ripe) or len(ids) >= limit
+
+
+def _note_forgotten(db: sa.Connection, job_ids: list[str]) -> None:
+    """Remember how far each run's jobs are gone: their keys no longer tell that they were done."""
+    query = (
+        sa.select(jobs.c.run_id, sa.func.max(jobs.c.position))
+        .where(jobs.c.id.in_(job_ids), jobs.c.run_id.is_not(None))
+        .group_by(jobs.c.run_id)
+    )
+    for run_id, position in db.execute(query).all():
+        db.execute(
+            sa.update(runs)
+            .where(runs.c.id == run_id, runs.c.forgotten_seq < position)
+            .values(forgotten_seq=position)
+        )
 
 
 def _drop_results(

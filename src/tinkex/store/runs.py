@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
 from tinkex.store.records import JobState, Run, RunState
@@ -99,8 +101,8 @@ def of_session(db: sa.Connection, session_id: str) -> list[Run]:
     return [Run.of(row) for row in db.execute(query.order_by(runs.c.created_at, runs.c.id))]
 
 
-def idle(db: sa.Connection) -> list[str]:
-    """Models whose session is over and that nothing waits for: they need no place in memory."""
+def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
+    """Which of these models nothing waits for and whose session is over: memory is not for them."""
     waiting = sa.select(jobs.c.run_id).where(
         jobs.c.run_id == runs.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
     )
@@ -108,6 +110,7 @@ def idle(db: sa.Connection) -> list[str]:
         sa.select(runs.c.id)
         .join(sessions, sessions.c.id == runs.c.session_id)
         .where(
+            runs.c.id.in_(run_ids),
             runs.c.state == RunState.READY,
             sa.or_(sessions.c.finished_at.is_not(None), sessions.c.expired_at.is_not(None)),
             ~waiting.exists(),

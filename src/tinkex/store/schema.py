@@ -95,6 +95,7 @@ runs = sa.Table(
     sa.Column("applied", sa.BigInteger, nullable=False),
     sa.Column("snapshot_applied", sa.BigInteger, nullable=False),
     sa.Column("snapshot", sa.Text),
+    sa.Column("forgotten_seq", sa.BigInteger, nullable=False, server_default=sa.text("-1")),
     sa.Index("runs_by_tenant", "tenant_id", "created_at", "id"),
     sa.Index("runs_by_session", "session_id"),
 )

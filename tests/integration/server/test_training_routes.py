@@ -4,11 +4,12 @@ import time
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House
 from tests.integration.server.things import create_model, ready_model
 from tinkex import types
-from tinkex.store import jobs, runs, sessions, settings
+from tinkex.store import jobs, runs, schema, sessions, settings
 from tinkex.store.records import RunState
 from tinkex.wire.proto import encode_forward_backward_request
 
@@ -221,7 +222,8 @@ def test_an_operation_without_a_number_comes_after_all_that_is_known(house: Hous
 
 def test_an_operation_notes_that_the_model_was_used(house: House) -> None:
     run_id = ready_model(house, house.session())
-    before = house.read(lambda db: runs.find(db, run_id)).used_at
+    before = time.time() - 60
+    house.write(lambda db: runs.touch(db, run_id, before))
 
     house.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
 
@@ -319,3 +321,16 @@ def test_a_foreign_number_is_not_found_even_if_it_was_used(house: House) -> None
     for answer in answers:
         assert answer.status_code == 404
         assert answer.json()["error"] == f"there is no model {run_id!r}"
+
+
+def test_an_operation_that_was_done_and_forgotten_is_not_done_again(house: House) -> None:
+    run_id = ready_model(house, house.session())
+    house.write(lambda db: db.execute(sa.update(schema.runs).values(forgotten_seq=5)))
+
+    old, new = (
+        house.post("/optim_step", {"model_id": run_id, "seq_id": number, "adam_params": {}})
+        for number in (5, 6)
+    )
+
+    assert (old.status_code, new.status_code) == (410, 200)
+    assert "not done again" in old.json()["error"]

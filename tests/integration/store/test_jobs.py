@@ -182,10 +182,10 @@ def test_idle_runs_belong_to_sessions_that_are_over(
     database: Database, run: Run, session: Session
 ) -> None:
     job = add_job(database, session, run_id=run.id)
-    assert database.read(runs.idle) == []
+    assert database.read(lambda db: runs.idle(db, [run.id])) == []
     database.write(lambda db: db.exec_driver_sql("UPDATE sessions SET expired_at = 1"))
-    assert database.read(runs.idle) == []
+    assert database.read(lambda db: runs.idle(db, [run.id])) == []
     finish_job(database, job)
-    assert database.read(runs.idle) == [run.id]
+    assert database.read(lambda db: runs.idle(db, [run.id])) == [run.id]
     database.write(lambda db: runs.set_state(db, run.id, RunState.UNLOADED))
-    assert database.read(runs.idle) == []
+    assert database.read(lambda db: runs.idle(db, [run.id])) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.store.rows import NOW, add_tenant
 from tinkex.errors import InvalidInput
-from tinkex.store import keys, settings
+from tinkex.store import audit, keys, settings
 from tinkex.store.database import Database
 
 
@@ -76,3 +76,19 @@ def test_the_secret_is_made_once(database: Database) -> None:
     secret = database.write(settings.secret)
     assert len(secret) == 32
     assert database.write(settings.secret) == secret
+
+
+def test_what_happens_to_keys_is_on_record(database: Database) -> None:
+    tenant = database.write(lambda db: keys.tenant_named(db, "alice", NOW))
+    secret = keys.new_secret()
+    for _ in range(2):
+        made = database.write(
+            lambda db: keys.insert_key(db, tenant.id, secret, name="laptop", now=NOW)
+        )
+    for _ in range(2):
+        database.write(lambda db: keys.revoke(db, made.id, NOW + 1))
+    found = database.read(
+        lambda db: audit.entries(db, tenant.id, since=0.0, until=NOW + 9, events=None)
+    )
+    assert [entry.event for entry in found] == ["api_key_revoked", "api_key_created"]
+    assert secret not in str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.integration.store.rows import NOW
 from tinkex.store import leases, processes
@@ -83,7 +84,7 @@ def test_processes_come_are_seen_and_go(database: Database) -> None:
         database.write(lambda db, process=process: processes.enter(db, process))
     assert alive("api", NOW) == ["1", "2"]
     assert alive("worker", NOW) == []
-    database.write(lambda db: processes.seen(db, "1", NOW + 9))
+    database.write(lambda db: processes.enter(db, replace(old, seen_at=NOW + 9)))
     assert alive("api", NOW + 5) == ["1"]
     database.write(lambda db: processes.forget_dead(db, NOW + 5))
     assert alive("api", 0) == ["1"]

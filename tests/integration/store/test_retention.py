@@ -232,3 +232,17 @@ def test_free_pages_are_given_back(database: Database, session: Session) -> None
     assert database.read(lambda db: db.exec_driver_sql("PRAGMA page_count").scalar()) < 500
     database.close()
     assert _file_bytes(database) < before / 10
+
+
+def test_a_run_remembers_how_far_its_jobs_are_forgotten(
+    database: Database, session: Session
+) -> None:
+    run = add_run(database, session)
+    done = [add_job(database, session, run_id=run.id, position=place) for place in (1, 2, 3)]
+    for job in done:
+        finish_job(database, job)
+    _fetch(database, *done[:2])
+    assert _sweep(database, NOW + 600).num_jobs == 2
+    found = database.read(lambda db: runs.find(db, run.id))
+    assert found is not None
+    assert found.forgotten_seq == 2

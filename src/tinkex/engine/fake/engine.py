@@ -41,8 +41,8 @@ class FakeEngine:
     """Serves bigram models: exact gradients, real files, the same bits on every run.
 
     A model is named NAME, or NAME=SIZE with the size of its vocabulary, whose square each
-    operation costs. `seconds_per_op` makes every pass, step and sample request take that much longer, as a busy
-    engine would.
+    operation costs. `seconds_per_op` makes every pass, step and sample request take that much
+    longer, as a busy engine would.
     """
 
     def __init__(

@@ -98,11 +98,7 @@ async def delete_api_key(services: Services, call: Call[Any]) -> dict[str, Any]:
     """Revoke the key that is used."""
     now = time.time()
 
-    def work(db: Connection) -> None:
-        if keys.revoke(db, call.identity.key_id, now):
-            note_event(db, call.identity, "api_key_revoked")
-
-    await write(services, work)
+    await write(services, lambda db: keys.revoke(db, call.identity.key_id, now))
     services.memory.known.clear()
     return {}
 
