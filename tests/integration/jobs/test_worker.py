@@ -148,6 +148,25 @@ def test_replay_alone_brings_a_model_back(house: House) -> None:
     assert train(house, again, 11, 2) == train(house, run_id, 11, 2)
 
 
+class NoRoom(FakeEngine):
+    """Finds the disk full when it saves."""
+
+    def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        (directory / "half").write_bytes(b"written before there was no more room")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_save_on_a_full_disk_fails_in_a_sentence_and_leaves_nothing(house: House) -> None:
+    house.start(NoRoom([BASE_MODEL]))
+    tenant = house.tenant()
+    run_id = house.model(tenant, house.session(tenant))
+    failed = house.outcome(house.save(run_id, 1, "x")).job
+    assert failed.category == "server"
+    assert "No space left" in (failed.error or "")
+    assert list(house.home.checkpoints.iterdir()) == []
+    assert train(house, run_id, 2, 1)
+
+
 def test_a_user_mistake_fails_its_promise_alone(house: House) -> None:
     house.start()
     alice, bob = house.tenant("alice"), house.tenant("bob")
