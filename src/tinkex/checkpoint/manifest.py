@@ -10,6 +10,7 @@ import msgspec
 
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import CheckpointError
+from tinkex.types.base import learned
 
 MANIFEST_NAME = "manifest.json"
 
@@ -60,7 +61,7 @@ def read_manifest_bytes(directory: Path) -> bytes:
 def parse_manifest(directory: Path, content: bytes) -> Manifest:
     """Read a manifest's content, and refuse names that lead out of the directory."""
     try:
-        manifest = msgspec.json.decode(content, type=Manifest)
+        manifest = msgspec.json.decode(content, type=learned(Manifest))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r}: {error}") from None
     for name in manifest.files:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tinkex.jobs.kinds import PASSES, Kind
@@ -44,20 +44,14 @@ class _Lane:
         return job
 
 
-@dataclass(slots=True)
-class _Tenant:
-    """The waiting work of one tenant: lanes of models, and samples which need no order."""
-
-    lanes: OrderedDict[str, _Lane] = field(default_factory=OrderedDict)
-    samples: deque[Job] = field(default_factory=deque)
-
-
 class Backlog:
     """All waiting work; `take_turn` and `take_samples` say what runs next."""
 
     def __init__(self, limits: TurnLimits) -> None:
         self._limits = limits
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        # Two lines of tenants: a sample that is served must not cost the turn of a training.
+        self._tenants: OrderedDict[str, OrderedDict[str, _Lane]] = OrderedDict()
+        self._samples: OrderedDict[str, deque[Job]] = OrderedDict()
         self._known: set[str] = set()
         self._dropped: set[str] = set()
 
@@ -72,18 +66,17 @@ class Backlog:
         if job.id in self._known:
             return
         self._known.add(job.id)
-        tenant = self._tenants.setdefault(job.tenant_id, _Tenant())
         if job.kind == Kind.SAMPLE:
-            tenant.samples.append(job)
+            self._samples.setdefault(job.tenant_id, deque()).append(job)
             return
+        lanes = self._tenants.setdefault(job.tenant_id, OrderedDict())
         # Work that belongs to no model has a lane to itself.
-        lane = tenant.lanes.setdefault(job.run_id or job.id, _Lane(next_seq))
+        lane = lanes.setdefault(job.run_id or job.id, _Lane(next_seq))
         insort(lane.waiting, (job.position, job.no, job))
 
     def knows_lane(self, tenant_id: str, run_id: str) -> bool:
         """Whether a model has work here."""
-        tenant = self._tenants.get(tenant_id)
-        return tenant is not None and run_id in tenant.lanes
+        return run_id in self._tenants.get(tenant_id, ())
 
     def drop(self, job_ids: Iterable[str]) -> None:
         """Forget jobs that were cancelled before they ran."""
@@ -103,20 +96,23 @@ class Backlog:
     def _next(self, turn: list[Job], now: float, max_operations: int) -> Job | None:
         """Whoever fits into this turn and has waited longest since being served."""
         num_bytes = sum(job.payload_bytes for job in turn)
-        for tenant in self._tenants.values():
-            job = self._head(tenant, now)
+        for lanes in self._tenants.values():
+            job = self._head(lanes, now)
             if job is not None and (not turn or self._fits(turn, num_bytes, job, max_operations)):
                 return job
         return None
 
-    def _head(self, tenant: _Tenant, now: float) -> Job | None:
-        for lane in tenant.lanes.values():
+    def _head(self, lanes: Mapping[str, _Lane], now: float) -> Job | None:
+        for lane in lanes.values():
             job = lane.head(now, self._limits.gap_seconds)
             if job is not None:
                 return job
         return None
 
     def _fits(self, turn: list[Job], num_bytes: int, job: Job, max_operations: int) -> bool:
+        if turn[0].attempts or job.attempts:
+            # A worker died doing it, perhaps of it: others must not go down with it.
+            return False
         if turn[0].kind not in PASSES:
             return job.kind not in PASSES and len(turn) < max_operations
         return (
@@ -126,61 +122,52 @@ class Backlog:
         )
 
     def _take(self, job: Job) -> None:
-        tenant = self._tenants[job.tenant_id]
+        lanes = self._tenants[job.tenant_id]
         name = job.run_id or job.id
-        lane = tenant.lanes[name]
+        lane = lanes[name]
         lane.waiting.pop(0)
         lane.is_busy = True
         # The tenant's other models come first next time, and other tenants before them.
-        tenant.lanes.move_to_end(name)
+        lanes.move_to_end(name)
         self._tenants.move_to_end(job.tenant_id)
 
     def finish(self, job: Job) -> None:
         """Note that a taken operation is over, so that its model's next one may run."""
         self._known.discard(job.id)
-        tenant = self._tenants.get(job.tenant_id)
-        if tenant is None:
-            return
+        lanes = self._tenants.get(job.tenant_id, OrderedDict())
         name = job.run_id or job.id
-        lane = tenant.lanes.get(name)
-        if lane is not None:
-            lane.is_busy = False
-            lane.next_seq = max(lane.next_seq, job.position + 1)
-            if not lane.waiting:
-                del tenant.lanes[name]
-        self._forget_if_idle(job.tenant_id)
+        lane = lanes.get(name)
+        if lane is None:
+            return
+        lane.is_busy = False
+        lane.next_seq = max(lane.next_seq, job.position + 1)
+        if not lane.waiting:
+            del lanes[name]
+        if not lanes:
+            del self._tenants[job.tenant_id]
 
     def take_samples(self, num_free: int) -> list[Job]:
         """As many samples as there are places, one of each tenant in turn."""
         taken: list[Job] = []
-        while len(taken) < num_free:
-            before = len(taken)
-            for tenant_id in [name for name, tenant in self._tenants.items() if tenant.samples]:
-                if len(taken) >= num_free:
-                    break
-                job = self._tenants[tenant_id].samples.popleft()
-                self._tenants.move_to_end(tenant_id)
-                self._known.discard(job.id)
-                self._forget_if_idle(tenant_id)
-                if job.id in self._dropped:
-                    self._dropped.discard(job.id)
-                    continue
+        while self._samples and len(taken) < num_free:
+            tenant_id, samples = next(iter(self._samples.items()))
+            job = samples.popleft()
+            self._known.discard(job.id)
+            if job.id in self._dropped:
+                self._dropped.discard(job.id)
+            else:
                 taken.append(job)
-            if len(taken) == before and not any(t.samples for t in self._tenants.values()):
-                break
+                self._samples.move_to_end(tenant_id)
+            if not samples:
+                del self._samples[tenant_id]
         return taken
 
     def next_look(self, now: float) -> float | None:
         """When work that waits for a gap may run although nothing else happens."""
         times = [
             lane.waiting[0][2].created_at + self._limits.gap_seconds
-            for tenant in self._tenants.values()
-            for lane in tenant.lanes.values()
+            for lanes in self._tenants.values()
+            for lane in lanes.values()
             if lane.waiting and not lane.is_busy
         ]
         return min(times, default=None)
-
-    def _forget_if_idle(self, tenant_id: str) -> None:
-        tenant = self._tenants.get(tenant_id)
-        if tenant is not None and not tenant.lanes and not tenant.samples:
-            del self._tenants[tenant_id]

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.errors import StoreError
 from tinkex.jobs.bench import Bench
+from tinkex.jobs.kinds import Kind
+from tinkex.jobs.payloads import LoadPayload
 from tinkex.logs import get_logger
-from tinkex.store import checkpoints, processes, retention, sessions
+from tinkex.store import checkpoints, jobs, processes, retention, sessions
 from tinkex.store.database import Connection
 from tinkex.store.retention import RetentionPolicy
+from tinkex.wire.codec import decode_json
 
 LOG = get_logger(__name__)
 #: Directories without a row are left alone for so long: somebody may be about to enter them.
@@ -83,10 +86,7 @@ class Housekeeper:
     def _remove_doomed(self, now: float) -> None:
         """Remove the files of deleted and expired checkpoints, then their rows."""
         database, home = self._bench.database, self._bench.home
-        seconds = self._policy.ephemeral_seconds
-        doomed = database.write(
-            lambda db: checkpoints.doomed(db, now, limit=100, ephemeral_seconds=seconds)
-        )
+        doomed = database.write(lambda db: self._doomed(db, now))
         for checkpoint_id in doomed:
             remove_directory(home.checkpoint(checkpoint_id))
 
@@ -96,6 +96,17 @@ class Housekeeper:
 
         if doomed:
             database.write(forget)
+
+    def _doomed(self, db: Connection, now: float) -> list[str]:
+        seconds = self._policy.ephemeral_seconds
+        found = checkpoints.doomed(db, now, ephemeral_seconds=seconds)
+        # Looking for those who still need them takes a while, and most often there are none.
+        loads = jobs.kept_payloads(db, Kind.LOAD_WEIGHTS) if found else []
+        needed = {decode_json(load, LoadPayload).checkpoint_id for load in loads if load}
+        # Whoever was promised to load weights gets them, and again after a crash.
+        if needed.isdisjoint(found):
+            return found
+        return checkpoints.doomed(db, now, ephemeral_seconds=seconds, needed=needed)
 
     def _remove_orphans(self) -> None:
         """Remove directories that a crash left between their writing and their row."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from tinkex.errors import TinkexError
+from tinkex.errors import StoreUnavailable, TinkexError
 from tinkex.jobs.bells import Ringer
 from tinkex.jobs.outcomes import Failed, Outcome
 from tinkex.store import jobs, leases, steps
@@ -45,18 +45,50 @@ class Ledger:
         self._epoch = epoch
         self._ringer = Ringer(database, "api")
         self._pending: deque[Future[list[str]]] = deque()
+        self._has_failed = False
 
     def start(self, job_ids: Sequence[str]) -> None:
         """Note that these are being done."""
         ids, now = list(job_ids), time.time()
-        self._push(self._database.write_soon(lambda db: self._start(db, ids, now)))
+        self._push(self._write(lambda db: _start(db, ids, now)))
 
     def finish(self, entries: Sequence[Entry]) -> None:
         """Write outcomes down, and tell whoever waits once they are on disk."""
         written, now = list(entries), time.time()
-        future = self._database.write_soon(lambda db: self._finish(db, written, now))
+        future = self._write(lambda db: _finish(db, written, now))
         future.add_done_callback(self._tell)
         self._push(future)
+
+    def guard(self, db: Connection) -> None:
+        """Raise if this worker may not write: a write failed before, or another has taken over.
+
+        The engine goes on while commits are under way. What it did after the one that failed must
+        not be written: a hole in what changed a model could never be repaired.
+        """
+        if self._has_failed:
+            raise StoreUnavailable("a write before this one failed; the worker begins again")
+        if not leases.holds(db, "worker", self._epoch):
+            raise LeaseLost("another worker serves this store now; this one ends")
+
+    def _write(self, work: Callable[[Connection], list[str]]) -> Future[list[str]]:
+        def guarded(db: Connection) -> list[str]:
+            is_written = False
+            try:
+                self.guard(db)
+                told = work(db)
+                is_written = True
+            finally:
+                # Told here too: the next write may share the transaction of this one.
+                self._has_failed = self._has_failed or not is_written
+            return told
+
+        future = self._database.write_soon(guarded)
+        future.add_done_callback(self._note_failure)
+        return future
+
+    def _note_failure(self, future: Future[list[str]]) -> None:
+        # On the writer's thread, before it begins with what comes after.
+        self._has_failed = self._has_failed or future.exception() is not None
 
     def _push(self, future: Future[list[str]]) -> None:
         self._pending.append(future)
@@ -82,22 +114,18 @@ class Ledger:
         if future.exception() is None:
             self._ringer.ring(future.result())
 
-    def _start(self, db: Connection, ids: list[str], now: float) -> list[str]:
-        self._check_lease(db)
-        jobs.start(db, ids, now)
-        return []
 
-    def _finish(self, db: Connection, entries: list[Entry], now: float) -> list[str]:
-        self._check_lease(db)
-        for entry in entries:
-            # What was cancelled meanwhile is over already, and stays so.
-            if jobs.finish(db, _ending(entry, now)):
-                _write_down(db, entry, now)
-        return [entry.job.id for entry in entries]
+def _start(db: Connection, ids: list[str], now: float) -> list[str]:
+    jobs.start(db, ids, now)
+    return []
 
-    def _check_lease(self, db: Connection) -> None:
-        if not leases.holds(db, "worker", self._epoch):
-            raise LeaseLost("another worker serves this store now; this one ends")
+
+def _finish(db: Connection, entries: list[Entry], now: float) -> list[str]:
+    for entry in entries:
+        # What was cancelled meanwhile is over already, and stays so.
+        if jobs.finish(db, _ending(entry, now)):
+            _write_down(db, entry, now)
+    return [entry.job.id for entry in entries]
 
 
 def _ending(entry: Entry, now: float) -> jobs.Ending:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tinkex.engine.protocol import Pass
-from tinkex.errors import InvalidInput, RequestErrorCategory
+from tinkex.errors import InvalidInput, RequestErrorCategory, StoreError
 from tinkex.jobs import saving, training
 from tinkex.jobs.bench import Bench, Task
 from tinkex.jobs.effects import set_run_state
@@ -36,9 +36,12 @@ def run_operation(bench: Bench, task: Task) -> Outcome:
     """Do one piece of work that is not a pass."""
     try:
         return OPERATIONS[task.job.kind](bench, task)
+    except StoreError:
+        # The work is not to blame: it is done again when the worker begins again.
+        raise
     except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
         failed = failure_of(error, task.job.kind)
-    if task.job.position > 0:
+    if bench.engine.has(task.run.id):
         return failed
     # Without its first operation there is no model.
     effects = (set_run_state(task.run.id, RunState.FAILED),)

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from tinkex.checkpoint.manifest import check_manifest
-from tinkex.errors import RequestErrorCategory, TinkexError
+from tinkex.errors import CheckpointError, RequestErrorCategory, StoreError, TinkexError
+from tinkex.ids import new_id
 from tinkex.jobs.bench import Bench, Task
 from tinkex.jobs.operations import replay
 from tinkex.jobs.training import spec_of
@@ -23,6 +25,12 @@ MAX_READ = 8
 
 class StateLost(TinkexError):
     """A model's state on disk is damaged."""
+
+    category = RequestErrorCategory.Server
+
+
+class ModelAway(TinkexError):
+    """A model cannot be brought into memory now, though nothing of it is lost."""
 
     category = RequestErrorCategory.Server
 
@@ -100,16 +108,25 @@ class Residents:
         started = time.monotonic()
         try:
             num_replayed = self._rebuild(run)
-        except (TinkexError, OSError) as error:
+        except StoreError:
+            # The model is not to blame: it comes back when the worker begins again.
+            raise
+        except Exception as error:  # noqa: BLE001 - one model must not stop the others
             self._bench.engine.drop(run.id)
-            LOG.error("the state of %s is lost: %s", run.id, error)
-            self._bench.database.write(lambda db: runs.set_state(db, run.id, RunState.CORRUPTED))
-            raise StateLost(
-                f"the state of model {run.id} is damaged ({error}); make a new one from your last "
-                "checkpoint"
-            ) from error
+            self._give_up(run, error)
         seconds = time.monotonic() - started
         LOG.info("%s is back: %d operations replayed in %.2f s", run.id, num_replayed, seconds)
+
+    def _give_up(self, run: Run, error: Exception) -> NoReturn:
+        if not _is_damage(error):
+            LOG.error("%s cannot be brought back now", run.id, exc_info=error)
+            raise ModelAway(f"model {run.id} cannot be brought back now: {error}") from error
+        LOG.error("the state of %s is lost: %s", run.id, error)
+        self._bench.database.write(lambda db: runs.set_state(db, run.id, RunState.CORRUPTED))
+        raise StateLost(
+            f"the state of model {run.id} is damaged ({error}); make a new one from your last "
+            "checkpoint"
+        ) from error
 
     def _rebuild(self, run: Run) -> int:
         engine = self._bench.engine
@@ -136,6 +153,15 @@ class Residents:
         return found
 
 
+def _is_damage(error: Exception) -> bool:
+    """Whether a state can never be read again; a disk or an engine may only be in trouble now."""
+    if isinstance(error, StateLost):
+        return True
+    cause = error.__cause__
+    is_trouble = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    return isinstance(error, CheckpointError) and not is_trouble
+
+
 def snapshot_directory(snapshots: Path, run_id: str, applied: int) -> Path:
-    """Where a model's state after so many changes is kept."""
-    return snapshots / f"{run_id.replace(':', '_')}-{applied}"
+    """A place for a model's state after so many changes, which nothing else has ever had."""
+    return snapshots / f"{run_id.replace(':', '_')}-{applied}-{new_id()[:8]}"

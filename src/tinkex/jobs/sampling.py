@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from tinkex import types
 from tinkex.engine.protocol import Finished, SamplerSource
-from tinkex.errors import InvalidInput
+from tinkex.errors import InvalidInput, StoreError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs import payloads
 from tinkex.jobs.bench import Bench
@@ -50,6 +50,9 @@ class Samples:
             request = payloads.read(payload, types.SampleRequest)
             origin = self._origin(job, request)
             self._bench.engine.start_sample(job.id, origin.source, request)
+        except StoreError:
+            # The sample is not to blame: it is drawn when the worker begins again.
+            raise
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
             return failure_of(error, job.kind)
         self._running[job.id] = (job, origin, request.prompt.length, time.time())

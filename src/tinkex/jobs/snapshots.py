@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from tinkex.checkpoint.atomic import new_directory, remove_directory, remove_scratch
 from tinkex.checkpoint.manifest import write_manifest
+from tinkex.errors import TinkexError
 from tinkex.jobs.bench import Bench
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.recovery import Resident, snapshot_directory
 from tinkex.logs import get_logger
 from tinkex.store import runs
+from tinkex.store.database import Connection
 
 LOG = get_logger(__name__)
 
@@ -43,9 +45,13 @@ class SnapshotPolicy:
 class Snapshots:
     """Copies states on the engine's thread, and writes them on its own."""
 
-    def __init__(self, bench: Bench, policy: SnapshotPolicy) -> None:
+    def __init__(
+        self, bench: Bench, policy: SnapshotPolicy, guard: Callable[[Connection], None]
+    ) -> None:
         self._bench = bench
         self._policy = policy
+        self._guard = guard
+        """Raises if this worker may not write: a state must not be ahead of what is on record."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._busy: dict[str, Future[None]] = {}
 
@@ -74,12 +80,19 @@ class Snapshots:
         busy = self._busy.get(run_id)
         if busy is not None and not busy.done():
             return None
-        write = self._bench.engine.snapshot(run_id)
+        try:
+            write = self._bench.engine.snapshot(run_id)
+        except Exception:
+            # It can still be replayed; a worker that died of this would die at every change.
+            LOG.exception("cannot copy the state of %s", run_id)
+            return None
         before, resident.saved, resident.changed_bytes = resident.saved, applied, 0
         future = self._thread.submit(self._write, run_id, applied, write)
         self._busy[run_id] = future
 
         def done(future: Future[None]) -> None:
+            if self._busy.get(run_id) is future:
+                del self._busy[run_id]
             if future.exception() is not None:
                 # It is as if nothing had been written; the next change tries again.
                 resident.saved = before
@@ -87,6 +100,10 @@ class Snapshots:
 
         future.add_done_callback(done)
         return future
+
+    def discard_unloaded(self) -> None:
+        """Remove the states of models that were unloaded, soon; nobody will ask for them."""
+        self._thread.submit(self._discard_unloaded)
 
     def take_now(self, resident: Resident) -> bool:
         """Write a model's state and wait for it; False if it could not be written."""
@@ -98,29 +115,39 @@ class Snapshots:
         future = self.take(resident)
         return future is not None and future.exception() is None
 
-    def forget(self, run_id: str) -> None:
-        """Wait for what is being written of a model that is leaving memory."""
-        busy = self._busy.pop(run_id, None)
-        if busy is not None:
-            busy.exception()
-
     def _write(self, run_id: str, applied: int, write: Callable[..., None]) -> None:
         snapshots = self._bench.home.snapshots
         final = snapshot_directory(snapshots, run_id, applied)
         with new_directory(final) as directory:
             write(directory)
             write_manifest(directory)
-        before = self._bench.database.write(
-            lambda db: runs.set_snapshot(db, run_id, final.name, applied)
-        )
-        if before is not None and before != final.name:
-            remove_directory(snapshots / before)
+
+        def enter(db: Connection) -> str | None:
+            self._guard(db)
+            return runs.set_snapshot(db, run_id, final.name, applied)
+
+        surplus = self._bench.database.write(enter)
+        if surplus is not None:
+            remove_directory(snapshots / surplus)
+
+    def _discard_unloaded(self) -> None:
+        def forget(db: Connection) -> list[str]:
+            self._guard(db)
+            return runs.forget_unloaded(db)
+
+        try:
+            for name in self._bench.database.write(forget):
+                remove_directory(self._bench.home.snapshots / name)
+        except (TinkexError, OSError) as error:
+            # The next worker does it when it begins.
+            LOG.warning("cannot remove the states of unloaded models: %s", error)
 
     def clean(self) -> None:
-        """Remove what a crash left: half-written states, and states that were replaced."""
+        """Remove what a crash left: half-written states, and states that nobody needs."""
         snapshots = self._bench.home.snapshots
         snapshots.mkdir(parents=True, exist_ok=True)
         remove_scratch(snapshots)
+        self._discard_unloaded()
         known = self._bench.database.read(runs.snapshot_names)
         for path in snapshots.iterdir():
             if path.name not in known:

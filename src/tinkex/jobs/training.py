@@ -14,13 +14,14 @@ from tinkex.jobs.effects import count_usage, set_run_state
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.outcomes import Done, Failed, Outcome
 from tinkex.store.records import Run, RunState
+from tinkex.types.base import learned
 from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import encode_forward_backward_output
 
 
 def spec_of(run: Run) -> AdapterSpec:
     """How a model's adapter is made."""
-    return msgspec.convert(run.spec, AdapterSpec)
+    return msgspec.convert(run.spec, learned(AdapterSpec))
 
 
 # --- passes ------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def load(bench: Bench, task: Task) -> Done:
     run, engine = task.run, bench.engine
     request = payloads.read(task.payload, payloads.LoadPayload)
     directory = bench.home.checkpoint(request.checkpoint_id)
-    is_first = task.job.position == 0
+    is_first = not engine.has(run.id)
     if is_first:
         engine.create(run.id, spec_of(run))
     try:

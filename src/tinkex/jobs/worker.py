@@ -67,7 +67,7 @@ class Worker:
         self._bell = Bell(database, "worker")
         self._backlog = Backlog(config.turns)
         self._residents = Residents(self._bench)
-        self._snapshots = Snapshots(self._bench, config.snapshots)
+        self._snapshots = Snapshots(self._bench, config.snapshots, self._ledger.guard)
         self._samples = Samples(self._bench)
         self._housekeeper = Housekeeper(self._bench, config.housekeeping)
         self._pace = Pace()
@@ -237,6 +237,8 @@ class Worker:
             return Failed(message="the request is gone", category=RequestErrorCategory.Server)
         try:
             resident = self._residents.get(job.run_id)
+        except StoreError:
+            raise
         except TinkexError as error:
             return Failed(message=error.message, category=error.category)
         if job.position > 0 and not self._bench.engine.has(job.run_id):
@@ -267,8 +269,11 @@ class Worker:
             run_id = entry.job.run_id
             if run_id is None:
                 continue
-            if entry.job.kind == Kind.UNLOAD_MODEL:
+            if not self._bench.engine.has(run_id):
+                # It was unloaded, or could not be made.
                 self._residents.drop(run_id)
+            if entry.job.kind == Kind.UNLOAD_MODEL:
+                self._snapshots.discard_unloaded()
             elif entry.applied is not None:
                 self._snapshots.take_if_due(self._residents.get(run_id), entry.job.kind)
 
@@ -292,6 +297,9 @@ class Worker:
         self._snapshots.take_due(list(self._residents))
         self._drop_cancelled()
         self._evict()
+        # With everything on disk the store knows the numbers, so they need not pile up here.
+        self._ledger.flush()
+        self._next_seq.clear()
 
     def _drop_cancelled(self) -> None:
         """Stop samples that are over in the store, although no bell told so."""
@@ -308,6 +316,4 @@ class Worker:
         for resident in self._residents:
             run_id = resident.run.id
             if run_id in idle and self._snapshots.take_now(resident):
-                self._snapshots.forget(run_id)
                 self._residents.drop(run_id)
-                self._next_seq.pop(run_id, None)

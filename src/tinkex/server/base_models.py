@@ -11,6 +11,7 @@ from tinkex.engine.protocol import BaseModel
 from tinkex.errors import BadRequestError, StoreUnavailable
 from tinkex.store import settings
 from tinkex.store.database import Connection
+from tinkex.types.base import learned
 
 #: The name under which the worker publishes them.
 SETTING = "base_models"
@@ -19,7 +20,7 @@ SETTING = "base_models"
 def served_models(db: Connection) -> list[BaseModel]:
     """All base models; none until the first worker has started."""
     found: Any = settings.get(db, SETTING) or []
-    return msgspec.convert(found, list[BaseModel], strict=False)
+    return msgspec.convert(found, learned(list[BaseModel]), strict=False)
 
 
 def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:

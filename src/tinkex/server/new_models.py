@@ -17,7 +17,7 @@ from tinkex.server.checks import MAX_NUMBER, check_metadata, check_number
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import Checkpoint, Run, RunState, Session
-from tinkex.types.base import encode_hook
+from tinkex.types.base import encode_hook, learned
 
 MAX_RANK = 512
 DEFAULT_RANK = 32
@@ -53,7 +53,7 @@ def loaded_spec(request: types.LoadWeightsRequest, source: Checkpoint) -> Adapte
 
 def spec_of(source: Checkpoint | Run) -> AdapterSpec:
     """How the adapter of a model or checkpoint was made."""
-    return msgspec.convert(source.spec, AdapterSpec)
+    return msgspec.convert(source.spec, learned(AdapterSpec))
 
 
 def optimizer_of(config: types.OptimizerConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -130,17 +130,24 @@ def storage(db: sa.Connection, tenant_id: str, project_id: str | None, now: floa
 
 # --- the end of weights ----------------------------------------------------------------------
 def doomed(
-    db: sa.Connection, now: float, limit: int = 100, *, ephemeral_seconds: float = 3600.0
+    db: sa.Connection,
+    now: float,
+    limit: int = 100,
+    *,
+    ephemeral_seconds: float = 3600.0,
+    needed: Collection[str] = (),
 ) -> list[str]:
     """Weights whose files may go: deleted, expired, or ephemeral of a session long over.
 
-    All of them count as deleted from now on; `forget` them when their files are gone.
+    All of them count as deleted from now on; `forget` them when their files are gone. Those that
+    are needed still stay.
     """
-    gone = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None))
+    is_free = checkpoints.c.id.not_in(needed)
+    gone = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None), is_free)
     found = list(db.scalars(gone.limit(limit)))
     for ripe in (_expired(now), _orphaned(now - ephemeral_seconds)):
         if len(found) < limit:
-            found += _delete_some(db, ripe.limit(limit - len(found)), now)
+            found += _delete_some(db, ripe.where(is_free).limit(limit - len(found)), now)
     return found
 
 

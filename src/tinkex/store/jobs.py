@@ -183,6 +183,12 @@ def payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
     return {row.id: row.payload for row in found}
 
 
+def kept_payloads(db: sa.Connection, kind: str) -> list[bytes]:
+    """The payloads of a kind that are still to be done, or would be done again after a crash."""
+    query = sa.select(jobs.c.payload).where(jobs.c.kind == kind, jobs.c.payload.is_not(None))
+    return list(db.scalars(query))
+
+
 def start(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
     """Note that the worker has taken promises; each time counts as an attempt."""
     db.execute(_START, {"job_ids": list(job_ids), "started_at": now})

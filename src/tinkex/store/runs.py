@@ -36,22 +36,42 @@ def set_state(db: sa.Connection, run_id: str, state: RunState) -> None:
 
 
 def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -> str | None:
-    """Note where a model's state is on disk; returns where it was before.
+    """Note where a model's state is on disk; returns the directory that nothing refers to now.
 
-    Payloads that it covers are dropped.
+    Payloads that it covers are dropped. An older state does not replace a newer one.
     """
     before = db.scalar(sa.select(runs.c.snapshot).where(runs.c.id == run_id))
-    db.execute(
+    replaced = db.execute(
         sa.update(runs)
         .where(runs.c.id == run_id, runs.c.snapshot_applied <= applied)
         .values(snapshot=directory, snapshot_applied=applied)
     )
+    if not replaced.rowcount:
+        return directory if directory != before else None
     db.execute(
         sa.update(jobs)
         .where(jobs.c.run_id == run_id, jobs.c.applied <= applied, jobs.c.payload.is_not(None))
         .values(payload=None)
     )
-    return before
+    return before if before != directory else None
+
+
+def forget_unloaded(db: sa.Connection) -> list[str]:
+    """Drop what unloaded models would come back from; returns directories nobody needs now."""
+    has_state = sa.or_(runs.c.snapshot.is_not(None), runs.c.snapshot_applied < runs.c.applied)
+    query = sa.select(runs.c.id, runs.c.snapshot).where(
+        runs.c.state == RunState.UNLOADED, has_state
+    )
+    found = db.execute(query).all()
+    ids = [row.id for row in found]
+    is_kept = sa.and_(jobs.c.run_id.in_(ids), jobs.c.applied.is_not(None))
+    db.execute(sa.update(jobs).where(is_kept, jobs.c.payload.is_not(None)).values(payload=None))
+    db.execute(
+        sa.update(runs)
+        .where(runs.c.id.in_(ids))
+        .values(snapshot=None, snapshot_applied=runs.c.applied)
+    )
+    return [row.snapshot for row in found if row.snapshot is not None]
 
 
 def snapshot_names(db: sa.Connection) -> set[str]:

@@ -6,9 +6,10 @@ from the network happens in C and does not, except for `__post_init__`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -32,6 +33,26 @@ def decode_hook(type_: Any, data: Any) -> Any:
     if from_wire is None:
         raise NotImplementedError(f"{type_.__name__} cannot be read from the wire")
     return from_wire(data)
+
+
+_LEARNED: set[Any] = set()
+#: Reentrant: to learn a type runs its module's code, which may come back here.
+_LEARNING = threading.RLock()
+_TypeT = TypeVar("_TypeT")
+
+
+def learned(type_: _TypeT) -> _TypeT:
+    """The type itself, ready to be read by any thread; ask before msgspec reads into it.
+
+    msgspec learns a type when it first reads one. A thread that comes by meanwhile finds it half
+    learned, and the process crashes.
+    """
+    if type_ not in _LEARNED:
+        with _LEARNING:
+            # The lock is held until all of it is known, the types inside included.
+            msgspec.json.Decoder(type_, dec_hook=decode_hook)
+            _LEARNED.add(type_)
+    return type_
 
 
 class ValueMeta(msgspec.StructMeta):
@@ -72,7 +93,7 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
     @classmethod
     def _build(cls, fields: Mapping[str, Any]) -> Self:
         try:
-            return msgspec.convert(fields, cls, dec_hook=decode_hook)
+            return msgspec.convert(fields, learned(cls), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
             first = error
         # Only now look for numpy scalars, ranges and the like: the common road stays in C.

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, Self
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.base import decode_hook
+from tinkex.types.base import decode_hook, learned
 from tinkex.types.refusals import explain_place
 
 
@@ -28,7 +28,7 @@ def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any
 
     def from_wire(data: Any) -> Any:
         try:
-            return msgspec.convert(data, union, dec_hook=decode_hook)
+            return msgspec.convert(data, learned(union), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
             refusal = error
         value = unknown(data) if isinstance(data, Mapping) else NotImplemented

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.base import decode_hook, encode_hook
+from tinkex.types.base import decode_hook, encode_hook, learned
 from tinkex.types.sampling import SampleResponse
 from tinkex.types.tensors import TensorData
 from tinkex.types.training import ForwardBackwardOutput, ForwardBackwardRequest, ForwardRequest
@@ -71,7 +71,7 @@ def decode_json(data: bytes, type_: type[T]) -> T:
 
 @cache
 def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(type_, dec_hook=decode_hook)
+    return msgspec.json.Decoder(learned(type_), dec_hook=decode_hook)
 
 
 # --- what msgspec cannot do alone: leave out None, refuse NaN --------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tinkex import types
-from tinkex.types.base import decode_hook
+from tinkex.types.base import decode_hook, learned
 from tinkex.wire.codec import (
     forward_backward_output_from_json,
     sample_response_from_json,
@@ -43,7 +43,7 @@ def decode_result(endpoint: Endpoint[Any, Any], content: bytes, is_proto: bool) 
     if promised in _FROM_JSON:
         return _FROM_JSON[promised](unwrapped(msgspec.json.decode(content)))
     body = unwrapped(msgspec.json.decode(content))
-    return msgspec.convert(body, promised, strict=False, dec_hook=decode_hook)
+    return msgspec.convert(body, learned(promised), strict=False, dec_hook=decode_hook)
 
 
 def unwrapped(body: Any) -> Any:

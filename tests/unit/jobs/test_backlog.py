@@ -173,3 +173,26 @@ def test_everything_runs_once_and_every_model_in_order(
     for name in {item.run_id for item in done}:
         positions = [item.position for item in done if item.run_id == name]
         assert positions == sorted(positions)
+
+
+def test_a_tenant_whose_samples_are_served_keeps_its_turn_to_train() -> None:
+    samples = [job("a", None, place, Kind.SAMPLE) for place in range(20)]
+    steps = [job(tenant, f"model-{tenant}", place) for place in range(20) for tenant in "ab"]
+    backlog = backlog_of(*samples, *steps)
+    served = []
+    for _ in range(10):
+        assert [item.tenant_id for item in backlog.take_samples(1)] == ["a"]
+        (item,) = backlog.take_turn(0.0)
+        backlog.finish(item)
+        served.append(item.tenant_id)
+    assert sorted(served) == ["a"] * 5 + ["b"] * 5
+
+
+def test_work_that_a_worker_died_of_takes_nobody_with_it() -> None:
+    suspect = job("a", "one", 0, Kind.FORWARD, attempts=1)
+    others = [job("b", "two", 0, Kind.FORWARD), job("c", "three", 0, Kind.FORWARD)]
+    for jobs in ([suspect, *others], [*others, suspect]):
+        backlog = backlog_of(*jobs)
+        turns = [backlog.take_turn(0.0), backlog.take_turn(0.0)]
+        assert sorted(map(len, turns)) == [1, 2]
+        assert [suspect] in turns

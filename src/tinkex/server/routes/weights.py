@@ -8,7 +8,13 @@ from typing import Any
 
 from tinkex import types
 from tinkex.checkpoint.atomic import remove_directory
-from tinkex.errors import BadRequestError, CheckpointError, UnprocessableEntityError
+from tinkex.errors import (
+    BadRequestError,
+    CheckpointError,
+    StoreError,
+    TinkexError,
+    UnprocessableEntityError,
+)
 from tinkex.ids import check_name, new_id, parse_tinker_path
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.payloads import LoadPayload
@@ -228,12 +234,16 @@ async def _copy(
         _remember(db, call, str(copy.path))
         return str(copy.path), True
 
-    is_entered = False
     try:
         path, is_entered = await write(services, enter)
-    finally:
-        if not is_entered:
-            await asyncio.to_thread(remove_directory, target)
+    except (asyncio.CancelledError, StoreError):
+        # Perhaps it was entered all the same; files that nothing refers to are removed in time.
+        raise
+    except TinkexError:
+        await asyncio.to_thread(remove_directory, target)
+        raise
+    if not is_entered:
+        await asyncio.to_thread(remove_directory, target)
     return path
 
 

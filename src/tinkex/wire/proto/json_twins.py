@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from tinkex.types.base import decode_hook
+from tinkex.types.base import decode_hook, learned
 from tinkex.types.inputs import Datum, ModelInput
 from tinkex.types.sampling import (
     PromptAltTokens,
@@ -156,7 +156,7 @@ def sample_response_from_json(obj: object) -> SampleResponse:
 
 
 def _convert(obj: object, type_: type[T]) -> T:
-    return msgspec.convert(obj, type_, dec_hook=decode_hook)
+    return msgspec.convert(obj, learned(type_), dec_hook=decode_hook)
 
 
 def _read_input(found: _Input) -> ForwardBackwardInput:

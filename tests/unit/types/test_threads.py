@@ -1,0 +1,42 @@
+"""Values are built by many threads at once, also when nobody has built one before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+RACE = """
+import sys
+import threading
+
+from tinkex.types.base import Value
+
+sys.setswitchinterval(1e-6)
+NAMES = [f"field_{number}" for number in range(30)]
+
+
+def new_kind(number):
+    inside = type(Value)("Inside", (Value,), {"__annotations__": dict.fromkeys(NAMES, int)})
+    fields = {"inside": inside | None, **dict.fromkeys(NAMES, str)}
+    return type(Value)("Outside", (Value,), {"__annotations__": fields, "inside": None})
+
+
+def build(kind, barrier):
+    barrier.wait()
+    kind(**dict.fromkeys(NAMES, "text"))
+
+
+for number in range(200):
+    kind, barrier = new_kind(number), threading.Barrier(4)
+    threads = [threading.Thread(target=build, args=(kind, barrier)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_a_new_kind_of_value_is_built_by_many_threads_at_once() -> None:
+    """msgspec itself crashes here, so a process of its own is asked."""
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
