@@ -56,7 +56,7 @@ def serve(**options: str) -> Iterator[Server]:
             [*command, "--home", directory, "--model", f"{MODEL}={VOCABULARY}"],
             stdout=subprocess.PIPE,
             text=True,
-            env=env | {"TINKEX_LOG_LEVEL": "error"},
+            env=env | {"TINKEX_LOG": "error"},
         )
         try:
             assert process.stdout is not None

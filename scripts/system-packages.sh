@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs with apt-get what the tests need and the system lacks: PostgreSQL and Chromium.
+# Installs with apt-get what the tests need and the system lacks: PostgreSQL, Chromium and curl.
 # Where that cannot be done it says so and goes on: only the tests that need them will fail.
 set -euo pipefail
 
@@ -8,6 +8,7 @@ has_any() { local name; for name; do command -v "$name" >/dev/null && return 0; 
 missing=()
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || has_any initdb || missing+=(postgresql)
 has_any chromium chromium-browser google-chrome || missing+=(chromium)
+has_any curl || missing+=(curl)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 give_up() { echo "$0: $1; the tests need: ${missing[*]}" >&2; exit 0; }

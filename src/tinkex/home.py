@@ -68,6 +68,11 @@ class Home:
         return self.root / "store.db"
 
     @property
+    def store_id_file(self) -> Path:
+        """Which store the directories here belong to."""
+        return self.root / "store-id"
+
+    @property
     def checkpoints(self) -> Path:
         """Saved weights, one directory per checkpoint id."""
         return self.root / "checkpoints"

@@ -34,8 +34,20 @@ class ReportingGroup(LazyGroup):
             return super().invoke(ctx)
         except TinkexError as error:
             raise Refusal(error) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise Refusal(unusable(error)) from error
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def unusable(error: OSError) -> ConfigError:
+    """What to say when a file or directory is not what a command needs."""
+    return ConfigError(
+        f"{error.filename} cannot be used: {error.strerror}",
+        hint="Make it readable and writable for this user, or pass another --home.",
+    )
 
 
 def needs_extra(error: ModuleNotFoundError, extra: str) -> ConfigError:

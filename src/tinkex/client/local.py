@@ -67,7 +67,7 @@ def ensure_server(home: Home) -> LocalServer:
     if state is None:
         home.make()
         progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
-        with _starting(home, progress):
+        with _explained(home), _starting(home, progress):
             state = find_server(home) or _start(home, progress)
     # It could be about to stop because nobody asks: now somebody does.
     with contextlib.suppress(OSError):
@@ -92,6 +92,18 @@ def _read_key(home: Home) -> str:
 
 
 # --- starting -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _explained(home: Home) -> Iterator[None]:
+    """Say in a sentence that a home cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"a local server cannot be started in {home.root}: {error.strerror or error}",
+            hint="Set TINKEX_HOME to a directory that you can write, or pass base_url=...",
+        ) from error
 
 
 @contextlib.contextmanager

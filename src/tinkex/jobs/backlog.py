@@ -22,7 +22,7 @@ class TurnLimits:
     """Payload bytes of the passes that share one run; a larger one runs alone."""
     max_passes: int = 32
     """Passes that share one run."""
-    gap_seconds: float = 10.0
+    gap_seconds: float = 5.0
     """How long work waits for work with a lower number that has not arrived."""
 
 

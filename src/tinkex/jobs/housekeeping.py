@@ -13,7 +13,7 @@ from tinkex.jobs.bench import Bench
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.payloads import LoadPayload
 from tinkex.logs import get_logger
-from tinkex.store import checkpoints, jobs, processes, retention, sessions
+from tinkex.store import checkpoints, jobs, processes, retention, runs, sessions
 from tinkex.store.database import Connection
 from tinkex.store.retention import RetentionPolicy
 from tinkex.wire.codec import decode_json
@@ -34,6 +34,10 @@ class HousekeepingPolicy:
     """A session without a heartbeat for so long is over."""
     ephemeral_seconds: float = 86_400.0
     """Weights of a sampling session stay for so long after their session is over."""
+    finished_seconds: float = 3600.0
+    """The state of a model stays for so long after its client has finished the session."""
+    expired_seconds: float = 30 * 86_400.0
+    """The state of a model stays for so long after its client was last heard of."""
 
 
 class Housekeeper:
@@ -78,6 +82,7 @@ class Housekeeper:
         while database.write(self._sweep).has_more and not self._ended.is_set():
             continue
         self._remove_doomed(now)
+        self._release_models(now)
         retention.vacuum(database)
 
     def _sweep(self, db: Connection) -> retention.Swept:
@@ -96,6 +101,20 @@ class Housekeeper:
 
         if doomed:
             database.write(forget)
+
+    def _release_models(self, now: float) -> None:
+        """Remove the states of models that nobody will train on."""
+        policy = self._policy
+
+        def work(db: Connection) -> list[str]:
+            return runs.release(
+                db,
+                finished_before=now - policy.finished_seconds,
+                expired_before=now - policy.expired_seconds,
+            )
+
+        for name in self._bench.database.write(work):
+            remove_directory(self._bench.home.snapshots / name)
 
     def _doomed(self, db: Connection, now: float) -> list[str]:
         seconds = self._policy.ephemeral_seconds

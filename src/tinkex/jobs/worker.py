@@ -135,18 +135,19 @@ class Worker:
         self._hear(self._bell.words())
         while True:
             try:
-                arrived = self._database.read(
-                    lambda db: jobs.queued_after(db, self._last_no, MAX_PULLED)
-                )
+                if self._take_in() < MAX_PULLED:
+                    return
             except StoreError as error:
                 LOG.warning("cannot look for work: %s", error)
                 time.sleep(LOOK_SECONDS)
                 return
-            for job in arrived:
-                self._backlog.add(job, self._where(job))
-                self._last_no = job.no
-            if len(arrived) < MAX_PULLED:
-                return
+
+    def _take_in(self) -> int:
+        arrived = self._database.read(lambda db: jobs.queued_after(db, self._last_no, MAX_PULLED))
+        for job in arrived:
+            self._backlog.add(job, self._where(job))
+            self._last_no = job.no
+        return len(arrived)
 
     def _where(self, job: Job) -> int:
         """The number that a model's work goes on with."""
@@ -293,10 +294,14 @@ class Worker:
             return
         self._chores_at = now + CHORE_SECONDS
         self._lease.check()
-        self._bell.stay()
         self._snapshots.take_due(list(self._residents))
-        self._drop_cancelled()
-        self._evict()
+        try:
+            self._bell.stay()
+            self._drop_cancelled()
+            self._evict()
+        except StoreError as error:
+            # Nothing was done that is not on record, so there is no need to begin again.
+            LOG.warning("cannot look after the models now: %s", error)
         # With everything on disk the store knows the numbers, so they need not pile up here.
         self._ledger.flush()
         self._next_seq.clear()

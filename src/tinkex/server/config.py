@@ -87,7 +87,7 @@ class ServerConfig:
     """Promises of one tenant that may wait; more are refused with 429."""
     max_bytes_per_tenant: int = 1 << 30
     """Payload bytes of one tenant's promises that may wait."""
-    gap_seconds: float = 10.0
+    gap_seconds: float = 5.0
     """How long work waits for work with a lower number that has not arrived."""
     session_seconds: float = 120.0
     """A session without a heartbeat for so long is over; a new heartbeat brings it back."""

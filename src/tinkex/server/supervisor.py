@@ -23,6 +23,7 @@ from tinkex.checkpoint.atomic import write_file
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.presence import HEALTH_PATH, READY_PATH, ServerState, status_of
+from tinkex.server.belonging import bind
 from tinkex.server.children import Child, Role
 from tinkex.server.config import ServerConfig
 from tinkex.server.handover import Orders
@@ -51,6 +52,7 @@ def serve(config: ServerConfig) -> None:
         home.state_file.unlink(missing_ok=True)
         with _listen(config, home) as listener:
             with open_store(config) as database:
+                bind(home, database)
                 prepare_keys(config, home, database)
             asyncio.run(Supervisor(config, lock, listener).run())
     finally:

@@ -7,6 +7,9 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sqlalchemy import make_url
+
+from tinkex.errors import StoreError
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
 from tinkex.server.pulse import Pulse
@@ -34,10 +37,22 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
     Home(config.home).make()
     database = open_database(config)
     try:
-        migrate(database)
+        try:
+            migrate(database)
+        except StoreError as error:
+            error.hint = (
+                f"The store is {shown_url(config.store_url)}: see that it is there, that it may be "
+                "written, and that tinkex made it; or restore it from a backup."
+            )
+            raise
         yield database
     finally:
         database.close()
+
+
+def shown_url(url: str) -> str:
+    """A database's URL without its password."""
+    return make_url(url).render_as_string(hide_password=True)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ gathers, so that many clients share the cost of one commit.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sqlite3
 import threading
@@ -222,7 +223,23 @@ def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
     return engine
 
 
+def _prepare_file(cursor: Any, busy_seconds: float) -> None:
+    """Tell a new file what it is; several may find it new at once, and SQLite does not wait."""
+    ends_at = time.monotonic() + busy_seconds
+    while cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            for pragma in _FILE_PRAGMAS:
+                cursor.execute(f"PRAGMA {pragma}")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= ends_at:
+                raise
+            time.sleep(_TURN_SECONDS)
+
+
 def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
+    # What tenants send is nobody else's to read; SQLite gives its log the same mode.
+    with contextlib.suppress(OSError):
+        os.close(os.open(str(url.database), os.O_CREAT | os.O_RDWR, 0o600))
     engine = sa.create_engine(
         url,
         pool_size=_MAX_CONNECTIONS,
@@ -235,9 +252,8 @@ def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
         # We begin transactions ourselves: the driver would begin late, and read stale rows.
         connection.isolation_level = None
         cursor = connection.cursor()
-        is_new = cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
-        # Asking again what is so already needs a lock that nobody waits for.
-        for pragma in (*(_FILE_PRAGMAS if is_new else ()), *_CONNECTION_PRAGMAS):
+        _prepare_file(cursor, busy_seconds)
+        for pragma in _CONNECTION_PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

@@ -137,3 +137,28 @@ def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
         )
     )
     return list(db.scalars(query))
+
+
+def release(
+    db: sa.Connection, *, finished_before: float, expired_before: float, limit: int = 100
+) -> list[str]:
+    """Let go of models that nobody will use again; returns the directories of their states.
+
+    Their client said so, or was not heard of for long. Their checkpoints stay.
+    """
+    is_over = sa.or_(
+        runs.c.state == RunState.UNLOADED,
+        sessions.c.finished_at < finished_before,
+        sa.and_(sessions.c.finished_at.is_(None), sessions.c.expired_at < expired_before),
+    )
+    query = (
+        sa.select(runs.c.id, runs.c.snapshot)
+        .join(sessions, sessions.c.id == runs.c.session_id)
+        .where(runs.c.snapshot.is_not(None), is_over)
+        .limit(limit)
+    )
+    found = db.execute(query).all()
+    ids = [row.id for row in found]
+    released = sa.update(runs).where(runs.c.id.in_(ids))
+    db.execute(released.values(state=RunState.UNLOADED, snapshot=None))
+    return [row.snapshot for row in found]

@@ -40,7 +40,7 @@ def search(
         return Found([], None)
     query = (
         sa.select(*COLUMNS)
-        .where(sessions.c.tenant_id == tenant_id, *_conditions(db, request))
+        .where(sessions.c.tenant_id == tenant_id, *_conditions(db, tenant_id, request))
         .order_by(sessions.c.created_at.desc(), sessions.c.id.desc())
         .limit(request.limit + 1)
     )
@@ -72,7 +72,7 @@ def _with_facts(db: sa.Connection, shown: Sequence[Session]) -> list[SessionFact
 
 
 def _conditions(
-    db: sa.Connection, request: types.SessionSearchRequest
+    db: sa.Connection, tenant_id: str, request: types.SessionSearchRequest
 ) -> list[sa.ColumnElement[bool]]:
     found = [_has_metadata(db, key, value) for key, value in request.user_metadata.items()]
     if request.project_ids is not None:
@@ -82,7 +82,7 @@ def _conditions(
     if request.statuses is not None:
         found.append(sa.or_(*(_is_in_state(query) for query in request.statuses)))
     if request.cursor is not None:
-        found.append(_is_after(request.cursor))
+        found.append(_is_after(request.cursor, tenant_id))
     return found
 
 
@@ -120,10 +120,12 @@ def _is_in_state(query: types.SessionStatusQuery) -> sa.ColumnElement[bool]:
     return sa.and_(sessions.c.finished_at.is_(None), is_wanted)
 
 
-def _is_after(cursor: types.SessionSearchCursor) -> sa.ColumnElement[bool]:
+def _is_after(cursor: types.SessionSearchCursor, tenant_id: str) -> sa.ColumnElement[bool]:
     # The cursor's time is rounded: the session itself knows better when it began.
     last = sessions.alias("last")
-    known = sa.select(last.c.created_at).where(last.c.id == cursor.last_session_id)
+    known = sa.select(last.c.created_at).where(
+        last.c.id == cursor.last_session_id, last.c.tenant_id == tenant_id
+    )
     began = sa.func.coalesce(known.scalar_subquery(), cursor.last_created_at.timestamp())
     return sa.or_(
         sessions.c.created_at < began,

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tinkex.ids import new_id
 from tinkex.store.dialects import insert_for
 from tinkex.store.schema import settings
 
@@ -32,3 +33,12 @@ def secret(db: sa.Connection) -> bytes:
         known = secrets.token_hex(_SECRET_BYTES)
         put(db, _SECRET, known)
     return bytes.fromhex(known)
+
+
+def store_id(db: sa.Connection) -> str:
+    """What tells this store from all others, made once; call it inside a write."""
+    known = get(db, "store_id")
+    if known is None:
+        known = new_id()
+        put(db, "store_id", known)
+    return str(known)

@@ -19,7 +19,7 @@ from tinkex.jobs import ledger
 from tinkex.jobs.housekeeping import HousekeepingPolicy
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.snapshots import SnapshotPolicy
-from tinkex.store import checkpoints, jobs, leases, runs
+from tinkex.store import checkpoints, jobs, leases, processes, runs
 from tinkex.store.database import Connection
 from tinkex.store.records import RunState
 from tinkex.store.schema import jobs as job_table
@@ -70,7 +70,7 @@ def house(tmp_path: Path) -> Iterator[Troubled]:
 
 
 def fail_once(work: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[..., Any]:
-    failed = []
+    failed: list[bool] = []
 
     def wrapped(*args: Any, **options: Any) -> Any:
         if not failed and is_it(*args):
@@ -154,6 +154,22 @@ def test_an_older_snapshot_that_comes_late_goes_itself(house: Troubled) -> None:
 
     assert house.database.write(enter) == [None, "first", "second"]
     assert house.run(run_id).snapshot == "third"
+
+
+def test_a_busy_store_does_not_end_a_worker_that_has_nothing_to_write(
+    house: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinkex.jobs.worker.CHORE_SECONDS", 0.01)
+    looked: list[bool] = []
+
+    def enter(*_: object) -> None:
+        looked.append(True)
+        raise StoreBusy("the server's database is busy; try again")
+
+    house.start()
+    monkeypatch.setattr(processes, "enter", enter)
+    _until(lambda: len(looked) > 3)
+    house.result(house.optim_step(house.fresh(), 1))
 
 
 # --- a model that cannot come back now ------------------------------------------------------------

@@ -62,6 +62,12 @@ def test_a_store_that_does_not_answer_is_a_reason(
     assert refused.headers["retry-after"] == "1"
 
 
+def test_metrics_name_their_charset_once(house: House) -> None:
+    kind = house.client.get("/metrics", headers=AUTH).headers["content-type"]
+    assert kind.startswith("text/plain; version=")
+    assert kind.count("charset") == 1
+
+
 def test_metrics_say_how_the_store_is_doing(house: House) -> None:
     house.session()
     bell = Bell(house.services.database, "worker")

@@ -8,8 +8,10 @@ import pytest
 from tests.integration.server.house import BASE_MODEL, KEY, OTHER_KEY, House
 from tests.integration.server.things import FILES, ready_model, saved, share
 from tinkex.checkpoint.manifest import check_manifest
+from tinkex.errors import StoreUnavailable
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.payloads import LoadPayload
+from tinkex.server.transactions import write
 from tinkex.store import audit, checkpoints, jobs, runs, sessions
 from tinkex.store.records import RunState
 from tinkex.wire.codec import decode_json
@@ -323,6 +325,23 @@ def test_a_copy_whose_place_is_taken_leaves_nothing_behind(house: House) -> None
 
     assert answer.status_code == 400
     assert [path.name for path in house.services.home.checkpoints.iterdir()] == [source.id]
+
+
+def test_a_copy_whose_answer_was_lost_keeps_its_files(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(house, ready_model(house, house.session()))
+
+    async def write_and_fail(*args: Any) -> Any:
+        await write(*args)
+        raise StoreUnavailable("the connection was lost after the commit")
+
+    monkeypatch.setattr("tinkex.server.routes.weights.write", write_and_fail)
+
+    assert copy(house, source_path=str(source.path)).status_code >= 500
+    known = house.read(checkpoints.known_ids)
+    assert len(known) == 2
+    assert {path.name for path in house.services.home.checkpoints.iterdir()} == known
 
 
 def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(house: House) -> None:

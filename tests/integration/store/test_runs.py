@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+
 from tests.integration.store.rows import (
     NOW,
     add_checkpoint,
@@ -10,8 +12,9 @@ from tests.integration.store.rows import (
     add_session,
     add_tenant,
 )
-from tinkex.store import runs, samplers
+from tinkex.store import runs, samplers, schema, sessions
 from tinkex.store.database import Database
+from tinkex.store.records import RunState
 
 
 def test_a_run_comes_back_as_it_was_stored(database: Database) -> None:
@@ -55,3 +58,33 @@ def test_a_sampler_is_made_once_and_counts_its_clients(database: Database) -> No
     assert database.read(lambda db: samplers.of_session(db, session.id)) == [sampler, later]
     assert [database.write(lambda db: samplers.join(db, sampler.id)) for _ in range(3)] == [1, 2, 3]
     assert database.read(lambda db: samplers.find(db, "nobody")) is None
+
+
+def test_the_states_of_models_that_nobody_will_use_are_released(database: Database) -> None:
+    tenant = add_tenant(database)
+    done, lost, live = (add_session(database, tenant) for _ in range(3))
+    models = [add_run(database, session) for session in (done, lost, live)]
+    for run in models:
+        database.write(lambda db, run=run: runs.set_snapshot(db, run.id, f"{run.id}-1", 1))
+    database.write(lambda db: sessions.finish(db, done.id, "success", None, NOW))
+    database.write(lambda db: db.execute(_expired_at(lost.id, NOW)))
+
+    def release(seconds: float) -> list[str]:
+        return database.write(
+            lambda db: runs.release(
+                db, finished_before=NOW + seconds, expired_before=NOW + seconds - 10
+            )
+        )
+
+    assert release(0.0) == []
+    assert release(1.0) == [f"{models[0].id}-1"]
+    assert release(11.0) == [f"{models[1].id}-1"]
+    assert release(99.0) == []
+    states = [database.read(lambda db, run=run: runs.find(db, run.id)).state for run in models]
+    assert states[:2] == [RunState.UNLOADED] * 2
+    assert states[2] != RunState.UNLOADED
+
+
+def _expired_at(session_id: str, at: float) -> sa.Update:
+    table = schema.sessions
+    return sa.update(table).where(table.c.id == session_id).values(expired_at=at)

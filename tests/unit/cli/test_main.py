@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -97,6 +98,30 @@ def test_an_error_of_ours_is_a_sentence_and_exit_code_1() -> None:
 
 def test_ctrl_c_has_the_exit_code_of_shells() -> None:
     assert CliRunner().invoke(group, ["interrupt"]).exit_code == 130
+
+
+def test_a_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for words in (["serve", "status"], ["serve", "stop"], ["key", "list"], ["serve"]):
+        shown = CliRunner().invoke(main, [*words, "--home", str(tmp_path / "file" / "home")])
+        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert shown.stderr.startswith("Error: ")
+        assert str(tmp_path / "file" / "home") in shown.stderr
+        assert "Not a directory" in shown.stderr
+
+
+def test_a_name_that_is_too_long_for_a_home_is_a_sentence(tmp_path: Path) -> None:
+    for words in (["serve", "status"], ["serve"]):
+        shown = CliRunner().invoke(main, [*words, "--home", str(tmp_path / ("x" * 300))])
+        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert "cannot be used: File name too long\nMake it" in shown.stderr
+
+
+@pytest.mark.parametrize("words", [["serve"], ["serve", "status"], ["key", "list"]])
+def test_an_empty_home_is_not_the_directory_of_the_shell(words: list[str]) -> None:
+    shown = CliRunner().invoke(main, [*words, "--home", ""])
+    assert shown.exit_code == 2
+    assert "'--home': the name is empty; name a directory" in shown.stderr
 
 
 def test_a_mistake_of_ours_stays_a_traceback() -> None:

@@ -72,3 +72,12 @@ def test_without_the_servers_libraries_one_sentence_says_what_to_install(
     with pytest.raises(ConfigError, match=f"a local server needs {library}") as refused:
         ensure_server(Home(tmp_path))
     assert "pip install 'tinkex[server]'" in (refused.value.hint or "")
+
+
+def test_a_home_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    # A directory where a file has to be stops everybody, root too.
+    home.start_lock.mkdir()
+    with pytest.raises(ConfigError, match=f"started in {tmp_path}: Is a directory") as refused:
+        ensure_server(home)
+    assert "TINKEX_HOME" in (refused.value.hint or "")

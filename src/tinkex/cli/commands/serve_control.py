@@ -26,9 +26,20 @@ _FOLLOW_SECONDS = 0.2
 STOP_SECONDS = 60.0
 
 
+class HomePath(click.Path):
+    """A directory; an empty name is none, and would mean the one that the shell is in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if value == "":
+            self.fail("the name is empty; name a directory", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option that says which server is meant."""
-    return click.option("--home", type=click.Path(path_type=Path), help=HOME_HELP)(command)
+    kind = HomePath(path_type=Path, readable=False)
+    return click.option("--home", type=kind, metavar="PATH", help=HOME_HELP)(command)
 
 
 def chosen_home(ctx: click.Context, home: Path | None) -> Home:

@@ -24,6 +24,8 @@ from tinkex.store import figures
 from tinkex.wire.codec import encode_json
 
 JSON = "application/json"
+#: Litestar names the charset of a text itself.
+METRICS = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 NO_WORKER = "no worker is running"
 
 
@@ -57,7 +59,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         found = await _figures(services)
     except StoreError:
         found = None
-    return Response(write_metrics(found, time.time()), media_type=CONTENT_TYPE_LATEST)
+    return Response(write_metrics(found, time.time()), media_type=METRICS)
 
 
 @get(["/schema", "/schema/openapi.json"], name="schema", sync_to_thread=False)

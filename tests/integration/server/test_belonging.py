@@ -1,0 +1,34 @@
+"""A home is served with its own store, and with no other."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.server.belonging import bind
+from tinkex.store.database import Database
+from tinkex.store.migrations import migrate
+
+
+def _bind(home: Home, file: Path) -> None:
+    with closing(Database(f"sqlite:///{file}")) as database:
+        migrate(database)
+        bind(home, database)
+
+
+def test_a_home_keeps_to_its_store(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for _ in range(2):
+        _bind(home, tmp_path / "store.db")
+    with pytest.raises(ConfigError, match="belong to another store"):
+        _bind(home, tmp_path / "another.db")
+    _bind(home, tmp_path / "store.db")
+
+
+def test_what_is_in_the_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    _bind(Home(tmp_path), tmp_path / "store.db")
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.glob("store.db*")} == {0}
