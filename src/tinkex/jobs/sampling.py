@@ -15,7 +15,7 @@ from tinkex.jobs.effects import count_usage
 from tinkex.jobs.outcomes import Done, Failed, Outcome, failure_of
 from tinkex.store import checkpoints, samplers
 from tinkex.store.database import Connection
-from tinkex.store.records import Job
+from tinkex.store.records import Checkpoint, Job
 from tinkex.wire.proto import encode_sample_response
 
 _MAX_SOURCES = 1024
@@ -97,12 +97,19 @@ class Samples:
             found = checkpoints.by_id(db, checkpoint_id, now)
         elif request.model_path is not None:
             found = checkpoints.find(db, parse_tinker_path(request.model_path), now)
+            if found is not None and _is_others(found, job):
+                found = None
         else:
             return Origin(SamplerSource(base_model=request.base_model or ""))
         if found is None:
             raise InvalidInput("the weights to sample from were deleted or have expired")
         directory = self._bench.home.checkpoint(found.id)
         return Origin(SamplerSource(base_model=found.base_model, directory=directory), found.run_id)
+
+
+def _is_others(found: Checkpoint, job: Job) -> bool:
+    """Whether these are not the weights that the caller was allowed to read, but later ones."""
+    return found.tenant_id != job.tenant_id and found.created_at > job.created_at
 
 
 def _outcome(job: Job, origin: Origin, num_prompt: int, finished: Finished) -> Outcome:

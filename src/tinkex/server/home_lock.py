@@ -35,6 +35,16 @@ class HomeLock:
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return cls(descriptor)
 
+    def is_in(self, home: Home) -> bool:
+        """Whether the file that we locked is still the home's: not removed, not replaced."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), home.server_lock.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            # A disk that does not answer says nothing about the file.
+            return True
+
     def release(self) -> None:
         """Give the home back, as far as this process is concerned."""
         os.close(self.descriptor)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from tinkex.checkpoint.atomic import write_file
+from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.presence import HEALTH_PATH, READY_PATH, ServerState, status_of
@@ -56,7 +57,7 @@ def serve(config: ServerConfig) -> None:
                 prepare_keys(config, home, database)
             asyncio.run(Supervisor(config, lock, listener).run())
     finally:
-        home.state_file.unlink(missing_ok=True)
+        _forget(home, lock)
         lock.release()
 
 
@@ -78,6 +79,7 @@ class Supervisor:
     def __init__(self, config: ServerConfig, lock: HomeLock, listener: socket.socket) -> None:
         self._config = config
         self._home = Home(config.home)
+        self._lock = lock
         self._listener = listener
         self._url = url_of(listener)
         self._children = [Child(role, RestartPolicy()) for role in roles(config, lock, listener)]
@@ -90,9 +92,10 @@ class Supervisor:
         self._home.activity_file.touch()
         keepers = [asyncio.create_task(child.keep()) for child in self._children]
         watcher = asyncio.create_task(self._watch())
+        guard = asyncio.create_task(self._guard())
         try:
             # A keeper that ends by itself has given up, and the server with it.
-            ends: list[asyncio.Task[Any]] = [*keepers, watcher]
+            ends: list[asyncio.Task[Any]] = [*keepers, watcher, guard]
             ends.append(asyncio.create_task(self._stopping.wait()))
             while not self._stopping.is_set():
                 done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -101,12 +104,22 @@ class Supervisor:
                     ends.remove(task)
         finally:
             watcher.cancel()
+            guard.cancel()
             await self._stop(keepers)
 
     async def _watch(self) -> None:
         await self._announce()
         if self._config.idle_stop_seconds > 0:
             await self._stop_when_idle()
+
+    async def _guard(self) -> None:
+        """End when the home is gone: what is promised in files that nobody finds is lost."""
+        while self._lock.is_in(self._home):
+            await asyncio.sleep(_MAX_LOOK_SECONDS)
+        raise ConfigError(
+            f"the files of the home {self._home.root} were removed while its server ran",
+            hint="Start it again; what was done since they were removed is lost.",
+        )
 
     # --- the beginning ------------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Supervisor:
             return None
 
     async def _stop(self, keepers: list[asyncio.Task[None]]) -> None:
-        self._home.state_file.unlink(missing_ok=True)
+        _forget(self._home, self._lock)
         # From now on clients are refused at once instead of waiting for nobody.
         self._listener.close()
         for child in self._children:
@@ -197,6 +210,12 @@ def roles(config: ServerConfig, lock: HomeLock, listener: socket.socket) -> list
         environment=variables,
     )
     return [*[api] * config.api_processes, worker]
+
+
+def _forget(home: Home, lock: HomeLock) -> None:
+    """Say no more where the server is; in a home that is another's by now, that is not ours."""
+    if lock.is_in(home):
+        home.state_file.unlink(missing_ok=True)
 
 
 def _log_of(home: Home) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import make_url
 
-from tinkex.errors import StoreError
+from tinkex.errors import StoreUnavailable
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
 from tinkex.server.pulse import Pulse
@@ -39,7 +39,7 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
     try:
         try:
             migrate(database)
-        except StoreError as error:
+        except StoreUnavailable as error:
             error.hint = (
                 f"The store is {shown_url(config.store_url)}: see that it is there, that it may be "
                 "written, and that tinkex made it; or restore it from a backup."

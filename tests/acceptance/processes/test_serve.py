@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import answers, run_tinkex
+from tests.acceptance.processes.serving import PATIENCE, answers, run_tinkex
 from tinkex.presence import read_state
 
 MODEL = "tinkex/bigram"
@@ -74,6 +75,22 @@ def test_a_second_server_in_the_same_home_is_refused(serve: Serve, home: Path) -
     # The first one has noticed nothing.
     assert answers(url)
     assert read_state(serving.home) is not None
+
+
+def test_a_server_whose_home_was_removed_ends_and_leaves_the_next_one_alone(
+    serve: Serve, home: Path
+) -> None:
+    first = serve(home)
+    first.ready()
+    shutil.rmtree(home)
+    second = serve(home)
+    url = second.ready()
+    assert first.process.wait(PATIENCE) == 1
+    assert f"the files of the home {home} were removed while its server ran" in first.said
+    assert "Traceback" not in first.said
+    state = read_state(second.home)
+    assert state is not None
+    assert (state.pid, state.url) == (second.pid, url)
 
 
 def test_a_port_that_is_taken_is_named(home: Path) -> None:

@@ -17,6 +17,7 @@ from tinkex.engine.protocol import WriteSnapshot
 from tinkex.jobs.backlog import TurnLimits
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.snapshots import SnapshotPolicy
+from tinkex.store.records import Job, NewJob
 from tinkex.store.schema import checkpoints, jobs, steps, usage
 from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
@@ -294,3 +295,39 @@ def test_a_model_leaves_memory_when_its_session_is_over(
         time.sleep(0.01)
     assert not house.engine.has(run_id)
     assert train(house, run_id, 5, 1)[0] < losses[-1]
+
+
+def test_weights_that_others_put_in_the_place_of_published_ones_stay_theirs(house: House) -> None:
+    owner, other = house.tenant("alice"), house.tenant("bob")
+    house.start()
+    run_id = house.model(owner, house.session(owner))
+    house.result(house.save(run_id, 1, "published"))
+    house.stop()
+    path = f"tinker://{run_id}/weights/published"
+    mine, theirs = (_sample_from(house, tenant, path) for tenant in (owner, other))
+    # Promised while the name stood for something else.
+    house.database.write(
+        lambda db: db.execute(sa.text("UPDATE checkpoints SET created_at = created_at + 60"))
+    )
+    house.start()
+    house.result(mine)
+    assert "were deleted" in (house.outcome(theirs).job.error or "")
+
+
+def _sample_from(house: House, tenant: str, path: str) -> Job:
+    request = types.SampleRequest(
+        prompt=types.ModelInput.from_ints([1, 2, 3]),
+        sampling_params=types.SamplingParams(max_tokens=4),
+        model_path=path,
+    )
+    new = NewJob(
+        id="",
+        tenant_id=tenant,
+        session_id="",
+        kind=Kind.SAMPLE,
+        key=None,
+        position=0,
+        payload=encode_json(request),
+        num_sequences=1,
+    )
+    return house.queue.submit(new).result()

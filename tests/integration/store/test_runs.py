@@ -7,12 +7,14 @@ import sqlalchemy as sa
 from tests.integration.store.rows import (
     NOW,
     add_checkpoint,
+    add_job,
     add_run,
     add_sampler,
     add_session,
     add_tenant,
+    finish_job,
 )
-from tinkex.store import runs, samplers, schema, sessions
+from tinkex.store import jobs, runs, samplers, schema, sessions
 from tinkex.store.database import Database
 from tinkex.store.records import RunState
 
@@ -88,3 +90,20 @@ def test_the_states_of_models_that_nobody_will_use_are_released(database: Databa
 def _expired_at(session_id: str, at: float) -> sa.Update:
     table = schema.sessions
     return sa.update(table).where(table.c.id == session_id).values(expired_at=at)
+
+
+def test_unloaded_runs_keep_nothing_to_come_back_from(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    left, stays = (add_run(database, session) for _ in range(2))
+    for run in (left, stays):
+        for place in (1, 2):
+            job = add_job(database, session, run_id=run.id, payload=b"data")
+            finish_job(database, job, applied=place)
+        database.write(lambda db, run=run: runs.set_snapshot(db, run.id, f"of-{run.id}", 1))
+    database.write(lambda db: runs.set_state(db, left.id, RunState.UNLOADED))
+    assert database.write(runs.forget_unloaded) == [f"of-{left.id}"]
+    assert database.write(runs.forget_unloaded) == []
+    assert database.read(runs.snapshot_names) == {f"of-{stays.id}"}
+    for run, payloads in ((left, [None]), (stays, [b"data"])):
+        found = database.read(lambda db, run=run: jobs.changes_after(db, run.id, 1, limit=9))
+        assert [payload for _, payload in found] == payloads
