@@ -103,6 +103,11 @@ class TinkexError(Exception):
             self.hint = hint
 
     @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        """What Python prints below the message: what to do next."""
+        return [self.hint] if self.hint else []
+
+    @property
     def is_user_error(self) -> bool:
         """True when trying again without a change cannot help."""
         return self.verdict.is_user_error
@@ -377,18 +382,7 @@ class ExperimentalWarning(FutureWarning):
 
 
 ERROR_BY_STATUS: dict[int, type[APIStatusError]] = {
-    cls.status_code: cls
-    for cls in (
-        BadRequestError,
-        AuthenticationError,
-        BillingError,
-        PermissionDeniedError,
-        NotFoundError,
-        ConflictError,
-        PromiseExpiredError,
-        UnprocessableEntityError,
-        RateLimitError,
-    )
+    cls.status_code: cls for cls in APIStatusError.__subclasses__() if cls.status_code < 500
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
@@ -326,3 +327,11 @@ class Odd(InvalidInput):
     def __init__(self, left: str, right: str) -> None:
         super().__init__(f"{left} and {right}")
         self.pair = (left, right)
+
+
+def test_what_to_do_next_is_printed_below_the_message() -> None:
+    error = ConfigError("no key", hint="Set TINKER_API_KEY.")
+    printed = "".join(traceback.format_exception(error))
+    assert printed.splitlines()[-2:] == ["tinkex.errors.ConfigError: no key", error.hint]
+    assert str(error) == "no key"
+    assert "None" not in "".join(traceback.format_exception(ConfigError("no key")))

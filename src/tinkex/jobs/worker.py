@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from tinkex.engine.protocol import Engine
@@ -160,7 +161,14 @@ class Worker:
         return self._next_seq[run_id]
 
     def _hear(self, words: Sequence[str]) -> None:
-        cancelled = [word[1:] for word in words if word.startswith(CANCEL_MARK)]
+        named = [word[1:] for word in words if word.startswith(CANCEL_MARK)]
+        if not named:
+            return
+        # Anybody can ring a bell; what is over, the store alone knows. If it does not answer now,
+        # the chores find out later.
+        cancelled: list[str] = []
+        with suppress(StoreError):
+            cancelled = self._database.read(lambda db: jobs.finished_among(db, named))
         self._backlog.drop(cancelled)
         for job_id in cancelled:
             self._samples.cancel(job_id)

@@ -11,6 +11,7 @@ from tinkex.errors import (
     InvalidInput,
     RequestErrorCategory,
     StoreError,
+    StoreUnavailable,
     TinkexError,
 )
 from tinkex.ids import new_id
@@ -41,7 +42,12 @@ def refusal(error: BaseException) -> Answer:
     if isinstance(error, APIStatusError):
         return fault(error.status_code, error.message, error.category, _headers(error))
     if isinstance(error, StoreError):
-        return fault(503, error.message, error.category, retry_after(STORE_RETRY_SECONDS))
+        message = error.message
+        if isinstance(error, StoreUnavailable):
+            # Where the database is, and what it said, is for the log and not for tenants.
+            LOG.error("%s", message)
+            message = "the server's database cannot be used now; try again"
+        return fault(503, message, error.category, retry_after(STORE_RETRY_SECONDS))
     if isinstance(error, TinkexError):
         is_users = error.category is RequestErrorCategory.User
         return fault(422 if is_users else 500, error.message, error.category)

@@ -7,14 +7,12 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sqlalchemy import make_url
-
 from tinkex.errors import StoreUnavailable
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
 from tinkex.server.pulse import Pulse
 from tinkex.store import jobs
-from tinkex.store.database import Database
+from tinkex.store.database import Database, shown_url
 from tinkex.store.migrations import migrate
 
 if TYPE_CHECKING:
@@ -48,11 +46,6 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
         yield database
     finally:
         database.close()
-
-
-def shown_url(url: str) -> str:
-    """A database's URL without its password."""
-    return make_url(url).render_as_string(hide_password=True)
 
 
 @contextlib.contextmanager

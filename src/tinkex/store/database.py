@@ -190,6 +190,11 @@ def _undo(savepoint: sa.NestedTransaction, cause: Exception) -> None:
         raise (cause if isinstance(cause, sa.exc.SQLAlchemyError) else error) from None
 
 
+def shown_url(url: str) -> str:
+    """A database's URL without its password."""
+    return sa.make_url(url).render_as_string(hide_password=True)
+
+
 def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
@@ -202,7 +207,9 @@ def _create_engine(url: str, busy_seconds: float) -> sa.Engine:
             raise ConfigError(f"store is {url!r}; processes share it, so it needs a file")
         return _create_sqlite(parsed, busy_seconds)
     if parsed.get_backend_name() != "postgresql":
-        raise ConfigError(f"store is {parsed!r}; SQLite and PostgreSQL are supported")
+        raise ConfigError(
+            f"store is {parsed!r}; expected a URL that begins with sqlite:/// or postgresql://"
+        )
     return _create_postgresql(parsed, busy_seconds)
 
 

@@ -177,8 +177,8 @@ class FakeEngine:
 
 
 def _read_name(text: str) -> tuple[str, Bigram]:
-    name, _, size = text.partition("=")
-    if size and not (size.isdecimal() and int(size) > 1):
+    name, has_size, size = text.partition("=")
+    if not name or (has_size and not (size.isdecimal() and int(size) > 1)):
         raise ConfigError(f"model is {text!r}; the fake engine takes NAME or NAME=VOCABULARY_SIZE")
     return name, Bigram.base(name, int(size) if size else VOCAB_SIZE)
 
