@@ -147,7 +147,7 @@ def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
     [
         (["--engine", "magic"], "engine is 'magic'; expected one of fake"),
         (["--host", "nowhere.invalid"], "host is 'nowhere.invalid', which is no address"),
-        (["--store", "mysql://x/y"], "SQLite and PostgreSQL are supported"),
+        (["--store", "mysql://x/y"], "begins with sqlite:/// or postgresql://"),
         (["--api-key", "secret"], "api_key must begin with 'tml-'"),
         (["--config", "/absent.toml"], "/absent.toml cannot be read: No such file"),
         (["--log-level", "loud"], "log_level is 'loud'"),
