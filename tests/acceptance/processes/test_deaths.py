@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import MODEL, answers, ask, eventually, hear, promise_of
+from tests.acceptance.processes.serving import (
+    MODEL,
+    Serving,
+    answers,
+    ask,
+    eventually,
+    hear,
+    promise_of,
+)
 from tinkex.presence import is_alive, lock_holder
 
 
@@ -80,12 +90,20 @@ def test_who_waits_for_a_promise_is_answered_when_the_server_stops(
     waiting = ask(url, "retrieve_future", serving.key, {"request_id": request_id})
     # What came later is answered, so the question before it is being held.
     assert answers(url)
+    eventually(lambda: state_of(serving, request_id) == "running")
     serving.send(signal.SIGTERM)
     status, answer = hear(waiting)
     assert (status, answer["queue_state"]) == (408, "active")
     # The worker was in the middle of ten minutes of work, and was given one second.
     assert serving.ended() == 0
     assert "did not end in time" in serving.said
+
+
+def state_of(serving: Serving, request_id: str) -> str:
+    """How far the worker is with a promise."""
+    with closing(sqlite3.connect(serving.home.store_file)) as store:
+        (state,) = store.execute("SELECT state FROM jobs WHERE id = ?", [request_id]).fetchone()
+    return str(state)
 
 
 def test_a_second_signal_is_impatient(serve: Serve, home: Path) -> None:
