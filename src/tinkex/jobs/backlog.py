@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from tinkex.jobs.kinds import PASSES, Kind
 from tinkex.store.records import Job
 
+#: Tenants without work whose place in line is remembered.
+MAX_REMEMBERED = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
@@ -143,7 +146,9 @@ class Backlog:
         lane.next_seq = max(lane.next_seq, job.position + 1)
         if not lane.waiting:
             del lanes[name]
-        if not lanes:
+        # Whoever comes back keeps its place in line: behind those who have waited longer, and
+        # before those who were served since.
+        if not lanes and len(self._tenants) > MAX_REMEMBERED:
             del self._tenants[job.tenant_id]
 
     def take_samples(self, num_free: int) -> list[Job]:

@@ -98,6 +98,21 @@ def test_tenants_take_turns_however_much_one_has_waiting() -> None:
     assert order == ["loud", "quiet", "loud", "quiet"]
 
 
+def test_who_comes_back_goes_before_those_who_were_served_since() -> None:
+    backlog = backlog_of(*(job("loud", f"loud-{index}", 0) for index in range(5)))
+    backlog.add(job("quiet", "q", 0))
+    order = []
+    for number in range(1, 4):
+        for _ in range(2):
+            (taken,) = backlog.take_turn(0.0)
+            order.append(taken.tenant_id)
+            backlog.finish(taken)
+            if taken.tenant_id == "loud":
+                # It comes back while the loud one is being served, as a client would.
+                backlog.add(job("quiet", "q", number), number)
+    assert order == ["loud", "quiet"] * 3
+
+
 def test_a_tenants_models_take_turns() -> None:
     backlog = backlog_of(
         *(job("a", run_id, position) for run_id in ("x", "y") for position in range(3))
