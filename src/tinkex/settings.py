@@ -100,8 +100,15 @@ def _first(env: Mapping[str, str], *names: str) -> str | None:
 def _directory(text: str | None, user_home: Path) -> Path:
     if text is None:
         return user_home / ".tinkex"
-    # Absolute, because a server that is started in the background works elsewhere.
-    return Path(text).expanduser().absolute()
+    return expanded(text)
+
+
+def expanded(path: str | Path) -> Path:
+    """A path that means the same wherever it is used: absolute, `~` replaced."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(f"{str(path)!r} names a user who has no home here") from None
 
 
 def _log_level(text: str | None) -> str | None:

@@ -144,3 +144,8 @@ def test_it_cannot_be_changed() -> None:
 
 def test_the_version_is_the_installed_one() -> None:
     assert package_version().count(".") >= 2
+
+
+def test_the_home_of_a_user_who_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'~nobody-at-all/x' names a user who has no home here"):
+        read_environment({"HOME": "/h", "TINKEX_HOME": "~nobody-at-all/x"})

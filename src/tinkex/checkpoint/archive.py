@@ -97,11 +97,6 @@ def plan_file(path: Path) -> ArchivePlan:
     return _plan([FileSegment(path, entry.size)], entry.sha256)
 
 
-def tar_size(directory: Path) -> int:
-    """How many bytes the tar of a directory has."""
-    return plan_archive(directory).size
-
-
 def _plan(segments: Sequence[Segment], tag: str) -> ArchivePlan:
     return ArchivePlan(segments, sum(map(_size, segments)), f'"{tag}"')
 

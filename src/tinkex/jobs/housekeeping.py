@@ -107,11 +107,12 @@ class Housekeeper:
         policy = self._policy
 
         def work(db: Connection) -> list[str]:
-            return runs.release(
+            runs.release(
                 db,
                 finished_before=now - policy.finished_seconds,
                 expired_before=now - policy.expired_seconds,
             )
+            return runs.forget_unloaded(db)
 
         for name in self._bench.database.write(work):
             remove_directory(self._bench.home.snapshots / name)

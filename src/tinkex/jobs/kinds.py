@@ -23,7 +23,5 @@ class Kind(StrEnum):
 
 #: Passes of several models can share one run of the engine.
 PASSES = frozenset({Kind.FORWARD, Kind.FORWARD_BACKWARD})
-#: What is done again, in its order, when a model comes back from a snapshot.
-CHANGES = frozenset({Kind.CREATE_MODEL, Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS})
 #: Results that cross the wire as protobuf.
 BINARY = frozenset({Kind.FORWARD, Kind.FORWARD_BACKWARD, Kind.SAMPLE})

@@ -6,10 +6,9 @@ the engine's memory is ahead of the store, so the worker must end and begin agai
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -160,16 +159,9 @@ def _write_down(db: Connection, entry: Entry, now: float) -> None:
         kind=job.kind,
         job_id=job.id,
         num_tokens=entry.outcome.num_tokens,
-        metrics=_finite(entry.outcome.metrics),
+        metrics=entry.outcome.metrics,
         queued_at=job.created_at,
         started_at=entry.started_at,
         finished_at=now,
     )
     steps.insert(db, step)
-
-
-def _finite(metrics: Mapping[str, float] | None) -> dict[str, float] | None:
-    if metrics is None:
-        return None
-    # JSON has no other numbers.
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}

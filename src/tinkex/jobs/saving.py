@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tinkex import types
 from tinkex.checkpoint.atomic import new_directory
-from tinkex.checkpoint.encryption import encrypt_directory
+from tinkex.checkpoint.encryption import check_recipients, encrypt_directory
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath, check_name
@@ -65,6 +65,8 @@ def save_external(bench: Bench, task: Task) -> Done:
     path = TinkerPath(task.run.id, "external_weights", check_name(request.path))
     bench.refuse_taken(path)
     recipients = request.age_encryption_recipients or []
+    if recipients:
+        check_recipients(recipients)
     saved = _write(bench, task, path, recipients=recipients)
     saved = _with_wishes(saved, request.ttl_seconds, None)
     reply = types.SaveWeightsExternalResponseInternal(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tinkex.checkpoint.atomic import new_directory, remove_directory, remove_scratch
 from tinkex.checkpoint.manifest import write_manifest
-from tinkex.errors import TinkexError
 from tinkex.jobs.bench import Bench
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.recovery import Resident, snapshot_directory
@@ -101,10 +100,6 @@ class Snapshots:
         future.add_done_callback(done)
         return future
 
-    def discard_unloaded(self) -> None:
-        """Remove the states of models that were unloaded, soon; nobody will ask for them."""
-        self._thread.submit(self._discard_unloaded)
-
     def take_now(self, resident: Resident) -> bool:
         """Write a model's state and wait for it; False if it could not be written."""
         busy = self._busy.get(resident.run.id)
@@ -130,24 +125,11 @@ class Snapshots:
         if surplus is not None:
             remove_directory(snapshots / surplus)
 
-    def _discard_unloaded(self) -> None:
-        def forget(db: Connection) -> list[str]:
-            self._guard(db)
-            return runs.forget_unloaded(db)
-
-        try:
-            for name in self._bench.database.write(forget):
-                remove_directory(self._bench.home.snapshots / name)
-        except (TinkexError, OSError) as error:
-            # The next worker does it when it begins.
-            LOG.warning("cannot remove the states of unloaded models: %s", error)
-
     def clean(self) -> None:
         """Remove what a crash left: half-written states, and states that nobody needs."""
         snapshots = self._bench.home.snapshots
         snapshots.mkdir(parents=True, exist_ok=True)
         remove_scratch(snapshots)
-        self._discard_unloaded()
         known = self._bench.database.read(runs.snapshot_names)
         for path in snapshots.iterdir():
             if path.name not in known:

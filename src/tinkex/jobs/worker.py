@@ -17,7 +17,7 @@ from tinkex.jobs.backlog import Backlog, TurnLimits
 from tinkex.jobs.bells import Bell
 from tinkex.jobs.bench import Bench, Task
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
-from tinkex.jobs.kinds import PASSES, Kind
+from tinkex.jobs.kinds import PASSES
 from tinkex.jobs.leasing import Lease
 from tinkex.jobs.ledger import Entry, Ledger
 from tinkex.jobs.operations import NO_CUSTOM_LOSS, run_operation, run_passes
@@ -281,9 +281,7 @@ class Worker:
             if not self._bench.engine.has(run_id):
                 # It was unloaded, or could not be made.
                 self._residents.drop(run_id)
-            if entry.job.kind == Kind.UNLOAD_MODEL:
-                self._snapshots.discard_unloaded()
-            elif entry.applied is not None:
+            if entry.applied is not None:
                 self._snapshots.take_if_due(self._residents.get(run_id), entry.job.kind)
 
     def _advance(self, job: Job) -> None:

@@ -17,12 +17,12 @@ import uvicorn
 
 from tinkex.errors import TinkexError
 from tinkex.home import Home
-from tinkex.logs import attach_logger, get_logger
+from tinkex.logs import get_logger
 from tinkex.presence import HEALTH_PATH, READY_PATH
 from tinkex.server.app import create_app
 from tinkex.server.call import Services
 from tinkex.server.corked import CorkedProtocol
-from tinkex.server.handover import end_with_parent, receive_orders
+from tinkex.server.handover import begin
 from tinkex.server.listening import BACKLOG
 from tinkex.server.restarts import exit_code_of
 from tinkex.server.wiring import open_services
@@ -91,12 +91,7 @@ class ApiServer(uvicorn.Server):
 
 def main() -> int:
     """Answer until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Threads here wait for each other's answers: none should hold the others up for long.
-    sys.setswitchinterval(0.0005)
-    orders = receive_orders()
-    attach_logger(orders.config.log_level)
-    end_with_parent()
+    orders = begin()
     assert orders.listener is not None  # the supervisor's own orders
     # What lives long is not looked through again and again.
     gc.set_threshold(50_000, 20, 50)

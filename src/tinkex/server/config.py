@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tinkex.errors import ConfigError
+from tinkex.home import Home
 from tinkex.jobs.backlog import TurnLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
@@ -129,7 +130,7 @@ class ServerConfig:
     @property
     def store_url(self) -> str:
         """The database's URL."""
-        return self.store or f"sqlite:///{self.home / 'store.db'}"
+        return self.store or f"sqlite:///{Home(self.home).store_file}"
 
     @property
     def queue_limits(self) -> QueueLimits:

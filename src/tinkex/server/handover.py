@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
 
 import msgspec
 
+from tinkex.logs import attach_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import decode_config, encode_config
 
 #: How long an orphan may take to end well.
 ORPHAN_SECONDS = 0.8
+#: How long a thread may keep the others from running.
+SWITCH_SECONDS = 0.0005
 _ORPHAN_EXIT = 1
 _STDIN = 0
 
@@ -44,6 +48,18 @@ class _Line(msgspec.Struct):
     config: msgspec.Raw
     lock: int
     listener: int | None
+
+
+def begin() -> Orders:
+    """What every process of the server does first: hear its orders, and whom it ends with."""
+    # The supervisor decides when to stop: a terminal's Ctrl-C is not ours to hear.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The thread that commits must not wait long for one that computes.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    orders = receive_orders()
+    attach_logger(orders.config.log_level)
+    end_with_parent()
+    return orders
 
 
 def receive_orders() -> Orders:

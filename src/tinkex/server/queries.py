@@ -14,8 +14,6 @@ from tinkex.ids import check_id
 MAX_LIMIT = 1000
 #: What the databases count with.
 MAX_OFFSET = (1 << 63) - 1
-#: Of a value: nothing that is asked for is longer.
-MAX_VALUE_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ import signal
 import sys
 
 from tinkex.errors import TinkexError
-from tinkex.logs import attach_logger, get_logger
-from tinkex.server.handover import end_with_parent, receive_orders
+from tinkex.logs import get_logger
+from tinkex.server.handover import begin
 from tinkex.server.restarts import exit_code_of
 from tinkex.server.wiring import open_worker
 
@@ -16,13 +16,7 @@ LOG = get_logger(__name__)
 
 def main() -> int:
     """Work until told to stop; what is not done then is done by the next one."""
-    # The supervisor decides when: a terminal's Ctrl-C is not ours to hear.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The thread that commits must not wait long for the one that computes.
-    sys.setswitchinterval(0.0005)
-    orders = receive_orders()
-    attach_logger(orders.config.log_level)
-    end_with_parent()
+    orders = begin()
     try:
         with open_worker(orders.config) as worker:
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())

@@ -110,11 +110,6 @@ def _published() -> sa.Select[str]:
     )
 
 
-def has_public(db: sa.Connection, run_id: str) -> bool:
-    """Whether anything of a model is published."""
-    return db.scalar(_published().where(checkpoints.c.run_id == run_id).limit(1)) is not None
-
-
 def of_session(db: sa.Connection, session_id: str) -> list[Run]:
     """A session's models, oldest first."""
     query = sa.select(runs).where(runs.c.session_id == session_id)
@@ -139,26 +134,15 @@ def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
     return list(db.scalars(query))
 
 
-def release(
-    db: sa.Connection, *, finished_before: float, expired_before: float, limit: int = 100
-) -> list[str]:
-    """Let go of models that nobody will use again; returns the directories of their states.
+def release(db: sa.Connection, *, finished_before: float, expired_before: float) -> None:
+    """Unload models that nobody will use again; their checkpoints stay.
 
-    Their client said so, or was not heard of for long. Their checkpoints stay.
+    Their client said so, or was not heard of for long.
     """
     is_over = sa.or_(
-        runs.c.state == RunState.UNLOADED,
         sessions.c.finished_at < finished_before,
         sa.and_(sessions.c.finished_at.is_(None), sessions.c.expired_at < expired_before),
     )
-    query = (
-        sa.select(runs.c.id, runs.c.snapshot)
-        .join(sessions, sessions.c.id == runs.c.session_id)
-        .where(runs.c.snapshot.is_not(None), is_over)
-        .limit(limit)
-    )
-    found = db.execute(query).all()
-    ids = [row.id for row in found]
-    released = sa.update(runs).where(runs.c.id.in_(ids))
-    db.execute(released.values(state=RunState.UNLOADED, snapshot=None))
-    return [row.snapshot for row in found]
+    over = sa.select(runs.c.id).join(sessions, sessions.c.id == runs.c.session_id).where(is_over)
+    unloaded = sa.update(runs).where(runs.c.state == RunState.READY, runs.c.id.in_(over))
+    db.execute(unloaded.values(state=RunState.UNLOADED))

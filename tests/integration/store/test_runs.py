@@ -42,9 +42,7 @@ def test_pages_are_newest_first_with_the_number_of_all(database: Database) -> No
     )
     assert in_project == ([], 0)
 
-    assert not database.read(lambda db: runs.has_public(db, theirs.id))
     add_checkpoint(database, theirs, "one", is_public=True)
-    assert database.read(lambda db: runs.has_public(db, theirs.id))
     seen, total = database.read(
         lambda db: runs.page(db, alice.id, limit=1, offset=0, with_public=True)
     )
@@ -72,11 +70,12 @@ def test_the_states_of_models_that_nobody_will_use_are_released(database: Databa
     database.write(lambda db: db.execute(_expired_at(lost.id, NOW)))
 
     def release(seconds: float) -> list[str]:
-        return database.write(
+        database.write(
             lambda db: runs.release(
                 db, finished_before=NOW + seconds, expired_before=NOW + seconds - 10
             )
         )
+        return database.write(runs.forget_unloaded)
 
     assert release(0.0) == []
     assert release(1.0) == [f"{models[0].id}-1"]

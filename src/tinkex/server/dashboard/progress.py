@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 
 from tinkex.jobs.kinds import Kind
 from tinkex.server.dashboard.curve import Curve, Point, draw
@@ -131,7 +132,9 @@ def loss_per_token(passes: Sequence[Step]) -> float | None:
     num_tokens = sum(step.num_tokens for step in told)
     if num_tokens <= 0:
         return None
-    return sum((step.metrics or {})[LOSS] for step in told) / num_tokens
+    loss = sum((step.metrics or {})[LOSS] for step in told) / num_tokens
+    # The page reads JSON, which has no other numbers: it draws a gap.
+    return loss if isfinite(loss) else None
 
 
 def tokens_per_second(passes: Sequence[Step]) -> float | None:

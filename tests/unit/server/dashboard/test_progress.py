@@ -160,3 +160,9 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
 
     assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
     assert len(kept) == 2
+
+
+def test_a_loss_that_is_no_number_is_a_gap() -> None:
+    history = history_of(a_pass(1, float("nan")), step("optim_step", 2))
+
+    assert [update.loss for update in history.updates] == [None]
