@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.store.postgres import PostgresServer
+
+# A shell that starts this in the background has it ignore Ctrl-C, and so would every program under
+# test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
