@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from tinkex.errors import RequestErrorCategory
+from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput, SampleRequest, SampleResponse
 from tinkex.types.optimizers import OptimParams
 
@@ -74,6 +74,10 @@ class Failure:
     category: RequestErrorCategory = RequestErrorCategory.User
 
 
+class StepRefused(InvalidInput):
+    """A step's gradient is not finite: it was dropped, which is a change, and nothing else was."""
+
+
 class Finished(NamedTuple):
     """A sample request that is over."""
 
@@ -111,7 +115,10 @@ class Engine(Protocol):
         ...
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
-        """Apply the gathered gradient, clear it, and report metrics."""
+        """Apply the gathered gradient, clear it, and report metrics.
+
+        `StepRefused` is the one error that leaves a change behind.
+        """
         ...
 
     # --- what is kept on disk ----------------------------------------------------------------

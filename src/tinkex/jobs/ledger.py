@@ -134,6 +134,7 @@ def _ending(entry: Entry, now: float) -> jobs.Ending:
             job=entry.job,
             error=outcome.message,
             category=outcome.category,
+            applied=entry.applied,
             started_at=entry.started_at,
             finished_at=now,
         )

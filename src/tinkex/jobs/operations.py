@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
-from tinkex.engine.protocol import Pass
+from tinkex.engine.protocol import Pass, StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory, StoreError
 from tinkex.jobs import saving, training
 from tinkex.jobs.bench import Bench, Task
@@ -73,7 +74,9 @@ def _read(task: Task) -> Pass | Failed:
 def replay(bench: Bench, task: Task) -> None:
     """Do again what changed a model; raises if that cannot be done again."""
     if task.job.kind != Kind.FORWARD_BACKWARD:
-        OPERATIONS[task.job.kind](bench, task)
+        # A step that was refused is refused again, with the same effect.
+        with suppress(StepRefused):
+            OPERATIONS[task.job.kind](bench, task)
         return
     (outcome,) = run_passes(bench, [task])
     if isinstance(outcome, Failed):

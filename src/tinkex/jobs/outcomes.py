@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tinkex.engine.protocol import StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.logs import get_logger
 from tinkex.store.database import Connection
@@ -30,10 +31,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """It did not, and nothing was changed."""
+    """It did not."""
 
     message: str
     category: RequestErrorCategory
+    is_change: bool = False
+    """Whether it changed its model all the same."""
     effects: tuple[Effect, ...] = ()
 
 
@@ -43,7 +46,10 @@ Outcome: TypeAlias = Done | Failed
 def failure_of(error: Exception, what: str) -> Failed:
     """An exception as the client is told it; what nobody foresaw is logged in full."""
     if isinstance(error, InvalidInput):
-        return Failed(message=error.message, category=RequestErrorCategory.User)
+        is_change = isinstance(error, StepRefused)
+        return Failed(
+            message=error.message, category=RequestErrorCategory.User, is_change=is_change
+        )
     if isinstance(error, TinkexError):
         return Failed(message=error.message, category=error.category)
     if isinstance(error, ValueError):

@@ -21,7 +21,7 @@ from tinkex.jobs.kinds import PASSES
 from tinkex.jobs.leasing import Lease
 from tinkex.jobs.ledger import Entry, Ledger
 from tinkex.jobs.operations import NO_CUSTOM_LOSS, run_operation, run_passes
-from tinkex.jobs.outcomes import Done, Failed, Outcome
+from tinkex.jobs.outcomes import Failed, Outcome
 from tinkex.jobs.pace import Pace
 from tinkex.jobs.queue import CANCEL_MARK
 from tinkex.jobs.recovery import Residents
@@ -187,12 +187,24 @@ class Worker:
         self._ledger.check()
         is_busy = self._start_samples()
         turn = self._backlog.take_turn(time.time(), self._pace.max_operations)
+        started = time.monotonic()
         if turn:
             self._train(turn)
         if self._bench.engine.num_samples:
-            self._write_down([Entry(job, over, None, at) for job, at, over in self._samples.step()])
+            # As long as the training took, so that each has half of a busy engine.
+            self._sample_until(2 * time.monotonic() - started)
             is_busy = True
         return is_busy or bool(turn)
+
+    def _sample_until(self, deadline: float) -> None:
+        """Step all samples at least once, and take in new ones while there is time."""
+        while True:
+            self._write_down([Entry(job, over, None, at) for job, at, over in self._samples.step()])
+            is_over = time.monotonic() >= deadline or not self._bench.engine.num_samples
+            if is_over or self._is_stopping:
+                return
+            self._pull()
+            self._start_samples()
 
     def _start_samples(self) -> bool:
         engine = self._bench.engine
@@ -266,7 +278,7 @@ class Worker:
 
     def _count_change(self, job: Job, outcome: Outcome) -> int | None:
         """The change's number, if it was one."""
-        if not isinstance(outcome, Done) or not outcome.is_change or job.run_id is None:
+        if not outcome.is_change or job.run_id is None:
             return None
         resident = self._residents.get(job.run_id)
         self._snapshots.note_change(resident, job.payload_bytes)
