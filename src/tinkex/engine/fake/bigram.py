@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -210,14 +210,3 @@ def _check_step(metrics: Mapping[str, float], moments: Moments) -> None:
             f"a step of learning_rate {metrics['learning_rate']:g} along a gradient of norm "
             f"{metrics['grad_norm']:g} leads to numbers that are too large; nothing was changed"
         )
-
-
-def check_tokens(what: str, tokens: Any, vocab_size: int) -> Tokens:
-    """The tokens as an array, or an InvalidInput that names the one the model does not have."""
-    array: Tokens = np.asarray(tokens, dtype=np.int64)
-    wrong = (array < 0) | (array >= vocab_size)
-    if wrong.any():
-        raise InvalidInput(
-            f"{what} has token {array[wrong].flat[0]}, outside the vocabulary of {vocab_size}"
-        )
-    return array

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tinkex.engine.fake import files
 from tinkex.engine.fake.batches import run_batch
 from tinkex.engine.fake.bigram import Bigram, Trainer
-from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_pass, check_spec, read_step
+from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, read_step
 from tinkex.engine.fake.samples import SampleQueue, SamplerShelf
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import (
@@ -23,6 +23,7 @@ from tinkex.engine.protocol import (
     SamplerSource,
     WriteSnapshot,
 )
+from tinkex.engine.summaries import check_fit, read_summary
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
 from tinkex.types.optimizers import OptimParams
@@ -86,8 +87,12 @@ class FakeEngine:
         if adapter is None:
             return Failure(_absent(each.adapter_id), RequestErrorCategory.Server)
         try:
-            check_pass(each.work)
-            return run_batch(adapter.trainer, each.work, forward_only=each.is_forward_only)
+            return run_batch(
+                adapter.trainer,
+                each.work,
+                forward_only=each.is_forward_only,
+                max_context_tokens=MAX_CONTEXT_TOKENS,
+            )
         except InvalidInput as error:
             return Failure(error.message)
 
@@ -109,7 +114,7 @@ class FakeEngine:
         """Go on from saved weights, if they fit; the gathered gradient is dropped."""
         spec, trainer = self._adapter(adapter_id)
         try:
-            files.check_fit(files.read_summary(directory), spec)
+            check_fit(read_summary(directory), spec)
             size = trainer.model.vocab_size
             model = files.read_model(directory, size)
             moments = files.read_moments(directory, spec, size) if with_optimizer else None

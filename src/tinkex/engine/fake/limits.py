@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tinkex.engine.examples import count_text
 from tinkex.engine.fake.bigram import StepSize
 from tinkex.engine.fake.sampler import DEFAULT_MAX_TOKENS
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import InvalidInput
-from tinkex.types import (
-    AdamParams,
-    EncodedTextChunk,
-    ForwardBackwardInput,
-    ModelInput,
-    SampleRequest,
-)
+from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import DimuonParams, OptimParams
 
 #: The most tokens that are read and written together.
@@ -65,15 +60,9 @@ def read_step(optimizer: Mapping[str, Any], params: OptimParams) -> StepSize:
     raise InvalidInput(f"optimizer_params of type {given!r} are not read; send adam_params")
 
 
-def check_pass(work: ForwardBackwardInput) -> None:
-    """Refuse examples that are too long, or that are not text."""
-    for index, datum in enumerate(work.data):
-        _check_text(f"the input of example {index}", datum.model_input)
-
-
 def check_sample(request: SampleRequest) -> None:
     """Refuse a prompt that is too long or not text, and more answers than are given."""
-    num_prompt = _check_text("the prompt", request.prompt)
+    num_prompt = count_text("the prompt", request.prompt, MAX_CONTEXT_TOKENS)
     num_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
     if num_prompt + num_tokens > MAX_CONTEXT_TOKENS:
         raise InvalidInput(
@@ -83,22 +72,6 @@ def check_sample(request: SampleRequest) -> None:
     _check_at_most("num_samples", request.num_samples, MAX_SAMPLES)
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         _check_at_most(name, getattr(request, name), VOCAB_SIZE)
-
-
-def _check_text(what: str, model_input: ModelInput) -> int:
-    """How many tokens there are, if they are text and not too many."""
-    num_tokens = 0
-    for chunk in model_input.chunks:
-        if not isinstance(chunk, EncodedTextChunk):
-            raise InvalidInput(
-                f"{what} has a chunk of type {chunk.type!r}, but this model reads text only"
-            )
-        num_tokens += len(chunk.tokens)
-    if num_tokens > MAX_CONTEXT_TOKENS:
-        raise InvalidInput(
-            f"{what} has {num_tokens} tokens; this model reads at most {MAX_CONTEXT_TOKENS}"
-        )
-    return num_tokens
 
 
 def _check_at_most(name: str, value: int, limit: int) -> None:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tinkex.engine.examples import check_tokens
 from tinkex.engine.fake.batches import read_tokens, score_pairs
-from tinkex.engine.fake.bigram import Bigram, Tokens, check_tokens
+from tinkex.engine.fake.bigram import Bigram, Tokens
 from tinkex.engine.fake.rows import Rows, Setting, find_topk
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
 from tinkex.errors import InvalidInput

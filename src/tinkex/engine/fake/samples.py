@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.files import WEIGHTS_NAME, read_model, read_summary
+from tinkex.engine.fake.files import read_model
 from tinkex.engine.fake.limits import check_sample
 from tinkex.engine.fake.sampler import Sampler
 from tinkex.engine.protocol import Failure, Finished, SamplerSource
+from tinkex.engine.summaries import WEIGHTS_NAME, read_summary
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.types import SampleRequest, SampleResponse
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.fake.conftest import BASE, SPEC, a_pass, datum, logprobs, run, train
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.fake.losses import LOSSES
+from tinkex.engine.losses import LOSSES
 from tinkex.engine.protocol import Engine, Failure, Pass
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.types import (
@@ -131,7 +131,7 @@ def picture() -> Datum:
         (None, "mse", "loss_fn 'mse' is not one of"),
         (None, "custom", "loss_fn 'custom' is not computed by this model"),
         (None, "stable_reinforce", "loss_fn 'stable_reinforce' is not computed by this model"),
-        (None, "ppo", "loss_fn_inputs['logprobs'], which is missing"),
+        (None, "ppo", "example 0 needs logprobs of shape"),
         ([], "cross_entropy", "there is no data"),
         ([datum([1], [512])], "cross_entropy", "target_tokens of example 0 has token 512"),
         ([datum([1], [2]), datum([513], [2])], "cross_entropy", "input of example 1 has token 513"),

@@ -1,0 +1,166 @@
+"""The examples of a request as arrays: everything that can be wrong with them is said here.
+
+Shape letters: T tokens, P pairs of (row, target).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.engine.losses import LOSSES, Floats, LossFunction, find_loss, read_settings
+from tinkex.errors import InvalidInput
+from tinkex.types import (
+    Datum,
+    EncodedTextChunk,
+    ForwardBackwardInput,
+    LossFnOutput,
+    ModelInput,
+    TensorData,
+)
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
+
+#: A sparse tensor of a few bytes may stand for more cells than there is memory.
+MAX_PAIRS = 1 << 24
+_TARGETS = "target_tokens"
+_KNOWN_INPUTS = dict.fromkeys(
+    [_TARGETS, *(name for loss in LOSSES.values() for name in (*loss.needs, *loss.takes))]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One example, ready to be computed: row r of its tokens predicts the targets of row r."""
+
+    tokens: Tokens
+    """(T,) what the model reads."""
+    targets: Tokens
+    """(P,) what it is to predict, row by row."""
+    rows: Tokens
+    """(P,) the row of each target."""
+    shape: tuple[int, ...]
+    """The shape that the targets came in: (T,), or (T, K) for K targets per row."""
+    inputs: Mapping[str, Floats]
+    """(P,) each; all that the request's loss reads, and nothing else."""
+
+    def output(self, logprobs_P: npt.NDArray[np.floating]) -> LossFnOutput:
+        """What is answered about this example: log-probabilities in the shape of its targets."""
+        shaped = logprobs_P.astype(np.float32, copy=False).reshape(self.shape)
+        return {"logprobs": TensorData.from_numpy(shaped)}
+
+
+def read_examples(
+    work: ForwardBackwardInput, *, vocab_size: int, max_context_tokens: int
+) -> list[Example]:
+    """The examples of a request, or an InvalidInput about the first thing that is wrong."""
+    loss = find_loss(work.loss_fn)
+    read_settings(work)
+    if not work.data:
+        raise InvalidInput("there is no data to train on; send at least one example")
+    for index, datum in enumerate(work.data):
+        _check_shapes(index, datum, max_context_tokens)
+    _check_size(work.data)
+    names = _inputs_of(work.data, loss)
+    return [_read(index, datum, names, vocab_size) for index, datum in enumerate(work.data)]
+
+
+def _check_shapes(index: int, datum: Datum, max_context_tokens: int) -> None:
+    """Refuse an example whose parts do not fit together, before anything is unfolded."""
+    num_tokens = count_text(f"the input of example {index}", datum.model_input, max_context_tokens)
+    targets = datum.loss_fn_inputs.get(_TARGETS)
+    if num_tokens == 0:
+        raise InvalidInput(f"example {index} has no input tokens")
+    if targets is None:
+        raise InvalidInput(f"example {index} has no loss_fn_inputs[{_TARGETS!r}]")
+    if targets.dtype != "int64":
+        raise InvalidInput(f"{_TARGETS} of example {index} are {targets.dtype}, expected int64")
+    shape = targets.shape
+    if len(shape) not in {1, 2} or shape[0] != num_tokens or not shape[-1]:
+        raise InvalidInput(
+            f"example {index} has {num_tokens} input tokens, but its {_TARGETS} have shape "
+            f"{shape}; expected [{num_tokens}], or [{num_tokens}, K] for K targets per token"
+        )
+    if not datum.loss_fn_inputs.keys() <= _KNOWN_INPUTS.keys():
+        unknown = next(name for name in datum.loss_fn_inputs if name not in _KNOWN_INPUTS)
+        raise InvalidInput(
+            f"example {index} has loss_fn_inputs[{unknown!r}], which no loss reads; known are "
+            f"{', '.join(_KNOWN_INPUTS)}"
+        )
+
+
+def _check_size(data: Iterable[Datum]) -> None:
+    num_pairs = sum(math.prod(datum.loss_fn_inputs[_TARGETS].shape) for datum in data)
+    if num_pairs > MAX_PAIRS:
+        raise InvalidInput(
+            f"the request has {num_pairs} targets in all; send at most {MAX_PAIRS} at a time"
+        )
+
+
+def _inputs_of(data: Iterable[Datum], loss: LossFunction) -> list[str]:
+    """What the loss reads here: all it needs, and of the rest what any example has."""
+    given = {name for datum in data for name in datum.loss_fn_inputs}
+    return [*loss.needs, *(name for name in loss.takes if name in given)]
+
+
+def _read(index: int, datum: Datum, names: Iterable[str], vocab_size: int) -> Example:
+    tensor = datum.loss_fn_inputs[_TARGETS]
+    inputs = {name: _read_input(index, datum, name) for name in names}
+    tokens = check_tokens(f"the input of example {index}", datum.model_input.to_ints(), vocab_size)
+    targets = check_tokens(f"{_TARGETS} of example {index}", tensor.to_numpy(), vocab_size)
+    rows = np.arange(len(tokens))
+    return Example(
+        tokens=tokens,
+        targets=targets.ravel(),
+        rows=rows if targets.ndim == 1 else np.repeat(rows, targets.shape[1]),
+        shape=tuple(tensor.shape),
+        inputs=inputs,
+    )
+
+
+def _read_input(index: int, datum: Datum, name: str) -> Floats:
+    tensor = datum.loss_fn_inputs.get(name)
+    shape = datum.loss_fn_inputs[_TARGETS].shape
+    if tensor is None or tensor.shape != shape:
+        found = "nothing" if tensor is None else f"shape {tensor.shape}"
+        raise InvalidInput(
+            f"example {index} needs {name} of shape {shape}, like its {_TARGETS}, got {found}"
+        )
+    flat_P: Floats = tensor.to_numpy().ravel().astype(np.float64)
+    return flat_P
+
+
+def count_text(what: str, model_input: ModelInput, max_context_tokens: int) -> int:
+    """How many tokens there are, if they are text and not too many for the model."""
+    num_tokens = 0
+    for chunk in model_input.chunks:
+        if not isinstance(chunk, EncodedTextChunk):
+            raise InvalidInput(
+                f"{what} has a chunk of type {chunk.type!r}, but this model reads text only"
+            )
+        num_tokens += len(chunk.tokens)
+    if num_tokens > max_context_tokens:
+        raise InvalidInput(
+            f"{what} has {num_tokens} tokens; this model reads at most {max_context_tokens}"
+        )
+    return num_tokens
+
+
+def check_tokens(what: str, tokens: Any, vocab_size: int) -> Tokens:
+    """The tokens as an array, or an InvalidInput that names the first that the model lacks."""
+    array: Tokens = np.asarray(tokens, dtype=np.int64)
+    # A negative number is a huge one without its sign, so the largest tells about both ends.
+    if array.view(np.uint64).max(initial=0) >= vocab_size:
+        is_wrong = (array < 0) | (array >= vocab_size)
+        place = np.unravel_index(int(is_wrong.argmax()), array.shape)
+        position = ", ".join(str(int(number)) for number in place)
+        raise InvalidInput(
+            f"{what} has token {array[place]}, outside the vocabulary of {vocab_size}, at "
+            f"position {position}"
+        )
+    return array

@@ -1,0 +1,79 @@
+"""What is asked for is checked before anything is computed, and every refusal names the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinkex.engine.sampling.asks import DEFAULT_MAX_TOKENS, Ask, Limits, read_ask
+from tinkex.errors import InvalidInput
+from tinkex.types import ModelInput, SampleRequest, SamplingParams, TensorData
+
+LIMITS = Limits(vocab_size=50, max_context_tokens=100, eos_tokens=frozenset({2}), has_texts=False)
+
+
+def _read(prompt: list[int], limits: Limits = LIMITS, **fields: Any) -> Ask:
+    params = {
+        name: fields.pop(name) for name in list(fields) if name in SamplingParams.__struct_fields__
+    }
+    request = SampleRequest(
+        prompt=ModelInput.from_ints(prompt), sampling_params=SamplingParams(**params), **fields
+    )
+    return read_ask(request, limits)
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    ask = _read([1, 2, 3])
+    assert ask.max_tokens == 97
+    assert ask.stops.tokens == {2}
+    assert (ask.temperature, ask.top_k, ask.top_p) == (1, 0, 1)
+    assert ask.about_prompt is None
+    assert ask.seed != _read([1, 2, 3]).seed
+    wide = Limits(
+        vocab_size=50, max_context_tokens=10**6, eos_tokens=frozenset(), has_texts=False
+    )
+    assert _read([1], wide).max_tokens == DEFAULT_MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "said"),
+    [
+        ([], {}, "prompt is empty"),
+        ([50], {}, "token 50"),
+        ([1] * 101, {}, "101 tokens"),
+        ([1] * 100, {}, "max_tokens is 1; together they may be at most 100"),
+        ([1] * 90, {"max_tokens": 11}, "90 tokens and max_tokens is 11"),
+        ([1], {"num_samples": 0}, "num_samples is 0"),
+        ([1], {"num_samples": 1025}, "num_samples is 1025"),
+        ([1], {"topk_sample_logprobs": 51}, "topk_sample_logprobs is 51"),
+        ([1], {"topk_prompt_logprobs": 51}, "topk_prompt_logprobs is 51"),
+        ([1], {"prompt_alt_tokens_k": 51}, "prompt_alt_tokens_k is 51"),
+        ([1, 2], {"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is 2, expected 1 to 1"),
+        ([1, 2], {"prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n is 0"),
+        ([1], {"stop": "x"}, "no tokenizer"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(
+    prompt: list[int], fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        _read(prompt, **fields)
+
+
+def test_targets_must_fit_the_prompt_and_the_vocabulary() -> None:
+    targets = TensorData.from_numpy(np.array([[1], [2]]))
+    with pytest.raises(InvalidInput, match="expected 3 rows for 4 prompt tokens"):
+        _read([1, 2, 3, 4], target_prompt_logprobs=targets)
+    with pytest.raises(InvalidInput, match="token 50"):
+        _read([1, 2, 3], target_prompt_logprobs=TensorData.from_numpy(np.array([[50], [-1]])))
+
+
+def test_only_rows_that_are_needed_are_asked_for() -> None:
+    about = _read([1] * 10, prompt_logprobs=True, prompt_logprobs_last_n=3).about_prompt
+    assert about is not None
+    assert about.first_row == 6
+    about = _read([1] * 10, prompt_alt_tokens_k=1, prompt_logprobs_last_n=3).about_prompt
+    assert about is not None
+    assert about.first_row == 0

@@ -1,0 +1,77 @@
+"""Slots: those in use are always the first, and memory is never given out twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.engine.sampling.slots import (
+    MIN_CAPACITY,
+    Budget,
+    Move,
+    Roster,
+    capacity_for,
+    first_capacity,
+    slots_for,
+)
+
+
+class _Tenant:
+    pass
+
+
+@given(st.integers(1, 100_000))
+def test_a_place_is_large_enough_and_at_most_twice_too_large(num_tokens: int) -> None:
+    capacity = capacity_for(num_tokens)
+    assert capacity >= num_tokens
+    assert capacity == MIN_CAPACITY or capacity < 2 * num_tokens
+
+
+def test_a_newcomer_has_room_to_go_on_but_no_more_than_it_can_use() -> None:
+    assert first_capacity(64, 1000) == 128
+    assert first_capacity(63, 64) == 64
+
+
+def test_slots_double_so_that_growing_is_seldom() -> None:
+    assert slots_for(0, 1) == 1
+    assert slots_for(4, 5) == 8
+    assert slots_for(4, 20) == 20
+
+
+def test_the_last_one_fills_the_gap_of_one_that_leaves() -> None:
+    roster: Roster[_Tenant] = Roster()
+    tenants = [_Tenant() for _ in range(4)]
+    assert [roster.enter(one) for one in tenants] == [0, 1, 2, 3]
+    assert roster.leave(tenants[1]) == Move(source=3, target=1)
+    assert roster.slot_of(tenants[3]) == 1
+    assert roster.leave(tenants[2]) is None
+
+
+@given(st.lists(st.integers(0, 30), max_size=60))
+def test_slots_in_use_are_dense_and_everybody_keeps_their_own(choices: list[int]) -> None:
+    roster: Roster[_Tenant] = Roster()
+    memory: dict[int, _Tenant] = {}
+    living: list[_Tenant] = []
+    for choice in choices:
+        if choice % 3 and living:
+            tenant = living.pop(choice % len(living))
+            move = roster.leave(tenant)
+            if move is not None:
+                memory[move.target] = memory[move.source]
+        else:
+            tenant = _Tenant()
+            memory[roster.enter(tenant)] = tenant
+            living.append(tenant)
+        assert len(roster) == len(living)
+        assert all(memory[slot] is roster[slot] for slot in range(len(roster)))
+        assert {roster.slot_of(one) for one in living} == set(range(len(living)))
+
+
+def test_memory_is_given_out_up_to_its_limit() -> None:
+    budget = Budget(100)
+    budget.take(60)
+    assert budget.has(40)
+    assert not budget.has(41)
+    with pytest.raises(AssertionError):
+        budget.take(41)

@@ -1,0 +1,97 @@
+"""Stops: tokens, and texts that may span tokens whose bytes are parts of characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.engine.sampling.stops import Stops, TextWatch, read_stops
+from tinkex.errors import InvalidInput
+from tinkex.types import SamplingParams
+
+EOS = frozenset({7})
+
+
+class Bytes:
+    """A tokenizer whose tokens are runs of bytes, as byte-level BPE has them."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self.longest = 0
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        self.longest = max(self.longest, len(token_ids))
+        return b"".join(self._pieces[token] for token in token_ids).decode(errors="replace")
+
+
+def _read(stop: object, *, has_texts: bool = True) -> Stops:
+    return read_stops(SamplingParams(stop=stop), EOS, has_texts=has_texts)  # type: ignore[arg-type]
+
+
+def test_end_tokens_stop_unless_something_else_is_given() -> None:
+    assert _read(None) == Stops(EOS)
+    assert _read([]) == Stops()
+    assert _read([3, 4]) == Stops(frozenset({3, 4}))
+    assert _read("ab") == Stops(frozenset(), ("ab",))
+    assert _read(["ab", "c"]) == Stops(frozenset(), ("ab", "c"))
+
+
+def test_an_empty_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="empty text"):
+        _read(["a", ""])
+
+
+def test_texts_are_refused_where_there_is_no_tokenizer() -> None:
+    with pytest.raises(InvalidInput, match="token ids"):
+        _read("a", has_texts=False)
+
+
+def _stops_at(pieces: Sequence[bytes], stops: Sequence[str]) -> int | None:
+    watch = TextWatch(Bytes(pieces), stops)
+    return next((n for n in range(len(pieces)) if watch.ends_with(n)), None)
+
+
+def test_a_stop_may_span_tokens_and_end_within_one() -> None:
+    assert _stops_at([b"one", b" tw", b"o", b" three"], ["two"]) == 2
+    assert _stops_at([b"a", b"b\n\nc", b"d"], ["\n\n"]) == 1
+    assert _stops_at([b"a", b"b"], ["ba"]) is None
+
+
+def test_a_character_may_be_split_over_tokens() -> None:
+    euro = "\u20ac".encode()
+    assert _stops_at([b"x", euro[:1], euro[1:2], euro[2:], b"y"], ["x\u20ac"]) == 3
+    assert _stops_at([b"ab" + euro[:1], euro[1:], b"c"], ["ab"]) == 0
+
+
+def test_a_stop_is_found_after_bytes_that_are_no_text() -> None:
+    assert _stops_at([b"\xff"] * 20 + [b"st", b"op"], ["stop"]) == 21
+
+
+@given(
+    st.text(alphabet="ab\u00e9\u20ac\U0001f600", max_size=30),
+    st.lists(st.integers(1, 3), min_size=1, max_size=60),
+    st.lists(st.text(alphabet="ab\u00e9\u20ac\U0001f600", min_size=1, max_size=4), min_size=1),
+)
+def test_the_first_token_that_completes_a_stop_ends_it(
+    text: str, cuts: list[int], stops: list[str]
+) -> None:
+    raw, pieces, at = text.encode(), [], 0
+    for size in cuts * 40:
+        if at >= len(raw):
+            break
+        pieces.append(raw[at : at + size])
+        at += size
+    whole = [b"".join(pieces[: n + 1]).decode(errors="ignore") for n in range(len(pieces))]
+    expected = next((n for n, seen in enumerate(whole) if any(s in seen for s in stops)), None)
+    assert _stops_at(pieces, stops) == expected
+
+
+def test_only_a_few_tokens_are_decoded_however_long_the_text_is() -> None:
+    pieces = [b"abc "] * 500
+    decoder = Bytes(pieces)
+    watch = TextWatch(decoder, ["never"])
+    assert not any(watch.ends_with(token) for token in range(500))
+    assert decoder.longest <= 10

@@ -1,0 +1,116 @@
+"""Which examples are computed together, and how they lie in memory."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.engine.collate import Piece, cut, pack
+from tinkex.engine.examples import Example
+
+many_lengths = st.lists(st.lists(st.integers(1, 40), max_size=12), max_size=4)
+
+
+def example(length: int, width: int = 1, start: int = 0) -> Example:
+    targets = np.arange(start, start + length * width)
+    return Example(
+        tokens=np.arange(start, start + length),
+        targets=targets,
+        rows=np.repeat(np.arange(length), width),
+        shape=(length, width),
+        inputs={},
+    )
+
+
+def tokens_of(batch: tuple[Piece, ...], lengths: list[list[int]]) -> int:
+    return sum(lengths[piece.pass_index][piece.example_index] for piece in batch)
+
+
+@given(lengths=many_lengths, max_tokens=st.integers(1, 100))
+def test_every_example_is_in_one_micro_batch_that_is_not_too_large(
+    lengths: list[list[int]], max_tokens: int
+) -> None:
+    batches = cut(lengths, max_tokens)
+    pieces = [piece for batch in batches for piece in batch]
+    wanted = {(p, e) for p, row in enumerate(lengths) for e in range(len(row))}
+    assert len(pieces) == len(wanted)
+    assert set(pieces) == wanted
+    for batch in batches:
+        assert batch
+        assert tokens_of(batch, lengths) <= max_tokens or len(batch) == 1
+
+
+@given(lengths=many_lengths, max_tokens=st.integers(1, 100))
+def test_passes_lie_together_and_their_equal_lengths_too(
+    lengths: list[list[int]], max_tokens: int
+) -> None:
+    for batch in cut(lengths, max_tokens):
+        passes = [index for index, _ in groupby(piece.pass_index for piece in batch)]
+        assert passes == sorted(set(passes))
+        for index in passes:
+            row = [lengths[p][e] for p, e in batch if p == index]
+            assert row == sorted(row)
+
+
+@given(lengths=many_lengths, max_tokens=st.integers(1, 100))
+def test_there_are_as_few_micro_batches_as_filling_one_after_the_other_gives(
+    lengths: list[list[int]], max_tokens: int
+) -> None:
+    ordered = [length for row in lengths for length in sorted(row)]
+    num_batches = sum(length > max_tokens for length in ordered)
+    room = 0
+    for length in (length for length in ordered if length <= max_tokens):
+        if length > room:
+            num_batches, room = num_batches + 1, max_tokens
+        room -= length
+    assert len(cut(lengths, max_tokens)) == num_batches
+
+
+@given(length=st.integers(1, 30), count=st.integers(1, 60), max_tokens=st.integers(30, 200))
+def test_examples_of_one_length_are_spread_evenly(length: int, count: int, max_tokens: int) -> None:
+    sizes = [len(batch) for batch in cut([[length] * count], max_tokens)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_small_rest_is_not_left_over() -> None:
+    lengths = [[10] * 41]
+    assert [tokens_of(batch, lengths) for batch in cut(lengths, 400)] == [200, 210]
+
+
+def test_an_example_that_is_too_long_is_alone_and_the_others_stay_together() -> None:
+    assert cut([[3, 50, 2], [4]], 10) == [((0, 2), (0, 0), (1, 0)), ((0, 1),)]
+
+
+def test_all_is_one_micro_batch_if_it_fits() -> None:
+    assert cut([[3, 1], [2, 3, 2]], 11) == [((0, 1), (0, 0), (1, 0), (1, 2), (1, 1))]
+
+
+def test_nothing_is_cut_into_nothing() -> None:
+    assert cut([], 10) == []
+    assert cut([[], []], 10) == []
+
+
+def test_examples_are_packed_end_to_end() -> None:
+    packed = pack([example(2, start=10), example(3, width=2, start=20)])
+    assert packed.tokens_T.tolist() == [10, 11, 20, 21, 22]
+    assert packed.positions_T.tolist() == [0, 1, 0, 1, 2]
+    assert packed.lengths == [2, 3]
+    assert packed.rows_P.tolist() == [0, 1, 2, 2, 3, 3, 4, 4]
+    assert packed.targets_P.tolist() == [10, 11, 20, 21, 22, 23, 24, 25]
+    assert [part.tolist() for part in packed.split(packed.targets_P)] == [
+        [10, 11],
+        [20, 21, 22, 23, 24, 25],
+    ]
+
+
+@given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=6))
+def test_pairs_point_at_the_rows_of_their_own_example(sizes: list[tuple[int, int]]) -> None:
+    given_ = [example(length, width, start=100 * at) for at, (length, width) in enumerate(sizes)]
+    packed = pack(given_)
+    parts = packed.split(packed.rows_P)
+    for each, rows in zip(given_, parts, strict=True):
+        assert packed.tokens_T[rows].tolist() == each.tokens[each.rows].tolist()
+        assert packed.positions_T[rows].tolist() == each.rows.tolist()

@@ -1,0 +1,239 @@
+"""The loss functions: slopes by finite differences, formulas by hand, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinkex.engine.examples import Example
+from tinkex.engine.losses import (
+    LOSSES,
+    Loss,
+    Scored,
+    check_loss,
+    find_loss,
+    read_settings,
+    score,
+    sum_up,
+)
+from tinkex.errors import InvalidInput
+from tinkex.types import ForwardBackwardInput
+
+SAMPLED = np.array([-1.0, -2.0, -0.5, -1.5, -0.7])
+NOW = SAMPLED + np.array([0.1, -0.3, 0.05, 0.4, -0.02])
+ADVANTAGES = np.array([1.0, -1.0, 2.0, 0.5, -0.5])
+
+
+def loss_of(
+    name: str,
+    now: np.ndarray = NOW,
+    config: Mapping[str, float] | None = None,
+    **inputs: np.ndarray,
+) -> Loss:
+    """The loss of two examples, of three and of two pairs."""
+    loss = LOSSES[name]
+    given = {"logprobs": SAMPLED, "advantages": ADVANTAGES, **inputs}
+    settings = {**loss.settings, **(config or {})}
+    return loss.compute(
+        Scored(logprobs_P=now, inputs=given, settings=settings, starts=np.array([0, 3]))
+    )
+
+
+def work(loss_fn: Any, config: Mapping[str, Any] | None = None) -> ForwardBackwardInput:
+    return ForwardBackwardInput([], loss_fn, config)
+
+
+def example(start: int, stop: int) -> Example:
+    rows = np.arange(stop - start)
+    inputs = {"logprobs": SAMPLED[start:stop], "advantages": ADVANTAGES[start:stop]}
+    return Example(tokens=rows, targets=rows, rows=rows, shape=rows.shape, inputs=inputs)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
+def test_slope_agrees_with_finite_differences(name: str) -> None:
+    weights = np.array([0.0, 1.0, 0.5, 2.0, 1.0])
+    slope = loss_of(name, weights=weights).slope_P
+    for index in range(len(NOW)):
+        nudge = np.zeros_like(NOW)
+        nudge[index] = 1e-6
+        up = loss_of(name, NOW + nudge, weights=weights).value
+        down = loss_of(name, NOW - nudge, weights=weights).value
+        assert slope[index] == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
+
+
+def test_cross_entropy_without_weights_counts_every_token_once() -> None:
+    assert loss_of("cross_entropy").value == pytest.approx(-NOW.sum())
+
+
+def test_ppo_ignores_what_was_clipped() -> None:
+    ratio = np.exp(NOW - SAMPLED)
+    held = np.clip(ratio, 0.8, 1.2)
+    loss = loss_of("ppo")
+    assert loss.value == pytest.approx(-np.minimum(ratio * ADVANTAGES, held * ADVANTAGES).sum())
+    # The second ratio fell below 0.8 with a negative advantage, the fourth rose above 1.2.
+    assert loss.slope_P[1] == 0.0
+    assert loss.slope_P[3] == 0.0
+    assert loss.slope_P[0] == pytest.approx(-ratio[0])
+
+
+def test_clip_bounds_come_from_inputs_before_config_before_defaults() -> None:
+    by_config = loss_of("ppo", config={"clip_low_threshold": 0.5, "clip_high_threshold": 2.0})
+    assert (by_config.slope_P != 0.0).all()
+    tight = np.full(5, 1.0)
+    by_input = loss_of(
+        "ppo",
+        config={"clip_low_threshold": 0.5, "clip_high_threshold": 2.0},
+        clip_low_threshold=tight,
+        clip_high_threshold=tight,
+    )
+    assert by_input.value == pytest.approx(
+        -np.minimum(np.exp(NOW - SAMPLED) * ADVANTAGES, ADVANTAGES).sum()
+    )
+
+
+def test_cispo_holds_the_clamped_ratio_constant() -> None:
+    held = np.clip(np.exp(NOW - SAMPLED), 0.0, 1.1)
+    loss = loss_of("cispo", config={"clip_high_threshold": 1.1})
+    assert loss.value == pytest.approx(-(held * NOW * ADVANTAGES).sum())
+    np.testing.assert_allclose(loss.slope_P, -held * ADVANTAGES)
+
+
+def test_gspo_has_one_ratio_per_example_taken_where_the_mask_is_set() -> None:
+    mask = np.array([1.0, 1.0, 0.0, 1.0, 1.0])
+    drift = NOW - SAMPLED
+    ratios = np.repeat(np.exp([drift[:2].mean(), drift[3:].mean()]), [3, 2])
+    loss = loss_of(
+        "gspo",
+        config={"clip_low_threshold": 0.0, "clip_high_threshold": 9.0},
+        sequence_ratio_mask=mask,
+    )
+    assert loss.value == pytest.approx(-(ratios * ADVANTAGES).sum())
+    np.testing.assert_allclose(loss.slope_P, -ratios * ADVANTAGES)
+
+
+def test_a_huge_ratio_is_infinite_and_does_not_warn() -> None:
+    loss = loss_of("importance_sampling", NOW + 1000.0, advantages=np.ones(5))
+    assert loss.value == -np.inf
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_a_made_up_sampling_logprob_does_no_harm_where_there_is_no_advantage(name: str) -> None:
+    made_up = np.array([-1e4, -1e4, -1e4, -1.5, -0.7])
+    advantages = np.array([0.0, 0.0, 0.0, 0.5, -0.5])
+    loss = loss_of(name, logprobs=made_up, advantages=advantages)
+    assert np.isfinite(loss.value)
+    assert loss.slope_P[:3].tolist() == [0.0, 0.0, 0.0]
+    assert loss.metrics["ratio:mean"] < 2.0
+
+
+def test_ratios_and_clipping_are_reported_of_pairs_that_have_an_advantage() -> None:
+    advantages = np.array([1.0, -1.0, 0.0, 0.5, 0.0])
+    loss = loss_of("ppo", advantages=advantages)
+    ratio = np.exp(NOW - SAMPLED)
+    assert loss.num_counted == 3
+    assert loss.metrics == {
+        "ratio:mean": pytest.approx(ratio[[0, 1, 3]].mean()),
+        "clip_fraction:mean": pytest.approx(2 / 3),
+    }
+    assert loss_of("cispo", config={"clip_high_threshold": 1.1}).metrics[
+        "clip_fraction:mean"
+    ] == pytest.approx(2 / 5)
+
+
+def test_without_any_advantage_ratios_are_one_and_nothing_is_clipped() -> None:
+    loss = loss_of("ppo", advantages=np.zeros(5))
+    assert loss.metrics == {"ratio:mean": 1.0, "clip_fraction:mean": 0.0}
+    assert loss.num_counted == 0
+    assert sum_up([loss])["ratio:mean"] == 1.0
+
+
+def test_a_clipped_infinite_ratio_is_reported_as_a_number() -> None:
+    loss = loss_of("ppo", NOW + 1000.0, advantages=np.ones(5))
+    assert loss.value == pytest.approx(-5 * 1.2)
+    assert np.isfinite(loss.metrics["ratio:mean"])
+
+
+def test_parts_of_a_request_add_up_to_the_whole() -> None:
+    request = work("ppo")
+    examples = [example(0, 3), example(3, 5)]
+    logprobs = [NOW[:3].astype(np.float32), NOW[3:].astype(np.float32)]
+    whole = score(request, examples, logprobs)
+    parts = [score(request, [examples[i]], [logprobs[i]]) for i in (1, 0)]
+    np.testing.assert_array_equal(
+        whole.slope_P, np.concatenate([parts[1].slope_P, parts[0].slope_P])
+    )
+    assert sum_up(parts) == pytest.approx(sum_up([whole]))
+    assert sum_up(parts).keys() == {"loss:sum", "ratio:mean", "clip_fraction:mean"}
+
+
+def test_no_examples_at_all_cost_nothing() -> None:
+    empty = score(work("ppo"), [], [])
+    assert (empty.value, empty.slope_P.size) == (0.0, 0)
+    assert sum_up([]) == {"loss:sum": 0.0}
+
+
+def test_log_probabilities_may_have_the_shape_of_their_targets() -> None:
+    rows = np.repeat(np.arange(2), 2)
+    square = Example(tokens=rows[:2], targets=rows, rows=rows, shape=(2, 2), inputs={})
+    loss = score(work("cross_entropy"), [square], [np.full((2, 2), -0.5)])
+    assert (loss.value, loss.slope_P.tolist()) == (2.0, [-1.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("mse", "'mse' is not one of cross_entropy, importance_sampling, ppo, cispo, dro, gspo"),
+        ("custom", "'custom' is not computed by this model; use forward_backward_custom"),
+        ("stable_reinforce", "'stable_reinforce' is not computed.*use importance_sampling or ppo"),
+    ],
+)
+def test_a_loss_that_is_not_computed_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        find_loss(name)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "config", "reason"),
+    [
+        ("ppo", {"beta": 1.0}, "has 'beta', but ppo takes clip_low_threshold, clip_high_thresh"),
+        ("cross_entropy", {"beta": 1.0}, "'beta', but cross_entropy takes no settings at all"),
+        ("dro", {"beta": "big"}, r"\['beta'\] must be a finite number, got 'big'"),
+        ("dro", {"beta": float("nan")}, "must be a finite number, got nan"),
+        ("cispo", {"clip_high_threshold": float("inf")}, "must be a finite number, got inf"),
+        ("dro", {"beta": None}, "must be a finite number, got None"),
+    ],
+)
+def test_a_setting_that_is_unknown_or_no_number_is_named(
+    loss_fn: str, config: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        read_settings(work(loss_fn, config))
+
+
+def test_settings_that_are_not_given_have_their_defaults() -> None:
+    assert read_settings(work("ppo", {"clip_high_threshold": 3})) == {
+        "clip_low_threshold": 0.8,
+        "clip_high_threshold": 3.0,
+    }
+    assert read_settings(work("dro")) == {"beta": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (Loss(np.inf, np.zeros(1)), "the ppo loss is inf; check its inputs"),
+        (Loss(np.nan, np.zeros(1)), "the ppo loss is nan; check its inputs"),
+        (Loss(1.0, np.array([0.0, -1e39])), r"changes by 1e\+39 per log-probability"),
+        (Loss(1.0, np.array([np.nan])), "the gradient is not finite"),
+    ],
+)
+def test_a_loss_that_nothing_can_be_learned_from_is_refused(loss: Loss, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        check_loss("ppo", loss)
+
+
+def test_a_loss_of_plain_numbers_is_fine() -> None:
+    check_loss("ppo", Loss(1.0, np.array([-3.0, 1e38])))

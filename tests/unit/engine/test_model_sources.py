@@ -1,0 +1,147 @@
+"""Names and places of base models: flags, the home's list, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.engine.room import fits, to_evict
+from tinkex.engine.sources import (
+    checked_name,
+    is_folder,
+    merged,
+    name_for,
+    parse_source,
+    read_list,
+    settled,
+    write_list,
+)
+from tinkex.errors import ConfigError
+
+NAMES = st.from_regex(r"[A-Za-z0-9_.+-]{1,20}(/[A-Za-z0-9_.+-]{1,20})?", fullmatch=True)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# --- flags --------------------------------------------------------------------------------------
+
+
+def test_a_name_and_a_folder_which_means_the_same_everywhere(tmp_path: Path) -> None:
+    assert parse_source("mine=./model") == ("mine", str(tmp_path / "model"))
+    assert parse_source("org/mine=/data/model") == ("org/mine", "/data/model")
+    assert parse_source("mine=~/model") == ("mine", str(Path.home() / "model"))
+
+
+def test_an_id_of_the_hub_is_its_own_name_or_has_another() -> None:
+    assert parse_source("Qwen/Qwen3-0.6B") == ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
+    assert parse_source("small=Qwen/Qwen3-0.6B") == ("small", "Qwen/Qwen3-0.6B")
+
+
+def test_a_folder_alone_is_called_as_it_is_called(tmp_path: Path) -> None:
+    assert parse_source("./some/model") == ("model", str(tmp_path / "some/model"))
+    assert parse_source("/data/model/") == ("model", "/data/model")
+
+
+def test_a_folder_that_is_there_wins_over_the_hub(tmp_path: Path) -> None:
+    assert not is_folder("org/name")
+    (tmp_path / "org/name").mkdir(parents=True)
+    assert is_folder("org/name")
+    assert parse_source("org/name") == ("org/name", str(tmp_path / "org/name"))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "/a", "a/", "a//b", "x" * 201, "a\n", "a=b"])
+def test_a_name_that_clients_could_not_use(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name for a model"):
+        checked_name(name)
+
+
+@pytest.mark.parametrize("text", ["=", "name=", "=place", ""])
+def test_half_a_source_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_source(text)
+
+
+def test_flags_win_over_the_list_and_contradict_themselves_in_vain() -> None:
+    listed = {"a": "/one", "b": "/two"}
+    assert merged(listed, ["b=/three", "c=/four"]) == {"a": "/one", "b": "/three", "c": "/four"}
+    assert merged({}, ["c=/four", "c=/four"]) == {"c": "/four"}
+    with pytest.raises(ConfigError, match="model 'c' is named twice: /four and /five"):
+        merged({}, ["c=/four", "c=/five"])
+
+
+@given(NAMES)
+def test_every_good_name_survives_a_flag(name: str) -> None:
+    assert parse_source(f"{name}=/place") == (name, "/place")
+    if not is_folder(name):
+        assert name_for(name) == settled(name) == name
+
+
+# --- the home's list ----------------------------------------------------------------------------
+
+
+def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    assert read_list(file) == {}
+    write_list(file, {"b": "/ä", "a": "org/name"})
+    assert list(read_list(file).items()) == [("a", "org/name"), ("b", "/ä")]
+    write_list(file, {})
+    assert read_list(file) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["models.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"models": []}', '{"models": 3}'])
+def test_a_damaged_list_says_what_it_should_be(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "models.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="is damaged; expected") as refused:
+        read_list(file)
+    assert str(file) in refused.value.message
+
+
+def test_a_list_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "models.json").mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_list(tmp_path / "models.json")
+
+
+# --- room ---------------------------------------------------------------------------------------
+
+
+def test_the_longest_unused_make_room_and_no_more_than_it_takes() -> None:
+    loaded = {"old": 40, "middle": 40, "new": 20}
+    assert to_evict(0, 100, loaded, ()) == []
+    assert to_evict(30, 100, loaded, ()) == ["old"]
+    assert to_evict(41, 100, loaded, ()) == ["old", "middle"]
+    assert to_evict(30, 0, loaded, ()) == []
+
+
+def test_busy_ones_stay_and_then_it_may_not_fit() -> None:
+    loaded = {"old": 40, "middle": 40}
+    assert to_evict(30, 100, loaded, {"old"}) == ["middle"]
+    assert fits(30, 100, loaded, {"old"})
+    assert to_evict(70, 100, loaded, {"old"}) == ["middle"]
+    assert not fits(70, 100, loaded, {"old"})
+    assert fits(1 << 60, 0, loaded, {"old"})
+
+
+@given(
+    st.integers(0, 100),
+    st.integers(1, 300),
+    st.dictionaries(st.text(max_size=3), st.integers(0, 100), max_size=6),
+    st.sets(st.text(max_size=3), max_size=3),
+)
+def test_after_making_room_it_fits_or_only_busy_ones_are_left(
+    needed: int, budget: int, loaded: dict[str, int], busy: set[str]
+) -> None:
+    doomed = to_evict(needed, budget, loaded, busy)
+    assert not busy & set(doomed)
+    left = {name: size for name, size in loaded.items() if name not in doomed}
+    assert sum(left.values()) + needed <= budget or set(left) <= busy
+    if fits(needed, budget, loaded, busy):
+        assert sum(left.values()) + needed <= budget
