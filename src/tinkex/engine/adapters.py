@@ -1,0 +1,69 @@
+"""Adapters in memory: what they are made like, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.state import ALPHA, AdapterState
+from tinkex.errors import InvalidInput
+from tinkex.nn.host import Host
+from tinkex.nn.sites import Layout, LowRank, Part
+
+#: Adapters of a higher rank would be larger than what they adapt.
+MAX_RANK = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """One adapter of a hosted model."""
+
+    spec: AdapterSpec
+    layout: Layout
+    state: AdapterState
+    views: Sequence[LowRank | None] = field(init=False)
+    """Its pairs by site, as views of its weights."""
+
+    def __post_init__(self) -> None:
+        self.views = self.layout.views(self.state.weights)
+
+    @property
+    def scale(self) -> float:
+        """What its low-rank part is multiplied by."""
+        return ALPHA / self.spec.rank
+
+    def replace_state(self, state: AdapterState) -> None:
+        """Go on from other numbers."""
+        self.state = state
+        self.__post_init__()
+
+
+def layout_of(host: Host, spec: AdapterSpec) -> Layout:
+    """Where the pairs of such an adapter lie."""
+    parts = {
+        Part.ATTENTION: spec.train_attn,
+        Part.MLP: spec.train_mlp,
+        Part.UNEMBED: spec.train_unembed,
+    }
+    return Layout(host.sites, spec.rank, [part for part, is_trained in parts.items() if is_trained])
+
+
+def check_spec(spec: AdapterSpec) -> None:
+    """Refuse an adapter that cannot be made."""
+    if not 1 <= spec.rank <= MAX_RANK:
+        raise InvalidInput(f"rank is {spec.rank}, expected 1 to {MAX_RANK}")
+    if not (spec.train_unembed or spec.train_mlp or spec.train_attn):
+        raise InvalidInput(
+            "train_unembed, train_mlp and train_attn are all false: nothing to train"
+        )
+    kind = spec.optimizer.get("type")
+    if kind != "adamw":
+        raise InvalidInput(f"optimizer type is {kind!r}; this server trains with 'adamw' alone")
+
+
+def new_adapter(host: Host, spec: AdapterSpec) -> Adapter:
+    """A new adapter that changes no log-probability yet."""
+    layout = layout_of(host, spec)
+    weights = layout.new_weights(spec.seed).to(host.device)
+    return Adapter(spec, layout, AdapterState.fresh(weights))

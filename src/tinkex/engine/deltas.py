@@ -1,0 +1,139 @@
+"""What an adapter adds to the weights of its base model, parameter by parameter.
+
+Shape letters: K inputs, N outputs, R rank, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tinkex.engine.peft_format import (
+    DOWN,
+    PREFIX,
+    UP,
+    PeftConfig,
+    is_pair,
+    read_config,
+    stems,
+)
+from tinkex.engine.summaries import WEIGHTS_NAME, place
+from tinkex.engine.tensor_files import largest, open_tensors
+from tinkex.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """scale * B A for one weight, computed piece by piece; it is never whole in memory."""
+
+    down: Tensor
+    """(R, K), or (E, R, K) for a table of experts."""
+    up: Tensor
+    """(N, R), or (E, N, R)."""
+    scale: float
+    is_transposed: bool = False
+    """Whether the table keeps inputs before outputs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        sizes = (self.up.shape[-2], self.down.shape[-1])
+        return (*self.up.shape[:-2], *(reversed(sizes) if self.is_transposed else sizes))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """What to add from `start` up to `stop` on the weight's first axis."""
+        up = self.up[start:stop]
+        down = self.down[start:stop] if up.ndim == 3 else self.down
+        product = (up @ down).mul_(self.scale)
+        return product.mT if self.is_transposed else product
+
+
+def read_deltas(folder: Path, model: PreTrainedModel) -> dict[str, Delta]:
+    """An adapter's deltas by the names of the model's parameters.
+
+    The model's weights are not read, so it may have none. InvalidInput if the adapter does not fit.
+    """
+    config = read_config(folder)
+    tables = {stem: name for name, stem in stems((), _find_tables(model, config)).items()}
+    modules = dict(model.named_modules())
+    deltas = {}
+    for stem, pair in _read_pairs(folder / WEIGHTS_NAME).items():
+        name = tables.get(stem)
+        found = _of_linear(stem, pair, modules) if name is None else _of_table(name, pair, model)
+        deltas[found.name] = Delta(
+            down=found.down, up=found.up, scale=config.scale, is_transposed=found.is_transposed
+        )
+    return deltas
+
+
+class _Pair(NamedTuple):
+    down: Tensor
+    up: Tensor
+
+
+class _Found(NamedTuple):
+    name: str
+    down: Tensor
+    up: Tensor
+    is_transposed: bool = False
+
+
+def _find_tables(model: PreTrainedModel, config: PeftConfig) -> list[str]:
+    """The parameters that are adapted as tables, in the model's order."""
+    targets = config.target_parameters or ()
+    ends = tuple(f".{target}" for target in targets)
+    names = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
+    return [name for name in names if name in targets or name.endswith(ends)]
+
+
+def _read_pairs(path: Path) -> dict[str, _Pair]:
+    with open_tensors(path) as file:
+        names = file.keys()
+        tensors = {name: file.get_tensor(name).float() for name in names if is_pair(name)}
+    for name, tensor in tensors.items():
+        twin = name.replace(DOWN, UP) if name.endswith(DOWN) else name.replace(UP, DOWN)
+        if twin == name or twin not in tensors or tensor.ndim != 2:
+            raise InvalidInput(f"{place(path)}: {name} is not one of a low-rank pair")
+        if not largest(tensor) < inf:
+            raise InvalidInput(f"{place(path)}: {name} has numbers that are not finite")
+    ups = [name for name in tensors if name.endswith(UP)]
+    return {
+        name.removesuffix(UP): _Pair(tensors[name.replace(UP, DOWN)], tensors[name]) for name in ups
+    }
+
+
+def _of_linear(stem: str, pair: _Pair, modules: Mapping[str, nn.Module]) -> _Found:
+    path = stem.removeprefix(PREFIX)
+    module = modules.get(path)
+    if not isinstance(module, nn.Linear):
+        raise InvalidInput(f"the adapter is for {path!r}, which is no linear map of the base model")
+    _check(path, pair, module.weight.shape, (*pair.up.shape[:1], *pair.down.shape[1:]))
+    return _Found(f"{path}.weight", *pair)
+
+
+def _of_table(name: str, pair: _Pair, model: PreTrainedModel) -> _Found:
+    shape = model.get_parameter(name).shape
+    module = model.get_submodule(name.rpartition(".")[0])
+    is_transposed = bool(getattr(module, "is_transposed", False))
+    sizes = (pair.up.shape[0], pair.down.shape[1])
+    _check(name, pair, shape, (shape[0], *(reversed(sizes) if is_transposed else sizes)))
+    down_ERK = pair.down.view(shape[0], -1, pair.down.shape[1])
+    up_ENR = pair.up.view(pair.up.shape[0], -1, shape[0]).permute(2, 0, 1)
+    return _Found(name, down_ERK, up_ENR, is_transposed)
+
+
+def _check(path: str, pair: _Pair, wanted: Sequence[int], made: Sequence[int]) -> None:
+    ranks = pair.down.shape[0], pair.up.shape[1]
+    num_pairs = wanted[0] if len(wanted) == 3 else 1
+    if tuple(wanted) != tuple(made) or ranks[0] != ranks[1] or ranks[0] % num_pairs:
+        raise InvalidInput(
+            f"the adapter's pair for {path!r} has shapes {tuple(pair.up.shape)} and "
+            f"{tuple(pair.down.shape)}, but the base model's weight has {tuple(wanted)}; name the "
+            "base model that the adapter was trained on"
+        )

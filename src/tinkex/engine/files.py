@@ -1,0 +1,156 @@
+"""Checkpoints of adapters: PEFT folders, with what an optimizer needs to go on beside them.
+
+A folder that PEFT itself wrote can be read too. Wrong numbers in one of ours are damage, in one
+of somebody else's a mistake of its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tinkex.engine import peft_format
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.state import AdapterState
+from tinkex.engine.summaries import (
+    CONFIG_NAME,
+    OPTIMIZER_NAME,
+    STATE_NAME,
+    SUMMARY_NAME,
+    WEIGHTS_NAME,
+    Summary,
+    TrainerState,
+    check_fit,
+    read_summary,
+    read_trainer_state,
+    write_record,
+)
+from tinkex.engine.tensor_files import CODES, Named, open_tensors, read_into, write_tensors
+from tinkex.errors import InvalidInput
+from tinkex.nn.sites import Layout, Part, Site
+
+
+class OptimizerMemory(NamedTuple):
+    """What an optimizer needs to go on, in flat buffers."""
+
+    first: Tensor
+    second: Tensor
+    num_steps: int
+
+
+class SavedAdapter(NamedTuple):
+    """Weights, and what lies where in them."""
+
+    layout: Layout
+    weights: Tensor
+
+
+def write_checkpoint(
+    directory: Path,
+    spec: AdapterSpec,
+    layout: Layout,
+    state: AdapterState,
+    *,
+    with_optimizer: bool,
+) -> None:
+    """Write a PEFT adapter, what it fits, and the optimizer's memory if asked for."""
+    write_record(directory / CONFIG_NAME, peft_format.config_of(spec.base_model, layout))
+    write_record(directory / SUMMARY_NAME, Summary.of(spec))
+    write_tensors(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, state.weights.cpu()))
+    if with_optimizer:
+        write_record(directory / STATE_NAME, TrainerState.of(spec, state.num_steps))
+        moments = named_pairs("first", layout, state.first.cpu())
+        moments += named_pairs("second", layout, state.second.cpu())
+        write_tensors(directory / OPTIMIZER_NAME, moments)
+
+
+def read_weights(directory: Path, spec: AdapterSpec, layout: Layout) -> Tensor:
+    """Saved weights as a flat buffer on the host; InvalidInput if they do not fit the adapter."""
+    if (directory / SUMMARY_NAME).exists():
+        check_fit(read_summary(directory), spec)
+        return _read_own(directory, layout)
+    config = peft_format.read_config(directory)
+    peft_format.check_rank(config, layout.rank)
+    return _read_foreign(directory, layout, config)
+
+
+def read_adapter(directory: Path, base_model: str, sites: Sequence[Site]) -> SavedAdapter:
+    """Saved weights of whatever shape they have, for a base model with these sites."""
+    if (directory / SUMMARY_NAME).exists():
+        summary = read_summary(directory)
+        if summary.base_model != base_model:
+            raise InvalidInput(
+                f"the checkpoint is of base model {summary.base_model!r}, not of {base_model!r}"
+            )
+        layout = Layout(sites, summary.rank, parts_of(summary))
+        return SavedAdapter(layout, _read_own(directory, layout))
+    config = peft_format.read_config(directory)
+    layout = Layout(sites, config.r, _find_parts(directory, sites))
+    return SavedAdapter(layout, _read_foreign(directory, layout, config))
+
+
+def read_optimizer(directory: Path, spec: AdapterSpec, layout: Layout) -> OptimizerMemory:
+    """The saved memory of an optimizer, which must be of the spec's type."""
+    state = read_trainer_state(directory, spec)
+    first, second = torch.zeros(layout.size), torch.zeros(layout.size)
+    tables = named_pairs("first", layout, first) + named_pairs("second", layout, second)
+    read_into(directory / OPTIMIZER_NAME, tables)
+    return OptimizerMemory(first, second, state.num_steps)
+
+
+def parts_of(made: Summary | AdapterSpec) -> set[Part]:
+    """Which parts of a model an adapter has pairs for."""
+    chosen = {
+        Part.ATTENTION: made.train_attn,
+        Part.MLP: made.train_mlp,
+        Part.UNEMBED: made.train_unembed,
+    }
+    return {part for part, is_trained in chosen.items() if is_trained}
+
+
+def named_pairs(prefix: str, layout: Layout, flat: Tensor) -> list[Named]:
+    """A buffer's pairs by module; names outlive a change of where things lie in a buffer."""
+    return [
+        Named(f"{prefix}.{pair.path}.{side}", tensor)
+        for pair in layout.pairs(flat)
+        for side, tensor in (("lora_A", pair.down), ("lora_B", pair.up))
+    ]
+
+
+# --- whose folder it is --------------------------------------------------------------------------
+
+
+def _read_own(directory: Path, layout: Layout) -> Tensor:
+    flat = torch.zeros(layout.size)
+    read_into(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, flat))
+    return flat
+
+
+def _read_foreign(directory: Path, layout: Layout, config: peft_format.PeftConfig) -> Tensor:
+    flat = torch.zeros(layout.size)
+    read_into(
+        directory / WEIGHTS_NAME,
+        peft_format.peft_tensors(layout, flat),
+        codes=tuple(CODES.values()),
+        error=InvalidInput,
+        counts=peft_format.is_pair,
+    )
+    peft_format.rescale([pair.up for pair in layout.pairs(flat)], config)
+    return flat
+
+
+def _find_parts(directory: Path, sites: Sequence[Site]) -> set[Part]:
+    """The parts that an adapter has any pair for; whether it has all is seen when it is read."""
+    with open_tensors(directory / WEIGHTS_NAME) as file:
+        names = file.keys()
+    found = {peft_format.path_of(name) for name in names if peft_format.is_pair(name)}
+    return {site.part for site in sites if not found.isdisjoint(_modules(site))}
+
+
+def _modules(site: Site) -> set[str]:
+    is_table = site.num_experts > 0
+    return {path.rpartition(".")[0] if is_table else path for path in site.paths}

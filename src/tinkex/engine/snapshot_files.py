@@ -1,0 +1,81 @@
+"""Snapshots of adapters: everything that decides what one does next, in one file, bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from tinkex.engine.files import named_pairs
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.state import AdapterState
+from tinkex.engine.summaries import SNAPSHOT_NAME, Count, Summary, TrainerState, check_format, place
+from tinkex.engine.tensor_files import open_tensors, read_into, write_tensors
+from tinkex.errors import CheckpointError, ConfigError
+from tinkex.nn.sites import Layout
+from tinkex.types.base import learned
+
+#: Under what name the file says what it is.
+_ABOUT = "tinkex"
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot is of."""
+
+    summary: Summary
+    state: TrainerState
+    num_parameters: Count
+    has_gradient: bool
+
+
+def write_snapshot(directory: Path, spec: AdapterSpec, layout: Layout, state: AdapterState) -> None:
+    """Write a state, the gathered gradient included."""
+    about = About(
+        summary=Summary.of(spec),
+        state=TrainerState.of(spec, state.num_steps),
+        num_parameters=layout.num_parameters,
+        has_gradient=state.gradient is not None,
+    )
+    buffers = {"weights": state.weights, "first": state.first, "second": state.second}
+    if state.gradient is not None:
+        buffers["gradient"] = state.gradient
+    tensors = [one for name, flat in buffers.items() for one in named_pairs(name, layout, flat)]
+    text = msgspec.json.encode(about).decode()
+    write_tensors(directory / SNAPSHOT_NAME, tensors, {_ABOUT: text})
+
+
+def read_snapshot(directory: Path, spec: AdapterSpec, layout: Layout) -> AdapterState:
+    """The state as it was, on the host; CheckpointError if the file is not of such an adapter."""
+    path = directory / SNAPSHOT_NAME
+    about = _read_about(path)
+    wanted = Summary.of(spec)
+    if about.summary != wanted:
+        raise CheckpointError(f"{place(path)} is of {about.summary}, expected {wanted}")
+    if about.num_parameters != layout.num_parameters:
+        # Not damage: the state is whole, and can be used when the model is back.
+        raise ConfigError(
+            f"base model {spec.base_model!r} is not what it was: an adapter of rank {spec.rank} "
+            f"had {about.num_parameters} parameters and has {layout.num_parameters} now; put the "
+            "former model back"
+        )
+    state = AdapterState.fresh(torch.zeros(layout.size))
+    state.num_steps = about.state.num_steps
+    buffers = {"weights": state.weights, "first": state.first, "second": state.second}
+    if about.has_gradient:
+        state.gradient = buffers["gradient"] = torch.zeros(layout.size)
+    tensors = [one for name, flat in buffers.items() for one in named_pairs(name, layout, flat)]
+    # A state that went wrong is still the state that was promised.
+    read_into(path, tensors, is_finite=False)
+    return state
+
+
+def _read_about(path: Path) -> About:
+    with open_tensors(path) as file:
+        metadata = file.metadata() or {}
+    try:
+        about = msgspec.json.decode(metadata.get(_ABOUT, ""), type=learned(About))
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{place(path)} does not say what it is: {error}") from None
+    check_format(path, about.summary.format)
+    return about

@@ -1,0 +1,214 @@
+"""Runs passes of many adapters on one hosted model: packed, in micro-batches, exact.
+
+The graph is cut at the hidden states: the head and the losses work on flat arrays outside autograd,
+and only their pull on the hidden states goes back through the layers.
+
+Shape letters: T rows, P pairs of (row, target).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tinkex.engine.adapters import Adapter
+from tinkex.engine.collate import Piece, cut, pack
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.examples import Example
+from tinkex.engine.losses import Loss, score, sum_up
+from tinkex.engine.protocol import Failure
+from tinkex.errors import RequestErrorCategory
+from tinkex.nn.attention import PackedAttention
+from tinkex.nn.host import Host
+from tinkex.nn.running import Pass
+from tinkex.nn.segments import Segment, Segments
+from tinkex.nn.unembed import Scorer
+from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+#: Logits that may be kept from the forward to the backward half of a micro-batch.
+MAX_LOGITS_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A pass of one adapter, read and found right."""
+
+    adapter: Adapter
+    request: ForwardBackwardInput
+    examples: Sequence[Example]
+    is_forward_only: bool
+
+
+@dataclass(slots=True)
+class _Sheet:
+    """What a pass has come to so far; nothing of it counts before all of it is done."""
+
+    work: Work
+    gradient: Tensor | None
+    logprobs: dict[int, Floats] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+    """One per micro-batch."""
+
+
+class Trainer:
+    """Computes on one hosted model."""
+
+    def __init__(self, host: Host, config: EngineConfig) -> None:
+        self._host = host
+        self._config = config
+
+    def run(self, works: Sequence[Work]) -> list[ForwardBackwardOutput | Failure]:
+        """Run passes, together unless bits must not depend on company; one outcome each."""
+        if not self._config.is_deterministic:
+            return self._attempt(works, self._config.pass_tokens)
+        return [
+            outcome
+            for work in works
+            for outcome in self._attempt([work], self._config.pass_tokens)
+        ]
+
+    def _attempt(
+        self, works: Sequence[Work], max_tokens: int, *, save_memory: bool = False
+    ) -> list[ForwardBackwardOutput | Failure]:
+        """Run passes; what does not fit into memory is tried again in smaller portions."""
+        try:
+            return list(self._run(works, max_tokens, save_memory=save_memory))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Out of the handler: its traceback holds the tensors that were in the way.
+        if len(works) > 1:
+            half = len(works) // 2
+            return self._attempt(works[:half], max_tokens) + self._attempt(works[half:], max_tokens)
+        longest = max(len(example.tokens) for example in works[0].examples)
+        if longest < max_tokens:
+            return self._attempt(works, max(longest, max_tokens // 2))
+        if not save_memory:
+            return self._attempt(works, max_tokens, save_memory=True)
+        return [
+            Failure(
+                f"there is not enough memory for an example of {longest} tokens; send shorter ones",
+                RequestErrorCategory.Server,
+            )
+        ]
+
+    def _run(
+        self, works: Sequence[Work], max_tokens: int, *, save_memory: bool
+    ) -> Iterator[ForwardBackwardOutput]:
+        sheets = [_new_sheet(work) for work in works]
+        lengths = [[len(example.tokens) for example in work.examples] for work in works]
+        for batch in cut(lengths, max_tokens):
+            # Only an example that is too long by itself is worth computing twice.
+            is_long = save_memory or sum(lengths[p][e] for p, e in batch) > max_tokens
+            self._run_batch(sheets, batch, save_memory=is_long)
+        for sheet in sheets:
+            _commit(sheet)
+        return map(_output, sheets)
+
+    def _run_batch(
+        self, sheets: Sequence[_Sheet], batch: Sequence[Piece], *, save_memory: bool
+    ) -> None:
+        device = self._host.device
+        packed = pack([sheets[p].work.examples[e] for p, e in batch])
+        segments = _segments(sheets, batch)
+        this = Pass(segments, PackedAttention(packed.lengths))
+        is_trained = any(sheets[p].gradient is not None for p, _ in batch)
+        with torch.set_grad_enabled(is_trained):
+            hidden_TD = self._host.hidden(
+                torch.from_numpy(packed.tokens_T).to(device),
+                torch.from_numpy(packed.positions_T).to(device),
+                this,
+                save_memory=save_memory,
+            )
+        scorer = Scorer(
+            self._host.head,
+            hidden_TD.detach(),
+            segments,
+            packed.rows_P,
+            packed.targets_P,
+            max_logits_bytes=MAX_LOGITS_BYTES,
+            is_kept=is_trained,
+        )
+        logprobs_P = scorer.logprobs().cpu().numpy()
+        slope_P = _score(sheets, batch, packed.split(logprobs_P))
+        if is_trained:
+            dhidden_TD = scorer.pull(slope_P.to(device))
+            if hidden_TD.requires_grad:
+                hidden_TD.backward(dhidden_TD)
+
+
+def _new_sheet(work: Work) -> _Sheet:
+    is_trained = not work.is_forward_only
+    return _Sheet(work, torch.zeros_like(work.adapter.state.weights) if is_trained else None)
+
+
+def _by_pass(batch: Sequence[Piece]) -> Iterator[tuple[int, list[int]]]:
+    """The passes of a micro-batch in the order of their rows, each with its examples."""
+    found: dict[int, list[int]] = {}
+    for pass_index, example_index in batch:
+        found.setdefault(pass_index, []).append(example_index)
+    yield from found.items()
+
+
+def _segments(sheets: Sequence[_Sheet], batch: Sequence[Piece]) -> Segments:
+    segments, start = [], 0
+    for pass_index, indices in _by_pass(batch):
+        sheet = sheets[pass_index]
+        adapter, examples = sheet.work.adapter, sheet.work.examples
+        stop = start + sum(len(examples[index].tokens) for index in indices)
+        gradient = None if sheet.gradient is None else adapter.layout.views(sheet.gradient)
+        segments.append(Segment(start, stop, adapter.scale, adapter.views, gradient))
+        start = stop
+    return Segments(segments)
+
+
+def _score(
+    sheets: Sequence[_Sheet], batch: Sequence[Piece], logprobs: Iterable[Floats]
+) -> Tensor:
+    """Note log-probabilities and losses; returns how the losses change with each pair."""
+    slopes, parts = [], iter(logprobs)
+    for pass_index, indices in _by_pass(batch):
+        sheet = sheets[pass_index]
+        own = dict(zip(indices, islice(parts, len(indices)), strict=True))
+        sheet.logprobs |= own
+        examples = [sheet.work.examples[index] for index in indices]
+        loss = score(sheet.work.request, examples, list(own.values()))
+        sheet.losses.append(loss)
+        slopes.append(loss.slope_P if sheet.gradient is not None else np.zeros_like(loss.slope_P))
+    return torch.from_numpy(np.concatenate(slopes).astype(np.float32))
+
+
+def _commit(sheet: _Sheet) -> None:
+    """Add a pass's gradient to its adapter's."""
+    state = sheet.work.adapter.state
+    if sheet.gradient is None:
+        return
+    state.gradient = sheet.gradient if state.gradient is None else state.gradient + sheet.gradient
+
+
+def _output(sheet: _Sheet) -> ForwardBackwardOutput:
+    examples = sheet.work.examples
+    outputs = [example.output(sheet.logprobs[index]) for index, example in enumerate(examples)]
+    return ForwardBackwardOutput("ArrayRecord", outputs, _metrics(sheet))
+
+
+def _metrics(sheet: _Sheet) -> dict[str, float]:
+    metrics = sum_up(sheet.losses)
+    metrics["tokens:sum"] = float(sum(len(example.tokens) for example in sheet.work.examples))
+    if sheet.gradient is not None and not bool(sheet.gradient.sum().isfinite()):
+        metrics["nonfinite_gradient:max"] = 1.0
+    return metrics
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, as the CPU and the GPU say it."""
+    is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return is_full or "can't allocate memory" in str(error)

@@ -1,0 +1,169 @@
+"""The weights of a model folder as their headers tell: where they are, how large, whether whole.
+
+No tensor is read, and no library for tensors is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tinkex.errors import ConfigError, RequestErrorCategory
+
+#: Files that hold weights, by format: one file, or an index of several.
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+#: Bytes per number, by the name that safetensors has for a type.
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+_MAX_HEADER_BYTES = 100 << 20
+_LFS_POINTER = b"version https://git-lfs"
+_AGAIN = "Copy or download the folder again."
+
+
+class UnusableModel(ConfigError):
+    """A base model cannot be used; the fault is not that of whoever asks for it."""
+
+    category = RequestErrorCategory.Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What the files of weights say about themselves."""
+
+    format: Literal["safetensors", "pickle"]
+    num_file_bytes: int
+    num_parameters: int | None = None
+    """How many numbers there are; a pickle does not tell before it is read."""
+    dtypes: tuple[str, ...] = ()
+    """Their types as safetensors calls them, the commonest first."""
+
+
+def read_weights(folder: Path) -> Weights:
+    """The weights of a folder; raises if they are missing, cut off, or in no known format."""
+    files = _listed(folder, *SAFETENSORS)
+    if files:
+        return _read_safetensors(files)
+    files = _listed(folder, *PICKLES)
+    if files:
+        for path in files:
+            _check_pickle(path)
+        return Weights(format="pickle", num_file_bytes=_size_of(files))
+    raise UnusableModel(_no_weights(folder))
+
+
+def _listed(folder: Path, single: str, index: str) -> dict[Path, set[str]]:
+    """The files of one format, each with the tensors that the index promises in it."""
+    if (folder / single).is_file():
+        return {folder / single: set()}
+    if not (folder / index).is_file():
+        return {}
+    table = read_json(folder / index).get("weight_map")
+    if not isinstance(table, Mapping) or not table:
+        raise UnusableModel(f"{folder / index} has no weight_map", hint=_AGAIN)
+    files: dict[Path, set[str]] = {}
+    for tensor, name in table.items():
+        files.setdefault(folder / str(name), set()).add(tensor)
+    for path in files:
+        if not path.is_file():
+            raise UnusableModel(f"{path} is missing, which {index} names", hint=_AGAIN)
+    return files
+
+
+def _read_safetensors(files: Mapping[Path, set[str]]) -> Weights:
+    counts: dict[str, int] = {}
+    for path, promised in files.items():
+        tensors = read_header(path)
+        if lacking := promised - tensors.keys():
+            raise UnusableModel(
+                f"{path} lacks {len(lacking)} tensors, among them {min(lacking)!r}", hint=_AGAIN
+            )
+        for entry in tensors.values():
+            dtype = str(entry["dtype"])
+            counts[dtype] = counts.get(dtype, 0) + math.prod(entry["shape"])
+    return Weights(
+        format="safetensors",
+        num_file_bytes=_size_of(files),
+        num_parameters=sum(counts.values()),
+        dtypes=tuple(sorted(counts, key=lambda dtype: -counts[dtype])),
+    )
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file by name; raises unless the file is as long as they say."""
+    _refuse_pointer(path)
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > min(num_bytes - 8, _MAX_HEADER_BYTES):
+            raise UnusableModel(
+                f"{path} is cut off or no safetensors file: {num_bytes:,} bytes do not hold its "
+                "header",
+                hint=_AGAIN,
+            )
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        told = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        is_sound = all(_is_sound(entry) for entry in header.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise UnusableModel(f"the header of {path} is damaged", hint=_AGAIN) from None
+    if told != num_bytes or not is_sound:
+        raise UnusableModel(
+            f"{path} is cut off or damaged: it has {num_bytes:,} bytes where its header tells of "
+            f"{told:,}",
+            hint=_AGAIN,
+        )
+    return dict(header)
+
+
+def _is_sound(entry: Mapping[str, Any]) -> bool:
+    size = _SIZES.get(entry["dtype"])
+    start, stop = entry["data_offsets"]
+    return size is None or stop - start == size * math.prod(entry["shape"])
+
+
+def _check_pickle(path: Path) -> None:
+    _refuse_pointer(path)
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if is_archive and not zipfile.is_zipfile(path):
+        raise UnusableModel(f"{path} is cut off: its end is missing", hint=_AGAIN)
+
+
+def _refuse_pointer(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise UnusableModel(
+                f"{path} is a pointer of Git LFS, not the weights",
+                hint="Run `git lfs pull` in that folder.",
+            )
+
+
+def _no_weights(folder: Path) -> str:
+    found = sorted({path.suffix for path in folder.iterdir()} & {".gguf", ".h5", ".msgpack", ".pt"})
+    other = f"; files of the type {', '.join(found)} are not read" if found else ""
+    expected = " or ".join((*SAFETENSORS, *PICKLES))
+    return f"{folder} has no weights: expected {expected}{other}"
+
+
+def _size_of(files: Mapping[Path, Any]) -> int:
+    return sum(path.stat().st_size for path in files)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UnusableModel(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UnusableModel(f"{path} is no valid JSON: {error}", hint=_AGAIN) from error
+    if not isinstance(found, dict):
+        raise UnusableModel(f"{path} holds a {type(found).__name__}, expected an object")
+    return found

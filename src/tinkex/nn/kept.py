@@ -1,0 +1,125 @@
+"""Keys and values that are kept of earlier tokens: of prompts, and of samples slot by slot.
+
+Shape letters: N slots, G key heads, C capacity in tokens, L tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class KeyShape(NamedTuple):
+    """What one layer keeps of a token."""
+
+    num_heads: int
+    key_width: int
+    value_width: int
+
+
+class Kind(NamedTuple):
+    """What all layers keep of a token, and as what numbers."""
+
+    layers: Sequence[KeyShape]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """How much is kept of one token."""
+        numbers = sum(one.num_heads * (one.key_width + one.value_width) for one in self.layers)
+        return numbers * self.dtype.itemsize
+
+
+class Stored:
+    """Keys and values of one prompt, by layer: (G, L, D)."""
+
+    def __init__(self, kind: Kind, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_bytes = num_tokens * kind.token_bytes
+        self.last_hidden_1D: Tensor | None = None
+        """The last token's hidden state, once all are filled in."""
+        options = {"dtype": kind.dtype, "device": kind.device}
+        self.keys = [
+            torch.empty(one.num_heads, num_tokens, one.key_width, **options) for one in kind.layers
+        ]
+        self.values = [
+            torch.empty(one.num_heads, num_tokens, one.value_width, **options)
+            for one in kind.layers
+        ]
+
+    def copy_from(self, other: Stored, num_tokens: int) -> None:
+        """Begin as another prompt does."""
+        mine, theirs = self.keys + self.values, other.keys + other.values
+        for target, source in zip(mine, theirs, strict=True):
+            target[:, :num_tokens] = source[:, :num_tokens]
+
+
+class Block:
+    """Keys and values of samples of at most C tokens each, by layer: (N, G, C, D).
+
+    What a slot holds beyond its sample's tokens is zero, never what was there before: a number
+    that is hidden by a weight of zero still spoils a sum if it is not finite.
+    """
+
+    def __init__(self, kind: Kind, num_slots: int, capacity: int) -> None:
+        self._kind = kind
+        self.capacity = capacity
+        self.num_slots = 0
+        self.keys: list[Tensor] = [self._empty(0, s.num_heads, s.key_width) for s in kind.layers]
+        self.values: list[Tensor] = [
+            self._empty(0, s.num_heads, s.value_width) for s in kind.layers
+        ]
+        self.resize(num_slots, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes."""
+        return self.num_slots * self.capacity * self._kind.token_bytes
+
+    def resize(self, num_slots: int, num_kept: int) -> None:
+        """Have more or fewer slots; the first few keep what they hold."""
+        for tensors in (self.keys, self.values):
+            # Layer by layer, so that never more than one layer is there twice.
+            for index, old in enumerate(tensors):
+                new = self._empty(num_slots, old.shape[1], old.shape[3])
+                new[:num_kept] = old[:num_kept]
+                tensors[index] = new
+        self.num_slots = num_slots
+
+    def fill(self, slot: int, stored: Stored, num_tokens: int) -> None:
+        """Let a slot begin with a prompt."""
+        for mine, theirs in self._beside(stored.keys, stored.values):
+            mine[slot, :, :num_tokens] = theirs[:, :num_tokens]
+            mine[slot, :, num_tokens:] = 0.0
+
+    def take(self, slot: int, other: Block, from_slot: int) -> None:
+        """Let a slot hold what a slot of another block holds, or of this one."""
+        size = min(self.capacity, other.capacity)
+        for mine, theirs in self._beside(other.keys, other.values):
+            mine[slot, :, :size] = theirs[from_slot, :, :size]
+            mine[slot, :, size:] = 0.0
+
+    def empty(self, slot: int) -> None:
+        """Let a slot hold nothing."""
+        for mine in (*self.keys, *self.values):
+            mine[slot] = 0.0
+
+    def _beside(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self.keys, keys, strict=True)
+        yield from zip(self.values, values, strict=True)
+
+    def _empty(self, num_slots: int, num_heads: int, width: int) -> Tensor:
+        return torch.zeros(
+            num_slots,
+            num_heads,
+            self.capacity,
+            width,
+            dtype=self._kind.dtype,
+            device=self._kind.device,
+        )

@@ -1,0 +1,115 @@
+"""The linear maps of a hosted model: a frozen weight, and every row's adapter beside it.
+
+Maps that read the same input (q, k, v; gate, up) are one matrix product. transformers calls them
+one after the other with the same tensor, so the first call computes all and the others take theirs.
+
+Shape letters: M rows, K inputs, N outputs of all members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinkex.nn.frozen import Frozen, out_features
+from tinkex.nn.running import LowRankRows, current, current_run
+
+
+class LinearGroup:
+    """Frozen linear maps of one input, side by side."""
+
+    def __init__(self, site: int, members: Sequence[nn.Module]) -> None:
+        self._site = site
+        self.sizes = [out_features(member) for member in members]
+        self._frozen = Frozen.joined(members)
+        # Autograd records an operation only if an input wants a gradient; adapters are no inputs.
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    @property
+    def in_features(self) -> int:
+        """How many inputs there are."""
+        return self._frozen.weight_KN.shape[0]
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The members' frozen weights, each (N_i, K)."""
+        return torch.split(self._frozen.weight_NK, self.sizes)
+
+    def output(self, index: int, x: Tensor) -> Tensor:
+        """What one member makes of its input; nothing is kept once all have asked."""
+        if len(self.sizes) == 1:
+            return self.outputs(x)
+        kept = current_run().kept
+        found = kept.pop(self, None)
+        if found is None or found[0] is not x or found[1][index] is None:
+            found = (x, list(self.outputs(x).split(self.sizes, dim=-1)))
+        output: Tensor = found[1][index]
+        found[1][index] = None
+        if any(rest is not None for rest in found[1]):
+            kept[self] = found
+        return output
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The outputs of all members, side by side."""
+        rows = current().rows
+        if not torch.is_grad_enabled():
+            y_MN, _ = self.forward(x.reshape(-1, x.shape[-1]), rows)
+            return y_MN.view(*x.shape[:-1], -1)
+        anchor = self._anchor if rows.is_trained(self._site) else None
+        y: Tensor = _Differentiated.apply(x, anchor, self, rows)  # type: ignore[no-untyped-call]
+        return y
+
+    def forward(self, x_MK: Tensor, rows: LowRankRows) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The outputs of all members, and what `pull` needs of the low-rank part."""
+        y_MN = self._frozen.forward(x_MK)
+        return y_MN, rows.add(self._site, x_MK, y_MN) or ()
+
+    def pull(
+        self, rows: LowRankRows, x_MK: Tensor, dy_MN: Tensor, kept: Any, *, with_input: bool
+    ) -> Tensor | None:
+        """Gather the adapters' gradients; returns the input's if it is wanted."""
+        dx_MK = self._frozen.pull(dy_MN) if with_input else None
+        rows.pull(self._site, x_MK, dy_MN, kept, dx_MK)
+        return dx_MK
+
+
+class _Differentiated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor | None, group: LinearGroup, rows: LowRankRows
+    ) -> Tensor:
+        x_MK = x.reshape(-1, x.shape[-1])
+        y_MN, kept = group.forward(x_MK, rows)
+        # All tensors go this way, so that they can be forgotten and computed again.
+        ctx.save_for_backward(x_MK, *kept)
+        ctx.group, ctx.rows, ctx.shape = group, rows, x.shape
+        return y_MN.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x_MK, *kept = ctx.saved_tensors
+        dy_MN = dy.reshape(-1, dy.shape[-1])
+        dx_MK = ctx.group.pull(ctx.rows, x_MK, dy_MN, kept, with_input=ctx.needs_input_grad[0])
+        return (dx_MK.view(ctx.shape) if dx_MK is not None else None), None, None, None
+
+
+class GroupMember(nn.Module):
+    """Stands where a linear module stood."""
+
+    def __init__(self, group: LinearGroup, index: int) -> None:
+        super().__init__()
+        self.group = group
+        self.in_features, self.out_features = group.in_features, group.sizes[index]
+        self._index = index
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight: (N, K)."""
+        return self.group.weights[self._index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The frozen map and the adapters of the rows."""
+        return self.group.output(self._index, x)

@@ -1,0 +1,124 @@
+"""AdamW on flat buffers: the numbers of torch.optim.AdamW, and what a step came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tinkex.errors import InvalidInput
+from tinkex.types import AdamParams
+
+#: Numbers worked on at a time: so few that they stay in a CPU's cache while they are measured.
+_BLOCK = 1 << 18
+#: torch adds it to a norm before it divides by it.
+_CLIP_EPS = 1e-6
+#: A smaller eps is zero in float32, where a gradient that is zero would then divide zero by zero.
+_LEAST_EPS = torch.finfo(torch.float32).tiny
+
+
+class NonFiniteGradient(InvalidInput):
+    """The gathered gradient has NaN or infinity."""
+
+    hint = "Lower the learning rate, clip with grad_clip_norm, or look for extreme loss inputs."
+
+
+@torch.no_grad()
+def adamw(
+    weights: Tensor,
+    gradient: Tensor | None,
+    first: Tensor,
+    second: Tensor,
+    num_steps: int,
+    params: AdamParams,
+    *,
+    apply_nonfinite: bool = False,
+) -> Mapping[str, float]:
+    """Take step `num_steps`, the first being 1; the buffers change in place, the gradient too.
+
+    Without a gradient nothing changes and no step is taken.
+    """
+    if gradient is None:
+        return _untaken(weights, num_steps - 1, params)
+    grad_norm = _norm(gradient)
+    if not math.isfinite(grad_norm) and not apply_nonfinite:
+        raise NonFiniteGradient(
+            f"the gradient of step {num_steps} has NaN or infinity, so the step was not taken"
+        )
+    is_clipped = _clip(gradient, grad_norm, params.grad_clip_norm)
+    update_norm = _step([weights, gradient, first, second], num_steps, params)
+    return {
+        "grad_norm": grad_norm,
+        "learning_rate": params.learning_rate,
+        "param_norm": _norm(weights),
+        "update_norm": update_norm,
+        "step": float(num_steps),
+        "clipped": float(is_clipped),
+        "has_gradient": 1.0,
+    }
+
+
+def _untaken(weights: Tensor, num_taken: int, params: AdamParams) -> dict[str, float]:
+    return {
+        "grad_norm": 0.0,
+        "learning_rate": params.learning_rate,
+        "param_norm": _norm(weights),
+        "update_norm": 0.0,
+        "step": float(num_taken),
+        "clipped": 0.0,
+        "has_gradient": 0.0,
+    }
+
+
+def _clip(gradient: Tensor, norm: float, max_norm: float) -> bool:
+    """Scale a gradient as torch.nn.utils.clip_grad_norm_ does; returns whether it was."""
+    if max_norm <= 0.0:
+        return False
+    scale = max_norm / (norm + _CLIP_EPS)
+    if scale < 1.0:
+        gradient.mul_(scale)
+    return scale < 1.0
+
+
+def _step(buffers: Sequence[Tensor], num_steps: int, params: AdamParams) -> float:
+    """Move block by block; returns how far the weights went."""
+    step = torch.tensor(float(num_steps), device=buffers[0].device)
+    moves = []
+    for weights, gradient, first, second in zip(*map(_blocks, buffers), strict=True):
+        before = weights.clone()
+        torch._fused_adamw_(
+            [weights],
+            [gradient],
+            [first],
+            [second],
+            [],
+            [step],
+            lr=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            weight_decay=params.weight_decay,
+            eps=max(params.eps, _LEAST_EPS),
+            amsgrad=False,
+            maximize=False,
+        )
+        moves.append(torch.linalg.vector_norm(before.sub_(weights)))
+    return _joined(moves)
+
+
+def _norm(flat: Tensor) -> float:
+    norm = _joined([torch.linalg.vector_norm(block) for block in _blocks(flat)])
+    if math.isfinite(norm):
+        return norm
+    # Squares that float32 cannot hold, if the numbers themselves are finite.
+    return _joined([torch.linalg.vector_norm(x, dtype=torch.float64) for x in _blocks(flat)])
+
+
+def _blocks(flat: Tensor) -> Sequence[Tensor]:
+    return flat.split(_BLOCK) if flat.device.type == "cpu" else (flat,)
+
+
+def _joined(norms: Sequence[Tensor]) -> float:
+    """The norm of all blocks from the norm of each."""
+    return float(torch.linalg.vector_norm(torch.stack(list(norms)), dtype=torch.float64))

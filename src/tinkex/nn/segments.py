@@ -1,0 +1,146 @@
+"""Rows that lie together by adapter, as a training pass has them.
+
+The low-rank part is computed in the adapter's own precision, whatever the base model's is.
+
+Shape letters: M rows, m rows of one adapter, K inputs, N outputs, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tinkex.nn.running import Owner
+from tinkex.nn.sites import LowRank
+
+
+class Segment(NamedTuple):
+    """The rows of one adapter, from `start` up to `stop`."""
+
+    start: int
+    stop: int
+    scale: float
+    """What the low-rank part is multiplied by: alpha / rank."""
+    weights: Sequence[LowRank | None]
+    """The adapter's pairs by site."""
+    gradient: Sequence[LowRank | None] | None = None
+    """Where its gradient is gathered; None if it is not trained."""
+    expert: int | None = None
+    """Which expert's pairs, where the pairs are tables of experts."""
+
+
+class Segments:
+    """All rows of a pass, adapter by adapter; rows that no segment names are the base model's."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+
+    def selected(self, rows: npt.NDArray[np.int64]) -> Segments:
+        """The same adapters on some of the rows, which are given in ascending order."""
+        return Segments(
+            [
+                one._replace(
+                    start=int(np.searchsorted(rows, one.start)),
+                    stop=int(np.searchsorted(rows, one.stop)),
+                )
+                for one in self._segments
+            ]
+        )
+
+    def kept_of(
+        self, kept: Sequence[Tensor | None], rows: npt.NDArray[np.int64]
+    ) -> list[Tensor | None]:
+        """What `add` kept, for some of the rows, which are given in ascending order."""
+        return [
+            None if h_mR is None else _kept(one, h_mR, rows)
+            for one, h_mR in zip(self._segments, kept, strict=True)
+        ]
+
+    def owners(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[Owner]]:
+        """Each row's adapter by its index in the list, -1 for none."""
+        numbers = np.full(num_rows, -1, dtype=np.int64)
+        for number, one in enumerate(self._segments):
+            numbers[one.start : one.stop] = number
+        return numbers, [Owner(one.scale, one.weights, one.gradient) for one in self._segments]
+
+    def is_trained(self, site: int) -> bool:
+        """Whether any adapter wants a gradient here."""
+        return any(one.gradient is not None and one.gradient[site] for one in self._segments)
+
+    def add(self, site: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
+        """Add each adapter's part to its rows; keeps x down^T for `pull`."""
+        return [_add(one, site, x_MK, y_MN) for one in self._segments]
+
+    def pull(
+        self,
+        site: int,
+        x_MK: Tensor,
+        dy_MN: Tensor,
+        kept: Sequence[Tensor | None],
+        dx_MK: Tensor | None,
+    ) -> None:
+        """Gather each adapter's gradient from its rows."""
+        for one, h_mR in zip(self._segments, kept, strict=True):
+            if h_mR is not None:
+                _pull(one, site, x_MK, dy_MN, h_mR, dx_MK)
+
+
+def _kept(one: Segment, h_mR: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+    mine = rows[(rows >= one.start) & (rows < one.stop)] - one.start
+    return h_mR.index_select(0, torch.from_numpy(mine).to(h_mR.device))
+
+
+def _pair(one: Segment, of: Sequence[LowRank | None] | None, site: int) -> LowRank | None:
+    pair = of[site] if of is not None else None
+    if pair is None or one.expert is None:
+        return pair
+    return LowRank(pair.down[one.expert], tuple(up[one.expert] for up in pair.ups))
+
+
+def _add(one: Segment, site: int, x_MK: Tensor, y_MN: Tensor) -> Tensor | None:
+    pair = _pair(one, one.weights, site)
+    if pair is None or one.start == one.stop:
+        return None
+    y_mN = y_MN[one.start : one.stop]
+    h_mR = x_MK[one.start : one.stop].to(pair.down.dtype) @ pair.down.t()
+    at, rank = 0, pair.ups[0].shape[-1]
+    for index, up in enumerate(pair.ups):
+        h_part = h_mR[:, index * rank : (index + 1) * rank]
+        add_product(y_mN[:, at : at + up.shape[0]], h_part, up.t(), one.scale)
+        at += up.shape[0]
+    return h_mR
+
+
+def _pull(
+    one: Segment, site: int, x_MK: Tensor, dy_MN: Tensor, h_mR: Tensor, dx_MK: Tensor | None
+) -> None:
+    pair, gradient = _pair(one, one.weights, site), _pair(one, one.gradient, site)
+    assert pair is not None  # or there would be no h
+    dy_mN = dy_MN[one.start : one.stop].to(h_mR.dtype)
+    dh_mR = torch.empty_like(h_mR)
+    at, rank = 0, pair.ups[0].shape[-1]
+    for index, up in enumerate(pair.ups):
+        dy_part = dy_mN[:, at : at + up.shape[0]]
+        mine = slice(index * rank, (index + 1) * rank)
+        torch.mm(dy_part, up, out=dh_mR[:, mine])
+        if gradient is not None:
+            gradient.ups[index].addmm_(dy_part.t(), h_mR[:, mine], alpha=one.scale)
+        at += up.shape[0]
+    if gradient is not None:
+        x_mK = x_MK[one.start : one.stop].to(h_mR.dtype)
+        gradient.down.addmm_(dh_mR.t(), x_mK, alpha=one.scale)
+    if dx_MK is not None:
+        add_product(dx_MK[one.start : one.stop], dh_mR, pair.down, one.scale)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+    """total += scale * left right, where the total may be of lower precision."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right, alpha=scale)
+    else:
+        total.add_(left @ right, alpha=scale)

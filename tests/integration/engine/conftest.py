@@ -1,0 +1,53 @@
+"""A tiny base model on disk, with a tokenizer of its own, and engines that serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.engine.folders import save_tiny
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.local import LocalEngine
+
+#: What clients call the tiny model.
+NAME = "tiny"
+MakeEngine = Callable[..., LocalEngine]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tests run beside each other's processes: one thread each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model as transformers saves it."""
+    return save_tiny(tmp_path_factory.mktemp("models") / NAME)
+
+
+@pytest.fixture
+def make_engine(folder: Path) -> Iterator[MakeEngine]:
+    """Makes engines that serve the tiny model; they are closed at the end."""
+    made: list[LocalEngine] = []
+
+    def make(**settings: Any) -> LocalEngine:
+        made.append(LocalEngine({NAME: str(folder)}, EngineConfig(**settings)))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> LocalEngine:
+    """An engine with default settings."""
+    return make_engine()

@@ -1,0 +1,162 @@
+"""Workers with a real engine that kill themselves in the middle of what they do.
+
+`python -m tests.integration.engine.doomed_worker FOLDER` reads one life per line and prints how it
+ended. Importing torch and loading the base model takes seconds, so that is done once: each worker
+is a fork, which has no adapter, store or thread yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tests.integration.jobs.conftest import BASE_MODEL
+from tests.integration.jobs.doomed_worker import DoomedDatabase
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.local import LocalEngine
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.home import Home
+from tinkex.jobs.snapshots import SnapshotPolicy
+from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.store.database import Database
+from tinkex.store.schema import jobs
+
+#: Every verb of the engine that takes any time.
+VERBS = (
+    "create",
+    "run_passes",
+    "optim_step",
+    "save",
+    "load",
+    "snapshot",
+    "restore",
+    "start_sample",
+    "step_samples",
+)
+COMMITS = ("before", "after")
+#: Nobody lives longer than so many calls of the engine, whatever the doom.
+MAX_VERBS = 16
+
+
+class Doom(NamedTuple):
+    """When a worker dies: inside a verb of its engine, or around a commit."""
+
+    where: str
+    num_spared: int
+    """So many times it goes well."""
+    num_calls: int
+    """Functions that are entered or left in the verb before the end; fewer die at its end."""
+
+
+class Life(NamedTuple):
+    """A worker: where it works, whether with an engine whose bits are certain, when it dies."""
+
+    root: str
+    is_deterministic: bool
+    doom: Doom
+
+
+class DoomedEngine(LocalEngine):
+    """Serves one tiny model, and dies of its doom."""
+
+    doom: Doom | None = None
+    _asked: Counter[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in VERBS or self.doom is None:
+            return found
+        self._asked[name] += 1
+        is_here = name == self.doom.where and self._asked[name] > self.doom.num_spared
+        if not is_here and self._asked.total() < MAX_VERBS:
+            return found
+        if name == "snapshot":
+            # The state is copied here and written elsewhere; the writing is what takes long.
+            num_calls = self.doom.num_calls
+            return lambda adapter_id: partial(_die_in, num_calls, found(adapter_id))
+        return partial(_die_in, self.doom.num_calls, found)
+
+
+def _die_in(num_calls: int, work: Callable[..., object], *args: object, **options: object) -> None:
+    numbers = count()
+
+    def look(*_: object) -> None:
+        if next(numbers) >= num_calls:
+            _die()
+
+    sys.setprofile(look)
+    work(*args, **options)
+    _die()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker_config() -> WorkerConfig:
+    """A worker that keeps trying and writes states often."""
+    return WorkerConfig(
+        # What it was doing is not to blame.
+        max_attempts=1_000_000,
+        owner="test",
+        snapshots=SnapshotPolicy(max_changes=4),
+    )
+
+
+def live(root: Path, engine: DoomedEngine, doom: Doom) -> None:
+    """Work until everything is done, or the doom comes."""
+    database = DoomedDatabase(f"sqlite:///{root / 'store.db'}")
+    if doom.where in COMMITS:
+        database.where, database.commits_left = doom.where, 1 + doom.num_spared
+    engine.doom, engine._asked = doom, Counter()
+    worker = Worker(database=database, engine=engine, home=Home(root), config=worker_config())
+    threading.Thread(target=_stop_when_idle, args=(worker, root), daemon=True).start()
+    worker.run()
+    database.close()
+
+
+def _stop_when_idle(worker: Worker, root: Path) -> None:
+    database = Database(f"sqlite:///{root / 'store.db'}")
+    waiting = sa.select(sa.func.count()).where(jobs.c.finished_at.is_(None))
+    while database.read(lambda db: db.scalar(waiting)):
+        time.sleep(0.02)
+    database.close()
+    worker.stop()
+
+
+def new_engine(folder: str, is_deterministic: bool) -> DoomedEngine:
+    """An engine that has loaded its base model."""
+    config = EngineConfig(threads=1, is_deterministic=is_deterministic)
+    engine = DoomedEngine({BASE_MODEL: folder}, config)
+    engine.create("first", AdapterSpec(base_model=BASE_MODEL, rank=1, seed=0))
+    engine.drop("first")
+    return engine
+
+
+def main() -> None:
+    engines = {is_it: new_engine(sys.argv[1], is_it) for is_it in (True, False)}
+    for line in sys.stdin:
+        root, is_deterministic, doom = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            live(Path(root), engines[is_deterministic], Doom(*doom))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Training goes on from disk as if it had never stopped, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.integration.engine.conftest import MakeEngine
+from tests.integration.engine.doing import datum, forward_backward, spec, step, weights
+from tinkex.engine.local import LocalEngine
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.errors import CheckpointError, InvalidInput
+
+NUM_STEPS = 3
+
+
+def train(engine: LocalEngine, adapter_id: str, first: int = 0, num_steps: int = NUM_STEPS) -> list:
+    """Some steps; returns everything that was told of them."""
+    told = []
+    for number in range(first, first + num_steps):
+        data = [datum(10 * number + index, length) for index, length in enumerate((5, 12, 9))]
+        output = forward_backward(engine, adapter_id, *data)
+        logprobs = [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
+        told.append((dict(output.metrics), logprobs, step(engine, adapter_id, weight_decay=0.01)))
+    return told
+
+
+def gather(engine: LocalEngine, adapter_id: str, seed: int = 77) -> None:
+    """Leave a gradient behind that no step has used."""
+    forward_backward(engine, adapter_id, datum(seed))
+
+
+def save(engine: LocalEngine, directory: Path, *, with_optimizer: bool = True) -> Path:
+    directory.mkdir()
+    engine.save("a", directory, with_optimizer=with_optimizer)
+    return directory
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
+    }
+
+
+@pytest.fixture
+def trained(engine: LocalEngine) -> LocalEngine:
+    """An engine whose adapter `a` has been trained a little."""
+    engine.create("a", spec())
+    train(engine, "a")
+    return engine
+
+
+# --- save and load -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_new_engine", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
+    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path, is_new_engine: bool, seed: int
+) -> None:
+    saved = save(trained, tmp_path / "saved")
+    ahead = train(trained, "a", NUM_STEPS)
+    other = make_engine() if is_new_engine else trained
+    # Its own first weights are of no matter.
+    other.create("b", spec(seed=seed))
+    other.load("b", saved, with_optimizer=True)
+    assert train(other, "b", NUM_STEPS) == ahead
+    assert torch.equal(weights(other, "b"), weights(trained, "a"))
+    mine, theirs = trained._adapters["a"].state, other._adapters["b"].state
+    assert torch.equal(mine.first, theirs.first)
+    assert torch.equal(mine.second, theirs.second)
+    assert mine.num_steps == theirs.num_steps == 2 * NUM_STEPS
+
+
+def test_an_adapter_goes_back_to_its_own_checkpoint(trained: LocalEngine, tmp_path: Path) -> None:
+    saved = save(trained, tmp_path / "saved")
+    ahead = train(trained, "a", NUM_STEPS)
+    trained.load("a", saved, with_optimizer=True)
+    assert train(trained, "a", NUM_STEPS) == ahead
+
+
+@pytest.mark.parametrize("was_saved", [True, False])
+def test_without_the_optimizer_its_memory_begins_afresh(
+    trained: LocalEngine, tmp_path: Path, was_saved: bool
+) -> None:
+    saved = save(trained, tmp_path / "saved", with_optimizer=was_saved)
+    before = weights(trained, "a")
+    (ahead,) = train(trained, "a", NUM_STEPS, 1)
+    trained.create("b", spec(seed=2))
+    train(trained, "b")
+    trained.load("b", saved, with_optimizer=False)
+    state = trained._adapters["b"].state
+    assert torch.equal(state.weights, before)
+    assert state.num_steps == 0
+    assert not state.first.any()
+    assert not state.second.any()
+    (told,) = train(trained, "b", NUM_STEPS, 1)
+    # The pass is the same; the step is the first one.
+    assert told[:2] == ahead[:2]
+    assert (told[2]["step"], ahead[2]["step"]) == (1, NUM_STEPS + 1)
+    assert not torch.equal(weights(trained, "b"), weights(trained, "a"))
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_loading_drops_a_gathered_gradient(
+    trained: LocalEngine, tmp_path: Path, with_optimizer: bool
+) -> None:
+    gather(trained, "a")
+    saved = save(trained, tmp_path / "saved")
+    trained.load("a", saved, with_optimizer=with_optimizer)
+    before = weights(trained, "a")
+    assert step(trained, "a")["has_gradient"] == 0.0
+    assert torch.equal(weights(trained, "a"), before)
+
+
+def test_saving_keeps_a_gathered_gradient(trained: LocalEngine, tmp_path: Path) -> None:
+    trained.create("b", spec())
+    train(trained, "b")
+    gather(trained, "a")
+    gather(trained, "b")
+    save(trained, tmp_path / "saved")
+    assert step(trained, "a") == step(trained, "b")
+    assert torch.equal(weights(trained, "a"), weights(trained, "b"))
+
+
+def test_files_stay_as_they_were_written_and_the_same_state_gives_the_same_files(
+    trained: LocalEngine, tmp_path: Path
+) -> None:
+    first, second = save(trained, tmp_path / "one"), save(trained, tmp_path / "two")
+    before = digests(first)
+    assert before == digests(second)
+    trained.create("b", spec())
+    # What was loaded must not be a view of the file, nor share memory with another adapter.
+    for name in ("a", "b"):
+        trained.load(name, first, with_optimizer=True)
+    loaded = weights(trained, "b")
+    train(trained, "a", NUM_STEPS)
+    assert torch.equal(weights(trained, "b"), loaded)
+    assert not torch.equal(weights(trained, "a"), loaded)
+    assert digests(first) == before
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (spec(rank=4), "rank 8, but the adapter has 4"),
+        (spec(train_unembed=False), "train_unembed True, but the adapter has False"),
+        (spec(train_mlp=False), "train_mlp True, but the adapter has False"),
+        (spec(train_attn=False), "train_attn True, but the adapter has False"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(
+    trained: LocalEngine, tmp_path: Path, wanted: AdapterSpec, told: str
+) -> None:
+    saved = save(trained, tmp_path / "saved")
+    trained.create("other", wanted)
+    gather(trained, "other")
+    before = trained._adapters["other"].state.copied()
+    with pytest.raises(InvalidInput, match=told):
+        trained.load("other", saved, with_optimizer=True)
+    after = trained._adapters["other"].state
+    assert torch.equal(after.weights, before.weights)
+    assert after.gradient is not None
+    assert before.gradient is not None
+    assert torch.equal(after.gradient, before.gradient)
+
+
+def test_the_optimizer_of_a_checkpoint_that_has_none_is_refused(
+    trained: LocalEngine, tmp_path: Path
+) -> None:
+    saved = save(trained, tmp_path / "saved", with_optimizer=False)
+    before = weights(trained, "a")
+    train(trained, "a", NUM_STEPS, 1)
+    moved = weights(trained, "a")
+    with pytest.raises(InvalidInput, match="no optimizer state; load it without the optimizer"):
+        trained.load("a", saved, with_optimizer=True)
+    # Nothing was loaded, not even the weights, which fit.
+    assert torch.equal(weights(trained, "a"), moved)
+    assert not torch.equal(moved, before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b""),
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "optimizer.safetensors", "trainer_state.json"]
+)
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
+    trained: LocalEngine, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    saved = save(trained, tmp_path / "saved")
+    damage(saved / name)
+    train(trained, "a", NUM_STEPS, 1)
+    before = weights(trained, "a")
+    with pytest.raises(InvalidInput, match=f"cannot be loaded: saved/{name}"):
+        trained.load("a", saved, with_optimizer=True)
+    assert torch.equal(weights(trained, "a"), before)
+    assert trained._adapters["a"].state.num_steps == NUM_STEPS + 1
+
+
+# --- snapshot and restore ------------------------------------------------------------------------
+
+
+def restored(engine: LocalEngine, other: LocalEngine, directory: Path) -> LocalEngine:
+    directory.mkdir()
+    engine.snapshot("a")(directory)
+    other.restore("a", engine._adapters["a"].spec, directory)
+    return other
+
+
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_a_restored_adapter_goes_on_as_if_nothing_had_happened(
+    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path, has_gradient: bool
+) -> None:
+    if has_gradient:
+        gather(trained, "a")
+    other = restored(trained, make_engine(), tmp_path / "snapshot")
+    state = other._adapters["a"].state
+    assert (state.gradient is not None) == has_gradient
+    # The next pass adds to what was gathered before.
+    assert train(other, "a", NUM_STEPS) == train(trained, "a", NUM_STEPS)
+    assert torch.equal(weights(other, "a"), weights(trained, "a"))
+
+
+def test_a_restored_adapter_replaces_the_one_in_memory(
+    trained: LocalEngine, tmp_path: Path
+) -> None:
+    directory = tmp_path / "snapshot"
+    directory.mkdir()
+    trained.snapshot("a")(directory)
+    ahead = train(trained, "a", NUM_STEPS)
+    trained.restore("a", spec(), directory)
+    assert train(trained, "a", NUM_STEPS) == ahead
+
+
+def test_a_snapshot_is_of_the_moment_when_it_was_taken(
+    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    gather(trained, "a")
+    before = trained._adapters["a"].state.copied()
+    write = trained.snapshot("a")
+    gather(trained, "a", seed=78)
+    step(trained, "a")
+    train(trained, "a", NUM_STEPS)
+    trained.drop("a")
+    directory = tmp_path / "snapshot"
+    directory.mkdir()
+    write(directory)
+    other = make_engine()
+    other.restore("a", spec(), directory)
+    found = other._adapters["a"].state
+    assert before.gradient is not None
+    assert found.gradient is not None
+    for name in ("weights", "first", "second", "gradient"):
+        assert torch.equal(getattr(found, name), getattr(before, name)), name
+    assert found.num_steps == before.num_steps == NUM_STEPS
+
+
+def test_a_state_that_went_wrong_comes_back_as_it_was(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(is_nonfinite_applied=True)
+    engine.create("a", spec())
+    broken = datum(3, weights=np.full(12, 3e38, np.float32))
+    forward_backward(engine, "a", broken)
+    step(engine, "a")
+    forward_backward(engine, "a", broken)
+    other = restored(engine, make_engine(), tmp_path / "snapshot")
+    mine, theirs = engine._adapters["a"].state, other._adapters["a"].state
+    assert not torch.isfinite(mine.weights).all()
+    for name in ("weights", "first", "second", "gradient"):
+        pair = getattr(mine, name), getattr(theirs, name)
+        assert torch.equal(*(one.view(torch.int32) for one in pair)), name
+
+
+def test_an_adapter_that_was_never_trained_comes_back(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine, other = make_engine(), make_engine()
+    engine.create("a", spec(rank=3, train_mlp=False))
+    restored(engine, other, tmp_path / "snapshot")
+    assert train(other, "a") == train(engine, "a")
+
+
+@pytest.mark.parametrize("other", [spec(rank=4), spec(train_unembed=False)])
+def test_a_snapshot_of_another_adapter_is_damage(
+    trained: LocalEngine, tmp_path: Path, other: AdapterSpec
+) -> None:
+    directory = tmp_path / "snapshot"
+    directory.mkdir()
+    trained.snapshot("a")(directory)
+    before = weights(trained, "a")
+    with pytest.raises(CheckpointError, match=r"snapshot\.safetensors is of .*expected"):
+        trained.restore("a", other, directory)
+    assert torch.equal(weights(trained, "a"), before)
+
+
+def test_a_snapshot_that_is_cut_short_is_damage(trained: LocalEngine, tmp_path: Path) -> None:
+    directory = tmp_path / "snapshot"
+    directory.mkdir()
+    trained.snapshot("a")(directory)
+    (path,) = directory.iterdir()
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        trained.restore("a", spec(), directory)
+
+
+def test_what_is_not_in_memory_cannot_be_kept(engine: LocalEngine, tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
+        engine.save("a", tmp_path, with_optimizer=True)
+    with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
+        engine.load("a", tmp_path, with_optimizer=True)
+    with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
+        engine.snapshot("a")
+    assert list(tmp_path.iterdir()) == []

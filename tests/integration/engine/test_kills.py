@@ -1,0 +1,238 @@
+"""kill -9 of a worker in the middle of anything: every promise is kept once, with the same bits."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.engine.doomed_worker import COMMITS, VERBS, Doom, Life
+from tests.integration.jobs.conftest import BASE_MODEL, House, count
+from tinkex.checkpoint.atomic import SCRATCH_PREFIX
+from tinkex.checkpoint.manifest import check_manifest
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.local import LocalEngine
+from tinkex.store.records import Job
+from tinkex.store.schema import checkpoints, jobs, runs, steps
+from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
+
+NUM_STEPS = 12
+#: Of each story.
+MIN_KILLS = 12
+MODELS = ("alice", "bob")
+#: Weights of a model that shared its passes with others, against one that did not.
+TOLERANCE = 1e-5
+#: Nothing here takes this long; it only says that nothing hangs.
+PATIENCE = 60.0
+
+
+class Story:
+    """Two tenants train, save and load, and somebody samples; all of it promised beforehand."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.passes: list[Job] = []
+        self.optims: list[Job] = []
+        self.saves: list[Job] = []
+        self.loads: list[Job] = []
+        self.samples: list[Job] = []
+        self.num_changes = 0
+
+    def promise(self) -> None:
+        for number, name in enumerate(MODELS):
+            tenant = self.house.tenant(name)
+            session = self.house.session(tenant)
+            sampler_id = self.house.sampler(tenant, session)
+            self._train(self.house.model(tenant, session), number)
+            for seq in range(4):
+                sample = self.house.sample(sampler_id, seq, seed=10 * number + seq, max_tokens=24)
+                self.samples.append(sample)
+
+    def _train(self, run_id: str, number: int) -> None:
+        house, seq = self.house, 0
+        for step in range(NUM_STEPS):
+            for half in range(2):
+                tokens = [(31 * step + 7 * offset + number + half) % 200 + 3 for offset in range(9)]
+                self.passes.append(house.forward_backward(run_id, seq := seq + 1, tokens))
+            self.optims.append(house.optim_step(run_id, seq := seq + 1, 0.01))
+            self.saves.append(house.save(run_id, seq := seq + 1, f"step-{step}"))
+            if step % 3 == 2:
+                # Back by one step, which is then taken twice.
+                self.loads.append(house.load(run_id, seq := seq + 1, self.saves[-2].id))
+        self.num_changes = 1 + 3 * NUM_STEPS + NUM_STEPS // 3
+
+    @property
+    def is_over(self) -> bool:
+        waiting = sa.select(sa.func.count()).where(jobs.c.finished_at.is_(None))
+        return count(self.house.database, waiting) == 0
+
+    def told(self) -> dict[str, Any]:
+        """Everything a client can see, bit by bit."""
+        result = self.house.result
+        for job in self.loads:
+            result(job)
+        passes = [decode_forward_backward_output(result(job)) for job in self.passes]
+        samples = [decode_sample_response(result(job)).sequences[0] for job in self.samples]
+        return {
+            "losses": [output.metrics for output in passes],
+            "logprobs": [
+                [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
+                for output in passes
+            ],
+            "steps": [msgspec.json.decode(result(job))["metrics"] for job in self.optims],
+            "weights": [self._digests(job) for job in self.saves],
+            "tokens": [one.tokens for one in samples],
+        }
+
+    def _digests(self, job: Job) -> dict[str, str]:
+        self.house.result(job)
+        files = check_manifest(self.house.home.checkpoint(job.id)).files
+        return {name: entry.sha256 for name, entry in files.items()}
+
+    def weights(self) -> list[dict[str, torch.Tensor]]:
+        """What was saved."""
+        for job in self.saves:
+            self.house.result(job)
+        folders = [self.house.home.checkpoint(job.id) for job in self.saves]
+        return [load_file(folder / "adapter_model.safetensors") for folder in folders]
+
+
+class Workers:
+    """Workers that die, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "tests.integration.engine.doomed_worker", str(folder)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def live(self, life: Life) -> int:
+        """How a worker ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(life) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE)
+        assert self._process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def workers(folder: Path) -> Iterator[Workers]:
+    made = Workers(folder)
+    yield made
+    made.close()
+
+
+def draw_doom(dice: random.Random, where: str) -> Doom:
+    # A worker needs three commits to begin; most verbs are called a few times in each life.
+    num_spared = dice.randint(3, 20) if where in COMMITS else dice.choice([0, 0, 1, 2, 5])
+    if where in ("load", "create", "restore", "start_sample"):
+        num_spared = dice.choice([0, 0, 1])
+    return Doom(where, num_spared, int(10 ** dice.uniform(0.0, 3.5)))
+
+
+def play_among_kills(
+    story: Story, workers: Workers, dice: random.Random, *, is_deterministic: bool
+) -> None:
+    """Let workers die at every place there is, twice."""
+    places = [*VERBS, *COMMITS] * 2
+    dice.shuffle(places)
+    # Models are made first, and samples are soon over.
+    places.sort(key=lambda place: place not in ("create", "start_sample", "step_samples"))
+    num_kills = 0
+    while places and not story.is_over:
+        doom = draw_doom(dice, places.pop(0))
+        ended = workers.live(Life(str(story.house.home.root), is_deterministic, doom))
+        assert ended in (0, -signal.SIGKILL)
+        num_kills += ended != 0
+    assert num_kills >= MIN_KILLS
+
+
+def start(house: House, folder: Path, is_deterministic: bool) -> None:
+    config = EngineConfig(threads=1, is_deterministic=is_deterministic)
+    house.start(LocalEngine({BASE_MODEL: str(folder)}, config))  # type: ignore[arg-type]
+
+
+@contextmanager
+def story_in(root: Path) -> Iterator[Story]:
+    house = House(root, max_attempts=1_000_000)
+    try:
+        story = Story(house)
+        story.promise()
+        yield story
+    finally:
+        house.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Any]:
+    with story_in(tmp_path_factory.mktemp("calm")) as story:
+        start(story.house, folder, is_deterministic=True)
+        return story.told()
+
+
+@pytest.fixture(scope="module")
+def calm_weights(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> list[dict[str, torch.Tensor]]:
+    with story_in(tmp_path_factory.mktemp("calm")) as story:
+        start(story.house, folder, is_deterministic=False)
+        return story.weights()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_worker_killed_anywhere_leaves_the_same_bits(
+    tmp_path: Path, folder: Path, workers: Workers, undisturbed: dict[str, Any], seed: int
+) -> None:
+    with story_in(tmp_path) as story:
+        play_among_kills(story, workers, random.Random(seed), is_deterministic=True)
+        start(story.house, folder, is_deterministic=True)
+        told = story.told()
+        for name in undisturbed:
+            assert told[name] == undisturbed[name], name
+        story.house.stop()
+        assert_all_was_done_once(story)
+
+
+def test_a_worker_that_packs_tenants_together_comes_close(
+    tmp_path: Path,
+    folder: Path,
+    workers: Workers,
+    calm_weights: list[dict[str, torch.Tensor]],
+) -> None:
+    with story_in(tmp_path) as story:
+        play_among_kills(story, workers, random.Random(3), is_deterministic=False)
+        start(story.house, folder, is_deterministic=False)
+        for mine, calm in zip(story.weights(), calm_weights, strict=True):
+            torch.testing.assert_close(mine, calm, atol=TOLERANCE, rtol=0.0)
+        story.house.stop()
+        assert_all_was_done_once(story)
+
+
+def assert_all_was_done_once(story: Story) -> None:
+    """Rows and directories belong together, and every operation was counted once."""
+    house = story.house
+    num_jobs = count(house.database, sa.select(sa.func.count()).select_from(jobs))
+    assert count(house.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
+    rows = house.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
+    # Half-written directories of the dead stay for an hour; nothing refers to them.
+    names = {path.name for path in house.home.checkpoints.iterdir()}
+    assert {name for name in names if not name.startswith(SCRATCH_PREFIX)} == rows
+    found = house.read(lambda db: db.execute(sa.select(runs)).all())
+    assert {run.snapshot for run in found} == {path.name for path in house.home.snapshots.iterdir()}
+    assert [run.applied for run in found] == [story.num_changes] * len(MODELS)

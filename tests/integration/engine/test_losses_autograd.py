@@ -1,0 +1,206 @@
+"""Every loss against the same formula written with plain torch, value and slope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tinkex.engine.examples import read_examples
+from tinkex.engine.losses import LOSSES, score, sum_up
+from tinkex.types import Datum, ForwardBackwardInput, ModelInput, TensorData
+
+VOCAB_SIZE = 50
+Inputs = Mapping[str, Tensor]
+Config = Mapping[str, float]
+
+
+# --- the formulas, one example at a time, autograd left to torch -----------------------------
+def ref_cross_entropy(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    return -(t * inputs.get("weights", torch.ones_like(t))).sum()
+
+
+def ref_importance_sampling(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    return -(torch.exp(t - inputs["logprobs"]) * inputs["advantages"]).sum()
+
+
+def ref_clamped(ratio: Tensor, inputs: Inputs, config: Config, low: float, high: float) -> Tensor:
+    lows = torch.full_like(ratio, config.get("clip_low_threshold", low))
+    highs = torch.full_like(ratio, config.get("clip_high_threshold", high))
+    return torch.clamp(
+        ratio,
+        min=inputs.get("clip_low_threshold", lows),
+        max=inputs.get("clip_high_threshold", highs),
+    )
+
+
+def ref_ppo(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    ratio, advantages = torch.exp(t - inputs["logprobs"]), inputs["advantages"]
+    held = ref_clamped(ratio, inputs, config, 0.8, 1.2)
+    return -torch.minimum(ratio * advantages, held * advantages).sum()
+
+
+def ref_cispo(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    ratio = torch.exp(t - inputs["logprobs"])
+    held = ref_clamped(ratio, inputs, config, 0.0, 4.0).detach()
+    return -(held * t * inputs["advantages"]).sum()
+
+
+def ref_dro(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    drift = t - inputs["logprobs"]
+    return -(t * inputs["advantages"] - 0.5 * config.get("beta", 0.05) * drift**2).sum()
+
+
+def ref_gspo(t: Tensor, inputs: Inputs, config: Config) -> Tensor:
+    drift = t.detach() - inputs["logprobs"]
+    mask = inputs.get("sequence_ratio_mask", torch.ones_like(t)) != 0
+    mean = drift[mask].mean() if bool(mask.any()) else torch.zeros((), dtype=t.dtype)
+    ratio, advantages = torch.exp(mean + t - t.detach()), inputs["advantages"]
+    held = ref_clamped(ratio, inputs, config, 0.8, 1.2)
+    return -torch.minimum(ratio * advantages, held * advantages).sum()
+
+
+REFERENCES: Mapping[str, Callable[[Tensor, Inputs, Config], Tensor]] = {
+    "cross_entropy": ref_cross_entropy,
+    "importance_sampling": ref_importance_sampling,
+    "ppo": ref_ppo,
+    "cispo": ref_cispo,
+    "dro": ref_dro,
+    "gspo": ref_gspo,
+}
+
+
+# --- requests to try them on -----------------------------------------------------------------
+SHAPES = [(5,), (1,), (4, 3), (7,), (5,), (2, 6)]
+RATIO = ("logprobs", "advantages")
+CLIPS = ("clip_low_threshold", "clip_high_threshold")
+CASES: Sequence[tuple[str, tuple[str, ...], Config]] = [
+    ("cross_entropy", (), {}),
+    ("cross_entropy", ("weights",), {}),
+    ("importance_sampling", RATIO, {}),
+    ("ppo", RATIO, {}),
+    ("ppo", RATIO, {"clip_low_threshold": 0.95, "clip_high_threshold": 1.02}),
+    ("ppo", (*RATIO, *CLIPS), {"clip_low_threshold": 0.1, "clip_high_threshold": 9.0}),
+    ("ppo", (*RATIO, "clip_high_threshold"), {"clip_low_threshold": 0.9}),
+    ("cispo", RATIO, {}),
+    ("cispo", RATIO, {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
+    ("cispo", (*RATIO, *CLIPS), {}),
+    ("dro", RATIO, {}),
+    ("dro", RATIO, {"beta": 2.5}),
+    ("gspo", RATIO, {}),
+    ("gspo", (*RATIO, "sequence_ratio_mask"), {}),
+    ("gspo", (*RATIO, "sequence_ratio_mask", *CLIPS), {}),
+    ("gspo", (*RATIO, "sequence_ratio_mask"), {"clip_low_threshold": 0.99}),
+]
+DRAWS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
+    # A weight, an advantage or a mask is zero now and then, as it is for every prompt.
+    "weights": lambda dice, shape: dice.normal(size=shape) * (dice.random(shape) > 0.4),
+    "advantages": lambda dice, shape: dice.normal(size=shape) * (dice.random(shape) > 0.3),
+    "logprobs": lambda dice, shape: -dice.exponential(1.5, size=shape),
+    "clip_low_threshold": lambda dice, shape: dice.uniform(0.5, 1.0, size=shape),
+    "clip_high_threshold": lambda dice, shape: dice.uniform(1.0, 1.5, size=shape),
+    "sequence_ratio_mask": lambda dice, shape: (dice.random(shape) > 0.5).astype(float),
+}
+
+
+class Trial:
+    """A request, log-probabilities for it, and what torch makes of them."""
+
+    def __init__(self, loss_fn: str, names: Sequence[str], config: Config, seed: int) -> None:
+        dice = np.random.default_rng(seed)
+        data = [_datum(dice, shape, names) for shape in SHAPES]
+        self.work = ForwardBackwardInput(data, loss_fn, dict(config))  # type: ignore[arg-type]
+        self.examples = read_examples(self.work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
+        self.logprobs = [_now(dice, datum, names) for datum in data]
+        self.values: list[float] = []
+        self.slopes: list[np.ndarray] = []
+        for datum, now in zip(data, self.logprobs, strict=True):
+            t = torch.from_numpy(now).clone().requires_grad_()
+            inputs = {name: datum.loss_fn_inputs[name].to_torch().double() for name in names}
+            value = REFERENCES[loss_fn](t, inputs, config)
+            value.backward()
+            assert t.grad is not None
+            self.values.append(value.item())
+            self.slopes.append(t.grad.numpy().ravel())
+
+
+def _datum(dice: np.random.Generator, shape: tuple[int, ...], names: Sequence[str]) -> Datum:
+    inputs: dict[str, Any] = {"target_tokens": dice.integers(0, VOCAB_SIZE, size=shape)}
+    inputs |= {name: DRAWS[name](dice, shape) for name in names}
+    return Datum(ModelInput.from_ints(dice.integers(0, VOCAB_SIZE, size=shape[0])), inputs)  # type: ignore[arg-type]
+
+
+def _now(dice: np.random.Generator, datum: Datum, names: Sequence[str]) -> np.ndarray:
+    """Log-probabilities near those at sampling time, so that some ratios are clipped."""
+    shape = datum.loss_fn_inputs["target_tokens"].shape
+    if "logprobs" not in names:
+        return -dice.exponential(1.5, size=shape)
+    return datum.loss_fn_inputs["logprobs"].to_numpy() + dice.normal(scale=0.3, size=shape)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("loss_fn", "names", "config"), CASES)
+def test_value_and_slope_are_those_of_autograd(
+    loss_fn: str, names: Sequence[str], config: Config, seed: int
+) -> None:
+    trial = Trial(loss_fn, names, config, seed)
+    loss = score(trial.work, trial.examples, trial.logprobs)
+    assert loss.value == pytest.approx(sum(trial.values), abs=1e-5, rel=1e-5)
+    np.testing.assert_allclose(loss.slope_P, np.concatenate(trial.slopes), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("loss_fn", "names", "config"), CASES)
+def test_any_subset_has_its_own_share_of_value_and_slope(
+    loss_fn: str, names: Sequence[str], config: Config
+) -> None:
+    trial = Trial(loss_fn, names, config, seed=7)
+    whole = score(trial.work, trial.examples, trial.logprobs)
+    parts = []
+    for subset in ([4, 0], [5], [2, 1, 3]):
+        examples = [trial.examples[index] for index in subset]
+        loss = score(trial.work, examples, [trial.logprobs[index] for index in subset])
+        expected = np.concatenate([trial.slopes[index] for index in subset])
+        assert loss.value == pytest.approx(
+            sum(trial.values[index] for index in subset), abs=1e-5, rel=1e-5
+        )
+        np.testing.assert_allclose(loss.slope_P, expected, atol=1e-5, rtol=1e-5)
+        parts.append(loss)
+    assert sum_up(parts) == pytest.approx(sum_up([whole]))
+
+
+def test_no_loss_is_left_out() -> None:
+    assert {name for name, _, _ in CASES} == set(LOSSES) == set(REFERENCES)
+    used = {name for _, names, _ in CASES for name in names}
+    assert used == {name for loss in LOSSES.values() for name in (*loss.needs, *loss.takes)}
+
+
+@pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
+def test_the_trials_clip_some_ratios_and_leave_others(loss_fn: str) -> None:
+    trial = Trial(loss_fn, (*RATIO, *CLIPS), {}, seed=0)
+    metrics = score(trial.work, trial.examples, trial.logprobs).metrics
+    assert 0.0 < metrics["clip_fraction:mean"] < 1.0
+
+
+def test_soft_targets_that_came_sparse_equal_the_dense_ones() -> None:
+    weights = np.zeros((6, 8), dtype=np.float32)
+    weights[np.arange(6), np.arange(6)] = [0.5, 0.25, 1.0, 0.0, 0.75, 2.0]
+    targets = np.where(weights != 0, 7, 0)
+    logprobs = np.random.default_rng(0).normal(size=(6, 8))
+    t = torch.from_numpy(logprobs).clone().requires_grad_()
+    expected = ref_cross_entropy(t, {"weights": torch.from_numpy(weights)}, {})
+    expected.backward()
+    for make in (TensorData.from_numpy, TensorData.from_numpy_sparse):
+        tensors = {"target_tokens": make(targets), "weights": make(weights)}
+        assert tensors["weights"].is_sparse == (make == TensorData.from_numpy_sparse)
+        work = ForwardBackwardInput(
+            [Datum(ModelInput.from_ints([1, 2, 3, 4, 5, 6]), tensors)], "cross_entropy"
+        )
+        examples = read_examples(work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
+        loss = score(work, examples, [logprobs])
+        assert loss.value == pytest.approx(expected.item(), abs=1e-5)
+        assert t.grad is not None
+        np.testing.assert_allclose(loss.slope_P, t.grad.numpy().ravel(), atol=1e-5)

@@ -1,0 +1,258 @@
+"""The engine trains as PEFT with torch's AdamW does, for many adapters as for one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.integration.engine.conftest import MakeEngine
+from tests.integration.engine.doing import datum, forward_backward, spec, step, weights, work
+from tinkex.engine.local import LocalEngine
+from tinkex.engine.protocol import Failure, Pass, StepRefused
+from tinkex.errors import InvalidInput
+from tinkex.types import ForwardBackwardOutput
+
+LENGTHS = (5, 12, 12, 30, 7)
+
+
+def batch(number: int) -> list:
+    return [datum(100 * number + index, length) for index, length in enumerate(LENGTHS)]
+
+
+def test_twenty_steps_equal_peft_with_torchs_adamw(engine: LocalEngine, folder: Path) -> None:
+    engine.create("a", spec(rank=4))
+    adapter = engine._adapters["a"]
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = LoraConfig(r=4, lora_alpha=32, target_modules=[*modules, "lm_head"])
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        model = get_peft_model(base, config)
+    theirs = dict(model.named_parameters())
+    for path, down, up in adapter.layout.pairs(adapter.state.weights):
+        theirs[f"base_model.model.{path}.lora_A.default.weight"].data.copy_(down)
+        theirs[f"base_model.model.{path}.lora_B.default.weight"].data.copy_(up)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    adamw = torch.optim.AdamW(trained, lr=1e-2, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.01)
+
+    for number in range(20):
+        loss = torch.zeros(())
+        for one in batch(number):
+            tokens = torch.tensor(one.model_input.to_ints())
+            logits = model(input_ids=tokens.unsqueeze(0)).logits[0]
+            targets = torch.from_numpy(one.loss_fn_inputs["target_tokens"].to_numpy())
+            told = logits.log_softmax(-1).gather(1, targets.unsqueeze(1))[:, 0]
+            loss = loss - (told * torch.from_numpy(one.loss_fn_inputs["weights"].to_numpy())).sum()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, 5.0)
+        adamw.step()
+        adamw.zero_grad()
+        ours = forward_backward(engine, "a", *batch(number))
+        metrics = step(engine, "a", weight_decay=0.01, grad_clip_norm=5.0)
+        assert ours.metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-4)
+        assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+        assert metrics["step"] == number + 1
+
+    for path, down, up in adapter.layout.pairs(adapter.state.weights):
+        for name, mine in (("lora_A", down), ("lora_B", up)):
+            other = theirs[f"base_model.model.{path}.{name}.default.weight"]
+            torch.testing.assert_close(mine, other.data, atol=1e-4, rtol=1e-3)
+
+
+def test_a_new_adapter_changes_no_logprob_at_all(engine: LocalEngine) -> None:
+    engine.create("one", spec(rank=1, seed=1))
+    engine.create("two", spec(rank=64, seed=2))
+    first, second = (forward_backward(engine, name, *batch(0)) for name in ("one", "two"))
+    for mine, other in zip(first.loss_fn_outputs, second.loss_fn_outputs, strict=True):
+        assert np.array_equal(mine["logprobs"].to_numpy(), other["logprobs"].to_numpy())
+
+
+def test_a_seed_decides_the_first_weights(engine: LocalEngine) -> None:
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        engine.create(name, spec(seed=seed))
+    assert torch.equal(weights(engine, "a"), weights(engine, "b"))
+    assert not torch.equal(weights(engine, "a"), weights(engine, "c"))
+
+
+def train_together(engine: LocalEngine, ranks: list[int], num_steps: int) -> list[torch.Tensor]:
+    for rank in ranks:
+        engine.create(str(rank), spec(rank=rank, seed=rank))
+    for number in range(num_steps):
+        passes = [
+            Pass(adapter_id=str(rank), work=work(*batch(number + 10 * rank))) for rank in ranks
+        ]
+        outcomes = engine.run_passes(passes)
+        assert all(isinstance(one, ForwardBackwardOutput) for one in outcomes)
+        for rank in ranks:
+            step(engine, str(rank))
+    return [weights(engine, str(rank)) for rank in ranks]
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_eight_adapters_train_together_as_they_do_alone(
+    make_engine: MakeEngine, is_deterministic: bool
+) -> None:
+    ranks = [1, 2, 4, 8, 16, 32, 48, 64]
+    together = train_together(make_engine(is_deterministic=is_deterministic), ranks, 4)
+    for rank, mine in zip(ranks, together, strict=True):
+        (alone,) = train_together(make_engine(is_deterministic=is_deterministic), [rank], 4)
+        if is_deterministic:
+            assert torch.equal(mine, alone)
+        else:
+            torch.testing.assert_close(mine, alone, atol=1e-5, rtol=1e-3)
+
+
+def test_two_passes_then_a_step_equal_one_pass_with_both(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.create("split", spec())
+    engine.create("whole", spec())
+    forward_backward(engine, "split", *batch(1))
+    forward_backward(engine, "split", *batch(2))
+    forward_backward(engine, "whole", *batch(1), *batch(2))
+    step(engine, "split")
+    step(engine, "whole")
+    torch.testing.assert_close(weights(engine, "split"), weights(engine, "whole"))
+
+
+def test_a_small_token_budget_changes_nothing_but_the_portions(make_engine: MakeEngine) -> None:
+    results = []
+    for pass_tokens in (13, 40, 4096):
+        engine = make_engine(pass_tokens=pass_tokens)
+        engine.create("a", spec())
+        output = forward_backward(engine, "a", *batch(1))
+        step(engine, "a")
+        results.append((output, weights(engine, "a")))
+    for output, found in results[1:]:
+        torch.testing.assert_close(found, results[0][1], atol=1e-5, rtol=1e-3)
+        assert output.metrics["loss:sum"] == pytest.approx(results[0][0].metrics["loss:sum"])
+        for mine, other in zip(output.loss_fn_outputs, results[0][0].loss_fn_outputs, strict=True):
+            np.testing.assert_allclose(
+                mine["logprobs"].to_numpy(), other["logprobs"].to_numpy(), atol=1e-5
+            )
+
+
+def test_forward_leaves_no_gradient(engine: LocalEngine) -> None:
+    engine.create("a", spec())
+    output = forward_backward(engine, "a", *batch(1), forward_only=True)
+    assert output.metrics["loss:sum"] > 0
+    before = weights(engine, "a")
+    metrics = step(engine, "a")
+    assert metrics["has_gradient"] == 0.0
+    assert torch.equal(weights(engine, "a"), before)
+
+
+def test_a_bad_request_harms_no_other(engine: LocalEngine) -> None:
+    for name in ("good", "bad", "alone"):
+        engine.create(name, spec())
+    bad = datum(1, target_tokens=np.full(12, 100_000))
+    passes = [
+        Pass(adapter_id="bad", work=work(datum(2), bad)),
+        Pass(adapter_id="good", work=work(*batch(1))),
+        Pass(adapter_id="nobody", work=work(*batch(1))),
+    ]
+    first, second, third = engine.run_passes(passes)
+    assert isinstance(first, Failure)
+    assert "100000" in first.message
+    assert isinstance(second, ForwardBackwardOutput)
+    assert isinstance(third, Failure)
+    forward_backward(engine, "alone", *batch(1))
+    assert step(engine, "bad")["has_gradient"] == 0.0
+    step(engine, "good")
+    step(engine, "alone")
+    torch.testing.assert_close(weights(engine, "good"), weights(engine, "alone"))
+
+
+def test_a_gradient_that_is_not_finite_is_told_and_refused(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.create("a", spec())
+    forward_backward(engine, "a", *batch(1))
+    bad = datum(3, weights=np.full(12, 3e38, np.float32))
+    output = forward_backward(engine, "a", bad)
+    assert output.metrics["loss:sum"] > 1e38
+    assert output.metrics["nonfinite_gradient:max"] == 1.0
+    before = weights(engine, "a")
+    with pytest.raises(StepRefused, match=r"NaN or infinity.*dropped"):
+        step(engine, "a")
+    assert torch.equal(weights(engine, "a"), before)
+    # The gradient is gone, so that training can go on.
+    forward_backward(engine, "a", *batch(1))
+    assert step(engine, "a")["step"] == 1
+
+    willing = make_engine(is_nonfinite_applied=True)
+    willing.create("a", spec())
+    forward_backward(willing, "a", bad)
+    step(willing, "a")
+    assert not torch.isfinite(weights(willing, "a")).all()
+
+
+def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy, tight = make_engine(), make_engine()
+    for engine in (roomy, tight):
+        engine.create("a", spec())
+        engine.create("b", spec(seed=2))
+    host = tight._models.get("tiny").host
+    plain, sizes = host.hidden, []
+
+    def crowded(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        sizes.append(len(tokens_T))
+        if len(tokens_T) > 40:
+            raise torch.OutOfMemoryError("the card is full")
+        return plain(tokens_T, *args, **options)
+
+    monkeypatch.setattr(host, "hidden", crowded)
+    passes = [Pass(adapter_id=name, work=work(*batch(1), *batch(2))) for name in ("a", "b")]
+    passes.append(Pass(adapter_id="b", work=work(datum(9, 50), datum(10, 4))))
+    *good, bad = tight.run_passes(passes)
+    assert max(sizes) > 40
+    assert isinstance(bad, Failure)
+    assert "50 tokens" in bad.message
+    for mine, other in zip(good, roomy.run_passes(passes[:2]), strict=True):
+        assert isinstance(mine, ForwardBackwardOutput)
+        assert mine.metrics["loss:sum"] == pytest.approx(other.metrics["loss:sum"])
+    for name in ("a", "b"):
+        step(tight, name)
+        step(roomy, name)
+        torch.testing.assert_close(weights(tight, name), weights(roomy, name), atol=1e-5, rtol=1e-3)
+
+
+def test_only_the_parts_that_are_asked_for_are_trained(engine: LocalEngine) -> None:
+    engine.create("mlp", spec(train_attn=False, train_unembed=False))
+    engine.create("head", spec(train_attn=False, train_mlp=False))
+    for name, mark in (("mlp", ".mlp."), ("head", "lm_head")):
+        adapter = engine._adapters[name]
+        before = copy.deepcopy(dict(_named(adapter)))
+        forward_backward(engine, name, *batch(1))
+        step(engine, name)
+        after = dict(_named(adapter))
+        assert after
+        assert all(mark in path for path in after)
+        assert all(not torch.equal(after[path], before[path]) for path in after)
+
+
+def _named(adapter):
+    for path, _, up in adapter.layout.pairs(adapter.state.weights):
+        yield path, up.clone()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"rank": 0}, "rank is 0"),
+        ({"rank": 100_000}, "rank is 100000"),
+        ({"train_attn": False, "train_mlp": False, "train_unembed": False}, "nothing to train"),
+        ({"optimizer": {"type": "dimuon"}}, "'dimuon'"),
+    ],
+)
+def test_an_adapter_that_cannot_be_made_is_refused(
+    engine: LocalEngine, wrong: dict, told: str
+) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        engine.create("a", spec(**wrong))
+    assert not engine.has("a")
