@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test qa bench docs format clean
 
 demo: $(VENV)/.ready
-	$(BIN)/python examples/training_loop.py
+	$(BIN)/python examples/demo.py
 
 test: qa
 

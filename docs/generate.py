@@ -123,7 +123,7 @@ def server_default(name: str) -> str:
     if name == "home":
         return "`~/.tinkex`"
     value = default_value(ServerConfig, name)
-    size = f" ({value >> 20} MiB)" if "_bytes" in name else ""
+    size = f" ({value >> 20} MiB)" if "_bytes" in name and value else ""
     return f"`{toml_value(value)}`{size}"
 
 

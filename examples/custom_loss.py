@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch  # noqa: TID253 - this file is about torch
+import torch
 
 import tinkex
 from tinkex import AdamParams, Datum, ModelInput

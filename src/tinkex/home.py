@@ -63,6 +63,11 @@ class Home:
         return self.root / "server.toml"
 
     @property
+    def models_file(self) -> Path:
+        """Base models that the server serves, each name with its place."""
+        return self.root / "models.json"
+
+    @property
     def store_file(self) -> Path:
         """The database, unless the store is elsewhere."""
         return self.root / "store.db"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "server").glob("*.md"))
 BLOCK = re.compile(r"<!-- (run|serve) -->\n\n```(sh|python)\n(.*?)```", re.DOTALL)
 READY = "tinkex server ready at http://127.0.0.1:8000"
-PATIENCE = 120.0
+PATIENCE = 240.0
 #: Nothing here may find a server or a key of whoever runs the tests.
 CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("TINKE", "PG"))}
 #: A process substitution, because its first line can be waited for.
@@ -75,6 +75,7 @@ def run_page(tmp_path: Path) -> Iterator[Callable[..., None]]:
             cwd=tmp_path,
             env=CLEAN
             | {"HOME": str(tmp_path), "TINKEX_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            | {"TINKEX_ENGINE": "fake"}
             | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
             | environment,
             stdin=subprocess.DEVNULL,
@@ -123,14 +124,18 @@ def free_port() -> int:
 
 
 def test_the_pages_have_commands() -> None:
-    assert SCRIPTS.keys() == {"http-api", "keys", "operations", "running"}
+    assert SCRIPTS.keys() == {"http-api", "keys", "models", "operations", "running"}
     assert READY in (ROOT / "docs" / "server" / "running.md").read_text()
     assert READY in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", sorted(SCRIPTS.keys() - {"operations"}))
+@pytest.mark.parametrize("page", sorted(SCRIPTS.keys() - {"models", "operations"}))
 def test_the_commands_of_a_page_work(page: str, run_page: Callable[..., None]) -> None:
     run_page(SCRIPTS[page])
+
+
+def test_the_commands_of_the_models_page_work(run_page: Callable[..., None]) -> None:
+    run_page(SCRIPTS["models"], TINKEX_ENGINE="local", HF_HUB_OFFLINE="1")
 
 
 def test_the_commands_of_the_operations_page_work(

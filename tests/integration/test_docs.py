@@ -40,8 +40,10 @@ RUN = "<!-- run -->"
 QUICK = {
     "async_training": ["--steps", "5"],
     "custom_loss": ["--steps", "3"],
+    "demo": ["--folder", "HERE", "--steps", "3", "--base-steps", "3"],
     "rl_loop": ["--steps", "3", "--group-size", "32"],
     "sampling": ["--num-prompts", "20"],
+    "small_model": ["HERE", "--steps", "3"],
     "training_loop": ["--steps", "5"],
 }
 BASE_MODEL = "Qwen/Qwen3-8B"
@@ -197,9 +199,10 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(example: Path) -> None:
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    options = [word.replace("HERE", str(tmp_path)) for word in QUICK.get(example.stem, [])]
     done = subprocess.run(
-        [sys.executable, str(example), *QUICK.get(example.stem, [])],
+        [sys.executable, str(example), *options],
         env={name: text for name, text in ENVIRONMENT.items() if not name.startswith("TINKE")},
         capture_output=True,
         text=True,

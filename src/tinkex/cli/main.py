@@ -9,6 +9,7 @@ from tinkex.cli.lazy import Entry
 
 COMMANDS = {
     "key": Entry("tinkex.cli.commands.key:key", "Make, list and revoke keys of a server."),
+    "model": Entry("tinkex.cli.commands.model:model", "Add, list and remove base models."),
     "serve": Entry("tinkex.cli.commands.serve:serve", "Run a server on this machine."),
     "version": Entry("tinkex.cli.commands.version:version", "Print the version of tinkex."),
 }

@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.05
 _SHOWN_LINES = 15
 #: What a server cannot do without, and what to install for it.
 _NEEDED = ("litestar", "sqlalchemy", "uvicorn")
-_EXTRA = "pip install 'tinkex[server]'"
+_EXTRA = "pip install 'tinkex[server,torch]'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ class LossFunction:
     """Inputs that all examples of a request have, or none."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """What `loss_fn_config` may set, with the defaults."""
+    is_linear: bool = False
+    """Whether the slopes are known before the log-probabilities are."""
 
 
 def cross_entropy(scored: Scored) -> Loss:
@@ -176,7 +178,9 @@ _CLIPS = ("clip_low_threshold", "clip_high_threshold")
 LOSSES: Mapping[str, LossFunction] = {
     loss.name: loss
     for loss in (
-        LossFunction(name="cross_entropy", compute=cross_entropy, takes=("weights",)),
+        LossFunction(
+            name="cross_entropy", compute=cross_entropy, takes=("weights",), is_linear=True
+        ),
         LossFunction(name="importance_sampling", compute=importance_sampling, needs=_RATIO_INPUTS),
         LossFunction(
             name="ppo",

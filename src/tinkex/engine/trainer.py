@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.adapters import Adapter
-from tinkex.engine.collate import Piece, cut, pack
+from tinkex.engine.collate import Packed, Piece, cut, pack
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import Example
-from tinkex.engine.losses import Loss, score, sum_up
+from tinkex.engine.losses import Loss, find_loss, score, sum_up
 from tinkex.engine.protocol import Failure
 from tinkex.errors import RequestErrorCategory
 from tinkex.nn.attention import PackedAttention
@@ -32,9 +32,11 @@ from tinkex.nn.segments import Segment, Segments
 from tinkex.nn.unembed import Scorer
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
 
-Floats: TypeAlias = npt.NDArray[np.float32]
+Floats: TypeAlias = npt.NDArray[np.floating]
+_PassPieces: TypeAlias = tuple[int, list[int]]
+"""A pass of a micro-batch, and its examples there."""
 #: Logits that may be kept from the forward to the backward half of a micro-batch.
-MAX_LOGITS_BYTES = 128 * 1024 * 1024
+MAX_LOGITS_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,7 @@ class Trainer:
         if not self._config.is_deterministic:
             return self._attempt(works, self._config.pass_tokens)
         return [
-            outcome
-            for work in works
-            for outcome in self._attempt([work], self._config.pass_tokens)
+            outcome for work in works for outcome in self._attempt([work], self._config.pass_tokens)
         ]
 
     def _attempt(
@@ -137,12 +137,9 @@ class Trainer:
             max_logits_bytes=MAX_LOGITS_BYTES,
             is_kept=is_trained,
         )
-        logprobs_P = scorer.logprobs().cpu().numpy()
-        slope_P = _score(sheets, batch, packed.split(logprobs_P))
-        if is_trained:
-            dhidden_TD = scorer.pull(slope_P.to(device))
-            if hidden_TD.requires_grad:
-                hidden_TD.backward(dhidden_TD)
+        dhidden_TD = _score(scorer, sheets, batch, packed)
+        if hidden_TD.requires_grad:
+            hidden_TD.backward(dhidden_TD)
 
 
 def _new_sheet(work: Work) -> _Sheet:
@@ -150,7 +147,7 @@ def _new_sheet(work: Work) -> _Sheet:
     return _Sheet(work, torch.zeros_like(work.adapter.state.weights) if is_trained else None)
 
 
-def _by_pass(batch: Sequence[Piece]) -> Iterator[tuple[int, list[int]]]:
+def _by_pass(batch: Sequence[Piece]) -> Iterator[_PassPieces]:
     """The passes of a micro-batch in the order of their rows, each with its examples."""
     found: dict[int, list[int]] = {}
     for pass_index, example_index in batch:
@@ -171,18 +168,52 @@ def _segments(sheets: Sequence[_Sheet], batch: Sequence[Piece]) -> Segments:
 
 
 def _score(
-    sheets: Sequence[_Sheet], batch: Sequence[Piece], logprobs: Iterable[Floats]
-) -> Tensor:
-    """Note log-probabilities and losses; returns how the losses change with each pair."""
-    slopes, parts = [], iter(logprobs)
-    for pass_index, indices in _by_pass(batch):
+    scorer: Scorer, sheets: Sequence[_Sheet], batch: Sequence[Piece], packed: Packed
+) -> Tensor | None:
+    """Note log-probabilities and losses; returns the pull on the hidden states, if any."""
+    passes = list(_by_pass(batch))
+    if all(sheets[p].gradient is None for p, _ in passes):
+        _note(sheets, passes, packed.split(scorer.logprobs().cpu().numpy()))
+        return None
+    if all(find_loss(sheets[p].work.request.loss_fn).is_linear for p, _ in passes):
+        # The slopes do not depend on what the log-probabilities are: one visit does it all.
+        slope_P = _slopes(sheets, passes, packed.split(np.zeros(len(packed.rows_P))))
+        logprobs_P, dhidden_TD = scorer.logprobs_and_pull(slope_P)
+        _note(sheets, passes, packed.split(logprobs_P.cpu().numpy()))
+        return dhidden_TD
+    logprobs = packed.split(scorer.logprobs().cpu().numpy())
+    _note(sheets, passes, logprobs)
+    return scorer.pull(_slopes(sheets, passes, logprobs))
+
+
+def _losses(
+    sheets: Sequence[_Sheet], passes: Sequence[_PassPieces], logprobs: Iterable[Floats]
+) -> Iterator[tuple[_Sheet, Loss, dict[int, Floats]]]:
+    """Each pass's loss in a micro-batch, with the log-probabilities of its examples."""
+    parts = iter(logprobs)
+    for pass_index, indices in passes:
         sheet = sheets[pass_index]
         own = dict(zip(indices, islice(parts, len(indices)), strict=True))
-        sheet.logprobs |= own
         examples = [sheet.work.examples[index] for index in indices]
-        loss = score(sheet.work.request, examples, list(own.values()))
+        yield sheet, score(sheet.work.request, examples, list(own.values())), own
+
+
+def _note(
+    sheets: Sequence[_Sheet], passes: Sequence[_PassPieces], logprobs: Iterable[Floats]
+) -> None:
+    for sheet, loss, own in _losses(sheets, passes, logprobs):
+        sheet.logprobs |= own
         sheet.losses.append(loss)
-        slopes.append(loss.slope_P if sheet.gradient is not None else np.zeros_like(loss.slope_P))
+
+
+def _slopes(
+    sheets: Sequence[_Sheet], passes: Sequence[_PassPieces], logprobs: Iterable[Floats]
+) -> Tensor:
+    """How the losses change with each log-probability; not at all where nothing is trained."""
+    slopes = [
+        np.zeros_like(loss.slope_P) if sheet.gradient is None else loss.slope_P
+        for sheet, loss, _ in _losses(sheets, passes, logprobs)
+    ]
     return torch.from_numpy(np.concatenate(slopes).astype(np.float32))
 
 

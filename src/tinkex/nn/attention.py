@@ -56,19 +56,20 @@ class PackedAttention:
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options
     ) -> Tensor:
         """Attention run by run; a run is one call."""
+        if len(self._runs) == 1:
+            return _run(self._runs[0], q_HTD, k_GTD, v_GTD, how)
         # Split, not sliced: the way back of a slice is as long as all rows.
         parts = zip(
             self._runs,
             *(torch.split(x_HTD, self._sizes, dim=1) for x_HTD in (q_HTD, k_GTD, v_GTD)),
             strict=True,
         )
-        outs = [
-            causal(_folded(q, run), _folded(k, run), _folded(v, run), how)
-            .transpose(1, 2)
-            .flatten(0, 1)
-            for run, q, k, v in parts
-        ]
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        return torch.cat([_run(run, q, k, v, how) for run, q, k, v in parts])
+
+
+def _run(run: _Run, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options) -> Tensor:
+    q_BHLD, k_BGLD, v_BGLD = (_folded(x_HTD, run) for x_HTD in (q_HTD, k_GTD, v_GTD))
+    return causal(q_BHLD, k_BGLD, v_BGLD, how).transpose(1, 2).flatten(0, 1)
 
 
 def _folded(x_HTD: Tensor, run: _Run) -> Tensor:

@@ -22,6 +22,7 @@ from tinkex.nn.running import Pass, running
 from tinkex.nn.sites import Part, Site
 from tinkex.nn.survey import Group, Survey, children
 from tinkex.nn.trial import LENGTHS, Trial
+from tinkex.nn.twins import replace_blocks, replace_norms
 
 
 class Host:
@@ -38,6 +39,9 @@ class Host:
         """Where adapters have pairs; a pair's index here is its site's number."""
         self._install(survey)
         self.head = self._take_head()
+        how = trial.check(self)
+        replace_norms(children(model, [self._decoder]), lambda: trial.run(self))
+        replace_blocks(children(model, survey.layers), how, lambda: trial.run(self))
         trial.check(self)
 
     @property

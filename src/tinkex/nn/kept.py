@@ -33,6 +33,10 @@ class Kind(NamedTuple):
         numbers = sum(one.num_heads * (one.key_width + one.value_width) for one in self.layers)
         return numbers * self.dtype.itemsize
 
+    def empty(self, *shape: int) -> Tensor:
+        """Memory that is to be written before it is read."""
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
 
 class Stored:
     """Keys and values of one prompt, by layer: (G, L, D)."""
@@ -42,14 +46,8 @@ class Stored:
         self.num_bytes = num_tokens * kind.token_bytes
         self.last_hidden_1D: Tensor | None = None
         """The last token's hidden state, once all are filled in."""
-        options = {"dtype": kind.dtype, "device": kind.device}
-        self.keys = [
-            torch.empty(one.num_heads, num_tokens, one.key_width, **options) for one in kind.layers
-        ]
-        self.values = [
-            torch.empty(one.num_heads, num_tokens, one.value_width, **options)
-            for one in kind.layers
-        ]
+        self.keys = [kind.empty(s.num_heads, num_tokens, s.key_width) for s in kind.layers]
+        self.values = [kind.empty(s.num_heads, num_tokens, s.value_width) for s in kind.layers]
 
     def copy_from(self, other: Stored, num_tokens: int) -> None:
         """Begin as another prompt does."""

@@ -214,8 +214,8 @@ class Stack:
             ]
         if at.stop > self._num_reserved:
             self._num_reserved = max(at.stop, min(2 * self._num_reserved, self._max_columns))
-            for stack in filter(None, self._stacks):
-                stack.reserve(self._num_reserved)
+            for reserved in filter(None, self._stacks):
+                reserved.reserve(self._num_reserved)
         for stack, pair in zip(self._stacks, adapter.weights, strict=True):
             if stack is not None:
                 stack.write(at, pair, adapter.scale)

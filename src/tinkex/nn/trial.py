@@ -1,13 +1,14 @@
 """Proves that a hosted model says what the model said before it was taken in.
 
-Shape letters: T rows, M rows, K inputs, N outputs, H query heads, G key heads, D head width.
+Shape letters: T rows, V vocabulary, M rows, K inputs, N outputs, H query heads, G key heads, D head
+width.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,61 +41,6 @@ class Hosted(Protocol):
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, this: Pass) -> Tensor:
         """The last hidden states of packed rows, (T, D)."""
         ...
-
-
-class Trial:
-    """A few tokens that a model reads before and after it is taken in."""
-
-    @torch.no_grad()
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._config: Any = model.get_decoder().config
-        head = find_head(model)
-        dice = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, head.out_features, (sum(LENGTHS),), generator=dice)
-        self._tokens_T = tokens.to(head.weight.device)
-        parts = [
-            model(input_ids=part.unsqueeze(0), use_cache=False).logits[0]
-            for part in self._tokens_T.split(LENGTHS)
-        ]
-        self._expected_TV = torch.cat(parts).float().log_softmax(-1)
-
-    @torch.no_grad()
-    def check(self, hosted: Hosted) -> None:
-        """Refuse a model that, packed, says something else or hides rows from adapters."""
-        device = self._tokens_T.device
-        positions_T = torch.cat([torch.arange(length, device=device) for length in LENGTHS])
-        rows, sight = _Rows(), _Sight()
-        try:
-            hidden_TD = hosted.hidden(self._tokens_T, positions_T, Pass(rows, sight))
-        except _FAILURES as error:
-            raise refusal(self._model, f"packed, it does not run: {error}") from error
-        self._check_sight(sight.seen)
-        logits_TV, _ = hosted.head.logits(hidden_TD, rows)
-        if not rows.have_come_once(hosted.sites, sum(LENGTHS)):
-            raise refusal(self._model, "its linear maps are not given every token once")
-        is_fine = logits_TV.dtype == torch.float32
-        off = (logits_TV.float().log_softmax(-1) - self._expected_TV).abs().max().item()
-        if not off <= (_TOLERANCE if is_fine else _COARSE_TOLERANCE):
-            raise refusal(self._model, f"packed, its log-probabilities are off by {off:.2g}")
-
-    def _check_sight(self, seen: Sequence[tuple[int, Options]]) -> None:
-        """A window is longer than a trial, so that only what was asked for can be looked at."""
-        layers = range(self._config.num_hidden_layers)
-        if sorted(layer for layer, _ in seen) != list(layers):
-            raise refusal(self._model, "not every layer attends once")
-        window = getattr(self._config, "sliding_window", None)
-        if window is None or window >= self._config.max_position_embeddings:
-            return
-        kinds = getattr(self._config, "layer_types", None) or ["sliding_attention" for _ in layers]
-        for layer, how in seen:
-            expected = window if kinds[layer] == "sliding_attention" else None
-            if how.window != expected:
-                raise refusal(
-                    self._model,
-                    f"layer {layer} attends with a window of {how.window}, where its config says "
-                    f"{expected}",
-                )
 
 
 class _Rows:
@@ -137,3 +83,73 @@ class _Sight:
     ) -> Tensor:
         self.seen.append((layer, how))
         return self._attention.attend(layer, q_HTD, k_GTD, v_GTD, how)
+
+
+class Witness(NamedTuple):
+    """What was seen of a model that ran packed."""
+
+    logits_TV: Tensor
+    rows: _Rows
+    sight: Sequence[tuple[int, Options]]
+    """The layers that attended, in order, and how."""
+
+
+class Trial:
+    """A few tokens that a model reads before and after it is taken in."""
+
+    @torch.no_grad()
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._config: Any = model.get_decoder().config
+        head = find_head(model)
+        dice = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, head.out_features, (sum(LENGTHS),), generator=dice)
+        self._tokens_T = tokens.to(head.weight.device)
+        parts = [
+            model(input_ids=part.unsqueeze(0), use_cache=False).logits[0]
+            for part in self._tokens_T.split(LENGTHS)
+        ]
+        self._expected_TV = torch.cat(parts).float().log_softmax(-1)
+
+    @torch.no_grad()
+    def run(self, hosted: Hosted) -> Witness:
+        """Run the model packed, and see what it says and who attends how."""
+        device = self._tokens_T.device
+        positions_T = torch.cat([torch.arange(length, device=device) for length in LENGTHS])
+        rows, sight = _Rows(), _Sight()
+        try:
+            hidden_TD = hosted.hidden(self._tokens_T, positions_T, Pass(rows, sight))
+        except _FAILURES as error:
+            raise refusal(self._model, f"packed, it does not run: {error}") from error
+        logits_TV, _ = hosted.head.logits(hidden_TD, rows)
+        return Witness(logits_TV, rows, sight.seen)
+
+    def check(self, hosted: Hosted) -> dict[int, Options]:
+        """Refuse a model that, packed, says something else; returns how each layer attends."""
+        found = self.run(hosted)
+        self._check_sight(found.sight)
+        if not found.rows.have_come_once(hosted.sites, sum(LENGTHS)):
+            raise refusal(self._model, "its linear maps are not given every token once")
+        is_fine = found.logits_TV.dtype == torch.float32
+        off = (found.logits_TV.float().log_softmax(-1) - self._expected_TV).abs().max().item()
+        if not off <= (_TOLERANCE if is_fine else _COARSE_TOLERANCE):
+            raise refusal(self._model, f"packed, its log-probabilities are off by {off:.2g}")
+        return dict(found.sight)
+
+    def _check_sight(self, seen: Sequence[tuple[int, Options]]) -> None:
+        """A window is longer than a trial, so that only what was asked for can be looked at."""
+        layers = range(self._config.num_hidden_layers)
+        if sorted(layer for layer, _ in seen) != list(layers):
+            raise refusal(self._model, "not every layer attends once")
+        window = getattr(self._config, "sliding_window", None)
+        if window is None or window >= self._config.max_position_embeddings:
+            return
+        kinds = getattr(self._config, "layer_types", None) or ["sliding_attention" for _ in layers]
+        for layer, how in seen:
+            expected = window if kinds[layer] == "sliding_attention" else None
+            if how.window != expected:
+                raise refusal(
+                    self._model,
+                    f"layer {layer} attends with a window of {how.window}, where its config says "
+                    f"{expected}",
+                )

@@ -74,12 +74,16 @@ class Scorer:
         self._scratch: Tensor | None = None
 
     @torch.no_grad()
-    def logprobs(self) -> Tensor:
-        """The log-probability of each pair's target: (P,), float32."""
+    def logprobs(self, is_wanted_P: npt.NDArray[np.bool_] | None = None) -> Tensor:
+        """The log-probability of each pair's target: (P,), float32.
+
+        Memory is spent on rows whose slope may come out other than zero, if those are known.
+        """
         logprobs_P = self._new(len(self._rows_P))
-        rows = np.unique(self._rows_P)
-        self._keep(rows[: self._max_kept], logprobs_P)
-        for chunk in self._cut(rows[self._max_kept :]):
+        wanted_P = self._rows_P if is_wanted_P is None else self._rows_P[is_wanted_P]
+        kept = np.unique(wanted_P)[: self._max_kept]
+        self._keep(kept, logprobs_P)
+        for chunk in self._cut(np.setdiff1d(self._rows_P, kept)):
             self._score(chunk, logprobs_P)
         self._scratch = None
         return logprobs_P

@@ -39,9 +39,14 @@ def check_sampleable(db: Connection, name: str) -> BaseModel:
 
 
 def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
+    if settings.get(db, SETTING) is None:
+        raise StoreUnavailable("the server is starting and serves no base model yet; try again")
     models = served_models(db)
     if not models:
-        raise StoreUnavailable("the server is starting and serves no base model yet; try again")
+        raise BadRequestError(
+            f"base model {name!r:.200} cannot be {verb} here, because the server has none; its "
+            "owner adds one with `tinkex model add NAME PATH` and starts it again"
+        )
     fit = [model for model in models if is_fit(model)]
     found = find_model(fit, name)
     if found is None:

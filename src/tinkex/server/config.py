@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tinkex.engine.config import EngineConfig
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.jobs.backlog import TurnLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
 
-ENGINES = ("fake",)
+ENGINES = ("local", "fake")
+_DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
 _NOT_NEGATIVE = (
     "idle_stop_seconds",
-    "threads",
     "inline_result_bytes",
     "gap_seconds",
     "fake_seconds",
@@ -48,10 +50,10 @@ class ServerConfig:
     """The port to listen on; 0 takes any that is free."""
     store: str = ""
     """The database's URL; empty is SQLite in the home."""
-    engine: str = "fake"
-    """Who computes: fake is arithmetic on a tiny model, for tests and demonstrations."""
+    engine: str = "local"
+    """Who computes: local is PyTorch here; fake is arithmetic on a tiny model, for tests."""
     models: tuple[str, ...] = ()
-    """Base models to serve, as NAME=PATH or, for the fake engine, NAME."""
+    """Base models to serve beside the home's, as NAME=PATH or the id of one on the hub."""
     api_key: str = field(default="", repr=False)
     """A first key, which the default tenant gets if it is not there yet."""
     api_processes: int = 1
@@ -62,8 +64,26 @@ class ServerConfig:
     """Stop after so long without a request; 0 runs for ever."""
     stop_seconds: float = 30.0
     """How long a stopping server lets its processes finish before it ends them."""
+
+    # --- how the engine computes ---------------------------------------------------------------
+    device: str = "auto"
+    """Where base models compute: cpu, cuda, cuda:1; auto takes a GPU if there is one."""
+    dtype: str = "float32"
+    """What base models compute with: float32, bfloat16 or float16; adapters are always float32."""
     threads: int = 0
-    """Threads that the engine computes with; 0 leaves it to the library."""
+    """Threads that the engine computes with; 0 takes one per core."""
+    deterministic: bool = False
+    """Give every request a pass of its own, so that its bits never depend on its company."""
+    pass_tokens: int = 4096
+    """The most tokens that one forward and backward pass holds; more run one after the other."""
+    cache_bytes: int = 1 << 30
+    """Memory for keys and values of running samples, per base model."""
+    max_sequences: int = 64
+    """The most sequences that are sampled at once, per base model."""
+    memory_bytes: int = 0
+    """Memory for base models; those unused for longest make room. 0 keeps all."""
+    apply_nonfinite: bool = False
+    """Let an optimizer step apply a gradient that has NaN or infinity, which else is refused."""
 
     # --- what a client may send, and is told -------------------------------------------------
     max_body_bytes: int = 64 * 1024 * 1024
@@ -115,7 +135,11 @@ class ServerConfig:
             raise ConfigError(f"long_poll_seconds is {self.long_poll_seconds}; expected 1 to 40")
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level is {self.log_level!r}; expected {', '.join(LEVELS)}")
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
         self._check_numbers()
+        # Its own checks name the same fields.
+        _ = self.engine_config
 
     def _check_numbers(self) -> None:
         for name in _NOT_NEGATIVE:
@@ -131,6 +155,21 @@ class ServerConfig:
     def store_url(self) -> str:
         """The database's URL."""
         return self.store or f"sqlite:///{Home(self.home).store_file}"
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """How the engine computes."""
+        return EngineConfig(
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            is_deterministic=self.deterministic,
+            pass_tokens=self.pass_tokens,
+            cache_bytes=self.cache_bytes,
+            max_sequences=self.max_sequences,
+            memory_bytes=self.memory_bytes,
+            is_nonfinite_applied=self.apply_nonfinite,
+        )
 
     @property
     def queue_limits(self) -> QueueLimits:

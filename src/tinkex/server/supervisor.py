@@ -33,6 +33,7 @@ from tinkex.server.idleness import Idleness
 from tinkex.server.keys_file import prepare_keys
 from tinkex.server.listening import listen, url_of
 from tinkex.server.restarts import RestartPolicy
+from tinkex.server.threads import num_cores, worker_variables
 from tinkex.server.wiring import open_store
 from tinkex.settings import package_version
 
@@ -199,15 +200,11 @@ def roles(config: ServerConfig, lock: HomeLock, listener: socket.socket) -> list
     """The processes that a server has."""
     answering = Orders(config=config, lock=lock.descriptor, listener=listener.fileno())
     api = Role(name="API", module="tinkex.server.api_process", orders=answering)
-    # Threads that spin while they wait take the cores from the processes that answer.
-    variables = {"OMP_WAIT_POLICY": "PASSIVE"}
-    if config.threads:
-        variables["OMP_NUM_THREADS"] = str(config.threads)
     worker = Role(
         name="worker",
         module="tinkex.server.worker_process",
         orders=Orders(config=config, lock=lock.descriptor),
-        environment=variables,
+        environment=worker_variables(config.threads, num_cores()),
     )
     return [*[api] * config.api_processes, worker]
 

@@ -7,8 +7,9 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tinkex.errors import StoreUnavailable
+from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.home import Home
+from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.pulse import Pulse
 from tinkex.store import jobs
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tinkex.jobs.worker import Worker, WorkerConfig
     from tinkex.server.call import Services
 
+LOG = get_logger(__name__)
 #: How often a process says that it is alive, or that it has work.
 PULSE_SECONDS = 5.0
 
@@ -78,11 +80,36 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
 
 def make_engine(config: ServerConfig) -> Engine:
     """Who computes, as the settings say."""
+    if config.engine == "local":
+        return _make_local(config)
     from tinkex.engine.fake.engine import FakeEngine
 
     if config.models:
         return FakeEngine(config.models, seconds_per_op=config.fake_seconds)
     return FakeEngine(seconds_per_op=config.fake_seconds)
+
+
+def _make_local(config: ServerConfig) -> Engine:
+    from tinkex.engine.sources import merged, read_list
+
+    sources = merged(read_list(Home(config.home).models_file), config.models)
+    # It takes some seconds, and nothing else would be said meanwhile.
+    LOG.info("PyTorch is loaded, and %d base models are looked over", len(sources))
+    try:
+        from tinkex.engine.local import LocalEngine
+    except ModuleNotFoundError as error:
+        if (error.name or "tinkex").partition(".")[0] == "tinkex":
+            raise
+        raise ConfigError(
+            f"the engine 'local' needs {error.name}, which is not installed; "
+            "run pip install 'tinkex[server,torch]', or use the engine 'fake'"
+        ) from error
+    if not sources:
+        LOG.warning(
+            "no base model is served: add one with `tinkex model add NAME PATH` or serve with "
+            "--model NAME=PATH"
+        )
+    return LocalEngine(sources, config.engine_config)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ def main() -> int:
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             worker.run()
     except TinkexError as error:
-        LOG.error("%s", error)
+        LOG.error("%s%s", error.message, f". {error.hint}" if error.hint else "")
         return exit_code_of(error)
     return 0
 

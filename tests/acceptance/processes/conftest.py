@@ -21,11 +21,12 @@ class Serve(Protocol):
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No key, URL or home of this machine reaches a test."""
+    """No key, URL or home of this machine reaches a test; servers start fast and need no model."""
     for name in list(os.environ):
         if name.startswith(("TINKER_", "TINKEX_", "CLOUDFLARE_ACCESS_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TINKEX_ENGINE", "fake")
 
 
 @pytest.fixture

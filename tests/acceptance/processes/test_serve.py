@@ -145,7 +145,7 @@ def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--engine", "magic"], "engine is 'magic'; expected one of fake"),
+        (["--engine", "magic"], "engine is 'magic'; expected one of local, fake"),
         (["--host", "nowhere.invalid"], "host is 'nowhere.invalid', which is no address"),
         (["--store", "mysql://x/y"], "begins with sqlite:/// or postgresql://"),
         (["--api-key", "secret"], "api_key must begin with 'tml-'"),

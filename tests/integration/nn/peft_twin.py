@@ -85,7 +85,7 @@ def run(
     hidden = host.hidden(torch.cat(list(sequences)), positions, this, **how)
     leaf = hidden.detach()
     logits, kept = host.head.logits(leaf, rows)
-    pull = host.head.pull(leaf, slopes.clone(), logits, kept, rows)
+    pull = host.head.pull(leaf, slopes.clone(), logits.clone(), kept, rows)
     if hidden.requires_grad:
         hidden.backward(pull)
     return logits

@@ -1,16 +1,32 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import BloomConfig, GptOssConfig, Lfm2Config, MambaConfig
 
-from tests.integration.nn.architectures import ARCHITECTURES, VOCAB_SIZE, build
-from tests.integration.nn.peft_twin import Answer, Twins, run
+from tests.integration.nn.architectures import (
+    ARCHITECTURES,
+    VOCAB_SIZE,
+    WITH_EXPERTS,
+    build,
+    build_of,
+)
+from tests.integration.nn.peft_twin import RANK, SCALE, Answer, Twins, run, trained_weights
+from tinkex.errors import ConfigError
+from tinkex.nn.attending import Attending
+from tinkex.nn.attention import PackedAttention
+from tinkex.nn.gated import GatedMlp
 from tinkex.nn.host import Host
-from tinkex.nn.segments import Segments
-from tinkex.nn.sites import Part
+from tinkex.nn.norms import RmsNorm
+from tinkex.nn.running import Pass
+from tinkex.nn.segments import Segment, Segments
+from tinkex.nn.sites import Layout, Part
 
 LENGTHS = (13, 4, 21, 21, 1)
 
@@ -52,3 +68,218 @@ def test_a_hosted_model_says_what_the_model_said(name: str) -> None:
 def test_values_and_gradients_are_those_of_peft(name: str, parts: tuple[Part, ...]) -> None:
     twins = Twins(build(name), parts)
     assert_same(twins.run_host(sequences(), slopes()), twins.run_peft(sequences(), slopes()))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
+def test_saving_memory_changes_no_number(name: str) -> None:
+    twins = Twins(build(name))
+    assert_same(
+        twins.run_host(sequences(), slopes(), save_memory=True),
+        twins.run_host(sequences(), slopes()),
+    )
+
+
+def test_saving_memory_keeps_less_for_the_way_back() -> None:
+    twins = Twins(build("qwen3", num_hidden_layers=6))
+    assert 3 * kept_bytes(twins, save_memory=True) < kept_bytes(twins, save_memory=False)
+
+
+def kept_bytes(twins: Twins, *, save_memory: bool) -> int:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    views = twins.layout.views
+    gradient = views(torch.zeros_like(twins.weights))
+    rows = Segments([Segment(0, sum(LENGTHS), SCALE, views(twins.weights), gradient)])
+    this = Pass(rows, PackedAttention(LENGTHS))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        twins.host.hidden(torch.cat(sequences()), positions(), this, save_memory=save_memory)
+    return sum(kept.values())
+
+
+def positions() -> Tensor:
+    return torch.cat([torch.arange(length) for length in LENGTHS])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_adapters_in_one_pass_are_as_if_each_were_alone(name: str) -> None:
+    host = Host(build(name))
+    layout = Layout(host.sites, RANK, tuple(Part))
+    weights = [trained_weights(layout, seed) for seed in (3, 4)]
+    together = [torch.zeros_like(one) for one in weights]
+    # The first rows are the base model's, then two adapters, then one that is only asked.
+    bounds = [(13, 17), (17, 59), (59, 60)]
+    segments = [
+        Segment(*bounds[0], SCALE, layout.views(weights[0]), layout.views(together[0])),
+        Segment(*bounds[1], SCALE, layout.views(weights[1]), layout.views(together[1])),
+        Segment(*bounds[2], SCALE, layout.views(weights[0])),
+    ]
+    logits = run(host, Segments(segments), sequences(), slopes())
+    for number, ones in enumerate(([1], [2, 3])):
+        alone = torch.zeros_like(weights[number])
+        start, stop = bounds[number]
+        views = layout.views(weights[number]), layout.views(alone)
+        rows = Segments([Segment(0, stop - start, SCALE, *views)])
+        own = run(host, rows, [sequences()[one] for one in ones], slopes()[start:stop])
+        torch.testing.assert_close(logits[start:stop], own, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(together[number], alone, rtol=1e-3, atol=1e-4)
+    base = run(host, Segments([]), sequences()[:1], slopes()[:13])
+    torch.testing.assert_close(logits[:13], base, rtol=1e-4, atol=2e-5)
+
+
+def test_experts_beside_plain_layers_say_what_the_model_said() -> None:
+    model = build("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1])
+    plain = copy.deepcopy(model)
+    host = Host(model)
+    with torch.no_grad():
+        found = run(host, Segments([]), sequences(), slopes())
+        expected = torch.cat([plain(input_ids=one.unsqueeze(0)).logits[0] for one in sequences()])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    kinds = [bool(site.num_experts) for site in host.sites if site.part is Part.MLP]
+    assert sorted(kinds) == [False, False, True, True, True, True]
+
+
+def test_routers_are_not_adapted() -> None:
+    for name in WITH_EXPERTS:
+        paths = [path for site in Host(build(name)).sites for path in site.paths]
+        assert not [path for path in paths if path.endswith((".gate", ".router"))]
+        assert [path for path in paths if path.endswith("experts.gate_up_proj")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
+def test_base_weights_of_16_bits_carry_adapters_of_32(name: str, dtype: torch.dtype) -> None:
+    coarse, fine = Twins(build(name, dtype=dtype)), Twins(build(name, dtype=dtype).float())
+    found = coarse.run_host(sequences(), slopes().to(dtype))
+    expected = fine.run_host(sequences(), slopes())
+    off = (found.logits.float().log_softmax(-1) - expected.logits.log_softmax(-1)).abs()
+    assert off.mean() < 0.05
+    for path, pair in found.gradient.items():
+        for ours, theirs in zip(pair, expected.gradient[path], strict=True):
+            assert ours.dtype == torch.float32
+            likeness = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
+            assert likeness > 0.95, (path, likeness)
+
+
+def test_base_weights_of_16_bits_are_not_held_as_32() -> None:
+    before = {id(one) for one in gc.get_objects() if isinstance(one, Tensor)}
+    host = Host(build("qwen3", dtype=torch.bfloat16))
+    wide = [
+        one
+        for one in gc.get_objects()
+        if isinstance(one, Tensor) and id(one) not in before and one.dtype == torch.float32
+    ]
+    assert host.dtype == torch.bfloat16
+    assert max((one.numel() for one in wide), default=0) < 64 * 64
+
+
+def test_nothing_of_a_pass_is_held_after_it() -> None:
+    for name in ("gpt2", "olmo2", "qwen3", "qwen3_moe"):
+        host = Host(build(name))
+        this = Pass(Segments([]), PackedAttention(LENGTHS))
+        hidden = host.hidden(torch.cat(sequences()), positions(), this)
+        refs = [weakref.ref(one) for one in (hidden, this.attention, this.rows)]
+        del hidden, this
+        gc.collect()
+        assert [ref() for ref in refs] == [None, None, None], name
+
+
+class _Failing(PackedAttention):
+    def attend(self, layer: int, *args: Any) -> Tensor:
+        if layer == 1:
+            raise MemoryError("as if there were none")
+        return super().attend(layer, *args)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3"])
+def test_a_pass_that_fails_leaves_nothing_and_the_next_one_works(name: str) -> None:
+    twins = Twins(build(name))
+    expected = twins.run_host(sequences(), slopes())
+    rows = Segments([Segment(0, sum(LENGTHS), SCALE, twins.layout.views(twins.weights))])
+    attention = _Failing(LENGTHS)
+    with pytest.raises(MemoryError):
+        twins.host.hidden(torch.cat(sequences()), positions(), Pass(rows, attention))
+    ref = weakref.ref(rows)
+    del rows, attention
+    gc.collect()
+    assert ref() is None
+    assert_same(twins.run_host(sequences(), slopes()), expected)
+
+
+def test_a_pass_that_fails_between_siblings_leaves_nothing() -> None:
+    host = Host(build("olmo2"))
+    k_proj = host.model.model.layers[1].self_attn.k_proj
+    hook = k_proj.register_forward_pre_hook(_fail)
+    refs: list[weakref.ref[Tensor]] = []
+    first = host.model.model.layers[1].self_attn.q_proj
+    other = first.register_forward_hook(lambda _, args, out: refs.append(weakref.ref(args[0])))
+    with pytest.raises(MemoryError), torch.no_grad():
+        run(host, Segments([]), sequences(), slopes())
+    hook.remove()
+    other.remove()
+    gc.collect()
+    assert [ref() for ref in refs] == [None]
+
+
+def _fail(*_: object) -> None:
+    raise MemoryError("as if there were none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        (MambaConfig, {"state_size": 4}, "linear_attention|mixes tokens"),
+        (BloomConfig, {}, "attends once"),
+        (GptOssConfig, {"num_local_experts": 2, "head_dim": 8}, "off by"),
+        (Lfm2Config, {"layer_types": ["conv", "full_attention"]}, "conv"),
+    ],
+)
+def test_what_mixes_tokens_otherwise_is_refused(
+    kind: type[Any], fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot be hosted: .*({reason})"):
+        Host(build_of(kind, fields))
+
+
+def test_a_window_that_is_not_obeyed_is_refused() -> None:
+    model = build("mistral", sliding_window=100)
+    for layer in model.model.layers:
+        layer.self_attn.config = copy.copy(model.config)
+        layer.self_attn.config.sliding_window = None
+    with pytest.raises(ConfigError, match="a window of None, where its config says 100"):
+        Host(model)
+
+
+def test_positions_that_depend_on_company_are_limited() -> None:
+    factors = [1.0] * 4
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors}
+    rope |= {"long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+    model = build("phi3", rope_parameters=rope, original_max_position_embeddings=32)
+    assert Host(model).max_positions == 32
+    assert Host(build("phi3")).max_positions is None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "phi3", "granite"])
+def test_common_architectures_get_the_fast_modules(name: str) -> None:
+    kinds = {type(module) for module in Host(build(name)).model.modules()}
+    assert kinds >= {RmsNorm, GatedMlp, Attending}
+
+
+def test_a_module_that_says_otherwise_keeps_its_place() -> None:
+    model = build("llama")
+    layer = model.model.layers[0]
+    plain = layer.mlp.forward
+    layer.mlp.forward = lambda x: 1.01 * plain(x)
+    host = Host(model)
+    kinds = [type(one.mlp) for one in host.model.model.layers]
+    assert kinds == [type(layer.mlp), GatedMlp]
+    assert kinds[0] is not GatedMlp
+
+
+def test_weights_are_not_copied_for_a_tied_head() -> None:
+    host = Host(build("qwen3"))
+    embedding = host.model.get_input_embeddings().weight
+    assert host.head.weight_VD.data_ptr() == embedding.data_ptr()

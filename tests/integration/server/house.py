@@ -19,7 +19,7 @@ from tinkex.jobs.waiting import Waiters
 from tinkex.server.app import create_app
 from tinkex.server.call import Handler, Services
 from tinkex.server.config import ServerConfig
-from tinkex.store import jobs, keys, settings
+from tinkex.store import jobs, keys, schema, settings
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate
 from tinkex.store.records import Job, NewJob
@@ -145,3 +145,13 @@ def _furnish(db: Connection) -> tuple[str, str]:
     }
     settings.put(db, "base_models", [model])
     return alice.id, bob.id
+
+
+def forget_models(db: Connection) -> None:
+    """As if no worker had said yet what it serves."""
+    db.execute(schema.settings.delete().where(schema.settings.c.name == "base_models"))
+
+
+def publish_no_models(db: Connection) -> None:
+    """As a worker does that serves nothing."""
+    settings.put(db, "base_models", [])

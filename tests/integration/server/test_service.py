@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House, open_house
-from tinkex.store import sessions, settings
+from tests.integration.server.house import (
+    BASE_MODEL,
+    OTHER_KEY,
+    House,
+    forget_models,
+    open_house,
+    publish_no_models,
+)
+from tinkex.store import sessions
+from tinkex.store.database import Connection
 
 SESSION = {"tags": ["a"], "user_metadata": {"k": "v"}, "sdk_version": "0.36.0"}
 
@@ -27,8 +36,11 @@ def test_capabilities_are_what_the_worker_announced(house: House) -> None:
     }
 
 
-def test_capabilities_are_empty_before_the_first_worker(house: House) -> None:
-    house.write(lambda db: settings.put(db, "base_models", []))
+@pytest.mark.parametrize("publish", [forget_models, publish_no_models])
+def test_capabilities_are_empty_before_the_first_worker_and_without_models(
+    house: House, publish: Callable[[Connection], None]
+) -> None:
+    house.write(publish)
 
     assert house.ask("GET", "/get_server_capabilities").json() == {"supported_models": []}
 

@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House
+from tests.integration.server.house import (
+    BASE_MODEL,
+    OTHER_KEY,
+    House,
+    forget_models,
+    publish_no_models,
+)
 from tests.integration.server.things import create_model, ready_model
 from tinkex import types
-from tinkex.store import jobs, runs, schema, sessions, settings
+from tinkex.store import jobs, runs, schema, sessions
 from tinkex.store.records import RunState
 from tinkex.wire.proto import encode_forward_backward_request
 
@@ -146,12 +152,21 @@ def test_a_finished_session_makes_nothing_new(house: House) -> None:
 
 
 def test_before_the_worker_has_said_what_it_serves_clients_are_told_to_wait(house: House) -> None:
-    house.write(lambda db: settings.put(db, "base_models", []))
+    house.write(forget_models)
 
     answer = create_model(house, house.session())
 
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
+
+
+def test_a_server_without_base_models_says_so_and_asks_nobody_to_wait(house: House) -> None:
+    house.write(publish_no_models)
+
+    answer = create_model(house, house.session())
+
+    assert answer.status_code == 400
+    assert "`tinkex model add NAME PATH`" in answer.json()["error"]
 
 
 # --- operations ----------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_without_the_servers_libraries_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=f"a local server needs {library}") as refused:
         ensure_server(Home(tmp_path))
-    assert "pip install 'tinkex[server]'" in (refused.value.hint or "")
+    assert "pip install 'tinkex[server,torch]'" in (refused.value.hint or "")
 
 
 def test_a_home_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from tinkex.cli.errors import needs_extra
 @home_option
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="The port; 0 takes any that is free.  [default: 8000]")
-@click.option("--engine", help="Who computes.  [default: fake]")
+@click.option("--engine", help="Who computes: local or fake.  [default: local]")
 @click.option(
     "--model", "models", multiple=True, metavar="NAME=PATH", help="A base model; may be repeated."
 )
+@click.option("--device", help="Where models compute: cpu, cuda.  [default: a GPU if there is one]")
+@click.option("--dtype", help="What models compute with.  [default: float32]")
 @click.option("--store", metavar="URL", help="The database; SQLite in the home if not given.")
 @click.option("--api-key", metavar="KEY", help="A key that opens the server; prefer the variable.")
 @click.option("--api-processes", type=int, metavar="N", help="How many answer.  [default: 1]")

@@ -31,9 +31,7 @@ def test_what_is_not_said_has_a_default() -> None:
     assert (ask.temperature, ask.top_k, ask.top_p) == (1, 0, 1)
     assert ask.about_prompt is None
     assert ask.seed != _read([1, 2, 3]).seed
-    wide = Limits(
-        vocab_size=50, max_context_tokens=10**6, eos_tokens=frozenset(), has_texts=False
-    )
+    wide = Limits(vocab_size=50, max_context_tokens=10**6, eos_tokens=frozenset(), has_texts=False)
     assert _read([1], wide).max_tokens == DEFAULT_MAX_TOKENS
 
 

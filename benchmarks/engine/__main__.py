@@ -1,0 +1,116 @@
+"""Measure the engine: `python -m benchmarks.engine [--quick] [--only name ...]`.
+
+Prints the results; the last line is JSON for whoever started this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+from transformers.utils import logging as transformers_log
+
+from benchmarks.engine import report
+from benchmarks.engine.figures import Figure, tell
+from benchmarks.engine.growth import Slope, measure_growth
+from benchmarks.engine.memory import measure_memory
+from benchmarks.engine.sampling import (
+    measure_arrivals,
+    measure_batch,
+    measure_group,
+    measure_single,
+)
+from benchmarks.engine.serving import measure_serving
+from benchmarks.engine.shapes import LARGE, QUICK, SMALL, THREADS, WIDE, Shape
+from benchmarks.engine.stage import Stage, stage
+from benchmarks.engine.training import measure_adapters, measure_sft
+
+#: Figures of a model that is loaded here, by the names that `--only` takes.
+ON_STAGE: dict[str, Callable[[Stage], Sequence[Figure]]] = {
+    "sft": lambda made: [measure_sft(made)],
+    "adapters": lambda made: [measure_adapters(made)],
+    "single": lambda made: [measure_single(made)],
+    "batch": lambda made: [measure_batch(made)],
+    "arrivals": lambda made: [measure_arrivals(made)],
+    "group": lambda made: [measure_group(made)],
+    "server": measure_serving,
+}
+NAMES = (*ON_STAGE, "memory", "growth")
+GROUPS = {
+    "training": ("sft", "adapters"),
+    "sampling": ("single", "batch", "arrivals", "group"),
+}
+
+
+def main() -> int:
+    """Measure, print, and write the file if everything was measured."""
+    options = _options()
+    torch.set_num_threads(THREADS)
+    transformers_log.set_verbosity_error()
+    transformers_log.disable_progress_bar()
+    started = time.monotonic()
+    names = {name for each in options.only or NAMES for name in GROUPS.get(each, (each,))}
+    every = [QUICK] if options.quick else [SMALL, LARGE]
+    shapes = [shape for shape in every if options.model in (None, shape.name)]
+    figures = [*_measure_stages(shapes, names), *_measure_memory(shapes, names)]
+    slopes = _measure_slopes(names, is_quick=options.quick)
+    text = report.write(figures, slopes, shapes, time.monotonic() - started)
+    print(text)
+    if len(names) == len(NAMES) and shapes == [SMALL, LARGE]:
+        report.RESULTS_FILE.write_text(text)
+    print(json.dumps({"rows": [figure.row for figure in figures]}))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the small model, fewer repeats")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*NAMES, *GROUPS), default=[], help="measure no more than this"
+    )
+    parser.add_argument("--model", choices=(SMALL.name, LARGE.name), help="measure this one alone")
+    return parser.parse_args()
+
+
+def _measure_stages(shapes: Sequence[Shape], names: Collection[str]) -> Iterator[Figure]:
+    wanted = [name for name in ON_STAGE if name in names]
+    for shape in shapes if wanted else ():
+        with stage(shape) as made:
+            for name in wanted:
+                started = time.monotonic()
+                found = ON_STAGE[name](made)
+                _tell(name, shape, started, found)
+                yield from found
+
+
+def _measure_memory(shapes: Sequence[Shape], names: Collection[str]) -> Iterator[Figure]:
+    for shape in shapes if "memory" in names else ():
+        started = time.monotonic()
+        found = measure_memory(WIDE if shape.name == WIDE.name else shape)
+        _tell("memory", shape, started, [found])
+        yield found
+
+
+def _measure_slopes(names: Collection[str], *, is_quick: bool) -> list[Slope]:
+    if "growth" not in names:
+        return []
+    started = time.monotonic()
+    found = measure_growth(SMALL, is_quick=is_quick)
+    _tell("growth", SMALL, started, [])
+    return found
+
+
+def _tell(name: str, shape: Shape, started: float, found: Sequence[Figure]) -> None:
+    tell(f"  {name} on {shape.name}: {time.monotonic() - started:.0f} s")
+    for figure in found:
+        row = figure.row
+        verdict = f"{row.ours} : {row.official} = {row.ratio:.2f} ({row.target})"
+        tell(f"    {figure.name}: {verdict}; {figure.proof}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Through HTTP: a server in processes of its own, asked by our SDK.
+
+Nothing else computes while the server does: this process only waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+import tinkex
+from benchmarks.engine import workloads
+from benchmarks.engine.baseline import collate
+from benchmarks.engine.figures import Figure, agreement, take_turns
+from benchmarks.engine.ours import ADAM, MODEL, a_pass, datum
+from benchmarks.engine.shapes import RANK, THREADS
+from benchmarks.engine.stage import Stage
+from tinkex import TrainingClient
+
+ROUND_TRIP_LIMIT, OVERHEAD_LIMIT = 1.3, 1.1
+ROUND_TRIP_TOKENS = 16
+NUM_TRIPS = 16
+LOOP_EXAMPLES, LOOP_TOKENS, LOOP_STEPS = 8, 64, 6
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[tinkex.ServiceClient]:
+    """A server of one model, and a client of it."""
+    with tempfile.TemporaryDirectory() as home:
+        command = [sys.executable, "-m", "tinkex", "serve", "--engine", "local", "--port", "0"]
+        variables = {"TINKEX_LOG": "error", "TINKEX_THREADS": str(THREADS), "TINKER_TELEMETRY": "0"}
+        process = subprocess.Popen(
+            [*command, "--home", home, "--model", f"{MODEL}={folder}"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
+        )
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            key = (Path(home) / "key").read_text().strip()
+            config = tinkex.Config.new(base_url=url, api_key=key)
+            with tinkex.ServiceClient(config=config) as service:
+                yield service
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def measure_serving(stage: Stage) -> list[Figure]:
+    """One short pass as a round trip, and a whole loop against the bare engine."""
+    name = "served"
+    # The server's adapters have the same seed, and so the same first weights.
+    stage.adapter(name, seed=1)
+    with serve(stage.folder) as service:
+        trips, loop = (
+            service.create_lora_training_client(MODEL, rank=RANK, seed=1) for _ in range(2)
+        )
+        return [_round_trip(stage, trips, name), _overhead(stage, loop, name)]
+
+
+def _round_trip(stage: Stage, client: TrainingClient, name: str) -> Figure:
+    dice = np.random.default_rng(9)
+    example = workloads.example(dice, stage.shape.vocab_size, ROUND_TRIP_TOKENS)
+    data, batch = [datum(example)], collate([example])
+
+    def ours() -> float:
+        return client.forward_backward(data, "cross_entropy").result().metrics["loss:sum"]
+
+    def theirs() -> float:
+        return stage.peft.forward_backward(batch)
+
+    ours()
+    theirs()
+    turns = take_turns(
+        lambda turn: [_timed(ours) for _ in range(NUM_TRIPS)],
+        lambda turn: [_timed(theirs) for _ in range(NUM_TRIPS)],
+        1,
+    )
+    stage.peft.clear(name)
+    before, after = (median(seconds for seconds, _ in each) for each in turns.baseline_results)
+    mine = turns.our_results[0]
+    baseline = (before + after) / 2
+    return Figure(
+        name=f"{ROUND_TRIP_TOKENS}-token forward_backward through HTTP : in-process PEFT",
+        model=stage.shape.name,
+        ours=1000 * median(seconds for seconds, _ in mine),
+        baseline=1000 * baseline,
+        unit="ms",
+        limit=ROUND_TRIP_LIMIT,
+        is_less_better=True,
+        spread=abs(before - after) / baseline,
+        proof=agreement([mine[0][1]], [turns.baseline_results[0][0][1]]),
+    )
+
+
+def _timed(call: Callable[[], float]) -> tuple[float, float]:
+    started = time.perf_counter()
+    result = call()
+    return time.perf_counter() - started, result
+
+
+def _overhead(stage: Stage, client: TrainingClient, name: str) -> Figure:
+    dice = np.random.default_rng(10)
+    size = stage.shape.vocab_size
+    batches = [
+        [workloads.example(dice, size, LOOP_TOKENS) for _ in range(LOOP_EXAMPLES)]
+        for _ in range(LOOP_STEPS)
+    ]
+    passes = [a_pass(name, examples) for examples in batches]
+    data = [[datum(example) for example in examples] for examples in batches]
+
+    def bare(turn: int) -> list[float]:
+        losses = []
+        for each in passes:
+            losses += stage.ours.forward_backward([each])
+            stage.ours.optim_step(name)
+        return losses
+
+    def served(turn: int) -> list[float]:
+        losses = []
+        for examples in data:
+            # Both are sent before either is waited for, as loops are written.
+            forward_backward = client.forward_backward(examples, "cross_entropy")
+            optim_step = client.optim_step(ADAM)
+            losses.append(forward_backward.result().metrics["loss:sum"])
+            optim_step.result()
+        return losses
+
+    turns = take_turns(served, bare, 2)
+    return Figure(
+        name=f"SDK loop of {LOOP_EXAMPLES} x {LOOP_TOKENS} tokens through HTTP : bare engine",
+        model=stage.shape.name,
+        ours=1000 * turns.our_seconds / LOOP_STEPS,
+        baseline=1000 * turns.baseline_seconds / LOOP_STEPS,
+        unit="ms/step",
+        limit=OVERHEAD_LIMIT,
+        is_less_better=True,
+        spread=turns.spread,
+        proof=agreement(turns.our_results[0], turns.baseline_results[0]),
+    )

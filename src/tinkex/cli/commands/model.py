@@ -1,0 +1,185 @@
+"""`tinkex model`: the base models of a home. Works on its list, whether the server runs or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.commands.serve_control import home_option
+from tinkex.cli.errors import needs_extra
+from tinkex.cli.output import emit, emit_facts
+from tinkex.errors import ConfigError, InvalidInput
+from tinkex.home import Home
+from tinkex.presence import lock_holder
+from tinkex.settings import expanded, read_environment
+
+if TYPE_CHECKING:
+    from tinkex.engine.folders import Folder
+
+COLUMNS = {
+    "name": "NAME",
+    "arch": "ARCHITECTURE",
+    "parameters": "PARAMETERS",
+    "context": "CONTEXT",
+    "place": "PLACE",
+    "problem": "PROBLEM",
+}
+
+
+@click.group()
+def model() -> None:
+    """Add, list and remove base models."""
+
+
+@model.command()
+@home_option
+@click.argument("name")
+@click.argument("path", required=False)
+def add(home: Path | None, name: str, path: str | None) -> None:
+    """Have the server serve a model: a folder, or one of the Hugging Face hub.
+
+    NAME is what clients call it, PATH the folder with its config.json and weights. Without PATH,
+    NAME is a folder or the id of a model on the hub, which is downloaded if it is not in the cache.
+    """
+    from tinkex.engine import sources
+
+    found = _home(home)
+    place = sources.settled(path or name)
+    name = sources.checked_name(name) if path is not None else sources.name_for(name)
+    folder = _look(place)
+    found.make()
+    sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
+    count = _count(folder.weights.num_parameters)
+    size = f", {count} parameters" if count else ""
+    click.echo(f"{name} is {folder.arch or folder.model_type}{size}, in {folder.path}", err=True)
+    _tell_of_server(found, "serves")
+
+
+@model.command("list")
+@home_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_models(home: Path | None, as_json: bool) -> None:
+    """List the models of a home; one that cannot be used says why."""
+    from tinkex.engine import sources
+
+    found = _home(home)
+    listed = sources.read_list(found.models_file)
+    if not listed and not as_json:
+        click.echo(f"no models are in {found.models_file}; `tinkex model add` adds one", err=True)
+        return
+    rows = [_row(name, place) for name, place in listed.items()]
+    columns = dict(COLUMNS)
+    if not any(row["problem"] for row in rows):
+        del columns["problem"]
+    if not as_json:
+        rows = [row | {"parameters": _count(row["parameters"])} for row in rows]
+    emit(rows, columns, as_json=as_json)
+
+
+@model.command()
+@home_option
+@click.argument("name")
+def remove(home: Path | None, name: str) -> None:
+    """Have the server serve a model no more; its files stay where they are."""
+    from tinkex.engine import sources
+
+    found = _home(home)
+    listed = sources.read_list(found.models_file)
+    _check_listed(found, name, listed)
+    del listed[name]
+    sources.write_list(found.models_file, listed)
+    click.echo(f"{name} is not served any more", err=True)
+    _tell_of_server(found, "forgets")
+
+
+@model.command()
+@home_option
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(home: Path | None, name: str, as_json: bool) -> None:
+    """Show what a model of the home is, and what memory it takes."""
+    from tinkex.engine import sources
+
+    found = _home(home)
+    listed = sources.read_list(found.models_file)
+    _check_listed(found, name, listed)
+    folder = _look(listed[name], is_offline=True)
+    facts: dict[str, Any] = {
+        "name": name,
+        "place": listed[name],
+        "folder": str(folder.path),
+        "architecture": folder.arch or folder.model_type,
+        "parameters": folder.weights.num_parameters,
+        "context": folder.max_context_tokens,
+        "saved as": f"{folder.dtype} {folder.weights.format}",
+        "tokenizer": "yes" if folder.has_tokenizer else "none: no stop strings",
+        "float32 bytes": folder.num_bytes("float32"),
+        "bfloat16 bytes": folder.num_bytes("bfloat16"),
+    }
+    if as_json:
+        facts = {key.replace(" ", "_"): value for key, value in facts.items()}
+        facts["tokenizer"] = folder.has_tokenizer
+    else:
+        facts |= {key: f"{facts[key]:,}" for key in facts if isinstance(facts[key], int)}
+    emit_facts(facts, as_json=as_json)
+
+
+def _home(named: Path | None) -> Home:
+    return Home(named.absolute() if named is not None else read_environment().home)
+
+
+def _look(place: str, *, is_offline: bool = False) -> Folder:
+    """The folder of a place, looked over by its small files."""
+    from tinkex.engine.folders import read_folder
+    from tinkex.engine.sources import is_folder
+
+    if is_folder(place):
+        return read_folder(expanded(place))
+    try:
+        from tinkex.engine.hub import Hub
+    except ModuleNotFoundError as error:
+        raise needs_extra(error, "torch") from error
+    from tinkex.logs import attach_once
+
+    attach_once("info")
+    return Hub().cached(place) if is_offline else Hub().find(place)
+
+
+def _row(name: str, place: str) -> dict[str, Any]:
+    row = {**dict.fromkeys(COLUMNS), "name": name, "place": place}
+    try:
+        folder = _look(place, is_offline=True)
+    except ConfigError as error:
+        return row | {"problem": error.message}
+    return row | {
+        "arch": folder.arch or folder.model_type,
+        "parameters": folder.weights.num_parameters,
+        "context": folder.max_context_tokens,
+    }
+
+
+def _count(number: int | None) -> str | None:
+    """A number of parameters as people say it."""
+    if number is None:
+        return None
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return str(number)
+
+
+def _check_listed(home: Home, name: str, listed: dict[str, str]) -> None:
+    if name not in listed:
+        known = ", ".join(listed) or "none"
+        raise InvalidInput(f"no model {name!r} is in {home.models_file}; there is: {known}")
+
+
+def _tell_of_server(home: Home, verb: str) -> None:
+    if lock_holder(home) is not None:
+        click.echo(
+            f"a server runs in {home.root}; it {verb} the model when it is started again: "
+            "`tinkex serve stop`, then start it as before",
+            err=True,
+        )

@@ -1,0 +1,165 @@
+"""Models of the Hugging Face hub: found in the cache of this machine, else downloaded into it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from tinkex.engine.folders import Folder, read_config, read_folder
+from tinkex.engine.weight_files import UnusableModel
+from tinkex.logs import get_logger
+
+LOG = get_logger(__name__)
+#: How long the hub may take to say whether it has a model.
+ASK_SECONDS = 8.0
+TELL_SECONDS = 2.0
+_SMALL = (".json", ".txt", ".model", ".jinja")
+#: What the hub's library raises when no answer comes; its name depends on the version.
+_NETWORK: type[Exception] = HfHubHTTPError.__mro__[1]
+assert issubclass(_NETWORK, Exception)
+
+
+class Hub:
+    """A hub and the cache of what came from it; the defaults are those of the library."""
+
+    def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
+        self._endpoint = endpoint
+        self._cache = Path(HF_HUB_CACHE) if cache is None else cache
+
+    def find(self, model_id: str) -> Folder:
+        """The folder of a model; only a whole one in the cache saves the way to the hub."""
+        place = self._place(model_id)
+        if place is None:
+            return self._download(model_id, _absent(model_id))
+        read_config(place)
+        try:
+            return read_folder(place)
+        except UnusableModel as error:
+            return self._download(model_id, error.message)
+
+    def cached(self, model_id: str) -> Folder:
+        """The folder of a model that is in the cache."""
+        place = self._place(model_id)
+        if place is None:
+            raise UnusableModel(_absent(model_id))
+        return read_folder(place)
+
+    def _place(self, model_id: str) -> Path | None:
+        """Where the cache has a model, or a part of it."""
+        try:
+            found = try_to_load_from_cache(model_id, "config.json", cache_dir=self._cache)
+        except HFValidationError as error:
+            raise UnusableModel(
+                f"{model_id!r} is neither a folder here nor the id of a model on the hub"
+            ) from error
+        return Path(found).parent if isinstance(found, str) else None
+
+    def _download(self, model_id: str, why: str) -> Folder:
+        """Fetch what the cache lacks: first what says whether the model is of use at all."""
+        files = self._ask(model_id, why)
+        small = [name for name in files if name.endswith(_SMALL)]
+        weights = [name for name in files if name.endswith(".safetensors")]
+        weights = weights or [name for name in files if name.endswith(".bin")]
+        LOG.info("%s: it is downloaded", why)
+        disable_progress_bars()
+        num_bytes = sum(files[name] for name in (*small, *weights))
+        try:
+            read_config(self._fetch(model_id, small))
+            with self._told(model_id, num_bytes):
+                return read_folder(self._fetch(model_id, [*small, *weights]))
+        except (_NETWORK, OSError) as error:
+            raise UnusableModel(
+                f"model {model_id!r} could not be downloaded: {_reason(error)}",
+                hint="Try again: what arrived is kept.",
+            ) from error
+
+    def _ask(self, model_id: str, why: str) -> dict[str, int]:
+        """The files of a model and their sizes; whoever has no network hears of it at once."""
+        api = HfApi(endpoint=self._endpoint)
+        try:
+            info = api.model_info(model_id, files_metadata=True, timeout=ASK_SECONDS)
+        except GatedRepoError as error:
+            raise UnusableModel(
+                f"model {model_id!r} is not open to everybody, and not to you yet",
+                hint="Ask for access on its page, then log in with `hf auth login`.",
+            ) from error
+        except RepositoryNotFoundError as error:
+            raise UnusableModel(
+                f"{why}, and the hub knows no such model",
+                hint="Correct the name, or log in with `hf auth login` if it is private.",
+            ) from error
+        except OfflineModeIsEnabled as error:
+            raise UnusableModel(f"{why}, and HF_HUB_OFFLINE forbids to download it") from error
+        except (_NETWORK, OSError) as error:
+            raise UnusableModel(
+                f"{why}, and the hub cannot be reached: {_reason(error)}",
+                hint="Name a folder that has the model, or go online once.",
+            ) from error
+        # Folders below hold other formats of the same weights.
+        return {
+            file.rfilename: file.size or 0
+            for file in info.siblings or ()
+            if "/" not in file.rfilename
+        }
+
+    def _fetch(self, model_id: str, names: Sequence[str]) -> Path:
+        # A bracket in a name would be a pattern; no model has one.
+        return Path(
+            snapshot_download(
+                model_id,
+                endpoint=self._endpoint,
+                cache_dir=self._cache,
+                allow_patterns=list(names),
+            )
+        )
+
+    @contextmanager
+    def _told(self, model_id: str, num_bytes: int) -> Iterator[None]:
+        """Say every now and then how much has arrived."""
+        blobs = self._cache / f"models--{model_id.replace('/', '--')}" / "blobs"
+        is_over = threading.Event()
+
+        def tell() -> None:
+            while not is_over.wait(TELL_SECONDS):
+                share = min(1.0, _arrived(blobs) / max(num_bytes, 1))
+                LOG.info("model %r: %.0f%% of %.1f GB", model_id, 100 * share, num_bytes / 1e9)
+
+        teller = threading.Thread(target=tell, name="download-progress", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            teller.join()
+
+
+def _absent(model_id: str) -> str:
+    return f"{model_id!r} is no folder here and not in the cache of the hub"
+
+
+def _arrived(blobs: Path) -> int:
+    """Bytes on disk, also of files that are not complete yet."""
+    num_bytes = 0
+    for path in blobs.glob("*"):
+        try:
+            num_bytes += path.stat().st_blocks * 512
+        except OSError:  # it was just renamed
+            continue
+    return num_bytes
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

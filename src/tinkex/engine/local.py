@@ -1,0 +1,233 @@
+"""The engine that trains and samples on PyTorch, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tinkex.engine import files
+from tinkex.engine.adapters import Adapter, check_spec, layout_of, new_adapter
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.examples import read_examples
+from tinkex.engine.loading import Loaded
+from tinkex.engine.models import Shelf
+from tinkex.engine.protocol import (
+    AdapterSpec,
+    BaseModel,
+    Failure,
+    Finished,
+    Pass,
+    SamplerSource,
+    StepRefused,
+    WriteSnapshot,
+)
+from tinkex.engine.sampler_shelf import SamplerShelf
+from tinkex.engine.sampling.runner import SampleRunner
+from tinkex.engine.snapshot_files import read_snapshot, write_snapshot
+from tinkex.engine.state import AdapterState
+from tinkex.engine.trainer import Trainer, Work
+from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
+from tinkex.nn.optim import NonFiniteGradient, adamw
+from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
+from tinkex.types.optimizers import OptimParams
+
+
+class LocalEngine:
+    """Serves the base models of some folders, and trains adapters on them.
+
+    `sources` says where each model is by its name.
+    """
+
+    def __init__(self, sources: Mapping[str, str], config: EngineConfig | None = None) -> None:
+        self._config = config or EngineConfig()
+        if self._config.threads:
+            torch.set_num_threads(self._config.threads)
+        self._adapters: dict[str, Adapter] = {}
+        self._runners: dict[str, SampleRunner] = {}
+        self._refused: list[Finished] = []
+        self._models = Shelf(sources, self._config, self._is_busy, self._forget_runner)
+        self._samplers = SamplerShelf()
+
+    def base_models(self) -> Sequence[BaseModel]:
+        """What is served."""
+        return self._models.describe()
+
+    # --- adapters ---------------------------------------------------------------------------
+    def create(self, adapter_id: str, spec: AdapterSpec) -> None:
+        """Make a new adapter that changes no log-probability yet."""
+        check_spec(spec)
+        self._adapters[adapter_id] = new_adapter(self._models.get(spec.base_model).host, spec)
+
+    def has(self, adapter_id: str) -> bool:
+        """Whether the adapter is in memory."""
+        return adapter_id in self._adapters
+
+    def drop(self, adapter_id: str) -> None:
+        """Forget an adapter's memory; one that is not there is no error."""
+        self._adapters.pop(adapter_id, None)
+
+    # --- training ---------------------------------------------------------------------------
+    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
+        """Run passes, those on one base model together."""
+        outcomes: dict[int, ForwardBackwardOutput | Failure] = {}
+        by_model: dict[str, dict[int, Work]] = {}
+        for place, item in enumerate(map(self._read, passes)):
+            if isinstance(item, Failure):
+                outcomes[place] = item
+            else:
+                by_model.setdefault(item.adapter.spec.base_model, {})[place] = item
+        for base_model, works in by_model.items():
+            trainer = Trainer(self._models.get(base_model).host, self._config)
+            outcomes.update(zip(works, trainer.run(list(works.values())), strict=True))
+        return [outcomes[place] for place in range(len(passes))]
+
+    def _read(self, each: Pass) -> Work | Failure:
+        adapter = self._adapters.get(each.adapter_id)
+        if adapter is None:
+            return Failure(_absent(each.adapter_id), RequestErrorCategory.Server)
+        try:
+            model = self._models.get(adapter.spec.base_model)
+            examples = read_examples(
+                each.work,
+                vocab_size=model.host.vocab_size,
+                max_context_tokens=model.max_context_tokens,
+            )
+        except TinkexError as error:
+            return Failure(error.message, error.category)
+        return Work(adapter, each.work, examples, each.is_forward_only)
+
+    def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
+        """Apply the gathered gradient, clear it, and report metrics."""
+        state = self._adapter(adapter_id).state
+        if not isinstance(params, AdamParams):
+            raise InvalidInput(
+                f"optimizer_params of type {params.type!r} are not read here; send adam_params"
+            )
+        gradient, state.gradient = state.gradient, None
+        try:
+            metrics = adamw(
+                state.weights,
+                gradient,
+                state.first,
+                state.second,
+                state.num_steps + 1,
+                params,
+                apply_nonfinite=self._config.is_nonfinite_applied,
+            )
+        except NonFiniteGradient as error:
+            raise StepRefused(f"{error.message}; the gradient was dropped") from error
+        if gradient is not None:
+            state.num_steps += 1
+        return metrics
+
+    # --- what is kept on disk ----------------------------------------------------------------
+    def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        """Write a PEFT adapter, and what an optimizer needs to go on, into an empty directory."""
+        adapter = self._adapter(adapter_id)
+        files.write_checkpoint(
+            directory, adapter.spec, adapter.layout, adapter.state, with_optimizer=with_optimizer
+        )
+
+    def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
+        """Go on from saved weights, if they fit; the gathered gradient is dropped."""
+        adapter = self._adapter(adapter_id)
+        device = adapter.state.weights.device
+        spec, layout = adapter.spec, adapter.layout
+        try:
+            state = AdapterState.fresh(files.read_weights(directory, spec, layout))
+            if with_optimizer:
+                memory = files.read_optimizer(directory, spec, layout)
+                state.first, state.second, state.num_steps = memory
+        except CheckpointError as error:
+            raise InvalidInput(f"the checkpoint cannot be loaded: {error.message}") from error
+        adapter.replace_state(state.moved(device))
+
+    def snapshot(self, adapter_id: str) -> WriteSnapshot:
+        """Copy the whole state now, gradient included; the result writes it later."""
+        adapter = self._adapter(adapter_id)
+        return partial(
+            write_snapshot, spec=adapter.spec, layout=adapter.layout, state=adapter.state.copied()
+        )
+
+    def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
+        """Bring an adapter back as it was when its snapshot was taken."""
+        host = self._models.get(spec.base_model).host
+        layout = layout_of(host, spec)
+        state = read_snapshot(directory, spec, layout).moved(host.device)
+        self._adapters[adapter_id] = Adapter(spec, layout, state)
+
+    # --- sampling ---------------------------------------------------------------------------
+    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+        """Take a sample request into the running batch; a bad one is reported by `step_samples`."""
+        try:
+            model = self._models.get(source.base_model)
+            adapter = self._samplers.find(source, model.host)
+        except TinkexError as error:
+            self._refused.append(Finished(ticket, Failure(error.message, error.category)))
+            return
+        self._runner(model).add(ticket, adapter, request)
+
+    def step_samples(self) -> Sequence[Finished]:
+        """Go a short way with all running samples, and hand out those that are over."""
+        finished, self._refused = self._refused, []
+        for runner in self._runners.values():
+            if len(runner):
+                finished += runner.step()
+        return finished
+
+    def cancel_sample(self, ticket: str) -> None:
+        """Free a sample's place at once; one that is over or unknown is no error."""
+        for runner in self._runners.values():
+            runner.cancel(ticket)
+        self._refused = [one for one in self._refused if one.ticket != ticket]
+
+    @property
+    def num_samples(self) -> int:
+        """How many sample requests are running."""
+        return len(self._refused) + sum(map(len, self._runners.values()))
+
+    @property
+    def max_samples(self) -> int:
+        """As many as there can be sequences: a request has at least one."""
+        return self._config.max_sequences
+
+    def close(self) -> None:
+        """Give back what is held."""
+        self._adapters.clear()
+        self._runners.clear()
+        self._samplers.clear()
+        self._models.close()
+
+    # --- inside -----------------------------------------------------------------------------
+    def _adapter(self, adapter_id: str) -> Adapter:
+        adapter = self._adapters.get(adapter_id)
+        if adapter is None:
+            raise LookupError(_absent(adapter_id))
+        return adapter
+
+    def _runner(self, model: Loaded) -> SampleRunner:
+        runner = self._runners.get(model.name)
+        if runner is None:
+            runner = SampleRunner(
+                model.host,
+                texts=model.texts,
+                eos_tokens=model.eos_tokens,
+                max_context_tokens=model.max_context_tokens,
+                config=self._config,
+            )
+            self._runners[model.name] = runner
+        return runner
+
+    def _forget_runner(self, base_model: str) -> None:
+        self._runners.pop(base_model, None)
+
+    def _is_busy(self, base_model: str) -> bool:
+        runner = self._runners.get(base_model)
+        return runner is not None and len(runner) > 0
+
+
+def _absent(adapter_id: str) -> str:
+    return f"adapter {adapter_id!r} is not in memory"

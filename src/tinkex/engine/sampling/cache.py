@@ -1,0 +1,263 @@
+"""The memory of running samples: who lives where, and what makes room for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.engine.sampling.scheduler import is_shared
+from tinkex.engine.sampling.sequence import Sequence
+from tinkex.engine.sampling.shelf import Shelf
+from tinkex.engine.sampling.slots import Budget, Roster, capacity_for, first_capacity, slots_for
+from tinkex.nn.kept import Block, Kind, Stored
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Room:
+    """Sequences whose slots lie together; they take steps together."""
+
+    def __init__(self, block: Block, shared: Stored | None = None) -> None:
+        self.block = block
+        self.shared = shared
+        """The prompt that all of them began with, which their slots then leave out."""
+        self.roster: Roster[Sequence] = Roster()
+        self._lengths = np.zeros(block.num_slots, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.roster)
+
+    @property
+    def lengths(self) -> Numbers:
+        """How many tokens each slot holds."""
+        return self._lengths[: len(self.roster)]
+
+    @property
+    def positions(self) -> Numbers:
+        """Where each sequence's next token stands."""
+        first = self.shared.num_tokens if self.shared is not None else 0
+        return self.lengths + first
+
+    def full(self) -> list[Sequence]:
+        """Those that have no room for the next token."""
+        slots = np.flatnonzero(self.lengths >= self.block.capacity)
+        return [self.roster[slot] for slot in slots.tolist()]
+
+    def resize(self, num_slots: int) -> None:
+        """Have more or fewer slots."""
+        self.block.resize(num_slots, len(self))
+        lengths = np.zeros(num_slots, dtype=np.int64)
+        lengths[: len(self)] = self.lengths
+        self._lengths = lengths
+
+    def replace(self, block: Block) -> None:
+        """Go on in another block of as many slots."""
+        for slot in range(len(self)):
+            block.take(slot, self.block, slot)
+        self.block = block
+
+    def enter(self, sequence: Sequence, num_tokens: int) -> int:
+        """Take a slot; the caller fills it."""
+        slot = self.roster.enter(sequence)
+        self._lengths[slot] = num_tokens
+        return slot
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give the slot back."""
+        move = self.roster.leave(sequence)
+        if move is not None:
+            self.block.take(move.target, self.block, move.source)
+            self._lengths[move.target] = self._lengths[move.source]
+
+    def advance(self) -> None:
+        """Note that everybody has one more token."""
+        self.lengths[:] += 1
+
+
+class Cache:
+    """Keys and values of one base model, within a limit."""
+
+    def __init__(self, kind: Kind, max_bytes: int, *, has_prefixes: bool) -> None:
+        self._kind = kind
+        self._budget = Budget(max_bytes)
+        self.shelf = Shelf(kind, self._budget, has_prefixes=has_prefixes)
+        self._arenas: dict[int, Room] = {}
+        self._cohorts: list[Room] = []
+        self._homes: dict[Sequence, Room] = {}
+        self.version = 0
+        """Changes whenever somebody comes, goes or moves."""
+
+    @property
+    def used_bytes(self) -> int:
+        """How much memory is given out."""
+        return self._budget.used_bytes
+
+    @property
+    def max_bytes(self) -> int:
+        """How much there is."""
+        return self._budget.max_bytes
+
+    @property
+    def busy_bytes(self) -> int:
+        """How much of it nobody could give back now."""
+        return self._budget.used_bytes - self.shelf.idle_bytes
+
+    @property
+    def rooms(self) -> list[Room]:
+        """Where sequences live, in the order in which they take steps."""
+        arenas = (self._arenas[capacity] for capacity in sorted(self._arenas))
+        return [room for room in (*arenas, *self._cohorts) if len(room)]
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._homes
+
+    def store(self, num_tokens: int) -> Stored | None:
+        """Memory for a prompt; None if there is none now."""
+        has_room = self._make_room(self.shelf.size_of(num_tokens))
+        return self.shelf.new(num_tokens) if has_room else None
+
+    # --- coming and going ------------------------------------------------------------------------
+    def place(self, sequences: list[Sequence], stored: Stored) -> int:
+        """Let sequences live where they go on from a prompt; how many found a place."""
+        self.version += 1
+        if is_shared(len(sequences), stored.num_tokens):
+            return len(sequences) if self._place_together(sequences, stored) else 0
+        for index, sequence in enumerate(sequences):
+            if not self._place_copy(sequence, stored):
+                return index
+        return len(sequences)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give back a sequence's place; one that has none is no error."""
+        room = self._homes.pop(sequence, None)
+        if room is None:
+            return
+        self.version += 1
+        room.leave(sequence)
+        if not len(room) and room.shared is not None:
+            self._cohorts.remove(room)
+            self._budget.take(-room.block.num_bytes)
+            self.shelf.release(room.shared)
+
+    def grow(self) -> bool:
+        """Give larger places to those that need one; False if somebody finds none."""
+        for room in self.rooms:
+            full = room.full()
+            if not full:
+                continue
+            self.version += 1
+            is_done = self._move_up(full) if room.shared is None else self._enlarge(room)
+            if not is_done:
+                return False
+        return True
+
+    def clear(self) -> None:
+        """Give back everything."""
+        for sequence in list(self._homes):
+            self.leave(sequence)
+        self.shelf.clear()
+        self._drop_empty()
+
+    # --- places ----------------------------------------------------------------------------------
+    def _place_together(self, sequences: list[Sequence], stored: Stored) -> bool:
+        capacity = first_capacity(0, sequences[0].ask.max_tokens)
+        if not self._make_room(self._size_of(len(sequences), capacity)):
+            return False
+        room = Room(self._new_block(len(sequences), capacity), stored)
+        self.shelf.hold(stored)
+        self._cohorts.append(room)
+        for sequence in sequences:
+            room.enter(sequence, 0)
+            self._homes[sequence] = room
+        return True
+
+    def _place_copy(self, sequence: Sequence, stored: Stored) -> bool:
+        num_tokens = stored.num_tokens
+        room = self._arena(first_capacity(num_tokens, sequence.ask.max_length))
+        if room is None:
+            return False
+        slot = room.enter(sequence, num_tokens)
+        room.block.fill(slot, stored, num_tokens)
+        self._homes[sequence] = room
+        return True
+
+    def _move_up(self, sequences: Iterable[Sequence]) -> bool:
+        for sequence in sequences:
+            old = self._homes[sequence]
+            room = self._arena(2 * old.block.capacity)
+            if room is None:
+                return False
+            slot = room.enter(sequence, old.block.capacity)
+            room.block.take(slot, old.block, old.roster.slot_of(sequence))
+            old.leave(sequence)
+            self._homes[sequence] = room
+        return True
+
+    def _enlarge(self, room: Room) -> bool:
+        capacity = capacity_for(room.block.capacity + 1)
+        if not self._make_room(self._size_of(len(room), capacity)):
+            return False
+        old_bytes = room.block.num_bytes
+        # A cohort only ever shrinks, so slots that were left are left out.
+        room.replace(self._new_block(len(room), capacity))
+        self._budget.take(-old_bytes)
+        return True
+
+    def _arena(self, capacity: int) -> Room | None:
+        """The arena of a capacity, with a free slot; None if there is no memory for one."""
+        room = self._arenas.get(capacity)
+        num_slots = room.block.num_slots if room is not None else 0
+        num_live = len(room) if room is not None else 0
+        if room is not None and num_live < num_slots:
+            return room
+        for wanted in (slots_for(num_slots, num_live + 1), num_live + 1):
+            if self._make_room(self._size_of(wanted - num_slots, capacity)):
+                return self._with_slots(capacity, wanted)
+        return None
+
+    def _with_slots(self, capacity: int, num_slots: int) -> Room:
+        room = self._arenas.get(capacity)
+        if room is None:
+            room = self._arenas[capacity] = Room(self._new_block(num_slots, capacity))
+            return room
+        self._budget.take(self._size_of(num_slots - room.block.num_slots, capacity))
+        room.resize(num_slots)
+        return room
+
+    def _new_block(self, num_slots: int, capacity: int) -> Block:
+        self._budget.take(self._size_of(num_slots, capacity))
+        return Block(self._kind, num_slots, capacity)
+
+    # --- room ------------------------------------------------------------------------------------
+    def _size_of(self, num_slots: int, capacity: int) -> int:
+        return num_slots * capacity * self._kind.token_bytes
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Have so much memory free, if what nobody needs is enough for that."""
+        if num_bytes > self.max_bytes:
+            return False
+        while not self._budget.has(num_bytes):
+            if not (self._drop_empty() or self.shelf.evict() or self._trim()):
+                return False
+        return True
+
+    def _drop_empty(self) -> bool:
+        empty = [capacity for capacity, room in self._arenas.items() if not len(room)]
+        for capacity in empty:
+            self._budget.take(-self._arenas.pop(capacity).block.num_bytes)
+        return bool(empty)
+
+    def _trim(self) -> bool:
+        """Give back the slots of one arena that nobody has."""
+        for room in self._arenas.values():
+            num_spare = room.block.num_slots - len(room)
+            if num_spare:
+                room.resize(len(room))
+                self._budget.take(-self._size_of(num_spare, room.block.capacity))
+                return True
+        return False

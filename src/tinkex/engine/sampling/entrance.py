@@ -1,0 +1,163 @@
+"""How requests come in: what is read for them, and when their samples begin."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tinkex.engine.sampling.asks import Tokens
+from tinkex.engine.sampling.cache import Cache
+from tinkex.engine.sampling.case import Case, Fill
+from tinkex.engine.sampling.prefixes import MIN_TOKENS, common_length
+from tinkex.engine.sampling.prompts import PromptScores
+from tinkex.engine.sampling.scheduler import Line, num_to_begin
+from tinkex.engine.sampling.sequence import Sequence
+from tinkex.nn.kept import Stored
+
+#: A prompt waits for another that is being read if they have so much of it in common.
+_WORTH_WAITING = 0.5
+#: Samples that had to make room come back when at most so much of the memory is in use.
+_CALM = 0.75
+
+
+class Begun(NamedTuple):
+    """Samples of one request that go on from the same token."""
+
+    case: Case
+    sequences: list[Sequence]
+    hidden_1D: Tensor
+
+
+class Entrance:
+    """Lets requests in, first come, first served, as memory and places allow."""
+
+    def __init__(
+        self, line: Line[Case], cache: Cache, *, max_sequences: int, is_one_by_one: bool
+    ) -> None:
+        self._line = line
+        self._cache = cache
+        self._shelf = cache.shelf
+        self._max_sequences = max_sequences
+        self._is_one_by_one = is_one_by_one
+
+    @property
+    def fills(self) -> list[Fill]:
+        """What is being read, oldest first."""
+        return [case.fill for case in self._line.values() if case.fill is not None]
+
+    # --- reading ---------------------------------------------------------------------------------
+    def admit(self) -> None:
+        """Begin to read for those whose turn it is."""
+        num_free = self._num_free() - len(self.fills)
+        for case in self._line.values():
+            if self._is_one_by_one and case is not next(iter(self._line.values())):
+                return
+            tokens = case.next_tokens() if case.fill is None and case.stored is None else None
+            if tokens is None or self._is_read_soon(case, tokens):
+                continue
+            if num_free < 1 or not self._is_calm(case) or not self._start(case, tokens):
+                return
+            num_free -= 1
+
+    def finish(self, fill: Fill, hidden_1D: Tensor) -> None:
+        """Note that all is read; `hidden_1D` is the last token's."""
+        fill.stored.last_hidden_1D = hidden_1D
+        fill.case.fill, fill.case.stored = None, fill.stored
+        self._shelf.keep(fill.case.key, fill.tokens, fill.stored)
+
+    def _start(self, case: Case, tokens: Tokens) -> bool:
+        about = case.ask.about_prompt if case.fresh else None
+        num_usable = len(tokens) if about is None else about.first_row
+        match = self._shelf.find(case.key, tokens)
+        num_common = min(match.num_tokens, num_usable) if match is not None else 0
+        if match is not None and num_common == len(tokens) == match.kept.num_tokens:
+            self._shelf.hold(match.kept)
+            case.stored = match.kept
+        else:
+            num_common = min(num_common, len(tokens) - 1)
+            stored = self._store(tokens, match.kept if match is not None else None, num_common)
+            if stored is None:
+                return False
+            case.fill = Fill(case, tokens, stored, num_common)
+        if case.fresh:
+            case.num_cached = num_common
+            case.scores = PromptScores(case.ask, about) if about is not None else None
+        return True
+
+    def _store(self, tokens: Tokens, source: Stored | None, num_common: int) -> Stored | None:
+        """Memory for tokens, the first of which are known from another prompt."""
+        if source is None:
+            return self._cache.store(len(tokens))
+        # Held, for making room may else take it away.
+        self._shelf.hold(source)
+        try:
+            stored = self._cache.store(len(tokens))
+        finally:
+            self._shelf.release(source)
+        if stored is not None:
+            stored.copy_from(source, num_common)
+        return stored
+
+    def _is_read_soon(self, case: Case, tokens: Tokens) -> bool:
+        """Whether most of it is being read for another request."""
+        if case.ask.about_prompt is not None or self._is_one_by_one:
+            return False
+        enough = max(MIN_TOKENS, int(len(tokens) * _WORTH_WAITING))
+        return any(
+            fill.case.key == case.key and common_length(fill.tokens, tokens) >= enough
+            for fill in self.fills
+        )
+
+    def _is_calm(self, case: Case) -> bool:
+        """Whether a sample that had to make room would not have to at once again."""
+        if case.fresh or not len(self._cache):
+            return True
+        return self._cache.busy_bytes <= _CALM * self._cache.max_bytes
+
+    # --- beginning -------------------------------------------------------------------------------
+    def begin(self) -> list[Begun]:
+        """Let samples run whose context is read."""
+        begun = []
+        for case in list(self._line.values()):
+            stored = case.stored
+            if stored is None:
+                continue
+            hidden_1D = stored.last_hidden_1D
+            assert hidden_1D is not None
+            sequences = self._place(case, stored)
+            if not sequences:
+                break
+            if not case.fresh:
+                case.stored = None
+                self._shelf.release(stored)
+            begun.append(Begun(case, sequences, hidden_1D))
+        return begun
+
+    def _place(self, case: Case, stored: Stored) -> list[Sequence]:
+        waiting = case.waiting
+        num = num_to_begin(len(waiting), self._num_free(), stored.num_tokens, self._max_sequences)
+        has_one_left = case.ask.max_length - stored.num_tokens == 1
+        if num and not has_one_left:
+            num = self._cache.place(waiting[:num], stored)
+        return case.take_waiting(num)
+
+    def _num_free(self) -> int:
+        return self._max_sequences - sum(len(case.running) for case in self._line.values())
+
+    # --- leaving ---------------------------------------------------------------------------------
+    def give_up(self, case: Case) -> bool:
+        """Let go of what was read for a request, which is read again later; False if nothing."""
+        held = case.fill.stored if case.fill is not None else case.stored
+        if held is None:
+            return False
+        case.fill = case.stored = None
+        self._shelf.release(held)
+        return True
+
+    def remove(self, case: Case) -> None:
+        """Let a request go with all it has."""
+        del self._line[case.ticket]
+        for sequence in case.running:
+            self._cache.leave(sequence)
+        self.give_up(case)

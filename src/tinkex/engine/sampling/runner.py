@@ -1,0 +1,283 @@
+"""Continuous batching: samples enter, take steps together, and leave, each in its own time.
+
+admit what can be read -> give larger places to those that need them -> one pass over the next token
+of every sample and some tokens of prompts -> choose a token for each -> hand out what is over
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence as Many
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.protocol import Failure, Finished
+from tinkex.engine.sampling.adapter import SamplerAdapter
+from tinkex.engine.sampling.asks import Ask, Limits, read_ask
+from tinkex.engine.sampling.cache import Cache
+from tinkex.engine.sampling.case import Case
+from tinkex.engine.sampling.entrance import Begun, Entrance
+from tinkex.engine.sampling.passes import Chunk, Passes
+from tinkex.engine.sampling.sampler import Chosen, Settings, choose
+from tinkex.engine.sampling.scheduler import Line, max_kept_tokens, share_tokens
+from tinkex.engine.sampling.sequence import Sequence
+from tinkex.engine.sampling.slots import capacity_for
+from tinkex.engine.sampling.stops import Texts
+from tinkex.errors import InvalidInput, RequestErrorCategory
+from tinkex.nn.host import Host
+from tinkex.types import SampleRequest
+
+__all__ = ["SampleRunner", "SamplerAdapter", "Texts"]
+
+#: How long one step goes on before the caller has its turn, if nothing is over sooner.
+STEP_SECONDS = 0.01
+
+_SERVER = RequestErrorCategory.Server
+_NOT_A_NUMBER = Failure(
+    "the model's output is not a number: the weights have become too large or are not finite"
+)
+
+
+class SampleRunner:
+    """All samples of one base model and its adapters."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        texts: Texts | None,
+        eos_tokens: frozenset[int],
+        max_context_tokens: int,
+        config: EngineConfig,
+    ) -> None:
+        self._host = host
+        self._texts = texts
+        self._config = config
+        self._limits = Limits(
+            vocab_size=host.vocab_size,
+            max_context_tokens=max_context_tokens,
+            eos_tokens=eos_tokens,
+            has_texts=texts is not None,
+        )
+        self._passes = Passes(host)
+        self._kind = self._passes.kind()
+        self._cache = Cache(
+            self._kind, config.cache_bytes, has_prefixes=not config.is_deterministic
+        )
+        self._line: Line[Case] = Line()
+        self._entrance = Entrance(
+            self._line,
+            self._cache,
+            max_sequences=config.max_sequences,
+            is_one_by_one=config.is_deterministic,
+        )
+        self._over: list[Finished] = []
+        self._num_added = 0
+        self._settings: tuple[int, Settings] | None = None
+
+    @property
+    def max_requests(self) -> int:
+        """How many requests can run at once."""
+        return 1 if self._config.is_deterministic else self._config.max_sequences
+
+    @property
+    def used_bytes(self) -> int:
+        """How much memory keys and values take, those kept for later included."""
+        return self._cache.used_bytes
+
+    def __len__(self) -> int:
+        return len(self._line) + len(self._over)
+
+    def add(self, ticket: str, adapter: SamplerAdapter | None, request: SampleRequest) -> None:
+        """Let a request in; a bad one is reported by `step`, and a ticket that runs starts anew."""
+        self.cancel(ticket)
+        try:
+            ask = read_ask(request, self._limits)
+            self._check_size(ask)
+        except InvalidInput as error:
+            self._over.append(Finished(ticket, Failure(error.message, error.category)))
+            return
+        self._num_added += 1
+        case = self._line[ticket] = Case(ticket, self._num_added, adapter, ask)
+        case.open(self._texts)
+
+    @torch.inference_mode()
+    def cancel(self, ticket: str) -> None:
+        """Free a request's memory at once; one that is not there is no error."""
+        case = self._line.get(ticket)
+        if case is not None:
+            self._entrance.remove(case)
+        self._over = [over for over in self._over if over.ticket != ticket]
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Forget all requests, and all that is kept for later ones."""
+        for ticket in list(self._line):
+            self.cancel(ticket)
+        self._over.clear()
+        self._cache.clear()
+        self._passes.clear()
+        self._settings = None
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Go a short way with all requests, and hand out those that are over."""
+        deadline = time.monotonic() + STEP_SECONDS
+        while self._line and not self._over:
+            self._turn()
+            if time.monotonic() >= deadline:
+                break
+        over, self._over = self._over, []
+        return over
+
+    # --- one turn --------------------------------------------------------------------------------
+    def _turn(self) -> None:
+        self._admit()
+        self._make_places()
+        rooms, version = self._cache.rooms, self._cache.version
+        samples = [one for room in rooms for one in room.roster]
+        chunks = self._chunks(has_samples=bool(samples))
+        hidden_TD = None
+        if samples or chunks:
+            hidden_TD = self._passes.run(rooms, chunks, version)
+            for room in rooms:
+                room.advance()
+            self._read(chunks, hidden_TD[len(samples) :])
+        begun = self._entrance.begin()
+        if samples or begun:
+            self._go_on(samples, hidden_TD, begun, version)
+        elif not chunks:
+            self._break_tie()
+
+    def _admit(self) -> None:
+        try:
+            self._entrance.admit()
+        except (MemoryError, RuntimeError) as error:
+            # The oldest that is not yet read is the one that asked for memory.
+            case = next(one for one in self._line.values() if not one.has_begun)
+            self._fail(case, Failure(f"no memory to read the prompt: {error}", _SERVER))
+
+    def _chunks(self, *, has_samples: bool) -> list[Chunk]:
+        fills = self._entrance.fills
+        shares = share_tokens(
+            [fill.num_left for fill in fills],
+            has_samples=has_samples,
+            pass_tokens=self._config.pass_tokens,
+        )
+        return [Chunk(fill, num) for fill, num in zip(fills, shares, strict=True) if num]
+
+    def _read(self, chunks: Many[Chunk], hidden_TD: Tensor) -> None:
+        """Take in what a pass found out about prompts."""
+        start = 0
+        for fill, num in chunks:
+            hidden_MD = hidden_TD[start : start + num]
+            start += num
+            case = fill.case
+            if case.scores is not None and case.fresh:
+                logits_of = partial(self._passes.logits_of, case.adapter)
+                case.scores.read(fill.num_done, hidden_MD, logits_of, self._limits.vocab_size)
+            fill.num_done += num
+            if not fill.num_left:
+                self._entrance.finish(fill, hidden_MD[-1:].clone())
+
+    # --- choosing --------------------------------------------------------------------------------
+    def _go_on(
+        self, samples: list[Sequence], hidden_TD: Tensor | None, begun: Many[Begun], version: int
+    ) -> None:
+        """Give every sample its next token."""
+        logits_MV = self._logits(samples, hidden_TD, begun, version)
+        runs = samples + [one for start in begun for one in start.sequences]
+        settings = self._settings_of(runs, None if begun else version)
+        numbers = np.array([run.dice.throw() for run in runs])
+        chosen = choose(logits_MV, settings, numbers)
+        self._take(runs, chosen)
+
+    def _logits(
+        self,
+        samples: Many[Sequence],
+        hidden_TD: Tensor | None,
+        begun: Many[Begun],
+        version: int,
+    ) -> Tensor:
+        owners = [one.case.adapter for one in samples]
+        if not begun:
+            assert hidden_TD is not None
+            return self._passes.logits(hidden_TD[: len(samples)], owners, version)
+        parts = [] if hidden_TD is None else [hidden_TD[: len(samples)]]
+        hidden_MD = torch.cat([*parts, *(start.hidden_1D for start in begun)])
+        owners += [start.case.adapter for start in begun]
+        logits_MV = self._passes.logits(hidden_MD, owners)
+        repeats = [1] * len(samples) + [len(start.sequences) for start in begun]
+        if max(repeats) == 1:
+            return logits_MV
+        return logits_MV.repeat_interleave(torch.tensor(repeats, device=logits_MV.device), dim=0)
+
+    def _settings_of(self, runs: Many[Sequence], version: int | None) -> Settings:
+        if version is not None and self._settings is not None and self._settings[0] == version:
+            return self._settings[1]
+        settings = Settings([run.ask for run in runs], self._host.device)
+        self._settings = (version, settings) if version is not None else None
+        return settings
+
+    def _take(self, runs: Many[Sequence], chosen: Chosen) -> None:
+        for row, run in enumerate(runs):
+            case = run.case
+            if run not in case.running:
+                continue  # its request has failed
+            logprob = chosen.logprobs[row]
+            if not math.isfinite(logprob):
+                self._fail(case, _NOT_A_NUMBER)
+            elif run.take(chosen.tokens[row], logprob, chosen.topk_of(row, run.ask.num_topk)):
+                self._finish(run)
+
+    def _finish(self, run: Sequence) -> None:
+        self._cache.leave(run)
+        if run.case.finish(run):
+            self._entrance.remove(run.case)
+            self._over.append(Finished(run.case.ticket, run.case.response()))
+
+    # --- memory ----------------------------------------------------------------------------------
+    def _make_places(self) -> None:
+        """Give larger places to samples that need one; those that came last make room."""
+        while not self._cache.grow():
+            self._let_youngest_wait()
+
+    def _let_youngest_wait(self) -> None:
+        for case in self._line.youngest_first():
+            if self._entrance.give_up(case):
+                return
+            placed = [one for one in case.running if one in self._cache]
+            if placed:
+                last = max(placed, key=lambda one: one.index)
+                self._cache.leave(last)
+                case.pause(last)
+                return
+
+    def _break_tie(self) -> None:
+        """Nobody could go on: those that came last give up what they hold for the first one."""
+        first, *others = self._line.values()
+        if any(self._entrance.give_up(case) for case in reversed(others)):
+            return
+        if self._entrance.give_up(first):
+            return
+        self._fail(first, Failure("there is no memory for this request", _SERVER))
+
+    def _check_size(self, ask: Ask) -> None:
+        num_tokens = max_kept_tokens(ask.max_length, capacity_for(ask.max_length), ask.max_tokens)
+        num_bytes = num_tokens * self._kind.token_bytes
+        if num_bytes > self._config.cache_bytes:
+            raise InvalidInput(
+                f"the prompt has {len(ask.prompt)} tokens and max_tokens is {ask.max_tokens}: that "
+                f"may take {num_bytes} bytes of memory, and there are {self._config.cache_bytes}; "
+                "ask for fewer tokens, or let the server have more cache_bytes"
+            )
+
+    def _fail(self, case: Case, failure: Failure) -> None:
+        self._entrance.remove(case)
+        case.running.clear()
+        self._over.append(Finished(case.ticket, failure))

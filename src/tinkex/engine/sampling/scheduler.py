@@ -1,0 +1,75 @@
+"""Who goes next: the order of requests, and how much of each step is spent on reading prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+#: The most prompt tokens that one pass reads; more are no faster, and all others wait for them.
+FILL_TOKENS = 512
+#: The same while samples are running, which every pass keeps waiting.
+FILL_TOKENS_BESIDE = 128
+#: So many samples of one prompt share what was read of it, if the prompt is long enough.
+MIN_COHORT = 4
+MIN_SHARED_TOKENS = 64
+
+
+class Numbered(Protocol):
+    """Something that came before or after others."""
+
+    @property
+    def number(self) -> int:
+        """Lower came first."""
+        ...
+
+    @property
+    def ticket(self) -> str:
+        """Its name."""
+        ...
+
+
+Request = TypeVar("Request", bound=Numbered)
+
+
+class Line(dict[str, Request]):
+    """All requests that are not over, by ticket, in the order of arrival."""
+
+    def youngest_first(self) -> Iterator[Request]:
+        """All of them, last come first."""
+        return reversed(list(self.values()))
+
+
+def share_tokens(wanted: Sequence[int], *, has_samples: bool, pass_tokens: int) -> list[int]:
+    """How many tokens of each prompt a pass reads: first come, first served."""
+    left = min(pass_tokens, FILL_TOKENS_BESIDE if has_samples else FILL_TOKENS)
+    shares = []
+    for num in wanted:
+        share = min(num, left)
+        shares.append(share)
+        left -= share
+    return shares
+
+
+def is_shared(num_samples: int, num_tokens: int) -> bool:
+    """Whether samples that begin together share their prompt, or each have a copy."""
+    return num_samples >= MIN_COHORT and num_tokens >= MIN_SHARED_TOKENS
+
+
+def num_to_begin(num_waiting: int, num_free: int, num_tokens: int, max_samples: int) -> int:
+    """How many samples of a prompt begin now.
+
+    A few more free places are awaited where that lets samples share a long prompt.
+    """
+    wanted = min(MIN_COHORT, max_samples)
+    if is_shared(num_waiting, num_tokens) and num_free < wanted:
+        return 0
+    return min(num_waiting, num_free)
+
+
+def max_kept_tokens(max_length: int, capacity: int, max_tokens: int) -> int:
+    """How many tokens' memory a sequence may need at the most, all alone.
+
+    What is read and the place where it goes on exist beside each other for a moment; one that draws
+    a single token goes nowhere.
+    """
+    return max_length if max_tokens == 1 else max_length + capacity

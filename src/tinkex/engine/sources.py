@@ -1,0 +1,89 @@
+"""Which base models there are: a name and a place each, from flags and from the home's list.
+
+A place is a folder, or the id of a model on the hub of Hugging Face.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tinkex.checkpoint.atomic import write_file
+from tinkex.errors import ConfigError
+from tinkex.settings import expanded
+
+MAX_NAME_LETTERS = 200
+_NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*")
+_PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]")
+
+
+def is_folder(place: str) -> bool:
+    """Whether a place means a folder: it looks like a path, or there is one."""
+    return _PATH_LIKE.match(place) is not None or ("\0" not in place and Path(place).is_dir())
+
+
+def parse_source(text: str) -> tuple[str, str]:
+    """A name and a place from NAME=PLACE or from a place alone."""
+    name, equals, place = text.partition("=")
+    if not equals:
+        return name_for(text), settled(text)
+    if not place:
+        raise ConfigError(f"model is {text!r}; expected NAME=PATH or the id of a model on the hub")
+    return checked_name(name), settled(place)
+
+
+def name_for(place: str) -> str:
+    """What a model is called that was given no name: its id, or its folder's own name."""
+    is_path = _PATH_LIKE.match(place) is not None
+    return checked_name(expanded(place).name if is_path else place)
+
+
+def settled(place: str) -> str:
+    """The place so that it means the same wherever it is read."""
+    return str(expanded(place)) if is_folder(place) else place
+
+
+def checked_name(name: str) -> str:
+    """The name, if clients can use it."""
+    if len(name) > MAX_NAME_LETTERS or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r:.{MAX_NAME_LETTERS}} is no name for a model; use letters, digits and . _ - + "
+            "with / between parts"
+        )
+    return name
+
+
+def merged(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:
+    """All models; what a flag says wins over the list."""
+    told: dict[str, str] = {}
+    for name, place in map(parse_source, flags):
+        if told.setdefault(name, place) != place:
+            raise ConfigError(f"model {name!r} is named twice: {told[name]} and {place}")
+    return {**listed, **told}
+
+
+# --- the home's list ------------------------------------------------------------------------
+
+
+def read_list(file: Path) -> dict[str, str]:
+    """The models of a home, each name with its place; none if there is no list."""
+    try:
+        found = json.loads(file.read_bytes())["models"]
+        return {str(name): str(place) for name, place in found.items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"the list of models {file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'the list of models {file} is damaged; expected {{"models": {{"NAME": "PLACE"}}}}',
+            hint="Correct it, or remove it and add the models again.",
+        ) from error
+
+
+def write_list(file: Path, models: Mapping[str, str]) -> None:
+    """Replace the models of a home."""
+    text = json.dumps({"models": dict(sorted(models.items()))}, indent=2, ensure_ascii=False)
+    write_file(file, (text + "\n").encode())

@@ -1,0 +1,148 @@
+"""Loops that people run, with the official SDK: by heart, by reward, by preference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.acceptance.engine.places import (
+    BASE_MODEL,
+    Place,
+    connect,
+    lesson,
+    logprobs_of,
+    prompt_of,
+    step,
+    text,
+)
+
+SAYINGS = {
+    "the sky is": " blue and wide",
+    "two and two": " make four",
+    "cats like": " warm milk",
+    "ask me": " later, please!",
+}
+
+
+def learn_by_heart(place: Place) -> None:
+    """The loss goes to nothing, and the most likely text is the one that was learned."""
+    import tinker
+
+    with connect(place) as service:
+        client = service.create_lora_training_client(BASE_MODEL, rank=16, seed=1)
+        tokenizer = client.get_tokenizer()
+        pairs = {
+            question: ([*tokenizer.encode(question)], [*tokenizer.encode(answer), 2])
+            for question, answer in SAYINGS.items()
+        }
+        data = [lesson(*pair) for pair in pairs.values()]
+        num_tokens = sum(len(answer) for _, answer in pairs.values())
+        losses = [step(client, data)[0]["loss:sum"] / num_tokens for _ in range(40)]
+        assert losses[0] > 2.0, "nothing was to be learned"
+        assert losses[-1] < 0.05, losses
+        sampler = client.save_weights_and_get_sampling_client()
+        params = tinker.SamplingParams(max_tokens=40, temperature=0.0)
+        for question, answer in SAYINGS.items():
+            prompt = prompt_of(pairs[question][0])
+            (drawn,) = sampler.sample(prompt, 1, params).result().sequences
+            assert drawn.stop_reason == "stop"
+            assert tokenizer.decode(drawn.tokens) == f"{answer}<|end|>"
+
+
+# --- by reward -----------------------------------------------------------------------------------
+
+NUM_ROUNDS = 11
+GROUP = 16
+NUM_TOKENS = 8
+
+
+def reward_of(tokens: Sequence[int]) -> float:
+    """The share of tokens from the upper half of the vocabulary."""
+    return sum(token >= 131 for token in tokens) / len(tokens)
+
+
+def earn_rewards(place: Place, loss_fn: str) -> list[float]:
+    """The mean reward of each round; groups of samples, centred advantages, the sampler's odds."""
+    import tinker
+
+    prompts = [text(seed, 4) for seed in range(3)]
+    rewards = []
+    with connect(place) as service:
+        client = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1)
+        for number in range(NUM_ROUNDS):
+            sampler = client.save_weights_and_get_sampling_client()
+            params = tinker.SamplingParams(max_tokens=NUM_TOKENS, seed=number, stop=[])
+            drawn = [sampler.sample(prompt_of(prompt), GROUP, params) for prompt in prompts]
+            groups = [each.result().sequences for each in drawn]
+            data = [
+                datum
+                for prompt, group in zip(prompts, groups, strict=True)
+                for datum in _judge(prompt, group)
+            ]
+            # Twice, so that the second time the odds are not those of the sampler any more.
+            for _ in range(2):
+                step(client, data, loss_fn, learning_rate=1e-2)
+            found = [reward_of(one.tokens) for group in groups for one in group]
+            rewards.append(float(np.mean(found)))
+    return rewards
+
+
+def _judge(prompt: Sequence[int], group: Sequence[Any]) -> list[Any]:
+    rewards = np.array([reward_of(one.tokens) for one in group])
+    advantages = rewards - rewards.mean()
+    return [
+        lesson(prompt, one.tokens, logprobs=one.logprobs, advantages=[advantage] * len(one.tokens))
+        for one, advantage in zip(group, advantages, strict=True)
+    ]
+
+
+# --- by preference -------------------------------------------------------------------------------
+
+NUM_PAIRS = 6
+BETA = 0.1
+
+
+def prefer(place: Place) -> None:
+    """DPO with a loss that the SDK computes: chosen texts gain on rejected ones."""
+    prompts = [text(seed, 5) for seed in range(NUM_PAIRS)]
+    chosen = [lesson(prompt, text(100 + index, 7)) for index, prompt in enumerate(prompts)]
+    rejected = [lesson(prompt, text(200 + index, 7)) for index, prompt in enumerate(prompts)]
+    with connect(place) as service:
+        client = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1)
+        before = logprobs_of(client, [*chosen, *rejected])
+        loss = _dpo([float(logprobs[4:].sum()) for logprobs in before])
+        told = []
+        for _ in range(15):
+            passed = client.forward_backward_custom([*chosen, *rejected], loss).result()
+            told.append(passed.metrics)
+            _move(client)
+        assert abs(told[0]["margin:mean"]) < 1e-5, "a new adapter changes nothing"
+        assert abs(told[0]["loss:sum"] - NUM_PAIRS * np.log(2.0)) < 1e-4
+        assert told[-1]["accuracy:mean"] == 1.0, told[-1]
+        assert told[-1]["margin:mean"] > 1.0, told[-1]
+        assert told[-1]["loss:sum"] < 0.5 * told[0]["loss:sum"], told[-1]
+
+
+def _dpo(reference: Sequence[float]) -> Callable[[Any, Any], tuple[Any, dict[str, float]]]:
+    def loss(data: Any, logprobs: Any) -> tuple[Any, dict[str, float]]:
+        import torch
+
+        weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in data]
+        sums = [(own * one).sum() for own, one in zip(weights, logprobs, strict=True)]
+        gains = torch.stack(sums) - torch.tensor(reference)
+        margins = BETA * (gains[:NUM_PAIRS] - gains[NUM_PAIRS:])
+        told = {
+            "margin:mean": margins.mean().item(),
+            "accuracy:mean": (margins > 0).float().mean().item(),
+        }
+        return -torch.nn.functional.logsigmoid(margins).sum(), told
+
+    return loss
+
+
+def _move(client: Any) -> None:
+    import tinker
+
+    client.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()

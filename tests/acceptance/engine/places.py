@@ -1,0 +1,145 @@
+"""What every scenario is told, and the few things that all of them do with the official SDK."""
+
+from __future__ import annotations
+
+import traceback
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+BASE_MODEL = "tiny"
+Scenario: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a scenario plays: a server, tenants of its own, the models' folders, a directory."""
+
+    url: str
+    keys: tuple[str, ...]
+    folders: Mapping[str, Path]
+    directory: Path
+
+
+class Played(NamedTuple):
+    """What went wrong in a scenario, or what it returned."""
+
+    complaint: str
+    result: Any = None
+
+
+def play(scenario: Scenario, place: Place, *args: Any) -> Played:
+    """Play a scenario to its end, in this process."""
+    try:
+        return Played("", scenario(place, *args))
+    except Exception:  # noqa: BLE001 - not every error can be sent to another process
+        return Played(traceback.format_exc())
+
+
+def connect(place: Place, tenant: int = 0) -> Any:
+    """A service client of one of the tenants."""
+    import tinker
+
+    return tinker.ServiceClient(base_url=place.url, api_key=place.keys[tenant])
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Random tokens, none of them special."""
+    tokens: list[int] = np.random.default_rng(seed).integers(3, 259, length).tolist()
+    return tokens
+
+
+def prompt_of(tokens: Sequence[int]) -> Any:
+    """Tokens as a prompt."""
+    import tinker
+
+    return tinker.ModelInput.from_ints(list(tokens))
+
+
+def lesson(prompt: Sequence[int], answer: Sequence[int], **inputs: Any) -> Any:
+    """Predict an answer, token by token; `inputs` are of the answer, the prompt has zeros."""
+    import tinker
+
+    tokens = [*prompt, *answer]
+    zeros = [0.0] * (len(prompt) - 1)
+    given = inputs or {"weights": [1.0] * len(answer)}
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            **{name: [*zeros, *map(float, values)] for name, values in given.items()},
+        },
+    )
+
+
+def step(
+    client: Any, data: Sequence[Any], loss_fn: str = "cross_entropy", **adam: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """One step of training: what the pass told, and what the optimizer did."""
+    import tinker
+
+    passed = client.forward_backward(list(data), loss_fn)
+    moved = client.optim_step(tinker.AdamParams(**{"learning_rate": 1e-2, **adam}))
+    return dict(passed.result().metrics), dict(moved.result().metrics)
+
+
+def logprobs_of(client: Any, data: Sequence[Any]) -> list[npt.NDArray[np.float32]]:
+    """The trainer's log-probabilities of each example's targets."""
+    output = client.forward(list(data), "cross_entropy").result()
+    return [one["logprobs"].to_numpy() for one in output.loss_fn_outputs]
+
+
+def fetch_adapter(place: Place, client: Any, name: str, tenant: int = 0) -> dict[str, bytes]:
+    """The files of a PEFT adapter, as they are downloaded."""
+    import tinker
+
+    rest = tinker.RestClient(base_url=place.url, api_key=place.keys[tenant])
+    path = client.save_weights_external(name).result().path
+    urls = rest.get_external_weights_urls(path).result().urls
+    return {file: fetch(url) for file, url in urls.items()}
+
+
+def fetch(url: str) -> bytes:
+    """GET without any key: whoever has the link may read."""
+    with urllib.request.urlopen(url, timeout=30) as response:
+        content: bytes = response.read()
+    return content
+
+
+def weights_of(files: Mapping[str, bytes]) -> dict[str, npt.NDArray[np.float32]]:
+    """The tensors of a downloaded adapter."""
+    from safetensors.numpy import load
+
+    tensors: dict[str, npt.NDArray[np.float32]] = load(files["adapter_model.safetensors"])
+    return tensors
+
+
+def furthest(
+    mine: Mapping[str, npt.NDArray[np.float32]], other: Mapping[str, npt.NDArray[np.float32]]
+) -> float:
+    """The largest difference between two adapters of the same shape."""
+    assert mine.keys() == other.keys()
+    return max(float(np.abs(mine[name] - other[name]).max()) for name in mine)
+
+
+def complaint_of(ask: Callable[[], Any]) -> str:
+    """What the server says about a request that is the user's fault: one clear sentence."""
+    import tinker
+
+    try:
+        ask()
+    except tinker.RequestFailedError as error:
+        assert error.category.value == "user", error
+        said = str(error)
+    except tinker.APIStatusError as error:
+        assert 400 <= error.status_code < 500, error
+        said = str(error)
+    else:
+        raise AssertionError("nothing was refused")
+    assert "Traceback" not in said and "\n" not in said.strip(), said
+    return said

@@ -1,0 +1,186 @@
+"""Several tenants and several base models on one server: nobody notices the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from tests.acceptance.engine.places import (
+    Place,
+    complaint_of,
+    connect,
+    fetch_adapter,
+    furthest,
+    lesson,
+    prompt_of,
+    step,
+    text,
+    weights_of,
+)
+from tests.acceptance.engine.servers import FEW_TOKENS
+
+RANKS = (1, 4, 16, 32)
+NUM_STEPS = 5
+TOLERANCE = 1e-5
+
+
+def lessons(rank: int, number: int) -> list[Any]:
+    """Every tenant has other data, of other lengths."""
+    seed = 100 * rank + 10 * number
+    return [lesson(text(seed + index, 3), text(seed - index, 4 + index)) for index in range(4)]
+
+
+def train_at_once(place: Place) -> list[str]:
+    """Passes of all tenants wait together; each gets what it would get alone.
+
+    Returns the models that were trained together.
+    """
+    import tinker
+
+    adam = tinker.AdamParams(learning_rate=1e-2)
+    with ExitStack() as stack:
+        services = [stack.enter_context(connect(place, tenant)) for tenant in range(len(RANKS))]
+        clients = [
+            service.create_lora_training_client("tiny", rank=rank, seed=rank)
+            for service, rank in zip(services, RANKS, strict=True)
+        ]
+        # While this is computed, all that follows arrives.
+        long = [lesson(text(seed, 4), text(seed, 400)) for seed in range(20)]
+        waiting = [clients[-1].forward(long, "cross_entropy")]
+        for number in range(NUM_STEPS):
+            for client, rank in zip(clients, RANKS, strict=True):
+                waiting.append(client.forward_backward(lessons(rank, number), "cross_entropy"))
+            waiting += [client.optim_step(adam) for client in clients]
+        for each in waiting:
+            each.result()
+        for tenant, (client, rank) in enumerate(zip(clients, RANKS, strict=True)):
+            together = weights_of(fetch_adapter(place, client, "together", tenant))
+            alone = services[tenant].create_lora_training_client("tiny", rank=rank, seed=rank)
+            for number in range(NUM_STEPS):
+                step(alone, lessons(rank, number))
+            found = weights_of(fetch_adapter(place, alone, "alone", tenant))
+            assert furthest(together, found) <= TOLERANCE, rank
+    return [client.model_id for client in clients]
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def make_mistakes(place: Place) -> None:
+    """Each mistake is one sentence for who made it, and nothing at all for the other tenant."""
+    import tinker
+
+    with connect(place, 0) as careless, connect(place, 1) as careful:
+        bad = careless.create_lora_training_client("other", rank=4, seed=1)
+        good = careful.create_lora_training_client("other", rank=4, seed=1)
+        model = careful.create_lora_training_client("other", rank=4, seed=1)
+        for number, (ask, words) in enumerate(_mistakes(bad)):
+            pending = good.forward_backward(lessons(1, number), "cross_entropy")
+            said = complaint_of(ask)
+            assert all(word in said for word in words), said
+            passed = pending.result().metrics
+            moved = good.optim_step(tinker.AdamParams(learning_rate=1e-2)).result().metrics
+            assert (passed, moved) == step(model, lessons(1, number))
+        # No gradient of a mistake is left, and the work goes on.
+        model = careful.create_lora_training_client("other", rank=4, seed=1)
+        for number in range(2):
+            assert step(bad, lessons(1, number)) == step(model, lessons(1, number))
+
+
+def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
+    import tinker
+
+    fine = lesson(text(1, 4), text(2, 5))
+    unknown = lesson(text(1, 4), [5, 259, 6])
+    unread = tinker.Datum(
+        model_input=prompt_of([5, 100_000, 6]),
+        loss_fn_inputs={"target_tokens": [4, 5, 6], "weights": [1.0] * 3},
+    )
+    long = lesson(text(1, 4), text(2, FEW_TOKENS))
+    nothing = lesson(text(1, 4), text(2, 5), weights=[np.nan] * 5)
+    # Each is a number, but their gradient is not.
+    too_much = lesson(text(1, 4), text(2, 5), weights=[3e38] * 5)
+
+    def passes(data: list[Any], loss_fn: str = "cross_entropy") -> Callable[[], Any]:
+        return lambda: client.forward_backward(data, loss_fn).result()
+
+    def learn_too_much() -> None:
+        assert passes([fine, too_much])().metrics["nonfinite_gradient:max"] == 1.0
+        client.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+
+    return [
+        (passes([fine, unknown]), ["259"]),
+        (passes([fine, unread]), ["100000"]),
+        (passes([long]), [str(FEW_TOKENS + 3), str(FEW_TOKENS)]),
+        (passes([fine], "least_squares"), ["least_squares", "cross_entropy"]),
+        (passes([fine], "ppo"), ["logprobs"]),
+        (passes([fine, nothing]), ["weights", "nan"]),
+        (learn_too_much, ["NaN or infinity", "gradient was dropped"]),
+    ]
+
+
+def ask_for_wrong_samples(place: Place) -> None:
+    """What cannot be sampled is one sentence, and others' samples go on."""
+    import tinker
+
+    with connect(place, 0) as careless, connect(place, 1) as careful:
+        bad = careless.create_sampling_client(base_model="other")
+        good = careful.create_sampling_client(base_model="other")
+        params = tinker.SamplingParams(max_tokens=20, seed=1, stop=[])
+        prompt = prompt_of(text(1, 4))
+        expected = good.sample(prompt, 2, params).result().sequences
+        for tokens, options, word in (
+            ([5, 300], {"max_tokens": 4}, "300"),
+            (text(1, FEW_TOKENS + 1), {"max_tokens": 4}, str(FEW_TOKENS)),
+            ([5, 6], {"max_tokens": 4, "temperature": -1.0}, "temperature"),
+        ):
+            pending = good.sample(prompt, 2, params)
+            wrong = tinker.SamplingParams(**options)
+            said = complaint_of(
+                lambda tokens=tokens, wrong=wrong: bad.sample(prompt_of(tokens), 1, wrong).result()
+            )
+            assert word in said, said
+            found = pending.result().sequences
+            assert [one.tokens for one in found] == [one.tokens for one in expected]
+
+
+# --- several base models --------------------------------------------------------------------------
+
+
+def use_both_models(place: Place) -> None:
+    """Each has its own weights, context and adapters; what is not served is named with what is."""
+    import tinker
+
+    with connect(place) as service:
+        served = service.get_server_capabilities().supported_models
+        assert [(each.model_name, each.max_context_length) for each in served] == [
+            ("tiny", 512),
+            ("other", FEW_TOKENS),
+        ]
+        clients = {
+            each.model_name: service.create_lora_training_client(each.model_name, rank=4, seed=1)
+            for each in served
+        }
+        waiting = [
+            client.forward_backward(lessons(1, 0), "cross_entropy") for client in clients.values()
+        ]
+        first, second = (each.result().metrics["loss:sum"] for each in waiting)
+        assert first != second
+        params = tinker.SamplingParams(max_tokens=12, seed=1, stop=[])
+        drawn = {}
+        for name, client in clients.items():
+            assert client.get_info().model_data.model_name == name
+            plain = service.create_sampling_client(base_model=name)
+            assert plain.get_base_model() == name
+            base = plain.sample(prompt_of(text(1, 4)), 1, params).result().sequences[0]
+            untrained = client.save_weights_and_get_sampling_client()
+            own = untrained.sample(prompt_of(text(1, 4)), 1, params).result().sequences[0]
+            assert own.tokens == base.tokens, "a new adapter changes nothing"
+            drawn[name] = base.tokens
+        assert drawn["tiny"] != drawn["other"]
+        for ask in (service.create_lora_training_client, service.create_sampling_client):
+            said = complaint_of(lambda ask=ask: ask(base_model="absent/model"))
+            assert all(word in said for word in ("'absent/model'", "tiny", "other")), said

@@ -1,0 +1,71 @@
+"""kill -9 of a real server's worker while the official SDK trains: it notices a pause."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from safetensors.numpy import load
+
+from tests.acceptance.engine import kill_scenarios
+from tests.acceptance.engine.conftest import PATIENCE, Official
+from tests.acceptance.engine.places import furthest
+from tests.acceptance.engine.servers import LocalServer
+from tests.acceptance.processes.serving import eventually
+
+#: Weights of a model that shared its passes with others, against one that did not.
+TOLERANCE = 1e-5
+#: How long a step of the two models takes here, about.
+STEP_SECONDS = 0.15
+
+
+@pytest.fixture(scope="module")
+def undisturbed(official: Official, exact_server: LocalServer) -> dict[str, Any]:
+    found: dict[str, Any] = official.play(kill_scenarios.train, exact_server)
+    return found
+
+
+def test_a_loop_among_kills_sees_the_same_bits(
+    official: Official, exact_server: LocalServer, undisturbed: dict[str, Any]
+) -> None:
+    seen = train_among_kills(official, exact_server, [3, 12, 23], random.Random(1))
+    assert seen == undisturbed
+
+
+def test_a_loop_that_shares_its_passes_comes_close(
+    official: Official, server: LocalServer, undisturbed: dict[str, Any]
+) -> None:
+    seen = train_among_kills(official, server, [11], random.Random(2))
+    for mine, other in zip(seen["adapters"], undisturbed["adapters"], strict=True):
+        assert furthest(load(mine), load(other)) <= TOLERANCE
+
+
+def train_among_kills(
+    official: Official, server: LocalServer, numbers: Sequence[int], dice: random.Random
+) -> Any:
+    """What a client saw whose worker was killed soon after so many steps of both models."""
+    before, num_workers = num_steps(server), len(server.pids("worker"))
+    playing = official.begin(kill_scenarios.train, server)
+    for number in numbers:
+        eventually(lambda number=number: num_steps(server) >= before + number, PATIENCE)
+        # At any moment of what the client does next.
+        time.sleep(dice.random() * STEP_SECONDS)
+        assert not playing.done()
+        server.kill_worker()
+    seen = official.end(playing, server)
+    assert len(server.pids("worker")) == num_workers + len(numbers)
+    assert "Traceback" not in server.said
+    return seen
+
+
+def num_steps(server: LocalServer) -> int:
+    """How many optimizer steps are on record."""
+    with closing(sqlite3.connect(server.home.store_file)) as store:
+        query = "SELECT count(*) FROM steps WHERE kind = 'optim_step'"
+        (found,) = store.execute(query).fetchone()
+    return int(found)

@@ -1,0 +1,90 @@
+"""Base models of a real server: those of its home, those of its flags, none, and broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tinkex
+from tests.acceptance.processes.conftest import Serve
+from tests.acceptance.processes.serving import PATIENCE, run_tinkex
+from tests.integration.engine.folders import save_tiny
+from tinkex.errors import BadRequestError
+
+LOCAL = ("--engine", "local")
+#: The official SDK is another process, as it is for its users.
+OFFICIAL = """
+import json, sys, tinker
+
+service = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
+training = service.create_lora_training_client(base_model="mine", rank=2)
+tokenizer = training.get_tokenizer()
+print(json.dumps([tokenizer.encode("hello"), tokenizer.decode(tokenizer.encode("hello"))]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny(tmp_path / "some model", vocab_size=259)
+
+
+def served(url: str, key: str) -> dict[str, int | None]:
+    """The models of a server and their longest contexts."""
+    with tinkex.ServiceClient(base_url=url, api_key=key) as service:
+        models = service.get_server_capabilities().supported_models
+    return {str(model.model_name): model.max_context_length for model in models}
+
+
+def test_a_server_without_models_starts_and_says_how_to_add_one(serve: Serve, home: Path) -> None:
+    serving = serve(home, *LOCAL)
+    url = serving.ready()
+    assert "WARNING tinkex.server.wiring: no base model is served: add one with" in serving.said
+    assert served(url, serving.key) == {}
+    with (
+        tinkex.ServiceClient(base_url=url, api_key=serving.key) as service,
+        pytest.raises(BadRequestError, match="`tinkex model add NAME PATH`"),
+    ):
+        service.create_lora_training_client("Qwen/Qwen3-8B", rank=4)
+
+
+def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
+    serve: Serve, home: Path, folder: Path, tmp_path: Path
+) -> None:
+    short = save_tiny(tmp_path / "short", vocab_size=259, max_position_embeddings=32)
+    for name in ("mine", "both"):
+        added = run_tinkex("model", "add", name, str(folder), "--home", str(home))
+        assert added.returncode == 0, added.stderr
+    serving = serve(home, *LOCAL, "--model", f"both={short}", "--model", f"new={short}")
+    url = serving.ready()
+    assert served(url, serving.key) == {"mine": 512, "both": 32, "new": 32}
+    assert "a server runs in" in run_tinkex("model", "remove", "mine", "--home", str(home)).stderr
+
+    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+        training = service.create_lora_training_client("mine", rank=2)
+        assert training.get_tokenizer().decode(training.get_tokenizer().encode("hello")) == "hello"
+    done = subprocess.run(
+        [sys.executable, "-c", OFFICIAL, url, serving.key],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    tokens, text = json.loads(done.stdout)
+    assert (len(tokens), text) == (5, "hello")
+
+
+def test_a_model_that_cannot_be_used_keeps_a_server_from_starting(home: Path, folder: Path) -> None:
+    assert run_tinkex("model", "add", "mine", str(folder), "--home", str(home)).returncode == 0
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    refused = run_tinkex("serve", "--home", str(home), "--port", "0", *LOCAL)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"base model 'mine': {path} is cut off or damaged" in refused.stderr
+    assert "Copy or download the folder again." in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,165 @@
+"""`tinkex model`: what is added is served, what is wrong is a sentence, and nothing heavy loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_folder
+from tinkex.cli.main import main
+from tinkex.engine.sources import read_list
+from tinkex.home import Home
+from tinkex.server.home_lock import HomeLock
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home of this test alone, and its directory as the one of the shell."""
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return Home(tmp_path / "home")
+
+
+def tinkex(*words: str) -> Result:
+    return CliRunner().invoke(main, ["model", *words])
+
+
+def told(*words: str) -> Any:
+    """What a command prints for programs."""
+    done = tinkex(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def refused(*words: str) -> str:
+    done = tinkex(*words)
+    assert (done.exit_code, done.stdout) == (1, ""), done.output
+    return done.stderr
+
+
+def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -> None:
+    folder = write_folder(tmp_path / "models" / "small")
+    added = tinkex("add", "org/mine", "models/small")
+    assert added.exit_code == 0, added.output
+    assert added.stdout == ""
+    said = "org/mine is Qwen3ForCausalLM, 44 parameters, in "
+    assert added.stderr == f"{said}{folder}\n"
+    assert read_list(home.models_file) == {"org/mine": str(folder)}
+    [row] = told("list")
+    assert row == {
+        "name": "org/mine",
+        "arch": "Qwen3ForCausalLM",
+        "parameters": NUM_PARAMETERS,
+        "context": 256,
+        "place": str(folder),
+        "problem": None,
+    }
+    shown = told("info", "org/mine")
+    assert (shown["folder"], shown["tokenizer"]) == (str(folder), False)
+    assert (shown["float32_bytes"], shown["bfloat16_bytes"]) == (176, 88)
+    assert tinkex("remove", "org/mine").stderr == "org/mine is not served any more\n"
+    assert told("list") == []
+    assert folder.is_dir()
+
+
+def test_a_folder_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
+    folder = write_folder(tmp_path / "small")
+    for word, name in (("small", "small"), ("./small", "small"), (str(folder), "small")):
+        assert tinkex("add", word).exit_code == 0
+        assert read_list(home.models_file) == {name: str(folder)}
+
+
+def test_the_last_word_on_a_name_counts(tmp_path: Path, home: Home) -> None:
+    for name in ("one", "two"):
+        write_folder(tmp_path / name)
+        assert tinkex("add", "mine", name).exit_code == 0
+    assert read_list(home.models_file) == {"mine": str(tmp_path / "two")}
+
+
+def test_tables_for_people(tmp_path: Path) -> None:
+    write_folder(tmp_path / "small")
+    nothing = tinkex("list")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "`tinkex model add` adds one" in nothing.stderr
+    tinkex("add", "small")
+    shown = tinkex("list").stdout
+    assert shown.split()[:5] == ["NAME", "ARCHITECTURE", "PARAMETERS", "CONTEXT", "PLACE"]
+    assert "PROBLEM" not in shown
+    assert "float32 bytes" in tinkex("info", "small").stdout
+
+
+def test_a_model_that_has_been_damaged_since_is_listed_with_its_problem(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "small") / "model.safetensors"
+    tinkex("add", "small")
+    path.write_bytes(safetensors()[:-1])
+    [row] = told("list")
+    assert "is cut off or damaged" in row["problem"]
+    assert "PROBLEM" in tinkex("list").stdout
+    assert "is cut off or damaged" in refused("info", "small")
+
+
+def test_what_cannot_be_served_is_not_added(tmp_path: Path, home: Home) -> None:
+    (tmp_path / "empty").mkdir()
+    assert f"Error: there is no folder {tmp_path / 'none'}" in refused("add", "x", "./none")
+    assert "has no config.json" in refused("add", "x", "empty")
+    write_folder(tmp_path / "small")
+    assert "is no name for a model" in refused("add", "a b", "small")
+    assert not home.models_file.exists()
+
+
+def test_a_name_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    assert "there is: none" in refused("remove", "x")
+    write_folder(tmp_path / "small")
+    tinkex("add", "small")
+    assert "no model 'x'" in refused("remove", "x")
+    assert "there is: small" in refused("info", "x")
+
+
+def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: Home) -> None:
+    write_folder(tmp_path / "small")
+    home.make()
+    home.models_file.write_text("{")
+    for words in (("add", "small"), ("list",), ("remove", "small"), ("info", "small")):
+        assert "is damaged; expected" in refused(*words)
+    assert home.models_file.read_text() == "{"
+
+
+def test_the_owner_of_a_running_server_is_told_to_start_it_again(
+    tmp_path: Path, home: Home
+) -> None:
+    write_folder(tmp_path / "small")
+    lock = HomeLock.take(home)
+    try:
+        assert "a server runs in" in tinkex("add", "small").stderr
+        assert "it forgets the model when it is started again" in tinkex("remove", "small").stderr
+    finally:
+        lock.release()
+    assert "a server runs" not in tinkex("add", "small").stderr
+
+
+def test_another_home_has_another_list(tmp_path: Path, home: Home) -> None:
+    write_folder(tmp_path / "small")
+    assert tinkex("add", "small", "--home", str(tmp_path / "other")).exit_code == 0
+    assert not home.models_file.exists()
+    assert [row["name"] for row in told("list", "--home", str(tmp_path / "other"))] == ["small"]
+
+
+def test_adding_a_folder_loads_nothing_heavy(tmp_path: Path) -> None:
+    write_folder(tmp_path / "small")
+    probe = (
+        "import sys\n"
+        "from tinkex.cli.main import main\n"
+        "main(['model', 'add', 'small'], standalone_mode=False)\n"
+        "main(['model', 'list', '--json'], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'sqlalchemy', 'rich'}\n"
+        "sys.exit(','.join(heavy & set(sys.modules)) or None)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

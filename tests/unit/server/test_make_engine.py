@@ -1,0 +1,89 @@
+"""Which engine a server gets; what is missing for it is one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.fake.engine import FakeEngine
+from tinkex.errors import ConfigError
+from tinkex.server.config import ServerConfig
+from tinkex.server.wiring import make_engine
+
+
+def test_the_fake_engine_needs_to_be_asked_for(tmp_path: Path) -> None:
+    assert ServerConfig(home=tmp_path).engine == "local"
+    engine = make_engine(ServerConfig(home=tmp_path, engine="fake", models=("our/model",)))
+    assert isinstance(engine, FakeEngine)
+    assert [model.name for model in engine.base_models()] == ["our/model"]
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_without_torch_one_sentence_says_what_to_install(tmp_path: Path, library: str) -> None:
+    probe = (
+        "import sys\n"
+        f"sys.modules[{library!r}] = None\n"
+        "from pathlib import Path\n"
+        "from tinkex.errors import ConfigError\n"
+        "from tinkex.server.config import ServerConfig\n"
+        "from tinkex.server.wiring import make_engine\n"
+        "try:\n"
+        f"    make_engine(ServerConfig(home=Path({str(tmp_path)!r})))\n"
+        "except ConfigError as error:\n"
+        "    print(error.message)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert f"the engine 'local' needs {library}, which is not installed" in run.stdout
+    assert "pip install 'tinkex[server,torch]'" in run.stdout
+
+
+def test_settings_of_the_server_are_those_of_the_engine(tmp_path: Path) -> None:
+    config = ServerConfig(
+        home=tmp_path,
+        device="cuda:1",
+        dtype="bfloat16",
+        threads=3,
+        deterministic=True,
+        pass_tokens=5,
+        cache_bytes=6,
+        max_sequences=7,
+        memory_bytes=8,
+        apply_nonfinite=True,
+    )
+    assert config.engine_config == EngineConfig(
+        device="cuda:1",
+        dtype="bfloat16",
+        threads=3,
+        is_deterministic=True,
+        pass_tokens=5,
+        cache_bytes=6,
+        max_sequences=7,
+        memory_bytes=8,
+        is_nonfinite_applied=True,
+    )
+    assert ServerConfig(home=tmp_path).engine_config == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("device", "the gpu", "device is 'the gpu'; expected auto, cpu, cuda or cuda:N"),
+        ("device", "", "device is ''"),
+        ("dtype", "int8", "dtype is 'int8'; expected one of float32, bfloat16, float16"),
+        ("threads", -1, "threads is -1"),
+        ("pass_tokens", 0, "pass_tokens is 0; expected at least 1"),
+        ("cache_bytes", 0, "cache_bytes is 0"),
+        ("max_sequences", -5, "max_sequences is -5"),
+        ("memory_bytes", -1, "memory_bytes is -1; expected 0 or more"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, field: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ServerConfig(home=tmp_path, **{field: value})
+    assert words in refused.value.message

@@ -1,0 +1,44 @@
+"""How many threads a worker gets: what is set, else the cores it may use, in a container too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tinkex.server.threads import num_cores, worker_variables
+from tinkex.settings import child_environment
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def test_a_worker_gets_a_thread_per_core_unless_told_otherwise_and_never_spins() -> None:
+    assert worker_variables(0, 8) == {"OMP_NUM_THREADS": "8", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert worker_variables(3, 8)["OMP_NUM_THREADS"] == "3"
+
+
+def test_what_the_user_has_set_stays() -> None:
+    found = child_environment(worker_variables(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"})
+    assert found == {"OMP_NUM_THREADS": "5", "OMP_WAIT_POLICY": "PASSIVE", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, CORES),
+        ({"cpu.max": "max 100000\n"}, CORES),
+        ({"cpu.max": "100000 100000\n"}, 1),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, CORES),
+        ({"cpu.max": ""}, CORES),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, CORES),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "100000\n"}, CORES),
+    ],
+)
+def test_a_containers_share_counts(tmp_path: Path, files: dict[str, str], cores: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert num_cores(tmp_path) == cores
