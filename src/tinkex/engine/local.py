@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from tinkex.engine import files
 from tinkex.engine.adapters import Adapter, check_spec, layout_of, new_adapter
+from tinkex.engine.checkpoints import files
+from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import read_examples
-from tinkex.engine.loading import Loaded
-from tinkex.engine.models import Shelf
+from tinkex.engine.models.loading import Loaded
+from tinkex.engine.models.shelf import Shelf
 from tinkex.engine.protocol import (
     AdapterSpec,
     BaseModel,
@@ -26,7 +27,6 @@ from tinkex.engine.protocol import (
 )
 from tinkex.engine.sampler_shelf import SamplerShelf
 from tinkex.engine.sampling.runner import SampleRunner
-from tinkex.engine.snapshot_files import read_snapshot, write_snapshot
 from tinkex.engine.state import AdapterState
 from tinkex.engine.trainer import Trainer, Work
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError

@@ -6,11 +6,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TypeAlias
 
-from tinkex.engine.files import read_adapter
+from tinkex.engine.checkpoints.files import read_adapter
+from tinkex.engine.checkpoints.summaries import WEIGHTS_NAME
 from tinkex.engine.protocol import SamplerSource
 from tinkex.engine.sampling.runner import SamplerAdapter
 from tinkex.engine.state import ALPHA
-from tinkex.engine.summaries import WEIGHTS_NAME
 from tinkex.errors import InvalidInput
 from tinkex.nn.host import Host
 

@@ -44,15 +44,31 @@ class Part(Protocol):
 
 
 class CachedAttention:
-    """The parts of a pass, in the order of their rows."""
+    """The parts of a pass, in the order of their rows.
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    The first rows may lie in another order than their parts have them: `order` says which row of
+    the parts each of them is.
+    """
+
+    def __init__(self, parts: Sequence[Part], order: Tensor | None = None) -> None:
         self._parts = parts
+        self._order = order
+        self._back = torch.argsort(order) if order is not None else None
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options
     ) -> Tensor:
         """Attention part by part."""
+        if self._back is not None:
+            q_HTD, k_GTD, v_GTD = (_ordered(x, self._back) for x in (q_HTD, k_GTD, v_GTD))
+        out_THD = self._in_parts(layer, q_HTD, k_GTD, v_GTD, how)
+        if self._order is None:
+            return out_THD
+        return _ordered(out_THD.transpose(0, 1), self._order).transpose(0, 1)
+
+    def _in_parts(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options
+    ) -> Tensor:
         if len(self._parts) == 1:
             return self._parts[0].attend(layer, q_HTD, k_GTD, v_GTD, how)
         outs, start = [], 0
@@ -262,6 +278,15 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if share == 1:
         return k, v
     return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+
+
+def _ordered(x_HTD: Tensor, order: Tensor) -> Tensor:
+    """The first rows in another order."""
+    x_THD = x_HTD.transpose(0, 1)
+    first = x_THD[order]
+    num = len(order)
+    whole = first if num == len(x_THD) else torch.cat([first, x_THD[num:]])
+    return whole.transpose(0, 1)
 
 
 def _put(kept: Tensor, place: Tensor, new_GND: Tensor) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+#: How many rows oneDNN multiplies faster by a weight that is packed for it.
+_FEW_ROWS = range(2, 65)
+
 
 class Frozen:
     """The weights of linear maps of one input, side by side."""
@@ -17,6 +20,7 @@ class Frozen:
     def __init__(self, weight_KN: Tensor, bias_N: Tensor | None) -> None:
         self.weight_KN = weight_KN
         self._bias_N = bias_N
+        self._packed: Tensor | None = None
 
     @classmethod
     def joined(cls, members: Sequence[nn.Module]) -> Frozen:
@@ -26,18 +30,24 @@ class Frozen:
             return cls(weights[0].contiguous(), _joined_bias(members))
         return cls(torch.cat(weights, dim=1), _joined_bias(members))
 
-    @classmethod
-    def shared(cls, member: nn.Linear) -> Frozen:
-        """A linear module's map in the memory where it is, which may be an embedding's too."""
-        return cls(member.weight.detach().t(), _joined_bias([member]))
-
     @property
     def weight_NK(self) -> Tensor:
         """The weight as linear modules have it."""
         return self.weight_KN.t()
 
+    def pack(self) -> None:
+        """Keep a second copy of the weight, as large as the first, for passes of few rows."""
+        weight = self.weight_KN
+        is_suited = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        if is_suited and torch.backends.mkldnn.is_available():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_NK.contiguous())
+
     def forward(self, x_MK: Tensor) -> Tensor:
-        """x W + b, in a new tensor."""
+        """x W + b, in a new tensor; how it is computed depends on the number of rows alone."""
+        if self._packed is not None and len(x_MK) in _FEW_ROWS:
+            onednn = torch.ops.mkldnn._linear_pointwise
+            y_MN: Tensor = onednn(x_MK, self._packed, self._bias_N, "none", [], "")
+            return y_MN
         if self._bias_N is None:
             return torch.mm(x_MK, self.weight_KN)
         return torch.addmm(self._bias_N, x_MK, self.weight_KN)

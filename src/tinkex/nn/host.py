@@ -28,7 +28,11 @@ from tinkex.nn.twins import replace_blocks, replace_norms
 class Host:
     """A frozen model with places for adapters."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, packed_bytes: int = 0) -> None:
+        """Take a model in; `packed_bytes` is memory for copies that few rows are faster with.
+
+        The first layers are copied as far as it goes, so that with less of it some gain is lost.
+        """
         model.eval().requires_grad_(False)
         with Survey(model) as survey:
             trial = Trial(model)
@@ -37,7 +41,7 @@ class Host:
         self._decoder.config._attn_implementation = attention.NAME
         self.sites: list[Site] = []
         """Where adapters have pairs; a pair's index here is its site's number."""
-        self._install(survey)
+        self._install(survey, packed_bytes)
         self.head = self._take_head()
         how = trial.check(self)
         replace_norms(children(model, [self._decoder]), lambda: trial.run(self))
@@ -109,9 +113,12 @@ class Host:
         return hidden_TD
 
     # --- taking a model in -----------------------------------------------------------------------
-    def _install(self, survey: Survey) -> None:
-        for group in survey.groups(LENGTHS):
-            self._replace(group)
+    def _install(self, survey: Survey, packed_bytes: int) -> None:
+        for found in survey.groups(LENGTHS):
+            group = self._replace(found)
+            if group.num_bytes <= packed_bytes:
+                packed_bytes -= group.num_bytes
+                group.pack()
         for child in list(children(self._model, survey.layers)):
             if is_table(child.module):
                 sites = sites_of(f"{child.path}.{child.name}", child.module)
@@ -120,7 +127,7 @@ class Host:
         for layer in survey.layers:
             remembering.install(layer)
 
-    def _replace(self, found: Group) -> None:
+    def _replace(self, found: Group) -> LinearGroup:
         group = LinearGroup(len(self.sites), found.members)
         self.sites.append(
             Site(
@@ -132,6 +139,7 @@ class Host:
         )
         for index, name in enumerate(found.names):
             setattr(found.parent, name, GroupMember(group, index))
+        return group
 
     def _take_head(self) -> Head:
         linear = find_head(self._model)

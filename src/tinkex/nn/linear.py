@@ -38,6 +38,15 @@ class LinearGroup:
         """The members' frozen weights, each (N_i, K)."""
         return torch.split(self._frozen.weight_NK, self.sizes)
 
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the frozen weights take."""
+        return self._frozen.weight_KN.nbytes
+
+    def pack(self) -> None:
+        """Keep a second copy of the weights, for passes of few rows."""
+        self._frozen.pack()
+
     def output(self, index: int, x: Tensor) -> Tensor:
         """What one member makes of its input; nothing is kept once all have asked."""
         if len(self.sizes) == 1:

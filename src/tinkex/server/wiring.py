@@ -90,7 +90,7 @@ def make_engine(config: ServerConfig) -> Engine:
 
 
 def _make_local(config: ServerConfig) -> Engine:
-    from tinkex.engine.sources import merged, read_list
+    from tinkex.engine.models.sources import merged, read_list
 
     sources = merged(read_list(Home(config.home).models_file), config.models)
     # It takes some seconds, and nothing else would be said meanwhile.

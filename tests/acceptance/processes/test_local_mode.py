@@ -139,8 +139,8 @@ def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home)
         tinkex.ServiceClient()
     assert "sets 'prot', which is no setting; did you mean 'port'?" in str(refused.value)
     # The words of the last failure are not told again.
-    local_home.config_file.write_text("engine = 'magic'\n")
-    with pytest.raises(ConfigError, match="engine is 'magic'") as refused:
+    local_home.config_file.write_text("dtype = 'magic'\n")
+    with pytest.raises(ConfigError, match="dtype is 'magic'") as refused:
         tinkex.ServiceClient()
     assert "prot" not in str(refused.value)
 

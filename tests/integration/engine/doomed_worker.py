@@ -1,8 +1,8 @@
 """Workers with a real engine that kill themselves in the middle of what they do.
 
-`python -m tests.integration.engine.doomed_worker FOLDER` reads one life per line and prints how it
-ended. Importing torch and loading the base model takes seconds, so that is done once: each worker
-is a fork, which has no adapter, store or thread yet.
+`python -m tests.integration.engine.doomed_worker FOLDER` reads one life per line and prints where
+and how it ended. Importing torch and loading the base model takes seconds, so that is done once:
+each worker is a fork, which has no adapter, store or thread yet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERBS = (
     "step_samples",
 )
 COMMITS = ("before", "after")
-#: Nobody lives longer than so many calls of the engine, whatever the doom.
+#: Nobody lives longer than so many calls of the engine, besides those for samples.
 MAX_VERBS = 16
 
 
@@ -80,28 +80,32 @@ class DoomedEngine(LocalEngine):
             return found
         self._asked[name] += 1
         is_here = name == self.doom.where and self._asked[name] > self.doom.num_spared
-        if not is_here and self._asked.total() < MAX_VERBS:
+        if not is_here and sum(self._asked[verb] for verb in VERBS[:-2]) < MAX_VERBS:
             return found
+        die = partial(_die_in, name, self.doom.num_calls)
         if name == "snapshot":
             # The state is copied here and written elsewhere; the writing is what takes long.
-            num_calls = self.doom.num_calls
-            return lambda adapter_id: partial(_die_in, num_calls, found(adapter_id))
-        return partial(_die_in, self.doom.num_calls, found)
+            return lambda adapter_id: partial(die, found(adapter_id))
+        return partial(die, found)
 
 
-def _die_in(num_calls: int, work: Callable[..., object], *args: object, **options: object) -> None:
+def _die_in(
+    name: str, num_calls: int, work: Callable[..., object], *args: object, **options: object
+) -> None:
     numbers = count()
 
     def look(*_: object) -> None:
         if next(numbers) >= num_calls:
-            _die()
+            _die(name)
 
     sys.setprofile(look)
     work(*args, **options)
-    _die()
+    _die(name)
 
 
-def _die() -> None:
+def _die(name: str) -> None:
+    sys.setprofile(None)
+    os.write(sys.stdout.fileno(), f"{name} ".encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 

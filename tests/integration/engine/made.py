@@ -22,7 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tinkex.engine.files import parts_of
+from tinkex.engine.checkpoints.files import parts_of
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import ALPHA, AdapterState
 from tinkex.nn.attention import PackedAttention

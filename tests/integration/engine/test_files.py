@@ -25,8 +25,13 @@ from tests.integration.engine.made import (
     make_state,
     sites_of,
 )
-from tinkex.engine.files import read_adapter, read_optimizer, read_weights, write_checkpoint
-from tinkex.engine.snapshot_files import read_snapshot, write_snapshot
+from tinkex.engine.checkpoints.files import (
+    read_adapter,
+    read_optimizer,
+    read_weights,
+    write_checkpoint,
+)
+from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 from tinkex.nn.sites import Layout, Part, Site

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.unit.engine.model_folders import CONFIG, NUM_PARAMETERS, safetensors
-from tinkex.engine.hub import Hub
-from tinkex.engine.models import find_folder
-from tinkex.engine.weight_files import UnusableModel
+from tinkex.engine.models.hub import Hub
+from tinkex.engine.models.shelf import find_folder
+from tinkex.engine.models.weight_files import UnusableModel
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "org/small"
@@ -217,6 +217,6 @@ def test_how_much_has_arrived_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    monkeypatch.setattr("tinkex.engine.hub.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tinkex.engine.models.hub.TELL_SECONDS", 0.0)
     Hub(little().url, cache).find(MODEL)
     assert f"model {MODEL!r}: " in caplog.text

@@ -24,10 +24,10 @@ from tests.integration.engine.made import (
     plain_logprobs,
     sites_of,
 )
-from tinkex.engine import merge_plan, merging
-from tinkex.engine.deltas import read_deltas
-from tinkex.engine.files import write_checkpoint
-from tinkex.engine.merging import Progress, merge
+from tinkex.engine.checkpoints import merge_plan, merging
+from tinkex.engine.checkpoints.deltas import read_deltas
+from tinkex.engine.checkpoints.files import write_checkpoint
+from tinkex.engine.checkpoints.merging import Progress, merge
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}

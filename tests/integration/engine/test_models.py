@@ -20,10 +20,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.integration.engine.folders import END, END_TOKEN, save_tiny, save_tokenizer
 from tests.integration.nn.tiny import VOCAB_SIZE, tiny_qwen3
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.folders import read_folder
-from tinkex.engine.loading import Loaded, compute_device, load
-from tinkex.engine.models import Shelf
-from tinkex.engine.weight_files import UnusableModel
+from tinkex.engine.models.folders import read_folder
+from tinkex.engine.models.loading import Loaded, compute_device, load
+from tinkex.engine.models.shelf import Shelf
+from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.running import Pass
@@ -171,10 +171,11 @@ def test_loading_is_told_in_the_log_and_by_nothing_else(
 def test_how_far_a_long_loading_is_comes_every_now_and_then(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinkex.engine.loading.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tinkex.engine.models.loading.TELL_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "tinkex")
     shelf_of(folder).get("tiny")
     assert "base model 'tiny': 100% is read" in caplog.text
+    assert "base model 'tiny': 100% is in memory" in caplog.text
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.integration.engine.made import (
     plain_logprobs,
     sites_of,
 )
-from tinkex.engine.files import read_adapter, read_weights, write_checkpoint
+from tinkex.engine.checkpoints.files import read_adapter, read_weights, write_checkpoint
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.host import Host
 

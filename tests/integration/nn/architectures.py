@@ -92,7 +92,7 @@ ARCHITECTURES: dict[str, tuple[type[Any], dict[str, Any]]] = {
             **_EXPERTS,
             "head_dim": 16,
             "num_experts": 5,
-            "moe_intermediate_size": 20,
+            "moe_intermediate_size": 24,
             "norm_topk_prob": True,
         },
     ),

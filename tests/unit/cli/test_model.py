@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_folder
 from tinkex.cli.main import main
-from tinkex.engine.sources import read_list
+from tinkex.engine.models.sources import read_list
 from tinkex.home import Home
 from tinkex.server.home_lock import HomeLock
 

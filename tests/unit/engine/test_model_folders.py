@@ -20,8 +20,8 @@ from tests.unit.engine.model_folders import (
     write_folder,
     write_shards,
 )
-from tinkex.engine.folders import read_config, read_folder
-from tinkex.engine.weight_files import UnusableModel, read_header
+from tinkex.engine.models.folders import read_config, read_folder
+from tinkex.engine.models.weight_files import UnusableModel, read_header
 from tinkex.errors import ConfigError, RequestErrorCategory
 
 
@@ -218,7 +218,8 @@ def test_any_header_is_read_or_refused(value: Any, name: str) -> None:
 
 def test_looking_a_folder_over_needs_no_torch() -> None:
     probe = (
-        "import sys, tinkex.engine.folders, tinkex.engine.sources, tinkex.engine.hub\n"
+        "import sys\n"
+        "from tinkex.engine.models import folders, hub, sources\n"
         "sys.exit(','.join({'torch', 'transformers', 'numpy'} & set(sys.modules)) or None)"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.room import fits, to_evict
-from tinkex.engine.sources import (
+from tinkex.engine.models.room import fits, to_evict
+from tinkex.engine.models.sources import (
     checked_name,
     is_folder,
     merged,

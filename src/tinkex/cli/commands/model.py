@@ -16,7 +16,7 @@ from tinkex.presence import lock_holder
 from tinkex.settings import expanded, read_environment
 
 if TYPE_CHECKING:
-    from tinkex.engine.folders import Folder
+    from tinkex.engine.models.folders import Folder
 
 COLUMNS = {
     "name": "NAME",
@@ -43,7 +43,7 @@ def add(home: Path | None, name: str, path: str | None) -> None:
     NAME is what clients call it, PATH the folder with its config.json and weights. Without PATH,
     NAME is a folder or the id of a model on the hub, which is downloaded if it is not in the cache.
     """
-    from tinkex.engine import sources
+    from tinkex.engine.models import sources
 
     found = _home(home)
     place = sources.settled(path or name)
@@ -62,7 +62,7 @@ def add(home: Path | None, name: str, path: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_models(home: Path | None, as_json: bool) -> None:
     """List the models of a home; one that cannot be used says why."""
-    from tinkex.engine import sources
+    from tinkex.engine.models import sources
 
     found = _home(home)
     listed = sources.read_list(found.models_file)
@@ -83,7 +83,7 @@ def list_models(home: Path | None, as_json: bool) -> None:
 @click.argument("name")
 def remove(home: Path | None, name: str) -> None:
     """Have the server serve a model no more; its files stay where they are."""
-    from tinkex.engine import sources
+    from tinkex.engine.models import sources
 
     found = _home(home)
     listed = sources.read_list(found.models_file)
@@ -100,7 +100,7 @@ def remove(home: Path | None, name: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(home: Path | None, name: str, as_json: bool) -> None:
     """Show what a model of the home is, and what memory it takes."""
-    from tinkex.engine import sources
+    from tinkex.engine.models import sources
 
     found = _home(home)
     listed = sources.read_list(found.models_file)
@@ -132,13 +132,13 @@ def _home(named: Path | None) -> Home:
 
 def _look(place: str, *, is_offline: bool = False) -> Folder:
     """The folder of a place, looked over by its small files."""
-    from tinkex.engine.folders import read_folder
-    from tinkex.engine.sources import is_folder
+    from tinkex.engine.models.folders import read_folder
+    from tinkex.engine.models.sources import is_folder
 
     if is_folder(place):
         return read_folder(expanded(place))
     try:
-        from tinkex.engine.hub import Hub
+        from tinkex.engine.models.hub import Hub
     except ModuleNotFoundError as error:
         raise needs_extra(error, "torch") from error
     from tinkex.logs import attach_once

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tinkex.engine.checkpoints.summaries import check_fit, read_summary
 from tinkex.engine.fake import files
 from tinkex.engine.fake.batches import run_batch
 from tinkex.engine.fake.bigram import Bigram, Trainer
@@ -23,7 +24,6 @@ from tinkex.engine.protocol import (
     SamplerSource,
     WriteSnapshot,
 )
-from tinkex.engine.summaries import check_fit, read_summary
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
 from tinkex.types.optimizers import OptimParams

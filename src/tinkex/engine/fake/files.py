@@ -13,9 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from tinkex.engine.fake.bigram import Bigram, Floats, Moments, Trainer
-from tinkex.engine.protocol import AdapterSpec
-from tinkex.engine.summaries import (
+from tinkex.engine.checkpoints.summaries import (
     CONFIG_NAME,
     OPTIMIZER_NAME,
     SNAPSHOT_NAME,
@@ -30,6 +28,8 @@ from tinkex.engine.summaries import (
     read_trainer_state,
     write_record,
 )
+from tinkex.engine.fake.bigram import Bigram, Floats, Moments, Trainer
+from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import CheckpointError
 
 _LOGITS = "bigram.logits"

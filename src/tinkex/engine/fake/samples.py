@@ -9,12 +9,12 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinkex.engine.checkpoints.summaries import WEIGHTS_NAME, read_summary
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.engine.fake.files import read_model
 from tinkex.engine.fake.limits import check_sample
 from tinkex.engine.fake.sampler import Sampler
 from tinkex.engine.protocol import Failure, Finished, SamplerSource
-from tinkex.engine.summaries import WEIGHTS_NAME, read_summary
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.types import SampleRequest, SampleResponse
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from tinkex.engine.sampling.case import Sequence
 from tinkex.engine.sampling.scheduler import is_shared
-from tinkex.engine.sampling.sequence import Sequence
 from tinkex.engine.sampling.shelf import Shelf
 from tinkex.engine.sampling.slots import Budget, Roster, capacity_for, first_capacity, slots_for
 from tinkex.nn.kept import Block, Kind, Stored

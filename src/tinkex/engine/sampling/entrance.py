@@ -8,11 +8,10 @@ from torch import Tensor
 
 from tinkex.engine.sampling.asks import Tokens
 from tinkex.engine.sampling.cache import Cache
-from tinkex.engine.sampling.case import Case, Fill
+from tinkex.engine.sampling.case import Case, Fill, Sequence
 from tinkex.engine.sampling.prefixes import MIN_TOKENS, common_length
 from tinkex.engine.sampling.prompts import PromptScores
 from tinkex.engine.sampling.scheduler import Line, num_to_begin
-from tinkex.engine.sampling.sequence import Sequence
 from tinkex.nn.kept import Stored
 
 #: A prompt waits for another that is being read if they have so much of it in common.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.sampling.asks import Ask, PromptAsk
+from tinkex.engine.sampling.dice import PROMPT_STREAM, Dice
 from tinkex.engine.sampling.sampler import Settings, choose
-from tinkex.engine.sampling.sequence import PROMPT_STREAM, Dice
 from tinkex.types import PromptAltTokens, SampledSequence, SampleResponse, TensorData
 from tinkex.types.sampling import FILLER_LOGPROB, TopkLogprobs
 

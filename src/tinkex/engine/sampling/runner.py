@@ -20,12 +20,11 @@ from tinkex.engine.protocol import Failure, Finished
 from tinkex.engine.sampling.adapter import SamplerAdapter
 from tinkex.engine.sampling.asks import Ask, Limits, read_ask
 from tinkex.engine.sampling.cache import Cache
-from tinkex.engine.sampling.case import Case
+from tinkex.engine.sampling.case import Case, Sequence
 from tinkex.engine.sampling.entrance import Begun, Entrance
-from tinkex.engine.sampling.passes import Chunk, Passes
+from tinkex.engine.sampling.passes import Chunk, Crew, Passes
 from tinkex.engine.sampling.sampler import Chosen, Settings, choose
 from tinkex.engine.sampling.scheduler import Line, max_kept_tokens, share_tokens
-from tinkex.engine.sampling.sequence import Sequence
 from tinkex.engine.sampling.slots import capacity_for
 from tinkex.engine.sampling.stops import Texts
 from tinkex.errors import InvalidInput, RequestErrorCategory
@@ -78,7 +77,8 @@ class SampleRunner:
         )
         self._over: list[Finished] = []
         self._num_added = 0
-        self._settings: tuple[int, Settings] | None = None
+        self._crew: tuple[int, Crew] | None = None
+        self._settings: Settings | None = None
 
     @property
     def max_requests(self) -> int:
@@ -121,8 +121,7 @@ class SampleRunner:
             self.cancel(ticket)
         self._over.clear()
         self._cache.clear()
-        self._passes.clear()
-        self._settings = None
+        self._crew = None
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -139,20 +138,28 @@ class SampleRunner:
     def _turn(self) -> None:
         self._admit()
         self._make_places()
-        rooms, version = self._cache.rooms, self._cache.version
-        samples = [one for room in rooms for one in room.roster]
-        chunks = self._chunks(has_samples=bool(samples))
+        crew = self._current_crew()
+        chunks = self._chunks(has_samples=len(crew) > 0)
         hidden_TD = None
-        if samples or chunks:
-            hidden_TD = self._passes.run(rooms, chunks, version)
-            for room in rooms:
+        if len(crew) or chunks:
+            hidden_TD = self._passes.run(crew, chunks)
+            for room in crew.rooms:
                 room.advance()
-            self._read(chunks, hidden_TD[len(samples) :])
+            self._read(chunks, hidden_TD[len(crew) :])
         begun = self._entrance.begin()
-        if samples or begun:
-            self._go_on(samples, hidden_TD, begun, version)
+        if len(crew) or begun:
+            self._go_on(crew, hidden_TD, begun)
         elif not chunks:
             self._break_tie()
+
+    def _current_crew(self) -> Crew:
+        """All that take steps; the same while nobody comes or goes."""
+        version = self._cache.version
+        if self._crew is None or self._crew[0] != version:
+            crew = Crew(self._cache.rooms, self._host.device)
+            self._crew = (version, crew)
+            self._settings = None
+        return self._crew[1]
 
     def _admit(self) -> None:
         try:
@@ -186,43 +193,29 @@ class SampleRunner:
                 self._entrance.finish(fill, hidden_MD[-1:].clone())
 
     # --- choosing --------------------------------------------------------------------------------
-    def _go_on(
-        self, samples: list[Sequence], hidden_TD: Tensor | None, begun: Many[Begun], version: int
-    ) -> None:
+    def _go_on(self, crew: Crew, hidden_TD: Tensor | None, begun: Many[Begun]) -> None:
         """Give every sample its next token."""
-        logits_MV = self._logits(samples, hidden_TD, begun, version)
-        runs = samples + [one for start in begun for one in start.sequences]
-        settings = self._settings_of(runs, None if begun else version)
+        logits_MV = self._logits(crew, hidden_TD, begun)
+        runs = crew.sequences + [one for start in begun for one in start.sequences]
         numbers = np.array([run.dice.throw() for run in runs])
-        chosen = choose(logits_MV, settings, numbers)
-        self._take(runs, chosen)
+        self._take(runs, choose(logits_MV, self._settings_of(runs, is_crew=not begun), numbers))
 
-    def _logits(
-        self,
-        samples: Many[Sequence],
-        hidden_TD: Tensor | None,
-        begun: Many[Begun],
-        version: int,
-    ) -> Tensor:
-        owners = [one.case.adapter for one in samples]
-        if not begun:
-            assert hidden_TD is not None
-            return self._passes.logits(hidden_TD[: len(samples)], owners, version)
-        parts = [] if hidden_TD is None else [hidden_TD[: len(samples)]]
+    def _logits(self, crew: Crew, hidden_TD: Tensor | None, begun: Many[Begun]) -> Tensor:
+        parts = [hidden_TD[: len(crew)]] if hidden_TD is not None else []
         hidden_MD = torch.cat([*parts, *(start.hidden_1D for start in begun)])
-        owners += [start.case.adapter for start in begun]
-        logits_MV = self._passes.logits(hidden_MD, owners)
-        repeats = [1] * len(samples) + [len(start.sequences) for start in begun]
+        adapters = crew.adapters + [start.case.adapter for start in begun]
+        logits_MV = self._passes.logits(hidden_MD, adapters)
+        repeats = [1] * len(crew) + [len(start.sequences) for start in begun]
         if max(repeats) == 1:
             return logits_MV
         return logits_MV.repeat_interleave(torch.tensor(repeats, device=logits_MV.device), dim=0)
 
-    def _settings_of(self, runs: Many[Sequence], version: int | None) -> Settings:
-        if version is not None and self._settings is not None and self._settings[0] == version:
-            return self._settings[1]
-        settings = Settings([run.ask for run in runs], self._host.device)
-        self._settings = (version, settings) if version is not None else None
-        return settings
+    def _settings_of(self, runs: Many[Sequence], *, is_crew: bool) -> Settings:
+        if not is_crew:
+            return Settings([run.ask for run in runs], self._host.device)
+        if self._settings is None:
+            self._settings = Settings([run.ask for run in runs], self._host.device)
+        return self._settings
 
     def _take(self, runs: Many[Sequence], chosen: Chosen) -> None:
         for row, run in enumerate(runs):

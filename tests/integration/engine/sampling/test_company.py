@@ -138,22 +138,6 @@ def test_deterministic_bits_never_depend_on_company() -> None:
     assert [one.logprobs for one in again.sequences] == [one.logprobs for one in alone.sequences]
 
 
-def test_more_adapters_than_can_be_stacked_run_one_by_one() -> None:
-    jobs = {
-        str(n): (adapter(n), request(prompt_of(5 + n), max_tokens=12, temperature=0.0))
-        for n in range(1, 6)
-    }
-    together = answers(new_runner(), jobs)
-    runner = new_runner()
-    stack = runner._passes._stack
-    stack._max_columns = 7
-    assert not stack.hold([adapter(n) for n in range(1, 6)])
-    one_by_one = answers(runner, jobs)
-    assert {k: tokens_of(v) for k, v in one_by_one.items()} == {
-        k: tokens_of(v) for k, v in together.items()
-    }
-
-
 def test_seeds_decide_and_no_seed_is_chance() -> None:
     asked = request(prompt_of(5), 4, max_tokens=20, seed=9)
     first = tokens_of(answer(new_runner(), asked))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.engine.sampling.asks import Ask
-from tinkex.engine.sampling.case import Case
-from tinkex.engine.sampling.sequence import Dice, Sequence
+from tinkex.engine.sampling.case import Case, Sequence
+from tinkex.engine.sampling.dice import Dice
 from tinkex.engine.sampling.stops import Stops
 
 ASK = Ask(

@@ -18,8 +18,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from tinkex.engine.folders import Folder, read_config, read_folder
-from tinkex.engine.weight_files import UnusableModel
+from tinkex.engine.models.folders import Folder, read_config, read_folder
+from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.logs import get_logger
 
 LOG = get_logger(__name__)

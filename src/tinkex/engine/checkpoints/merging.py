@@ -19,13 +19,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
 from tinkex.checkpoint.atomic import new_directory
-from tinkex.engine.config import DTYPES
-from tinkex.engine.deltas import Delta, read_deltas
-from tinkex.engine.folders import read_folder
-from tinkex.engine.loading import read_architecture
-from tinkex.engine.merge_plan import Piece, Plan, Source, find_plan, find_tie, split_parameter
-from tinkex.engine.summaries import write_record
-from tinkex.engine.tensor_files import (
+from tinkex.engine.checkpoints.deltas import Delta, read_deltas
+from tinkex.engine.checkpoints.merge_plan import (
+    Piece,
+    Plan,
+    Source,
+    find_plan,
+    find_tie,
+    split_parameter,
+)
+from tinkex.engine.checkpoints.summaries import write_record
+from tinkex.engine.checkpoints.tensor_files import (
     CODES,
     TensorFile,
     code_bytes,
@@ -33,7 +37,10 @@ from tinkex.engine.tensor_files import (
     new_tensor_file,
     open_tensors,
 )
-from tinkex.engine.weight_files import SAFETENSORS, UnusableModel, read_json
+from tinkex.engine.config import DTYPES
+from tinkex.engine.models.folders import read_folder
+from tinkex.engine.models.loading import read_architecture
+from tinkex.engine.models.weight_files import SAFETENSORS, UnusableModel, read_json
 from tinkex.errors import InvalidInput
 
 #: How many numbers are in memory at a time.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.folders import Folder, read_folder
-from tinkex.engine.hub import Hub
-from tinkex.engine.loading import (
+from tinkex.engine.models.folders import Folder, read_folder
+from tinkex.engine.models.hub import Hub
+from tinkex.engine.models.loading import (
     DEFAULT_CONTEXT_TOKENS,
     Loaded,
     compute_device,
@@ -20,10 +20,10 @@ from tinkex.engine.loading import (
     load,
     read_architecture,
 )
+from tinkex.engine.models.room import fits, to_evict
+from tinkex.engine.models.sources import is_folder
+from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.engine.protocol import BaseModel
-from tinkex.engine.room import fits, to_evict
-from tinkex.engine.sources import is_folder
-from tinkex.engine.weight_files import UnusableModel
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
 from tinkex.settings import expanded

@@ -15,9 +15,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tinkex.engine.checkpoints.summaries import CONFIG_NAME, place, read_record
+from tinkex.engine.checkpoints.tensor_files import Named
 from tinkex.engine.state import ALPHA
-from tinkex.engine.summaries import CONFIG_NAME, place, read_record
-from tinkex.engine.tensor_files import Named
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.sites import Layout
 from tinkex.types.base import learned

@@ -7,11 +7,18 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tinkex.engine.files import named_pairs
+from tinkex.engine.checkpoints.files import named_pairs
+from tinkex.engine.checkpoints.summaries import (
+    SNAPSHOT_NAME,
+    Count,
+    Summary,
+    TrainerState,
+    check_format,
+    place,
+)
+from tinkex.engine.checkpoints.tensor_files import open_tensors, read_into, write_tensors
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import AdapterState
-from tinkex.engine.summaries import SNAPSHOT_NAME, Count, Summary, TrainerState, check_format, place
-from tinkex.engine.tensor_files import open_tensors, read_into, write_tensors
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.nn.sites import Layout
 from tinkex.types.base import learned

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinkex.engine.peft_format import (
+from tinkex.engine.checkpoints.peft_format import (
     DOWN,
     PREFIX,
     UP,
@@ -23,8 +23,8 @@ from tinkex.engine.peft_format import (
     read_config,
     stems,
 )
-from tinkex.engine.summaries import WEIGHTS_NAME, place
-from tinkex.engine.tensor_files import largest, open_tensors
+from tinkex.engine.checkpoints.summaries import WEIGHTS_NAME, place
+from tinkex.engine.checkpoints.tensor_files import largest, open_tensors
 from tinkex.errors import InvalidInput
 
 

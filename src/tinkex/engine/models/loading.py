@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.folders import CONTEXT_NAMES, Folder
-from tinkex.engine.weight_files import UnusableModel, read_json
+from tinkex.engine.models.folders import CONTEXT_NAMES, Folder
+from tinkex.engine.models.weight_files import UnusableModel, read_json
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.nn.host import Host
@@ -106,7 +106,7 @@ def load(name: str, folder: Folder, config: EngineConfig, max_context_tokens: in
     try:
         with _told(name):
             model = _read_model(folder, compute_dtype(config))
-        num_bytes = _take_ownership(model)
+        num_bytes = _take_ownership(name, model)
         host = Host(_moved(model, device))
     except pickle.UnpicklingError as error:
         raise UnusableModel(
@@ -162,16 +162,25 @@ def _name_of(key: str | tuple[Any, ...]) -> str:
     return key if isinstance(key, str) else str(key[0])
 
 
-def _take_ownership(model: PreTrainedModel) -> int:
+def _take_ownership(name: str, model: PreTrainedModel) -> int:
     """Give the model memory of its own, and count it.
 
     What was read may be a view of the file itself: it would change with the file, end this process
-    if the file is cut, and lie where wide instructions are slow.
+    if the file is cut, and lie where wide instructions are slow. Its disk is read only now.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
+    tensors = [*model.parameters(), *model.buffers()]
+    total, done, tell_at = sum(tensor.nbytes for tensor in tensors), 0, _next_telling()
+    for tensor in tensors:
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
-    held = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
-    return sum(held.values())
+        done += tensor.nbytes
+        if time.monotonic() >= tell_at:
+            tell_at = _next_telling()
+            LOG.info("base model %r: %.0f%% is in memory", name, 100 * done / total)
+    return total
+
+
+def _next_telling() -> float:
+    return time.monotonic() + TELL_SECONDS
 
 
 def _moved(model: Any, device: torch.device) -> PreTrainedModel:
@@ -197,11 +206,11 @@ def _told(name: str) -> Iterator[None]:
 
 
 def _counted(name: str, items: Any) -> Iterator[Any]:
-    tell_at = time.monotonic() + TELL_SECONDS
+    tell_at = _next_telling()
     for number, item in enumerate(items):
         yield item
         if time.monotonic() >= tell_at:
-            tell_at = time.monotonic() + TELL_SECONDS
+            tell_at = _next_telling()
             LOG.info("base model %r: %.0f%% is read", name, 100 * (number + 1) / len(items))
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from tinkex.engine.deltas import Delta
-from tinkex.engine.tensor_files import CODES, Entry, code_bytes
-from tinkex.engine.weight_files import SAFETENSORS, read_header, read_json
+from tinkex.engine.checkpoints.deltas import Delta
+from tinkex.engine.checkpoints.tensor_files import CODES, Entry, code_bytes
+from tinkex.engine.models.weight_files import SAFETENSORS, read_header, read_json
 
 
 class Source(NamedTuple):

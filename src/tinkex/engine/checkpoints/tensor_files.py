@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tinkex.engine.summaries import place
+from tinkex.engine.checkpoints.summaries import place
 from tinkex.errors import CheckpointError, TinkexError
 
 #: Names of number formats in the files.

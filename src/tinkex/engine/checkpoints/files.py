@@ -13,10 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tinkex.engine import peft_format
-from tinkex.engine.protocol import AdapterSpec
-from tinkex.engine.state import AdapterState
-from tinkex.engine.summaries import (
+from tinkex.engine.checkpoints import peft_format
+from tinkex.engine.checkpoints.summaries import (
     CONFIG_NAME,
     OPTIMIZER_NAME,
     STATE_NAME,
@@ -29,7 +27,15 @@ from tinkex.engine.summaries import (
     read_trainer_state,
     write_record,
 )
-from tinkex.engine.tensor_files import CODES, Named, open_tensors, read_into, write_tensors
+from tinkex.engine.checkpoints.tensor_files import (
+    CODES,
+    Named,
+    open_tensors,
+    read_into,
+    write_tensors,
+)
+from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.state import AdapterState
 from tinkex.errors import InvalidInput
 from tinkex.nn.sites import Layout, Part, Site
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinkex.engine.weight_files import UnusableModel, Weights, read_json, read_weights
+from tinkex.engine.models.weight_files import UnusableModel, Weights, read_json, read_weights
 
 #: How architectures are called that predict the next token.
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")

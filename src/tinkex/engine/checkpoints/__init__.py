@@ -1,0 +1,1 @@
+"""Adapters on disk: PEFT checkpoints, snapshots, merged models."""

@@ -1,0 +1,69 @@
+"""Rows that are sampled get the part of their own adapter, and nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tinkex.nn.sampled import SampledRows, Stretch
+from tinkex.nn.segments import Segment, Segments
+from tinkex.nn.sites import LowRank, Part, Site
+
+SITES = [
+    Site(part=Part.ATTENTION, paths=("q", "k"), in_features=6, out_features=(8, 4)),
+    Site(part=Part.MLP, paths=("up",), in_features=6, out_features=(5,)),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class _Adapter:
+    scale: float
+    weights: list[LowRank | None]
+
+
+def _adapter(seed: int, rank: int, has_mlp: bool = True) -> _Adapter:
+    dice = torch.Generator().manual_seed(seed)
+
+    def pair(site: Site) -> LowRank:
+        down = torch.randn(len(site.paths) * rank, site.in_features, generator=dice)
+        ups = [torch.randn(size, rank, generator=dice) for size in site.out_features]
+        return LowRank(down, tuple(ups))
+
+    return _Adapter(0.5 + seed, [pair(SITES[0]), pair(SITES[1]) if has_mlp else None])
+
+
+STRETCHES = [
+    Stretch(0, 3, _adapter(1, 2)),
+    Stretch(4, 5, _adapter(2, 3, has_mlp=False)),
+    Stretch(5, 6, _adapter(3, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("site", [0, 1])
+def test_each_stretch_gets_its_own_adapter(site: int, dtype: torch.dtype) -> None:
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = torch.zeros(7, sum(SITES[site].out_features), dtype=dtype)
+    wanted = y.clone()
+    segments = [Segment(a, b, one.scale, one.weights) for a, b, one in STRETCHES]
+    Segments(segments).add(site, x, wanted)
+    SampledRows(STRETCHES).add(site, x, y)
+    assert torch.allclose(y, wanted, atol=1e-5)
+    assert not y[3].any() and not y[6].any(), "the base model's rows are left alone"
+    assert y[:3].any()
+
+
+def test_owners_of_rows_are_known() -> None:
+    numbers, owners = SampledRows(STRETCHES).owners(7)
+    assert numbers.tolist() == [0, 0, 0, -1, 1, 2, -1]
+    assert [one.scale for one in owners] == [one.adapter.scale for one in STRETCHES]
+    assert all(one.gradient is None for one in owners)
+
+
+def test_nothing_is_trained() -> None:
+    rows = SampledRows(STRETCHES)
+    assert not rows.is_trained(0)
+    with pytest.raises(AssertionError, match="no gradient"):
+        rows.pull(0, torch.zeros(1, 6), torch.zeros(1, 12), None, None)
