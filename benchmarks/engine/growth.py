@@ -102,7 +102,7 @@ class Sweep:
     # --- adapters ---------------------------------------------------------------------------
     def _adapters(self) -> list[Slope]:
         examples = self._examples(SEQUENCE_TOKENS)
-        alone = self._usual_step(examples)
+        before_all = self._usual_step(examples)
         settle()
         before = rss_bytes()
         for index in range(NUM_IDLE):
@@ -113,6 +113,7 @@ class Sweep:
         crowded = self._usual_step(examples)
         for index in range(NUM_IDLE):
             self._ours.engine.drop(f"idle-{index}")
+        alone = (before_all + self._usual_step(examples)) / 2
         return [
             Slope(
                 "memory with idle adapters",

@@ -26,6 +26,9 @@ class EngineConfig:
     """The most tokens that one forward and backward pass holds; more run one after the other."""
     cache_bytes: int = 1 << 30
     """Memory for keys and values of running samples, per base model."""
+    packed_bytes: int = 1 << 30
+    """Memory for second copies of weights, laid out so that passes of few tokens are faster on a
+    CPU, per base model; 0 keeps none."""
     max_sequences: int = 64
     """The most sequences that are sampled at once, per base model."""
     memory_bytes: int = 0
@@ -40,7 +43,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not 1 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected at least 1")
-        for name in ("threads", "memory_bytes"):
+        for name in ("threads", "memory_bytes", "packed_bytes"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")

@@ -78,6 +78,8 @@ class ServerConfig:
     """The most tokens that one forward and backward pass holds; more run one after the other."""
     cache_bytes: int = 1 << 30
     """Memory for keys and values of running samples, per base model."""
+    packed_bytes: int = 1 << 30
+    """Memory for copies of weights that make small passes faster on a CPU, per base model."""
     max_sequences: int = 64
     """The most sequences that are sampled at once, per base model."""
     memory_bytes: int = 0
@@ -166,6 +168,7 @@ class ServerConfig:
             is_deterministic=self.deterministic,
             pass_tokens=self.pass_tokens,
             cache_bytes=self.cache_bytes,
+            packed_bytes=self.packed_bytes,
             max_sequences=self.max_sequences,
             memory_bytes=self.memory_bytes,
             is_nonfinite_applied=self.apply_nonfinite,

@@ -107,7 +107,7 @@ def load(name: str, folder: Folder, config: EngineConfig, max_context_tokens: in
         with _told(name):
             model = _read_model(folder, compute_dtype(config))
         num_bytes = _take_ownership(name, model)
-        host = Host(_moved(model, device))
+        host = Host(_moved(model, device), packed_bytes=config.packed_bytes)
     except pickle.UnpicklingError as error:
         raise UnusableModel(
             f"base model {name!r} cannot be loaded: a pickle in {folder.path} holds more than "
