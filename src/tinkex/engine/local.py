@@ -73,30 +73,42 @@ class LocalEngine:
     def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
         """Run passes, those on one base model together."""
         outcomes: dict[int, ForwardBackwardOutput | Failure] = {}
-        by_model: dict[str, dict[int, Work]] = {}
-        for place, item in enumerate(map(self._read, passes)):
-            if isinstance(item, Failure):
-                outcomes[place] = item
+        by_model: dict[str, list[int]] = {}
+        for place, each in enumerate(passes):
+            adapter = self._adapters.get(each.adapter_id)
+            if adapter is None:
+                reason = _absent(each.adapter_id)
+                outcomes[place] = Failure(reason, RequestErrorCategory.Server)
             else:
-                by_model.setdefault(item.adapter.spec.base_model, {})[place] = item
-        for base_model, works in by_model.items():
-            trainer = Trainer(self._models.get(base_model).host, self._config)
-            outcomes.update(zip(works, trainer.run(list(works.values())), strict=True))
+                by_model.setdefault(adapter.spec.base_model, []).append(place)
+        for base_model, places in by_model.items():
+            on_model = self._run_on(base_model, [passes[place] for place in places])
+            outcomes.update(zip(places, on_model, strict=True))
         return [outcomes[place] for place in range(len(passes))]
 
-    def _read(self, each: Pass) -> Work | Failure:
-        adapter = self._adapters.get(each.adapter_id)
-        if adapter is None:
-            return Failure(_absent(each.adapter_id), RequestErrorCategory.Server)
+    def _run_on(
+        self, base_model: str, passes: Sequence[Pass]
+    ) -> list[ForwardBackwardOutput | Failure]:
         try:
-            model = self._models.get(adapter.spec.base_model)
+            model = self._models.get(base_model)
+        except TinkexError as error:
+            return [Failure(error.message, error.category)] * len(passes)
+        read = [self._read(each, model) for each in passes]
+        ran = iter(
+            Trainer(model.host, self._config).run([one for one in read if isinstance(one, Work)])
+        )
+        return [next(ran) if isinstance(one, Work) else one for one in read]
+
+    def _read(self, each: Pass, model: Loaded) -> Work | Failure:
+        try:
             examples = read_examples(
                 each.work,
                 vocab_size=model.host.vocab_size,
                 max_context_tokens=model.max_context_tokens,
             )
-        except TinkexError as error:
+        except InvalidInput as error:
             return Failure(error.message, error.category)
+        adapter = self._adapters[each.adapter_id]
         return Work(adapter, each.work, examples, each.is_forward_only)
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
@@ -106,7 +118,7 @@ class LocalEngine:
             raise InvalidInput(
                 f"optimizer_params of type {params.type!r} are not read here; send adam_params"
             )
-        gradient, state.gradient = state.gradient, None
+        gradient = state.gradient
         try:
             metrics = adamw(
                 state.weights,
@@ -118,8 +130,10 @@ class LocalEngine:
                 apply_nonfinite=self._config.is_nonfinite_applied,
             )
         except NonFiniteGradient as error:
+            state.gradient = None
             raise StepRefused(f"{error.message}; the gradient was dropped") from error
         if gradient is not None:
+            state.gradient = None
             state.num_steps += 1
         return metrics
 

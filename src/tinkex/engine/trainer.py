@@ -25,6 +25,7 @@ from tinkex.engine.examples import Example
 from tinkex.engine.losses import Loss, find_loss, score, sum_up
 from tinkex.engine.protocol import Failure
 from tinkex.errors import RequestErrorCategory
+from tinkex.logs import get_logger
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.host import Host
 from tinkex.nn.running import Pass
@@ -32,6 +33,7 @@ from tinkex.nn.segments import Segment, Segments
 from tinkex.nn.unembed import Scorer
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
 
+LOG = get_logger(__name__)
 Floats: TypeAlias = npt.NDArray[np.floating]
 _PassPieces: TypeAlias = tuple[int, list[int]]
 """A pass of a micro-batch, and its examples there."""
@@ -80,14 +82,18 @@ class Trainer:
     ) -> list[ForwardBackwardOutput | Failure]:
         """Run passes; what does not fit into memory is tried again in smaller portions."""
         try:
-            return list(self._run(works, max_tokens, save_memory=save_memory))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
+            return [*self._run(works, max_tokens, save_memory=save_memory)]
+        except Exception as error:
+            is_full, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
+            if not is_full:
+                LOG.error("%d passes failed together", len(works), exc_info=error)
         # Out of the handler: its traceback holds the tensors that were in the way.
         if len(works) > 1:
             half = len(works) // 2
             return self._attempt(works[:half], max_tokens) + self._attempt(works[half:], max_tokens)
+        if not is_full:
+            message = f"the pass failed in the server: {reason}"
+            return [Failure(message, RequestErrorCategory.Server)]
         longest = max(len(example.tokens) for example in works[0].examples)
         if longest < max_tokens:
             return self._attempt(works, max(longest, max_tokens // 2))
@@ -102,16 +108,18 @@ class Trainer:
 
     def _run(
         self, works: Sequence[Work], max_tokens: int, *, save_memory: bool
-    ) -> Iterator[ForwardBackwardOutput]:
+    ) -> list[ForwardBackwardOutput]:
         sheets = [_new_sheet(work) for work in works]
         lengths = [[len(example.tokens) for example in work.examples] for work in works]
         for batch in cut(lengths, max_tokens):
             # Only an example that is too long by itself is worth computing twice.
             is_long = save_memory or sum(lengths[p][e] for p, e in batch) > max_tokens
             self._run_batch(sheets, batch, save_memory=is_long)
+        outputs = [_output(sheet) for sheet in sheets]
+        # From here on nothing can fail: all passes count, or none.
         for sheet in sheets:
             _commit(sheet)
-        return map(_output, sheets)
+        return outputs
 
     def _run_batch(
         self, sheets: Sequence[_Sheet], batch: Sequence[Piece], *, save_memory: bool
@@ -220,9 +228,10 @@ def _slopes(
 def _commit(sheet: _Sheet) -> None:
     """Add a pass's gradient to its adapter's."""
     state = sheet.work.adapter.state
-    if sheet.gradient is None:
-        return
-    state.gradient = sheet.gradient if state.gradient is None else state.gradient + sheet.gradient
+    if state.gradient is None:
+        state.gradient = sheet.gradient
+    elif sheet.gradient is not None:
+        state.gradient.add_(sheet.gradient)
 
 
 def _output(sheet: _Sheet) -> ForwardBackwardOutput:

@@ -151,11 +151,16 @@ class Backlog:
         if not lanes and len(self._tenants) > MAX_REMEMBERED:
             del self._tenants[job.tenant_id]
 
-    def take_samples(self, num_free: int) -> list[Job]:
-        """As many samples as there are places, one of each tenant in turn."""
+    def take_samples(self, num_free: int, *, is_idle: bool = True) -> list[Job]:
+        """As many samples as there are places, one of each tenant in turn.
+
+        One during which a worker died, perhaps of it, waits until it can be drawn alone.
+        """
         taken: list[Job] = []
         while self._samples and len(taken) < num_free:
             tenant_id, samples = next(iter(self._samples.items()))
+            if samples[0].attempts and (taken or not is_idle):
+                break
             job = samples.popleft()
             self._known.discard(job.id)
             if job.id in self._dropped:
@@ -163,6 +168,8 @@ class Backlog:
             else:
                 taken.append(job)
                 self._samples.move_to_end(tenant_id)
+                if job.attempts:
+                    num_free = 1
             if not samples:
                 del self._samples[tenant_id]
         return taken

@@ -44,6 +44,11 @@ class Samples:
         """The ids of promises that are being kept."""
         return list(self._running)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one is being drawn that nobody else may be harmed by."""
+        return any(job.attempts for job, *_ in self._running.values())
+
     def start(self, job: Job, payload: bytes) -> Failed | None:
         """Hand a sample to the engine, or say why not."""
         try:

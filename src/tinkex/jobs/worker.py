@@ -208,7 +208,11 @@ class Worker:
 
     def _start_samples(self) -> bool:
         engine = self._bench.engine
-        taken = self._backlog.take_samples(engine.max_samples - engine.num_samples)
+        if self._samples.is_alone:
+            return False
+        taken = self._backlog.take_samples(
+            engine.max_samples - engine.num_samples, is_idle=not engine.num_samples
+        )
         if not taken:
             return False
         payloads = self._take(taken)

@@ -85,15 +85,7 @@ class Host:
         Some models turn all positions of a pass another way once one of them is beyond a limit,
         so that a long sequence would change what is said about a short one.
         """
-        config = self._decoder.config
-        rope = getattr(config, "rope_parameters", None) or {}
-        kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
-        limits = [
-            int(kind["original_max_position_embeddings"])
-            for kind in kinds
-            if kind.get("rope_type") == "longrope"
-        ]
-        return min(limits, default=None)
+        return max_positions(self._decoder.config)
 
     def hidden(
         self, tokens_T: Tensor, positions_T: Tensor, this: Pass, *, save_memory: bool = False
@@ -152,3 +144,15 @@ class Host:
         )
         self.sites.append(site)
         return Head(len(self.sites) - 1, linear, self.config)
+
+
+def max_positions(config: Any) -> int | None:
+    """The most positions that a model turns all in the same way; None if there is no limit."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    limits = [
+        int(kind["original_max_position_embeddings"])
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
+    return min(limits, default=None)

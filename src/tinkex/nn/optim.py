@@ -86,8 +86,10 @@ def _step(buffers: Sequence[Tensor], num_steps: int, params: AdamParams) -> floa
     """Move block by block; returns how far the weights went."""
     step = torch.tensor(float(num_steps), device=buffers[0].device)
     moves = []
+    # All memory is taken before anything changes: a step is taken whole or not at all.
+    scratch = torch.empty_like(_blocks(buffers[0])[0])
     for weights, gradient, first, second in zip(*map(_blocks, buffers), strict=True):
-        before = weights.clone()
+        before = scratch[: len(weights)].copy_(weights)
         torch._fused_adamw_(
             [weights],
             [gradient],

@@ -47,7 +47,7 @@ VERBS = (
 )
 COMMITS = ("before", "after")
 #: Nobody lives longer than so many calls of the engine, besides those for samples.
-MAX_VERBS = 16
+MAX_VERBS = 14
 
 
 class Doom(NamedTuple):

@@ -29,10 +29,12 @@ from tinkex.store.records import Job
 from tinkex.store.schema import checkpoints, jobs, runs, steps
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
-NUM_STEPS = 15
+NUM_STEPS = 24
 MODELS = ("alice", "bob")
 #: Of the passes of each; so few tokens as three come out a little different beside others.
 LENGTHS = ((9, 4), (29, 34))
+#: Where workers die first.
+EARLY = ("create", "start_sample", "step_samples")
 #: Weights of a model that shared its passes with others, against one that did not.
 TOLERANCE = 1e-5
 #: Nothing here takes this long; it only says that nothing hangs.
@@ -58,7 +60,7 @@ class Story:
             sampler_id = self.house.sampler(tenant, session)
             self._train(self.house.model(tenant, session), number)
             for seq in range(4):
-                sample = self.house.sample(sampler_id, seq, seed=10 * number + seq, max_tokens=24)
+                sample = self.house.sample(sampler_id, seq, seed=10 * number + seq, max_tokens=99)
                 self.samples.append(sample)
 
     def _train(self, run_id: str, number: int) -> None:
@@ -149,10 +151,8 @@ def workers(folder: Path) -> Iterator[Workers]:
 def draw_doom(dice: random.Random, where: str) -> Doom:
     # A worker needs three commits to begin; most verbs are called a few times in each life.
     num_spared = dice.randint(3, 20) if where in COMMITS else dice.choice([0, 0, 1, 2, 5])
-    if where in ("create", "restore", "start_sample"):
-        num_spared = dice.choice([0, 1])
-    if where == "load":
-        num_spared = 0
+    if where in (*EARLY, "restore", "load"):
+        num_spared = dice.choice([0, 1]) if where != "load" else 0
     return Doom(where, num_spared, int(10 ** dice.uniform(0.0, 3.5)))
 
 
@@ -163,8 +163,8 @@ def play_among_kills(
     left = [*VERBS, *COMMITS] * 2
     while left and not story.is_over:
         # Models are made first, and samples are soon over.
-        early = [place for place in left if place in ("create", "start_sample", "step_samples")]
-        doom = draw_doom(dice, dice.choice(early or left))
+        early = [place for place in EARLY if place in left]
+        doom = draw_doom(dice, early[0] if early else dice.choice(left))
         died = workers.live(Life(str(story.house.home.root), is_deterministic, doom))
         # It may have died of something else: there is nothing to restore in the beginning.
         if died in left:

@@ -16,7 +16,7 @@ from tests.integration.engine.doing import datum, forward_backward, spec, step, 
 from tinkex.engine.local import LocalEngine
 from tinkex.engine.protocol import Failure, Pass, StepRefused
 from tinkex.errors import InvalidInput
-from tinkex.types import ForwardBackwardOutput
+from tinkex.types import Datum, ForwardBackwardOutput, ModelInput
 
 LENGTHS = (5, 12, 12, 30, 7)
 
@@ -220,6 +220,45 @@ def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
         step(tight, name)
         step(roomy, name)
         torch.testing.assert_close(weights(tight, name), weights(roomy, name), atol=1e-5, rtol=1e-3)
+
+
+def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, calm = make_engine(), make_engine()
+    for one in (engine, calm):
+        for name in ("a", "b", "c"):
+            one.create(name, spec())
+    host = engine._models.get("tiny").host
+    plain = host.hidden
+
+    def shaky(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        if 7 in tokens_T.tolist():
+            raise ValueError("a kernel has a bug")
+        return plain(tokens_T, *args, **options)
+
+    monkeypatch.setattr(host, "hidden", shaky)
+    fine = [one for one in batch(1) if 7 not in one.model_input.to_ints()]
+    unlucky = Datum(
+        model_input=ModelInput.from_ints([7, 8]), loss_fn_inputs={"target_tokens": [8, 9]}
+    )
+    passes = [
+        Pass(adapter_id="a", work=work(*fine)),
+        Pass(adapter_id="b", work=work(unlucky)),
+        Pass(adapter_id="c", work=work(*fine)),
+    ]
+    first, second, third = engine.run_passes(passes)
+    assert isinstance(second, Failure)
+    assert "a kernel has a bug" in second.message
+    assert engine._adapters["b"].state.gradient is None
+    wanted, *_ = calm.run_passes(passes[:1])
+    for mine in (first, third):
+        assert isinstance(mine, ForwardBackwardOutput)
+        assert mine.metrics["loss:sum"] == pytest.approx(wanted.metrics["loss:sum"])
+    for name in ("a", "c"):
+        torch.testing.assert_close(
+            engine._adapters[name].state.gradient, calm._adapters["a"].state.gradient
+        )
 
 
 def test_only_the_parts_that_are_asked_for_are_trained(engine: LocalEngine) -> None:

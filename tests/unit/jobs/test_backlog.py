@@ -156,6 +156,17 @@ def test_samples_are_taken_one_of_each_tenant_in_turn() -> None:
     assert backlog.take_samples(1) == []
 
 
+def test_a_sample_that_a_worker_died_of_is_drawn_alone() -> None:
+    first, again, last = (
+        job("a", None, index, Kind.SAMPLE, attempts=index % 2) for index in range(3)
+    )
+    backlog = backlog_of(first, again, last)
+    assert backlog.take_samples(5) == [first]
+    assert backlog.take_samples(5, is_idle=False) == []
+    assert backlog.take_samples(5) == [again]
+    assert backlog.take_samples(5) == [last]
+
+
 def test_a_cancelled_sample_is_not_taken() -> None:
     wanted, unwanted = (job("a", None, index, Kind.SAMPLE) for index in range(2))
     backlog = backlog_of(wanted, unwanted)

@@ -18,7 +18,7 @@ from tinkex.engine.models.folders import CONTEXT_NAMES, Folder
 from tinkex.engine.models.weight_files import UnusableModel, read_json
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.nn.host import Host
+from tinkex.nn.host import Host, max_positions
 from tinkex.text import Tokenizer, load_tokenizer
 
 LOG = get_logger(__name__)
@@ -95,7 +95,9 @@ def context_of(config: Any) -> int | None:
     """The most tokens that a model can read and write together, if its config says so."""
     text = config.get_text_config()
     found = (getattr(part, name, None) for part in (text, config) for name in CONTEXT_NAMES)
-    return next((int(number) for number in found if isinstance(number, int) and number > 0), None)
+    told = next((int(number) for number in found if isinstance(number, int) and number > 0), None)
+    limit = max_positions(text)
+    return told if limit is None else min(limit, told or limit)
 
 
 def load(name: str, folder: Folder, config: EngineConfig, max_context_tokens: int) -> Loaded:
