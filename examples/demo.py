@@ -215,7 +215,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything stays")
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps")
     parser.add_argument(
-        "--base-steps", type=int, default=400, help="steps that make the base model"
+        "--base-steps", type=int, default=200, help="steps that make the base model"
     )
     return parser.parse_args()
 

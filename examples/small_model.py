@@ -1,6 +1,6 @@
 """Make a small language model from nothing: a Hugging Face folder that any server can serve.
 
-    python examples/small_model.py FOLDER            # about half a minute on two cores
+    python examples/small_model.py FOLDER            # half a minute on two cores
 
 It is a Qwen3 of a million parameters that reads and writes bytes, trained on the text of this
 project's own documentation. It writes words that look like English and means nothing by them, which
@@ -20,12 +20,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 END = "<|end|>"
-WINDOW, BATCH = 128, 16
+WINDOW, BATCH = 96, 8
 #: Called after every step with its number, the number of all steps, and the loss.
 Report = Callable[[int, int, float], None]
 
 
-def make_model(folder: Path, *, num_steps: int = 400, report: Report | None = None) -> None:
+def make_model(folder: Path, *, num_steps: int = 200, report: Report | None = None) -> None:
     """Train a small model on this project's documentation and save it with its tokenizer."""
     tokenizer = byte_tokenizer()
     text = "\n".join(path.read_text() for path in documentation())
@@ -87,7 +87,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where to save it")
-    parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps")
     options = parser.parse_args()
 
     def report(step: int, num_steps: int, loss: float) -> None:

@@ -182,7 +182,7 @@ class LocalEngine:
         except TinkexError as error:
             self._refused.append(Finished(ticket, Failure(error.message, error.category)))
             return
-        self._runner(model).add(ticket, adapter, request)
+        self._runner(model).add(ticket, adapter, request, scope=source.scope)
 
     def step_samples(self) -> Sequence[Finished]:
         """Go a short way with all running samples, and hand out those that are over."""

@@ -64,6 +64,8 @@ class SamplerSource:
 
     base_model: str
     directory: Path | None = None
+    scope: str = ""
+    """Whose prompts may be recognised in this request's; they are never shared between scopes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,25 +91,26 @@ class Samples:
         return origin
 
     def _find(self, db: Connection, job: Job, request: types.SampleRequest) -> Origin:
-        now = time.time()
+        now, scope = time.time(), job.tenant_id
         if job.sampler_id is not None:
             sampler = samplers.find(db, job.sampler_id)
             if sampler is None:
                 raise InvalidInput(f"sampling session {job.sampler_id} is gone")
             base_model, checkpoint_id = sampler.base_model, sampler.checkpoint_id
             if checkpoint_id is None:
-                return Origin(SamplerSource(base_model=base_model))
+                return Origin(SamplerSource(base_model=base_model, scope=scope))
             found = checkpoints.by_id(db, checkpoint_id, now)
         elif request.model_path is not None:
             found = checkpoints.find(db, parse_tinker_path(request.model_path), now)
             if found is not None and _is_others(found, job):
                 found = None
         else:
-            return Origin(SamplerSource(base_model=request.base_model or ""))
+            return Origin(SamplerSource(base_model=request.base_model or "", scope=scope))
         if found is None:
             raise InvalidInput("the weights to sample from were deleted or have expired")
         directory = self._bench.home.checkpoint(found.id)
-        return Origin(SamplerSource(base_model=found.base_model, directory=directory), found.run_id)
+        source = SamplerSource(base_model=found.base_model, directory=directory, scope=scope)
+        return Origin(source, found.run_id)
 
 
 def _is_others(found: Checkpoint, job: Job) -> bool:

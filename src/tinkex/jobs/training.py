@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 import msgspec
 
@@ -87,7 +88,9 @@ def optim_step(bench: Bench, task: Task) -> Done:
     """Take an optimizer step."""
     request = payloads.read(task.payload, types.OptimStepRequest)
     metrics: Mapping[str, float] = bench.engine.optim_step(task.run.id, request.optim_params)
-    reply = types.OptimStepResponse(metrics=dict(metrics))
+    # JSON has no NaN, and clients refuse what would stand there instead.
+    told = {name: value for name, value in metrics.items() if isfinite(value)}
+    reply = types.OptimStepResponse(metrics=told)
     return Done(result=encode_json(reply), is_change=True, metrics=metrics)
 
 

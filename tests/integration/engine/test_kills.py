@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tinkex.store.records import Job
 from tinkex.store.schema import checkpoints, jobs, runs, steps
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
-NUM_STEPS = 24
+NUM_STEPS = 18
 MODELS = ("alice", "bob")
 #: Of the passes of each; so few tokens as three come out a little different beside others.
 LENGTHS = ((9, 4), (29, 34))
@@ -150,9 +150,9 @@ def workers(folder: Path) -> Iterator[Workers]:
 
 def draw_doom(dice: random.Random, where: str) -> Doom:
     # A worker needs three commits to begin; most verbs are called a few times in each life.
-    num_spared = dice.randint(3, 20) if where in COMMITS else dice.choice([0, 0, 1, 2, 5])
-    if where in (*EARLY, "restore", "load"):
-        num_spared = dice.choice([0, 1]) if where != "load" else 0
+    spared: dict[str, Sequence[int]] = dict.fromkeys(COMMITS, range(3, 21))
+    spared |= dict.fromkeys((*EARLY, "restore"), (0, 1)) | {"load": (0,)}
+    num_spared = dice.choice(spared.get(where, (0, 0, 1, 2, 5)))
     return Doom(where, num_spared, int(10 ** dice.uniform(0.0, 3.5)))
 
 

@@ -1,4 +1,4 @@
-"""Training and sampling share a busy engine by time, not by turns."""
+"""Training and sampling share a busy engine by time; tenants share it without seeing each other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.protocol import Failure, Finished, Pass
-from tinkex.types import ForwardBackwardOutput
+from tinkex.engine.protocol import Failure, Finished, Pass, SamplerSource
+from tinkex.types import ForwardBackwardOutput, SampleRequest
 
 PASS_SECONDS, STEP_SECONDS, NUM_STEPS = 0.2, 0.01, 30
 
@@ -44,3 +44,24 @@ def test_a_sample_goes_many_steps_after_a_long_pass(house: House) -> None:
     steps_of_turns = "".join(word[0] for word in engine.order).strip("p").split("p")
     # One step per pass would need as many passes as steps.
     assert len(steps_of_turns) < NUM_STEPS / 2
+
+
+class Watching(FakeEngine):
+    """Notes whose prompts each request may be recognised in."""
+
+    def __init__(self) -> None:
+        super().__init__([BASE_MODEL])
+        self.scopes: list[str] = []
+
+    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+        self.scopes.append(source.scope)
+        super().start_sample(ticket, source, request)
+
+
+def test_prompts_are_recognised_within_a_tenant_alone(house: House) -> None:
+    tenants = [house.tenant("alice"), house.tenant("bob")]
+    engine = Watching()
+    house.start(engine)
+    for tenant in tenants:
+        house.result(house.sample(house.sampler(tenant, house.session(tenant)), 1))
+    assert engine.scopes == tenants

@@ -19,6 +19,8 @@ Tokens = npt.NDArray[np.int64]
 DEFAULT_MAX_TOKENS = 1024
 #: The most sequences of one request.
 MAX_SAMPLES = 1024
+#: The most likeliest or other tokens of each position.
+MAX_TOPK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +114,12 @@ def _read_top_k(params: SamplingParams, vocab_size: int) -> int:
 def _check_amounts(request: SampleRequest, vocab_size: int) -> None:
     if request.num_samples < 1:
         raise InvalidInput(f"num_samples is {request.num_samples}, expected at least 1")
+    max_topk = min(MAX_TOPK, vocab_size)
     limits = {
         "num_samples": MAX_SAMPLES,
-        "topk_prompt_logprobs": vocab_size,
-        "topk_sample_logprobs": vocab_size,
-        "prompt_alt_tokens_k": vocab_size,
+        "topk_prompt_logprobs": max_topk,
+        "topk_sample_logprobs": max_topk,
+        "prompt_alt_tokens_k": max_topk,
     }
     for name, limit in limits.items():
         value = getattr(request, name)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.sampling.case import Sequence
-from tinkex.engine.sampling.scheduler import is_shared
+from tinkex.engine.sampling.scheduler import cohort_sizes
 from tinkex.engine.sampling.shelf import Shelf
 from tinkex.engine.sampling.slots import Budget, Roster, capacity_for, first_capacity, slots_for
 from tinkex.nn.kept import Block, Kind, Stored
@@ -124,9 +124,9 @@ class Cache:
     # --- coming and going ------------------------------------------------------------------------
     def place(self, sequences: list[Sequence], stored: Stored) -> int:
         """Let sequences live where they go on from a prompt; how many found a place."""
-        self.version += 1
-        if is_shared(len(sequences), stored.num_tokens):
-            return len(sequences) if self._place_together(sequences, stored) else 0
+        for num in cohort_sizes(len(sequences), stored.num_tokens):
+            if self._place_together(sequences[:num], stored):
+                return num
         for index, sequence in enumerate(sequences):
             if not self._place_copy(sequence, stored):
                 return index
@@ -169,6 +169,7 @@ class Cache:
         if not self._make_room(self._size_of(len(sequences), capacity)):
             return False
         room = Room(self._new_block(len(sequences), capacity), stored)
+        self.version += 1
         self.shelf.hold(stored)
         self._cohorts.append(room)
         for sequence in sequences:
@@ -181,6 +182,7 @@ class Cache:
         room = self._arena(first_capacity(num_tokens, sequence.ask.max_length))
         if room is None:
             return False
+        self.version += 1
         slot = room.enter(sequence, num_tokens)
         room.block.fill(slot, stored, num_tokens)
         self._homes[sequence] = room
@@ -225,13 +227,16 @@ class Cache:
         if room is None:
             room = self._arenas[capacity] = Room(self._new_block(num_slots, capacity))
             return room
-        self._budget.take(self._size_of(num_slots - room.block.num_slots, capacity))
+        num_new = num_slots - room.block.num_slots
         room.resize(num_slots)
+        self._budget.take(self._size_of(num_new, capacity))
         return room
 
     def _new_block(self, num_slots: int, capacity: int) -> Block:
-        self._budget.take(self._size_of(num_slots, capacity))
-        return Block(self._kind, num_slots, capacity)
+        # First the memory, which may not be there, then the count of it.
+        block = Block(self._kind, num_slots, capacity)
+        self._budget.take(block.num_bytes)
+        return block
 
     # --- room ------------------------------------------------------------------------------------
     def _size_of(self, num_slots: int, capacity: int) -> int:

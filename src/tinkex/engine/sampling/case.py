@@ -104,12 +104,22 @@ class Fill:
 class Case:
     """One request: its samples that wait, run and are over."""
 
-    def __init__(self, ticket: str, number: int, adapter: SamplerAdapter | None, ask: Ask) -> None:
+    def __init__(
+        self,
+        ticket: str,
+        number: int,
+        adapter: SamplerAdapter | None,
+        ask: Ask,
+        *,
+        scope: str = "",
+    ) -> None:
         self.ticket = ticket
         self.number = number
         """Lower numbers came first."""
         self.adapter = adapter
         self.ask = ask
+        self.scope = scope
+        """Whose prompts may be recognised in this one's."""
         self.fresh: list[Sequence] = []
         """Samples that have not begun; they begin where the prompt ends."""
         self.paused: list[Sequence] = []
@@ -132,9 +142,14 @@ class Case:
         return self.adapter.key if self.adapter is not None else None
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it has anything that others would have to wait for."""
-        return bool(self.running or self.paused or self.fill or self.stored or self._results)
+    def prefix_key(self) -> Hashable:
+        """With which other requests it may share what is read."""
+        return self.scope, self.key
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has a part in passes now, or holds memory."""
+        return bool(self.running or self.fill or self.stored)
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -164,6 +179,17 @@ class Case:
         self.running.remove(sequence)
         # At the end: what is being read may be the first one's.
         self.paused.append(sequence)
+
+    def start_over(self) -> None:
+        """Let all samples wait, for all that was kept of them is gone."""
+        self.fill = self.stored = None
+        stopped = sorted(self.running, key=lambda one: one.index)
+        self.running.clear()
+        for one in stopped:
+            # A number may have been thrown for a token that never came.
+            one.dice = Dice(self.ask.seed, one.index, num_thrown=len(one.tokens))
+        self.fresh = [one for one in stopped if not one.tokens] + self.fresh
+        self.paused += [one for one in stopped if one.tokens]
 
     def finish(self, sequence: Sequence) -> bool:
         """Note that a sample is over; whether all are."""

@@ -18,9 +18,10 @@ class Dice:
     They depend on the seed and the stream alone, whatever else is drawn at the same time.
     """
 
-    def __init__(self, seed: int, stream: int) -> None:
+    def __init__(self, seed: int, stream: int, *, num_thrown: int = 0) -> None:
         key = np.array([seed & _MASK, stream & _MASK], dtype=np.uint64)
         self._source = np.random.Generator(np.random.Philox(key=key))
+        self._source.random(num_thrown)
         self._ahead: list[float] = []
 
     def throw(self) -> float:

@@ -28,6 +28,13 @@ class Begun(NamedTuple):
     hidden_1D: Tensor
 
 
+class Refused(NamedTuple):
+    """A request that could not be read for, and why."""
+
+    case: Case
+    reason: str
+
+
 class Entrance:
     """Lets requests in, first come, first served, as memory and places allow."""
 
@@ -46,29 +53,38 @@ class Entrance:
         return [case.fill for case in self._line.values() if case.fill is not None]
 
     # --- reading ---------------------------------------------------------------------------------
-    def admit(self) -> None:
-        """Begin to read for those whose turn it is."""
+    def admit(self) -> Refused | None:
+        """Begin to read for those whose turn it is; says which one is to blame if that fails."""
         num_free = self._num_free() - len(self.fills)
         for case in self._line.values():
             if self._is_one_by_one and case is not next(iter(self._line.values())):
-                return
+                return None
             tokens = case.next_tokens() if case.fill is None and case.stored is None else None
             if tokens is None or self._is_read_soon(case, tokens):
                 continue
-            if num_free < 1 or not self._is_calm(case) or not self._start(case, tokens):
-                return
+            if num_free < 1 or not self._is_calm(case):
+                return None
+            try:
+                if not self._start(case, tokens):
+                    return None
+            except (MemoryError, RuntimeError) as error:
+                return Refused(case, str(error))
             num_free -= 1
+        return None
 
     def finish(self, fill: Fill, hidden_1D: Tensor) -> None:
         """Note that all is read; `hidden_1D` is the last token's."""
         fill.stored.last_hidden_1D = hidden_1D
         fill.case.fill, fill.case.stored = None, fill.stored
-        self._shelf.keep(fill.case.key, fill.tokens, fill.stored)
+        self._shelf.keep(fill.case.prefix_key, fill.tokens, fill.stored)
 
     def _start(self, case: Case, tokens: Tokens) -> bool:
         about = case.ask.about_prompt if case.fresh else None
+        if about is not None and case.scores is None:
+            # First of all, for it may fail, and nothing is held yet.
+            case.scores = PromptScores(case.ask, about)
         num_usable = len(tokens) if about is None else about.first_row
-        match = self._shelf.find(case.key, tokens)
+        match = self._shelf.find(case.prefix_key, tokens)
         num_common = min(match.num_tokens, num_usable) if match is not None else 0
         if match is not None and num_common == len(tokens) == match.kept.num_tokens:
             self._shelf.hold(match.kept)
@@ -81,7 +97,6 @@ class Entrance:
             case.fill = Fill(case, tokens, stored, num_common)
         if case.fresh:
             case.num_cached = num_common
-            case.scores = PromptScores(case.ask, about) if about is not None else None
         return True
 
     def _store(self, tokens: Tokens, source: Stored | None, num_common: int) -> Stored | None:
@@ -104,7 +119,7 @@ class Entrance:
             return False
         enough = max(MIN_TOKENS, int(len(tokens) * _WORTH_WAITING))
         return any(
-            fill.case.key == case.key and common_length(fill.tokens, tokens) >= enough
+            fill.case.prefix_key == case.prefix_key and common_length(fill.tokens, tokens) >= enough
             for fill in self.fills
         )
 

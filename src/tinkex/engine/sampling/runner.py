@@ -27,9 +27,13 @@ from tinkex.engine.sampling.sampler import Chosen, Settings, choose
 from tinkex.engine.sampling.scheduler import Line, max_kept_tokens, share_tokens
 from tinkex.engine.sampling.slots import capacity_for
 from tinkex.engine.sampling.stops import Texts
+from tinkex.engine.trainer import is_out_of_memory
 from tinkex.errors import InvalidInput, RequestErrorCategory
+from tinkex.logs import get_logger
 from tinkex.nn.host import Host
 from tinkex.types import SampleRequest
+
+LOG = get_logger(__name__)
 
 __all__ = ["SampleRunner", "SamplerAdapter", "Texts"]
 
@@ -39,6 +43,14 @@ STEP_SECONDS = 0.01
 _SERVER = RequestErrorCategory.Server
 _NOT_A_NUMBER = Failure(
     "the model's output is not a number: the weights have become too large or are not finite"
+)
+_NO_MEMORY = Failure(
+    "there is no memory left to go on with this sample; try again later, or ask for fewer tokens",
+    _SERVER,
+)
+_BROKEN = Failure(
+    "the sample could not be computed; the server's log says why, and it may be tried again",
+    _SERVER,
 )
 
 
@@ -65,20 +77,12 @@ class SampleRunner:
         )
         self._passes = Passes(host)
         self._kind = self._passes.kind()
-        self._cache = Cache(
-            self._kind, config.cache_bytes, has_prefixes=not config.is_deterministic
-        )
         self._line: Line[Case] = Line()
-        self._entrance = Entrance(
-            self._line,
-            self._cache,
-            max_sequences=config.max_sequences,
-            is_one_by_one=config.is_deterministic,
-        )
         self._over: list[Finished] = []
         self._num_added = 0
         self._crew: tuple[int, Crew] | None = None
         self._settings: Settings | None = None
+        self._begin_empty()
 
     @property
     def max_requests(self) -> int:
@@ -93,7 +97,14 @@ class SampleRunner:
     def __len__(self) -> int:
         return len(self._line) + len(self._over)
 
-    def add(self, ticket: str, adapter: SamplerAdapter | None, request: SampleRequest) -> None:
+    def add(
+        self,
+        ticket: str,
+        adapter: SamplerAdapter | None,
+        request: SampleRequest,
+        *,
+        scope: str = "",
+    ) -> None:
         """Let a request in; a bad one is reported by `step`, and a ticket that runs starts anew."""
         self.cancel(ticket)
         try:
@@ -103,7 +114,7 @@ class SampleRunner:
             self._over.append(Finished(ticket, Failure(error.message, error.category)))
             return
         self._num_added += 1
-        case = self._line[ticket] = Case(ticket, self._num_added, adapter, ask)
+        case = self._line[ticket] = Case(ticket, self._num_added, adapter, ask, scope=scope)
         case.open(self._texts)
 
     @torch.inference_mode()
@@ -128,11 +139,45 @@ class SampleRunner:
         """Go a short way with all requests, and hand out those that are over."""
         deadline = time.monotonic() + STEP_SECONDS
         while self._line and not self._over:
-            self._turn()
+            self._try_turn()
             if time.monotonic() >= deadline:
                 break
         over, self._over = self._over, []
         return over
+
+    # --- trouble ---------------------------------------------------------------------------------
+    def _try_turn(self) -> None:
+        """One turn; if it fails, those who may be to blame fail, and the others start over."""
+        try:
+            self._turn()
+        except Exception as error:  # one bad pass must not end the worker
+            is_full = is_out_of_memory(error)
+            if not is_full:
+                LOG.exception("a pass of samples failed")
+        else:
+            return
+        # Out of the handler: its traceback holds the tensors that were in the way.
+        cases = list(self._line.values())
+        active = [case for case in cases if case.is_active] or cases
+        self._begin_empty()
+        for case in cases:
+            case.start_over()
+        for case in active[-1:] if is_full else active:
+            self._fail(case, _NO_MEMORY if is_full else _BROKEN)
+
+    def _begin_empty(self) -> None:
+        """Have nothing in memory; what was there may be in disorder, so it is not asked to go."""
+        config = self._config
+        self._cache = Cache(
+            self._kind, config.cache_bytes, has_prefixes=not config.is_deterministic
+        )
+        self._entrance = Entrance(
+            self._line,
+            self._cache,
+            max_sequences=config.max_sequences,
+            is_one_by_one=config.is_deterministic,
+        )
+        self._crew = self._settings = None
 
     # --- one turn --------------------------------------------------------------------------------
     def _turn(self) -> None:
@@ -149,7 +194,7 @@ class SampleRunner:
         begun = self._entrance.begin()
         if len(crew) or begun:
             self._go_on(crew, hidden_TD, begun)
-        elif not chunks:
+        elif self._line and not chunks:
             self._break_tie()
 
     def _current_crew(self) -> Crew:
@@ -162,12 +207,9 @@ class SampleRunner:
         return self._crew[1]
 
     def _admit(self) -> None:
-        try:
-            self._entrance.admit()
-        except (MemoryError, RuntimeError) as error:
-            # The oldest that is not yet read is the one that asked for memory.
-            case = next(one for one in self._line.values() if not one.has_begun)
-            self._fail(case, Failure(f"no memory to read the prompt: {error}", _SERVER))
+        while (refused := self._entrance.admit()) is not None:
+            message = f"no memory to read the prompt: {refused.reason}"
+            self._fail(refused.case, Failure(message, _SERVER))
 
     def _chunks(self, *, has_samples: bool) -> list[Chunk]:
         fills = self._entrance.fills
@@ -222,11 +264,20 @@ class SampleRunner:
             case = run.case
             if run not in case.running:
                 continue  # its request has failed
-            logprob = chosen.logprobs[row]
-            if not math.isfinite(logprob):
+            if not math.isfinite(chosen.logprobs[row]):
                 self._fail(case, _NOT_A_NUMBER)
-            elif run.take(chosen.tokens[row], logprob, chosen.topk_of(row, run.ask.num_topk)):
+            elif self._is_over(run, row, chosen):
                 self._finish(run)
+
+    def _is_over(self, run: Sequence, row: int, chosen: Chosen) -> bool:
+        """Give a sample its token; a tokenizer that cannot read it fails this request alone."""
+        token, topk = chosen.tokens[row], chosen.topk_of(row, run.ask.num_topk)
+        try:
+            return run.take(token, chosen.logprobs[row], topk)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            reason = f"the tokenizer cannot turn the token {token} into text: {error!r:.200}"
+        self._fail(run.case, Failure(f"{reason}; give stop as token ids", _SERVER))
+        return False
 
     def _finish(self, run: Sequence) -> None:
         self._cache.leave(run)

@@ -41,10 +41,13 @@ class Chosen(NamedTuple):
     def topk_of(
         self, row: int, k: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
-        """A row's likeliest tokens; None if it wants none."""
+        """A row's likeliest tokens; None if it wants none.
+
+        They are copies: a view would keep the rows of all others in memory.
+        """
         if not k or self.topk_ids is None or self.topk_logprobs is None:
             return None
-        return self.topk_ids[row, :k], self.topk_logprobs[row, :k]
+        return self.topk_ids[row, :k].copy(), self.topk_logprobs[row, :k].copy()
 
 
 class Settings:

@@ -55,6 +55,13 @@ def is_shared(num_samples: int, num_tokens: int) -> bool:
     return num_samples >= MIN_COHORT and num_tokens >= MIN_SHARED_TOKENS
 
 
+def cohort_sizes(num_samples: int, num_tokens: int) -> Iterator[int]:
+    """How many samples might share their prompt, from all of them down to the fewest."""
+    while is_shared(num_samples, num_tokens):
+        yield num_samples
+        num_samples = max(num_samples // 2, min(num_samples - 1, MIN_COHORT))
+
+
 def num_to_begin(num_waiting: int, num_free: int, num_tokens: int, max_samples: int) -> int:
     """How many samples of a prompt begin now.
 

@@ -77,12 +77,12 @@ class TextWatch:
         return found
 
     def _settle(self, new: str) -> None:
-        """Count all pending tokens as known."""
-        whole = self._tail + new
+        """Count all pending tokens as known, but for a character that may still be finished."""
+        whole = self._tail + new.rstrip(_UNFINISHED)
         self._tail = whole[-self._num_kept :] if self._num_kept else ""
         self._tokens = self._tokens[-_NUM_BEFORE:]
         self._num_known = len(self._tokens)
-        self._known = self._decoder.decode(self._tokens)
+        self._known = self._decoder.decode(self._tokens).rstrip(_UNFINISHED)
 
 
 def _common(one: str, other: str) -> int:
@@ -90,4 +90,5 @@ def _common(one: str, other: str) -> int:
     if one.startswith(other):
         return len(other)
     pairs = zip(one, other, strict=False)
-    return next(index for index, (a, b) in enumerate(pairs) if a != b)
+    differing = (index for index, (a, b) in enumerate(pairs) if a != b)
+    return next(differing, min(len(one), len(other)))
