@@ -105,9 +105,8 @@ class Story:
         return {name: entry.sha256 for name, entry in files.items()}
 
     def weights(self) -> list[dict[str, torch.Tensor]]:
-        """What was saved."""
-        for job in self.saves:
-            self.house.result(job)
+        """What was saved, when all is done."""
+        self.told()
         folders = [self.house.home.checkpoint(job.id) for job in self.saves]
         return [load_file(folder / "adapter_model.safetensors") for folder in folders]
 
