@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test qa bench docs format clean
 
 demo: $(VENV)/.ready
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python examples/demo.py
+	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
 
 test: qa
 

@@ -42,7 +42,7 @@ def _conditions(shapes: Sequence[Shape], seconds: float) -> list[str]:
     return [
         f"{platform.system()}, {_processor()}, {cpu_count()} cores, no GPU",
         f"Python {platform.python_version()}, {versions}",
-        f"{THREADS} threads on both sides, OMP_WAIT_POLICY={environ.get('OMP_WAIT_POLICY', '')}, "
+        f"{THREADS} threads on both sides, GOMP_SPINCOUNT={environ.get('GOMP_SPINCOUNT', '')}, "
         "float32",
         f"LoRA of rank {RANK} on q, k, v, o, gate, up, down and lm_head, trained on both sides",
         *(f"{shape.name}: {shape.about}; random weights" for shape in shapes),

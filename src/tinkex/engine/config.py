@@ -27,7 +27,7 @@ class EngineConfig:
     cache_bytes: int = 1 << 30
     """Memory for keys and values of running samples, per base model."""
     packed_bytes: int = 1 << 30
-    """Memory for second copies of weights, laid out so that passes of few tokens are faster on a
+    """Memory for second copies of weights, laid out so that passes are faster on a
     CPU, per base model; 0 keeps none."""
     max_sequences: int = 64
     """The most sequences that are sampled at once, per base model."""

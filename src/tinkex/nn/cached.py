@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tinkex.nn.attention import masked
 from tinkex.nn.kept import Block, KeyShape, Stored
+from tinkex.nn.native.sight import can_see, see
 from tinkex.nn.running import Options
 
 Lengths = npt.NDArray[np.int64]
@@ -101,6 +102,7 @@ class SampleRows:
         self._block = block
         self._lengths = lengths
         """How many tokens each slot holds before this pass."""
+        self._lengths_at = lengths.ctypes.data
         self._shared = shared
         self._is_even = bool((lengths == lengths[0]).all())
         self._top = int(lengths.max()) + 1
@@ -118,6 +120,8 @@ class SampleRows:
         """All samples at once."""
         num = self.num_rows
         keys, values = self._block.keys[layer], self._block.values[layer]
+        if can_see(q_HND, v_GND, how):
+            return self._see(layer, (q_HND, k_GND, v_GND), how)
         place = self._place(k_GND.shape[0], keys.device)
         _put(keys, place, k_GND)
         _put(values, place, v_GND)
@@ -129,6 +133,17 @@ class SampleRows:
         else:
             out = self._with_shared(layer, q_NGSD, weighed(q_NGSD, k_NGLD, v_NGLD, mask, how), how)
         return out.reshape(num, -1, out.shape[-1])
+
+    def _see(self, layer: int, new: tuple[Tensor, Tensor, Tensor], how: Options) -> Tensor:
+        keys, values = self._block.keys[layer], self._block.values[layer]
+        out_NHD, total_NH = see(new, keys, values, self._lengths_at, how)
+        if self._shared is None:
+            return out_NHD
+        num, num_keys = self.num_rows, new[1].shape[0]
+        shape = num, num_keys, -1
+        q_NGSD = new[0].transpose(0, 1).reshape(*shape, new[0].shape[-1])
+        own = out_NHD.view(*shape, out_NHD.shape[-1]), total_NH.view(shape)
+        return self._with_shared(layer, q_NGSD, own, how).reshape(out_NHD.shape)
 
     def _with_shared(
         self, layer: int, q_NGSD: Tensor, own: tuple[Tensor, Tensor], how: Options

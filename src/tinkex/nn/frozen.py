@@ -10,40 +10,61 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tinkex.nn.native.panels import Panels, is_suited
+
 #: How many rows oneDNN multiplies faster by a weight that is packed for it.
 _FEW_ROWS = range(2, 65)
 
 
 class Frozen:
-    """The weights of linear maps of one input, side by side."""
+    """The weights of linear maps of one input, side by side.
+
+    Where our own kernels run, the weight lies in panels for them; elsewhere as torch wants it.
+    """
 
     def __init__(self, weight_KN: Tensor, bias_N: Tensor | None) -> None:
-        self.weight_KN = weight_KN
+        self.shape_KN = weight_KN.shape
+        self.num_bytes = weight_KN.nbytes
         self._bias_N = bias_N
+        self._panels = Panels(weight_KN) if is_suited(weight_KN) else None
+        self._weight_KN = None if self._panels is not None else weight_KN.contiguous()
+        self._back: Panels | None = None
         self._packed: Tensor | None = None
 
     @classmethod
     def joined(cls, members: Sequence[nn.Module]) -> Frozen:
         """The maps of linear modules; they are copied, because inputs first is faster to read."""
         weights = [_weight_NK(member).t() for member in members]
-        if len(weights) == 1:
-            return cls(weights[0].contiguous(), _joined_bias(members))
-        return cls(torch.cat(weights, dim=1), _joined_bias(members))
+        weight_KN = weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)
+        return cls(weight_KN, _joined_bias(members))
 
     @property
-    def weight_NK(self) -> Tensor:
-        """The weight as linear modules have it."""
-        return self.weight_KN.t()
+    def weight_KN(self) -> Tensor:
+        """The weight, inputs first; a copy if it lies in panels."""
+        if self._panels is not None:
+            return self._panels.weight_KN()
+        assert self._weight_KN is not None
+        return self._weight_KN
 
-    def pack(self) -> None:
-        """Keep a second copy of the weight, as large as the first, for passes of few rows."""
-        weight = self.weight_KN
-        is_suited = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        if is_suited and torch.backends.mkldnn.is_available():
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_NK.contiguous())
+    @property
+    def has_copy(self) -> bool:
+        """Whether there is a second copy of the weight."""
+        return self._back is not None or self._packed is not None
+
+    def copy(self) -> None:
+        """Keep a second copy of the weight: for the way back, or without panels for few rows."""
+        weight_KN = self.weight_KN
+        if self._panels is not None:
+            self._back = Panels(weight_KN.t())
+            return
+        is_plain = weight_KN.dtype == torch.float32 and weight_KN.device.type == "cpu"
+        if is_plain and torch.backends.mkldnn.is_available():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_KN.t().contiguous())
 
     def forward(self, x_MK: Tensor) -> Tensor:
         """x W + b, in a new tensor; how it is computed depends on the number of rows alone."""
+        if self._panels is not None:
+            return self._panels.product(x_MK, self._bias_N)
         if self._packed is not None and len(x_MK) in _FEW_ROWS:
             onednn = torch.ops.mkldnn._linear_pointwise
             y_MN: Tensor = onednn(x_MK, self._packed, self._bias_N, "none", [], "")
@@ -54,6 +75,8 @@ class Frozen:
 
     def pull(self, dy_MN: Tensor) -> Tensor:
         """dy W^T, in a new tensor."""
+        if self._back is not None:
+            return self._back.product(dy_MN)
         return torch.mm(dy_MN, self.weight_KN.t())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinkex.nn.native.panels import Panels, is_suited
 from tinkex.nn.running import LowRankRows
 
 #: Where oneDNN multiplies a plain float32 matrix faster than MKL does, measured: 1.2 to 2 times.
@@ -28,11 +29,27 @@ class Head:
         self._multiplier = float(getattr(config, "logit_scale", None) or 1.0)
         self._multiplier /= float(getattr(config, "logits_scaling", None) or 1.0)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._panels: Panels | None = None
 
     @property
     def vocab_size(self) -> int:
         """How many tokens there are."""
         return self.weight_VD.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the frozen weight takes, and a copy of it again."""
+        return self.weight_VD.nbytes
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether there is a second copy of the weight."""
+        return self._panels is not None
+
+    def copy(self) -> None:
+        """Keep a second copy of the weight for our own kernels, where they run."""
+        if is_suited(self.weight_VD):
+            self._panels = Panels(self.weight_VD.t())
 
     def logits(
         self, hidden_MD: Tensor, rows: LowRankRows, out_MV: Tensor | None = None
@@ -73,6 +90,8 @@ class Head:
         return dhidden_MD
 
     def _frozen(self, hidden_MD: Tensor, out_MV: Tensor | None) -> Tensor:
+        if self._panels is not None:
+            return self._panels.product(hidden_MD, self._bias_V, out_MV)
         if out_MV is None and self._suits_onednn(hidden_MD):
             onednn = torch.ops.mkldnn._linear_pointwise
             few_MV: Tensor = onednn(hidden_MD, self.weight_VD, self._bias_V, "none", [], "")

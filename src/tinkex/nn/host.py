@@ -29,9 +29,9 @@ class Host:
     """A frozen model with places for adapters."""
 
     def __init__(self, model: PreTrainedModel, *, packed_bytes: int = 0) -> None:
-        """Take a model in; `packed_bytes` is memory for copies that few rows are faster with.
+        """Take a model in; `packed_bytes` is memory for copies of weights, which make it faster.
 
-        The first layers are copied as far as it goes, so that with less of it some gain is lost.
+        The head and the first layers are copied as far as it goes; with less, some gain is lost.
         """
         model.eval().requires_grad_(False)
         with Survey(model) as survey:
@@ -41,8 +41,13 @@ class Host:
         self._decoder.config._attn_implementation = attention.NAME
         self.sites: list[Site] = []
         """Where adapters have pairs; a pair's index here is its site's number."""
-        self._install(survey, packed_bytes)
+        groups = self._install(survey)
         self.head = self._take_head()
+        copied: list[Head | LinearGroup] = [self.head, *groups]
+        for one in copied:
+            if one.num_bytes <= packed_bytes:
+                packed_bytes -= one.num_bytes
+                one.copy()
         how = trial.check(self)
         replace_norms(children(model, [self._decoder]), lambda: trial.run(self))
         replace_blocks(children(model, survey.layers), how, lambda: trial.run(self))
@@ -105,12 +110,8 @@ class Host:
         return hidden_TD
 
     # --- taking a model in -----------------------------------------------------------------------
-    def _install(self, survey: Survey, packed_bytes: int) -> None:
-        for found in survey.groups(LENGTHS):
-            group = self._replace(found)
-            if group.num_bytes <= packed_bytes:
-                packed_bytes -= group.num_bytes
-                group.pack()
+    def _install(self, survey: Survey) -> list[LinearGroup]:
+        groups = [self._replace(found) for found in survey.groups(LENGTHS)]
         for child in list(children(self._model, survey.layers)):
             if is_table(child.module):
                 sites = sites_of(f"{child.path}.{child.name}", child.module)
@@ -118,6 +119,7 @@ class Host:
                 self.sites += sites
         for layer in survey.layers:
             remembering.install(layer)
+        return groups
 
     def _replace(self, found: Group) -> LinearGroup:
         group = LinearGroup(len(self.sites), found.members)

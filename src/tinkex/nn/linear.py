@@ -31,21 +31,26 @@ class LinearGroup:
     @property
     def in_features(self) -> int:
         """How many inputs there are."""
-        return self._frozen.weight_KN.shape[0]
+        return self._frozen.shape_KN[0]
 
     @property
     def weights(self) -> Sequence[Tensor]:
         """The members' frozen weights, each (N_i, K)."""
-        return torch.split(self._frozen.weight_NK, self.sizes)
+        return torch.split(self._frozen.weight_KN.t(), self.sizes)
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the frozen weights take."""
-        return self._frozen.weight_KN.nbytes
+        """How much memory the frozen weights take, and a copy of them again."""
+        return self._frozen.num_bytes
 
-    def pack(self) -> None:
-        """Keep a second copy of the weights, for passes of few rows."""
-        self._frozen.pack()
+    @property
+    def has_copy(self) -> bool:
+        """Whether there is a second copy of the weights."""
+        return self._frozen.has_copy
+
+    def copy(self) -> None:
+        """Keep a second copy of the weights, with which some products are faster."""
+        self._frozen.copy()
 
     def output(self, index: int, x: Tensor) -> Tensor:
         """What one member makes of its input; nothing is kept once all have asked."""

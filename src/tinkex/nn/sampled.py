@@ -17,11 +17,39 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tinkex.nn.native.batch import add_product
+from tinkex.nn.native.panels import LowRankPanels, is_suited
 from tinkex.nn.running import Owner
-from tinkex.nn.segments import add_product
 from tinkex.nn.sites import LowRank
 
 Numbers = npt.NDArray[np.int64]
+
+
+class SampledPair:
+    """An adapter's pair at one site, for rows that are sampled."""
+
+    def __init__(self, pair: LowRank, scale: float) -> None:
+        self._pair, self._scale = pair, scale
+        self._panels = None
+        # Tables of experts have more than two dimensions, and are taken apart by who owns them.
+        if pair.down.ndim == 2 and is_suited(pair.down):
+            self._panels = LowRankPanels(pair.down, pair.ups, scale)
+
+    def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
+        """Add the low-rank part to rows."""
+        if self._panels is not None and y_MN.dtype == torch.float32:
+            self._panels.add(x_MK, y_MN)
+            return
+        pair = self._pair
+        h = x_MK.to(pair.down.dtype) @ pair.down.t()
+        parts = y_MN.split([up.shape[0] for up in pair.ups], dim=1)
+        for part, h_MR, up in zip(parts, h.chunk(len(pair.ups), dim=1), pair.ups, strict=True):
+            add_product(part, h_MR, up.t(), self._scale)
+
+
+def sampled_pairs(weights: Sequence[LowRank | None], scale: float) -> list[SampledPair | None]:
+    """The pairs of an adapter that does not change any more, by site."""
+    return [None if pair is None else SampledPair(pair, scale) for pair in weights]
 
 
 class Adapter(Protocol):
@@ -35,6 +63,11 @@ class Adapter(Protocol):
     @property
     def weights(self) -> Sequence[LowRank | None]:
         """The pairs by site."""
+        ...
+
+    @property
+    def pairs(self) -> Sequence[SampledPair | None]:
+        """The same, ready to be added."""
         ...
 
 
@@ -66,35 +99,10 @@ class SampledRows:
     def add(self, site: int, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add each adapter's part to its rows in place."""
         for start, stop, adapter in self._stretches:
-            pair = adapter.weights[site]
-            if pair is None:
-                continue
-            if start + 1 == stop and y_MN.dtype == pair.down.dtype:
-                _add_to_one(pair, adapter.scale, x_MK[start], y_MN[start])
-            else:
-                _add_to_many(pair, adapter.scale, x_MK[start:stop], y_MN[start:stop])
+            pair = adapter.pairs[site]
+            if pair is not None:
+                pair.add(x_MK[start:stop], y_MN[start:stop])
 
     def pull(self, site: int, x_MK: Tensor, dy_MN: Tensor, kept: Any, dx_MK: Tensor | None) -> None:
         """There is nothing to gather."""
         raise AssertionError("rows that are sampled have no gradient")
-
-
-def _add_to_many(pair: LowRank, scale: float, x_MK: Tensor, y_MN: Tensor) -> None:
-    h = x_MK.to(pair.down.dtype) @ pair.down.t()
-    if len(pair.ups) == 1:
-        add_product(y_MN, h, pair.ups[0].t(), scale)
-        return
-    parts = y_MN.split([up.shape[0] for up in pair.ups], dim=1)
-    for part, h_MR, up in zip(parts, h.chunk(len(pair.ups), dim=1), pair.ups, strict=True):
-        add_product(part, h_MR, up.t(), scale)
-
-
-def _add_to_one(pair: LowRank, scale: float, x_K: Tensor, y_N: Tensor) -> None:
-    # A matrix times a vector is the memory's work alone, and has its own, faster, way.
-    h = torch.mv(pair.down, x_K)
-    if len(pair.ups) == 1:
-        y_N.addmv_(pair.ups[0], h, alpha=scale)
-        return
-    parts = y_N.split([up.shape[0] for up in pair.ups])
-    for part, h_R, up in zip(parts, h.chunk(len(pair.ups)), pair.ups, strict=True):
-        part.addmv_(up, h_R, alpha=scale)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tinkex.nn.native.batch import Batch
 from tinkex.nn.running import Owner
 from tinkex.nn.sites import LowRank
 
@@ -74,7 +75,11 @@ class Segments:
 
     def add(self, site: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
         """Add each adapter's part to its rows; keeps x down^T for `pull`."""
-        return [_add(one, site, x_MK, y_MN) for one in self._segments]
+        downs, ups = Batch(), Batch()
+        kept = [_add(one, site, x_MK, y_MN, downs, ups) for one in self._segments]
+        downs.run()
+        ups.run()
+        return kept
 
     def pull(
         self,
@@ -85,9 +90,12 @@ class Segments:
         dx_MK: Tensor | None,
     ) -> None:
         """Gather each adapter's gradient from its rows."""
+        ups, downs = Batch(), Batch()
         for one, h_mR in zip(self._segments, kept, strict=True):
             if h_mR is not None:
-                _pull(one, site, x_MK, dy_MN, h_mR, dx_MK)
+                _pull(one, site, (x_MK, dy_MN, h_mR, dx_MK), ups, downs)
+        ups.run()
+        downs.run()
 
 
 def _kept(one: Segment, h_mR: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -102,23 +110,31 @@ def _pair(one: Segment, of: Sequence[LowRank | None] | None, site: int) -> LowRa
     return LowRank(pair.down[one.expert], tuple(up[one.expert] for up in pair.ups))
 
 
-def _add(one: Segment, site: int, x_MK: Tensor, y_MN: Tensor) -> Tensor | None:
+def _add(
+    one: Segment, site: int, x_MK: Tensor, y_MN: Tensor, downs: Batch, ups: Batch
+) -> Tensor | None:
     pair = _pair(one, one.weights, site)
     if pair is None or one.start == one.stop:
         return None
-    y_mN = y_MN[one.start : one.stop]
-    h_mR = x_MK[one.start : one.stop].to(pair.down.dtype) @ pair.down.t()
+    y_mN, x_mK = y_MN[one.start : one.stop], x_MK[one.start : one.stop].to(pair.down.dtype)
+    h_mR = x_mK.new_empty(len(x_mK), len(pair.down))
+    downs.write(h_mR, x_mK, pair.down.t())
     at, rank = 0, pair.ups[0].shape[-1]
     for index, up in enumerate(pair.ups):
         h_part = h_mR[:, index * rank : (index + 1) * rank]
-        add_product(y_mN[:, at : at + up.shape[0]], h_part, up.t(), one.scale)
+        ups.add(y_mN[:, at : at + up.shape[0]], h_part, up.t(), one.scale)
         at += up.shape[0]
     return h_mR
 
 
 def _pull(
-    one: Segment, site: int, x_MK: Tensor, dy_MN: Tensor, h_mR: Tensor, dx_MK: Tensor | None
+    one: Segment,
+    site: int,
+    known: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    ups: Batch,
+    downs: Batch,
 ) -> None:
+    x_MK, dy_MN, h_mR, dx_MK = known
     pair, gradient = _pair(one, one.weights, site), _pair(one, one.gradient, site)
     assert pair is not None  # or there would be no h
     dy_mN = dy_MN[one.start : one.stop].to(h_mR.dtype)
@@ -127,20 +143,12 @@ def _pull(
     for index, up in enumerate(pair.ups):
         dy_part = dy_mN[:, at : at + up.shape[0]]
         mine = slice(index * rank, (index + 1) * rank)
-        torch.mm(dy_part, up, out=dh_mR[:, mine])
+        ups.write(dh_mR[:, mine], dy_part, up)
         if gradient is not None:
-            gradient.ups[index].addmm_(dy_part.t(), h_mR[:, mine], alpha=one.scale)
+            ups.add(gradient.ups[index], dy_part.t(), h_mR[:, mine], one.scale)
         at += up.shape[0]
     if gradient is not None:
         x_mK = x_MK[one.start : one.stop].to(h_mR.dtype)
-        gradient.down.addmm_(dh_mR.t(), x_mK, alpha=one.scale)
+        downs.add(gradient.down, dh_mR.t(), x_mK, one.scale)
     if dx_MK is not None:
-        add_product(dx_MK[one.start : one.stop], dh_mR, pair.down, one.scale)
-
-
-def add_product(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """total += scale * left right, where the total may be of lower precision."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right, alpha=scale)
-    else:
-        total.add_(left @ right, alpha=scale)
+        downs.add(dx_MK[one.start : one.stop], dh_mR, pair.down, one.scale)

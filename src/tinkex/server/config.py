@@ -79,7 +79,7 @@ class ServerConfig:
     cache_bytes: int = 1 << 30
     """Memory for keys and values of running samples, per base model."""
     packed_bytes: int = 1 << 30
-    """Memory for copies of weights that make small passes faster on a CPU, per base model."""
+    """Memory for second copies of weights that make passes faster on a CPU, per base model."""
     max_sequences: int = 64
     """The most sequences that are sampled at once, per base model."""
     memory_bytes: int = 0

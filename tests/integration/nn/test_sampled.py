@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
+from tinkex.engine.sampling.adapter import SamplerAdapter
 from tinkex.nn.sampled import SampledRows, Stretch
 from tinkex.nn.segments import Segment, Segments
 from tinkex.nn.sites import LowRank, Part, Site
@@ -17,13 +16,7 @@ SITES = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Adapter:
-    scale: float
-    weights: list[LowRank | None]
-
-
-def _adapter(seed: int, rank: int, has_mlp: bool = True) -> _Adapter:
+def _adapter(seed: int, rank: int, has_mlp: bool = True) -> SamplerAdapter:
     dice = torch.Generator().manual_seed(seed)
 
     def pair(site: Site) -> LowRank:
@@ -31,7 +24,7 @@ def _adapter(seed: int, rank: int, has_mlp: bool = True) -> _Adapter:
         ups = [torch.randn(size, rank, generator=dice) for size in site.out_features]
         return LowRank(down, tuple(ups))
 
-    return _Adapter(0.5 + seed, [pair(SITES[0]), pair(SITES[1]) if has_mlp else None])
+    return SamplerAdapter(seed, 0.5 + seed, [pair(SITES[0]), pair(SITES[1]) if has_mlp else None])
 
 
 STRETCHES = [

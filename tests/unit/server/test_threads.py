@@ -14,13 +14,17 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def test_a_worker_gets_a_thread_per_core_unless_told_otherwise_and_never_spins() -> None:
-    assert worker_variables(0, 8) == {"OMP_NUM_THREADS": "8", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert worker_variables(0, 8) == {
+        "OMP_NUM_THREADS": "8",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "1000",
+    }
     assert worker_variables(3, 8)["OMP_NUM_THREADS"] == "3"
 
 
 def test_what_the_user_has_set_stays() -> None:
     found = child_environment(worker_variables(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"})
-    assert found == {"OMP_NUM_THREADS": "5", "OMP_WAIT_POLICY": "PASSIVE", "PATH": "/bin"}
+    assert found == {**worker_variables(5, 8), "PATH": "/bin"}
 
 
 @pytest.mark.parametrize(

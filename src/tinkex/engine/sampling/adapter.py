@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tinkex.nn.sites import LowRank
+from tinkex.nn.sampled import SampledPair, sampled_pairs
+from tinkex.nn.sites import LowRank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,3 +19,8 @@ class SamplerAdapter:
     """What the low-rank part is multiplied by."""
     weights: Sequence[LowRank | None] = field(repr=False)
     """The pairs by site."""
+    pairs: Sequence[SampledPair | None] = field(init=False, repr=False)
+    """The same, ready to be added to rows."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", sampled_pairs(self.weights, self.scale))

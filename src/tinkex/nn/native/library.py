@@ -1,0 +1,87 @@
+"""The compiled kernels: made by this machine's C compiler when a process first needs them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tinkex.logs import get_logger
+
+LOG = get_logger(__name__)
+
+_COMPILERS = ("cc", "gcc", "clang")
+#: For this very processor: what is compiled never leaves the process.
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_SOURCES = ("products.c", "attention.c")
+_TIMEOUT_SECONDS = 60
+_HERE = Path(__file__).parent
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+
+
+class Job(ctypes.Structure):
+    """One of many small products, as the kernels have it."""
+
+    _fields_ = (
+        *(("a", _POINTER), ("a_row", _LONG), ("a_input", _LONG)),
+        *(("b", _POINTER), ("b_input", _LONG), ("b_output", _LONG)),
+        *(("c", _POINTER), ("c_row", _LONG)),
+        *(("rows", _LONG), ("inputs", _LONG), ("outputs", _LONG)),
+        *(("scale", ctypes.c_float), ("is_added", _INT)),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, compiled once in a process; None if this machine cannot, which is no error."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        LOG.info("there is no C compiler; products are torch's own, and sampling is slower")
+        return None
+    try:
+        return _declared(_compiled(compiler))
+    except (OSError, subprocess.SubprocessError) as error:
+        LOG.info("%s cannot compile the kernels, so torch's own are used: %s", compiler, error)
+        return None
+
+
+def _compiled(compiler: str) -> ctypes.CDLL:
+    with TemporaryDirectory(prefix="tinkex-kernels-") as directory:
+        made = Path(directory) / "kernels.so"
+        subprocess.run(
+            [compiler, *_FLAGS, "-o", made, *(_HERE / name for name in _SOURCES), "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+        # It stays in memory when the file is gone.
+        return ctypes.CDLL(str(made))
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Say what the kernels take, in the order in which they are declared in C."""
+    rows_of = (_POINTER, _LONG)
+    found.multiply.restype = None
+    found.multiply.argtypes = [*rows_of, _POINTER, *rows_of, *rows_of, _LONG, _LONG, _LONG, _INT]
+    found.add_low_rank.restype = _INT
+    found.add_low_rank.argtypes = [
+        *rows_of,
+        *(_POINTER, _LONG, _LONG, _POINTER, _POINTER),
+        *rows_of,
+        *(_LONG, _LONG, _INT),
+    ]
+    found.run_jobs.restype = None
+    found.run_jobs.argtypes = [_POINTER, _LONG, _INT]
+    heads_of = (_POINTER, _LONG, _LONG)
+    found.attend.restype = None
+    found.attend.argtypes = [
+        *(*heads_of, *heads_of, *heads_of),
+        *(_POINTER, _POINTER, _POINTER),
+        *(_LONG,) * 7,
+        *(ctypes.c_float, _POINTER, _POINTER, _INT),
+    ]
+    return found

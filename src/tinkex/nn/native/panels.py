@@ -1,0 +1,92 @@
+"""A weight in panels, the way the kernels read it.
+
+Shape letters: M rows, K inputs, N outputs, P panels, C columns of a panel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tinkex.nn.native.library import library
+
+#: Columns of a panel, as the kernels have it.
+WIDTH = 16
+
+
+def is_suited(weight: Tensor) -> bool:
+    """Whether products with a weight can be computed here."""
+    is_plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return is_plain and library() is not None
+
+
+class Panels:
+    """A weight of K inputs and N outputs; the last panel is filled up with zeros."""
+
+    def __init__(self, weight_KN: Tensor) -> None:
+        found = library()
+        assert found is not None, "panels are made only where they can be used"
+        self._multiply = found.multiply
+        self.num_inputs, self.num_outputs = weight_KN.shape
+        num_panels = -(-self.num_outputs // WIDTH)
+        self._panels_PKC = weight_KN.new_zeros(num_panels, self.num_inputs, WIDTH)
+        num_whole = self.num_outputs // WIDTH
+        whole_KN, rest_KC = weight_KN.tensor_split([num_whole * WIDTH], dim=1)
+        self._panels_PKC[:num_whole] = whole_KN.unflatten(1, (num_whole, WIDTH)).transpose(0, 1)
+        if num_whole < num_panels:
+            self._panels_PKC[-1, :, : rest_KC.shape[1]] = rest_KC
+        self.address = self._panels_PKC.data_ptr()
+
+    def weight_KN(self) -> Tensor:
+        """The weight as it was given, in a new tensor."""
+        return self._panels_PKC.transpose(0, 1).flatten(1)[:, : self.num_outputs]
+
+    def product(
+        self, x_MK: Tensor, bias_N: Tensor | None = None, out_MN: Tensor | None = None
+    ) -> Tensor:
+        """x W + b, in `out_MN` or a new tensor."""
+        if out_MN is None:
+            out_MN = x_MK.new_empty(len(x_MK), self.num_outputs)
+        x_MK = _with_whole_rows(x_MK)
+        self._multiply(
+            *(x_MK.data_ptr(), x_MK.stride(0), self.address),
+            *(0 if bias_N is None else bias_N.data_ptr(), 0),
+            *(out_MN.data_ptr(), out_MN.stride(0)),
+            *(len(x_MK), self.num_inputs, self.num_outputs),
+            torch.get_num_threads(),
+        )
+        return out_MN
+
+
+class LowRankPanels:
+    """The low-rank pairs of maps that read the same input, ready for rows that are sampled."""
+
+    def __init__(self, down_RK: Tensor, ups: Sequence[Tensor], scale: float) -> None:
+        found = library()
+        assert found is not None, "panels are made only where they can be used"
+        self._add = found.add_low_rank
+        self._down = Panels(down_RK.t())
+        self._ups = [Panels(up.t() * scale) for up in ups]
+        num = len(self._ups)
+        self._addresses = (ctypes.c_void_p * num)(*(up.address for up in self._ups))
+        self._sizes = (ctypes.c_long * num)(*(up.num_outputs for up in self._ups))
+
+    def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
+        """Add the low-rank part of all maps to y."""
+        x_MK = _with_whole_rows(x_MK)
+        is_done = self._add(
+            *(x_MK.data_ptr(), x_MK.stride(0), self._down.address),
+            *(self._ups[0].num_inputs, len(self._ups), self._addresses, self._sizes),
+            *(y_MN.data_ptr(), y_MN.stride(0), len(x_MK), self._down.num_inputs),
+            torch.get_num_threads(),
+        )
+        if not is_done:
+            raise MemoryError("no memory for the low-rank part of a pass")
+
+
+def _with_whole_rows(x_MK: Tensor) -> Tensor:
+    """The same rows, the numbers of each beside each other."""
+    return x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()

@@ -1,0 +1,62 @@
+"""Attention of samples that each add one token, by our own kernel.
+
+Shape letters: N samples, H query heads, G key heads, C tokens of a slot, D head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tinkex.nn.native.library import library
+from tinkex.nn.running import Options
+
+#: The kernel takes so many numbers at a time, and heads up to a size.
+_LANES, _MAX_WIDTH = 8, 256
+
+
+def can_see(q_HND: Tensor, v_GND: Tensor, how: Options) -> bool:
+    """Whether the kernel computes this attention."""
+    widths = q_HND.shape[-1], v_GND.shape[-1]
+    return (
+        how.softcap is None
+        and q_HND.dtype == torch.float32
+        and q_HND.device.type == "cpu"
+        and all(width % _LANES == 0 and width <= _MAX_WIDTH for width in widths)
+        and library() is not None
+    )
+
+
+def see(
+    new: tuple[Tensor, Tensor, Tensor],
+    keys_NGCD: Tensor,
+    values_NGCD: Tensor,
+    lengths: int,
+    how: Options,
+) -> tuple[Tensor, Tensor]:
+    """Keep new keys and values, and see: (N, H, D), and the logarithms of total weights, (N, H).
+
+    `new` is queries, keys and values, heads first. `lengths` is where it is written how many tokens
+    each slot holds before.
+    """
+    found = library()
+    assert found is not None
+    q_HND, k_GND, v_GND = (_with_whole_heads(x) for x in new)
+    num_heads, num_rows, key_width = q_HND.shape
+    num_key_heads, _, value_width = v_GND.shape
+    out_NHD = q_HND.new_empty(num_rows, num_heads, value_width)
+    totals_NH = q_HND.new_empty(num_rows, num_heads)
+    found.attend(
+        *(q_HND.data_ptr(), q_HND.stride(1), q_HND.stride(0)),
+        *(k_GND.data_ptr(), k_GND.stride(1), k_GND.stride(0)),
+        *(v_GND.data_ptr(), v_GND.stride(1), v_GND.stride(0)),
+        *(keys_NGCD.data_ptr(), values_NGCD.data_ptr(), lengths),
+        *(how.window or 0, keys_NGCD.shape[2], num_rows),
+        *(num_key_heads, num_heads // num_key_heads, key_width, value_width),
+        *(how.scaling, out_NHD.data_ptr(), totals_NH.data_ptr(), torch.get_num_threads()),
+    )
+    return out_NHD, totals_NH
+
+
+def _with_whole_heads(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

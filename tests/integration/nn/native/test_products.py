@@ -1,0 +1,134 @@
+"""Our own products equal torch's, and a row's depend on nothing but the row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.nn.frozen import Frozen
+from tinkex.nn.native.library import library
+from tinkex.nn.native.panels import LowRankPanels, Panels
+from tinkex.nn.sampled import SampledPair
+from tinkex.nn.sites import LowRank
+
+#: Rounding of float32 sums, against sums of float64.
+CLOSE = {"rtol": 1e-5, "atol": 1e-4}
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_this_machine_compiles_the_kernels() -> None:
+    assert library() is not None, "tests need a C compiler; see scripts/system-packages.sh"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 200),
+    inputs=st.integers(1, 1100),
+    outputs=st.integers(1, 70),
+    has_bias=st.booleans(),
+)
+def test_products_of_any_shape_are_right(
+    rows: int, inputs: int, outputs: int, has_bias: bool
+) -> None:
+    weight, x = drawn(inputs, outputs), drawn(rows, inputs, seed=1)
+    bias = drawn(outputs, seed=2) if has_bias else None
+    found = Panels(weight).product(x, bias)
+    wanted = x.double() @ weight.double() + (0.0 if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), wanted, **CLOSE)
+
+
+def test_no_rows_are_no_product() -> None:
+    assert Panels(drawn(8, 20)).product(drawn(0, 8)).shape == (0, 20)
+
+
+def test_a_weight_comes_back_as_it_was() -> None:
+    for outputs in (1, 15, 16, 17, 48):
+        weight = drawn(7, outputs)
+        assert torch.equal(Panels(weight).weight_KN(), weight)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_is_the_same_to_the_bit_in_any_company(threads: int) -> None:
+    weight, x = drawn(1200, 600), drawn(130, 1200, seed=1)
+    panels = Panels(weight)
+    alone = torch.cat([panels.product(row.unsqueeze(0)) for row in x])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = [panels.product(x[:num]) for num in (1, 2, 5, 6, 7, 13, 96, 97, 130)]
+    finally:
+        torch.set_num_threads(before)
+    for found in together:
+        assert torch.equal(found, alone[: len(found)])
+
+
+def test_rows_that_lie_apart_are_read_and_written_where_they_are() -> None:
+    weight, wide = drawn(10, 20), drawn(5, 30, seed=1)
+    x, out = wide[:, 4:14], torch.full((5, 40), 7.0)
+    panels = Panels(weight)
+    found = panels.product(x, out_MN=out[:, 8:28])
+    torch.testing.assert_close(found, x @ weight, **CLOSE)
+    assert (out[:, :8] == 7.0).all() and (out[:, 28:] == 7.0).all()
+    torch.testing.assert_close(panels.product(wide.t()[:10].t()), wide[:, :10] @ weight, **CLOSE)
+
+
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    x = drawn(8, 32)
+    x[3, 5], x[6, 0] = float("nan"), float("inf")
+    found = Panels(drawn(32, 24)).product(x)
+    assert found[3].isnan().all() and not found[6].isfinite().any()
+    assert found[[0, 1, 2, 4, 5, 7]].isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("sizes", [(8,), (24, 7, 33)])
+def test_low_rank_parts_are_added(rows: int, sizes: tuple[int, ...]) -> None:
+    rank, inputs = 5, 40
+    down = drawn(rank * len(sizes), inputs)
+    ups = [drawn(size, rank, seed=2 + i) for i, size in enumerate(sizes)]
+    x, y = drawn(rows, inputs, seed=1), drawn(rows, sum(sizes), seed=9)
+    parts = [
+        (x.double() @ mine.double().t()) @ up.double().t()
+        for mine, up in zip(down.split(rank), ups, strict=True)
+    ]
+    wanted = y.double() + 0.5 * torch.cat(parts, dim=1)
+    LowRankPanels(down, ups, 0.5).add(x, y)
+    torch.testing.assert_close(y.double(), wanted, **CLOSE)
+
+
+def test_without_a_compiler_products_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = torch.nn.Linear(33, 21)
+    x, dy = drawn(9, 33), drawn(9, 21, seed=1)
+    pair = LowRank(drawn(4, 33), (drawn(21, 4),))
+
+    def everything() -> list[torch.Tensor]:
+        frozen = Frozen.joined([linear])
+        frozen.copy()
+        y = torch.zeros(9, 21)
+        SampledPair(pair, 0.25).add(x, y)
+        return [frozen.forward(x), frozen.pull(dy), frozen.weight_KN, y]
+
+    ours = everything()
+    library.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    try:
+        assert library() is None
+        theirs = everything()
+    finally:
+        library.cache_clear()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, **CLOSE)
+
+
+def test_a_compiler_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    library.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/false")
+    try:
+        assert library() is None
+    finally:
+        library.cache_clear()
