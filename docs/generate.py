@@ -1,4 +1,4 @@
-"""Write the parts of the docs that the code already says: settings, endpoints, reference lists.
+"""Write the parts of the docs that the code already says: settings, endpoints, commands, lists.
 
 python docs/generate.py           # rewrite what stands between the markers
 python docs/generate.py --check   # change nothing; fail if a page is stale
@@ -10,12 +10,14 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 from prometheus_client.metrics import MetricWrapperBase
 
 import tinkex
@@ -23,6 +25,8 @@ import tinkex.testing
 import tinkex.types
 from tinkex import errors, settings
 from tinkex.cli.commands.serve import serve
+from tinkex.cli.main import main as tinkex_command
+from tinkex.cli.options import GlobalOption
 from tinkex.client.config import Config
 from tinkex.server import metrics
 from tinkex.server.config import ServerConfig
@@ -57,7 +61,8 @@ def homes(module: ModuleType) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(module))
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     found = {alias.name: node.module for node in imports if node.module for alias in node.names}
-    return {name: home for name, home in found.items() if name in module.__all__}
+    public = {*module.__all__, *getattr(module, "_OWN", ())}
+    return {name: home for name, home in found.items() if name in public}
 
 
 def default_of(cls: type, name: str) -> str:
@@ -167,6 +172,7 @@ def endpoint_table() -> str:
     for name, row in endpoints.ENDPOINTS.items():
         reply = "a promise of " + type_name(row.promised) if row.promised else type_name(row.reply)
         notes = ["older servers only"] * row.is_legacy + ["protobuf"] * (row.body == "proto")
+        notes += ["tinkex servers only"] * row.is_own
         request = type_name(row.request)
         path = f"`{row.method} {endpoints.PREFIX}{row.path}`"
         rows.append((f"`{name}`", path, request, reply, ", ".join(notes)))
@@ -237,7 +243,80 @@ def directives(names: Iterable[str], level: int = 2) -> str:
     return "\n\n".join(f"::: {name}{options}" for name in names)
 
 
+# --- the command line ------------------------------------------------------------------------
+
+
+def walk(command: click.Command, ctx: click.Context) -> Iterator[click.Context]:
+    """A command and all below it, each in the context that its help is written in."""
+    yield ctx
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            found = command.get_command(ctx, name)
+            assert found is not None, f"{ctx.command_path} lists {name} and has none"
+            yield from walk(found, click.Context(found, parent=ctx, info_name=name))
+
+
+def contexts() -> list[click.Context]:
+    """Every command there is."""
+    return list(walk(tinkex_command, click.Context(tinkex_command, info_name="tinkex")))
+
+
+def global_table() -> str:
+    """The options that every command takes."""
+    return option_table(contexts()[0], are_global=True)
+
+
+def command_list() -> str:
+    """Every command: its usage, what it does, its own arguments and options, an example."""
+    examples = tomllib.loads((DOCS / "cli" / "examples.toml").read_text(encoding="utf-8"))
+    return "\n\n".join(part for ctx in contexts() if ctx.parent for part in describe(ctx, examples))
+
+
+def describe(ctx: click.Context, examples: dict[str, str]) -> Iterator[str]:
+    """What the reference says about one command."""
+    words = ctx.command_path.removeprefix("tinkex ")
+    is_top = ctx.parent is not None and ctx.parent.parent is None
+    yield f"{'##' if is_top else '###'} tinkex {words}"
+    usage = " ".join(ctx.command.collect_usage_pieces(ctx))
+    yield f"```text\n{ctx.command_path} {usage}\n```"
+    yield prose(ctx.command.help or "")
+    rows = option_table(ctx)
+    if rows:
+        yield rows
+    if words in examples:
+        lines = (f"$ {line}" for line in examples[words].strip().splitlines())
+        yield "```console\n" + "\n".join(lines) + "\n```"
+
+
+def prose(text: str) -> str:
+    """Help as Markdown: what click keeps as it is becomes a block."""
+    parts = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        bare = paragraph.strip("\n").lstrip()
+        if bare.startswith("\b"):
+            parts.append(f"```text\n{inspect.cleandoc(bare.removeprefix(chr(8)))}\n```")
+        else:
+            parts.append(" ".join(bare.split()))
+    return "\n\n".join(parts)
+
+
+def option_table(ctx: click.Context, *, are_global: bool = False) -> str:
+    """The arguments and options of a command, its own or the global ones."""
+    rows = []
+    for param in ctx.command.get_params(ctx):
+        if isinstance(param, GlobalOption) is not are_global or "--help" in param.opts:
+            continue
+        record = param.get_help_record(ctx)
+        name, meaning = record or (param.make_metavar(ctx), "")
+        # click writes defaults and ranges behind the sentence, in brackets.
+        sentence, bracket, limits = meaning.partition("  [")
+        limits = f"`{limits.removesuffix(']')}`" if bracket else ""
+        rows.append((f"`{name}`", sentence or "see above", limits))
+    return table(("argument or option", "meaning", "default, range"), rows) if rows else ""
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "cli/reference.md": {"global": global_table, "commands": command_list},
     "configuration.md": {"settings": settings_table, "environment": environment_table},
     "endpoints.md": {"endpoints": endpoint_table},
     "server/configuration.md": {"server": server_table, "example": server_toml},

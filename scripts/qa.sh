@@ -10,4 +10,5 @@ run "$bin/ruff" format --check src tests examples benchmarks docs
 run "$bin/mypy"
 run "$bin/lint-imports" --no-cache
 run "$bin/deptry" src
-OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest "$@"
+# Two at a time, file by file: most of a test's time is waiting for a process or a socket.
+OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE run "$bin/python" -m pytest -n 2 --dist loadfile "$@"

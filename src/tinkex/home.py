@@ -63,6 +63,11 @@ class Home:
         return self.root / "server.toml"
 
     @property
+    def profiles_file(self) -> Path:
+        """Servers and keys of clients, by the names of profiles."""
+        return self.root / "config.toml"
+
+    @property
     def models_file(self) -> Path:
         """Base models that the server serves, each name with its place."""
         return self.root / "models.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,28 @@ class Environment:
     """Where `auth login` keeps keys: ~/.tinker/credentials.json."""
     home: Path = Path()
     """TINKEX_HOME: where the server of this machine keeps everything; ~/.tinkex if unset."""
+    profile: str | None = None
+    """TINKEX_PROFILE: which profile of the home's config.toml to use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSettings:
+    """What the environment says about how to write for people; every field names its variable."""
+
+    is_plain: bool = False
+    """NO_COLOR is set to something, or TERM is dumb: write no colours."""
+    num_columns: int | None = None
+    """COLUMNS: how wide a line may be, if somebody said so."""
+
+
+def read_terminal(environ: Mapping[str, str] | None = None) -> TerminalSettings:
+    """Read the variables that say how to write; one that makes no sense counts as unset."""
+    env = os.environ if environ is None else environ
+    columns = env.get("COLUMNS", "").strip()
+    return TerminalSettings(
+        is_plain=bool(env.get("NO_COLOR")) or env.get("TERM") == "dumb",
+        num_columns=int(columns) if columns.isdecimal() and int(columns) > 0 else None,
+    )
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -66,6 +89,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         access_client_secret=_first(env, "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
         credentials_file=user_home / ".tinker" / "credentials.json",
         home=_directory(_first(env, "TINKEX_HOME"), user_home),
+        profile=_first(env, "TINKEX_PROFILE"),
     )
 
 
@@ -87,10 +111,26 @@ def child_environment(
 
 def package_version() -> str:
     """The version of this package, as installed."""
-    # Late: a whole mail parser stands behind it, and most runs never ask.
+    records = package_records()
+    if records is not None:
+        return records.name.removeprefix("tinkex-").removesuffix(".dist-info")
+    # Late: a whole mail parser stands behind it, and few ways to install need it.
     from importlib.metadata import version
 
     return version("tinkex")
+
+
+def package_records() -> Path | None:
+    """Where the installer wrote down what it knows about this package, if it is a directory."""
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")  # noqa: PTH208 - a path object per file is slow
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("tinkex-") and name.endswith(".dist-info"):
+                return Path(place, name)
+    return None
 
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:

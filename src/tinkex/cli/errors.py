@@ -2,51 +2,207 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.lazy import LazyGroup
+from tinkex import errors as sdk
+from tinkex.cli.format import plain_line
 from tinkex.errors import ConfigError, TinkexError
 
-#: What a shell expects of a program that was stopped by Ctrl-C.
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from tinkex.cli.context import Context
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+_FIX = "Correct the input; the same command will fail again."
+_AGAIN = "This may pass: run the same command again."
+
+#: What to call an answer that was a no, and what to do; the first class that fits counts.
+MAPPINGS: tuple[tuple[type[TinkexError], str, str], ...] = (
+    (
+        sdk.NotFoundError,
+        "Resource not found",
+        "`tinkex run list` and `tinkex checkpoint list` show what there is.",
+    ),
+    (sdk.AuthenticationError, "Authentication failed", ""),
+    (sdk.BillingError, "Billing issue", "Set up billing for this account."),
+    (
+        sdk.PermissionDeniedError,
+        "Permission denied",
+        "Ask its owner, or use the key of its owner.",
+    ),
+    (sdk.BadRequestError, "Invalid request", _FIX),
+    (sdk.UnprocessableEntityError, "Invalid data provided", _FIX),
+    (sdk.RateLimitError, "Rate limit exceeded", "Wait a little, or do less at once."),
+    (sdk.InternalServerError, "Internal server error", "This is the server's fault."),
+    (sdk.APITimeoutError, "Request timeout", "--timeout 2m waits longer."),
+    (
+        sdk.APIConnectionError,
+        "Connection failed",
+        "Is the server running? `tinkex serve` starts one on this machine; --base-url names "
+        "another.",
+    ),
+    (sdk.APIStatusError, "API error (status {status})", ""),
+    (sdk.APIError, "API error", ""),
+    (sdk.RequestFailedError, "The work failed", ""),
+)
+#: How a setting of the SDK is written on a command line.
+_IN_FLAGS = (
+    ("api_key=...", "--api-key"),
+    ("base_url=...", "--base-url"),
+    ("api_key argument", "--api-key"),
+    ("poll_timeout_seconds", "--timeout"),
+)
 
 
-class Refusal(click.ClickException):
-    """An error of ours, as the command line shows it."""
+class CliError(TinkexError):
+    """A command cannot do what was asked."""
 
-    def __init__(self, error: TinkexError) -> None:
-        super().__init__(error.message)
-        self.hint = error.hint
+    category = sdk.RequestErrorCategory.User
+    verdict = sdk.Verdict(is_user_error=True, is_retryable=False)
 
-    def format_message(self) -> str:
-        """The sentence, and below it what to do."""
-        return f"{self.message}\n{self.hint}" if self.hint else self.message
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        *,
+        exit_code: int = FAILED,
+        category: sdk.RequestErrorCategory | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+        if category is not None:
+            self.category = category
 
 
-class ReportingGroup(LazyGroup):
-    """Turns errors that are somebody's to fix into sentences; others stay tracebacks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What went wrong, in words."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
-        try:
-            return super().invoke(ctx)
-        except TinkexError as error:
-            raise Refusal(error) from error
-        except OSError as error:
-            if error.filename is None:
-                raise
-            raise Refusal(unusable(error)) from error
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED) from None
+    message: str
+    hint: str | None = None
+    type: str
+    exit_code: int = FAILED
+    status: int | None = None
+    category: str | None = None
+    usage: str | None = None
+    """How the command is called, if that was the mistake."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The failure for programs; what is not known is left out."""
+        found = {"message": self.message, "hint": self.hint, "type": self.type}
+        more = {"status": self.status, "category": self.category}
+        return {"error": found | {key: value for key, value in more.items() if value is not None}}
+
+    def to_text(self) -> str:
+        """The failure for people."""
+        lines = [self.usage, f"Error: {self.message}", self.hint]
+        return "\n".join(line for line in lines if line)
+
+
+def explain(error: BaseException) -> Failure:
+    """What to say about an error; knows every kind there is."""
+    if isinstance(error, click.ClickException):
+        return _explain_click(error)
+    if isinstance(error, TinkexError):
+        return _explain_ours(error)
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return Failure(message="Interrupted", type="Interrupted", exit_code=INTERRUPTED)
+    if isinstance(error, OSError) and error.filename is not None:
+        return _explain_ours(unusable(error))
+    return Failure(
+        message=f"Unexpected error: {type(error).__name__}: {error}".rstrip(": "),
+        hint="This is a mistake of tinkex; --verbose shows where it happened.",
+        type=type(error).__name__,
+    )
+
+
+def _explain_click(error: click.ClickException) -> Failure:
+    message = error.format_message()
+    usage = hint = None
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        usage = error.ctx.get_usage()
+        hint = f"`{error.ctx.command_path} --help` says more."
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        # Its own message is the whole help.
+        usage, message = f"{message}\n", "Missing command."
+    return Failure(
+        message=message,
+        hint=hint,
+        type=type(error).__name__,
+        exit_code=error.exit_code,
+        category="user",
+        usage=usage,
+    )
+
+
+def _explain_ours(error: TinkexError) -> Failure:
+    message, hint = error.message, error.hint
+    for kind, title, advice in MAPPINGS:
+        if isinstance(error, kind):
+            message = f"{title.format(status=error.status)}: {_detail(error)}"
+            hint = _advice(error, advice)
+            break
+    return Failure(
+        message=message,
+        hint=_in_flags(hint) if hint else None,
+        type=type(error).__name__,
+        exit_code=getattr(error, "exit_code", FAILED),
+        status=error.status,
+        category="user" if error.is_user_error else "server",
+    )
+
+
+def _detail(error: TinkexError) -> str:
+    prefixes = (f"Error code: {error.status} - ", "Connection error: ", "Request timed out: ")
+    text = error.message
+    for prefix in prefixes:
+        text = text.removeprefix(prefix)
+    return text if text.endswith("...") else text.removesuffix(".")
+
+
+def _advice(error: TinkexError, advice: str) -> str:
+    """What to do: what is known of this kind, and whether trying again helps."""
+    if isinstance(error, sdk.AuthenticationError):
+        source = error.hint or "No key was sent."
+        return f"{source} Pass another with --api-key, or run `tinkex auth login`."
+    if error.is_user_error:
+        return advice or _FIX
+    # The library's verdict, not the status, says whether it is worth another try.
+    again = _AGAIN if error.retryable or isinstance(error, sdk.APIError) else ""
+    return f"{advice or error.hint or ''} {again}".strip()
+
+
+def _in_flags(text: str) -> str:
+    for setting, flag in _IN_FLAGS:
+        text = text.replace(setting, flag)
+    return text
+
+
+def report(error: BaseException, context: Context) -> Failure:
+    """Write a failure to stderr, in the format that was asked for."""
+    failure = explain(error)
+    if context.verbose and not isinstance(error, click.ClickException):
+        import traceback
+
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    if context.is_json:
+        import json
+
+        click.echo(json.dumps(failure.to_dict(), indent=2), err=True)
+    else:
+        # What a server says must not move the cursor.
+        lines = failure.to_text().split("\n")
+        click.echo("\n".join(plain_line(line) for line in lines), err=True)
+    return failure
 
 
 def unusable(error: OSError) -> ConfigError:
     """What to say when a file or directory is not what a command needs."""
     return ConfigError(
         f"{error.filename} cannot be used: {error.strerror}",
-        hint="Make it readable and writable for this user, or pass another --home.",
+        hint="Make it readable and writable for this user, or name another.",
     )
 
 

@@ -1,12 +1,17 @@
-"""A group of commands, each imported when it is used; help needs none of them."""
+"""Groups of commands, each imported when it is used; help needs none of them."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from tinkex.cli.options import Group, global_flags
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Entry(NamedTuple):
@@ -17,12 +22,17 @@ class Entry(NamedTuple):
     summary: str
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group whose commands are known by name until one is called."""
 
     def __init__(self, *args: Any, entries: Mapping[str, Entry] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._entries = dict(entries or {})
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """What is known without an import."""
+        return dict(self._entries)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the alphabet."""
@@ -44,9 +54,65 @@ class LazyGroup(click.Group):
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """What a word may become: commands by their summaries alone, then options."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=self._summary(ctx, name)) for name in names]
+        # Not the group's own version: it would import every command.
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def _summary(self, ctx: click.Context, name: str) -> str:
         entry = self._entries.get(name)
         if entry is not None:
             return entry.summary
         command = super().get_command(ctx, name)
         return command.get_short_help_str() if command is not None else ""
+
+
+class DefaultGroup(LazyGroup):
+    """A group that means one of its commands when options come before any command's name.
+
+    `run --prompt x` is `run sample --prompt x`; `run --help` is still about the group.
+    """
+
+    def __init__(self, *args: Any, default_command: str, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.default_command = default_command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command's name where it was left out."""
+        own = {*ctx.help_option_names, *self.list_commands(ctx)}
+        place = first_word(args)
+        if place is not None and args[place] not in own and args[place].startswith("-"):
+            args = [*args[:place], self.default_command, *args[place:]]
+        return super().parse_args(ctx, args)
+
+
+def first_word(args: Sequence[str], flags: Mapping[str, bool] | None = None) -> int | None:
+    """Where the first word is that is no global option; None if there is none.
+
+    `flags` are the global options and whether each takes a value.
+    """
+    known = global_flags() if flags is None else flags
+    place = 0
+    while place < len(args):
+        name, has_value = _option_of(args[place], known)
+        if name is None:
+            return place
+        place += 2 if known[name] and not has_value else 1
+    return None
+
+
+def _option_of(word: str, flags: Collection[str]) -> tuple[str | None, bool]:
+    """The global option a word stands for, and whether its value is part of the word."""
+    if word in flags:
+        return word, False
+    long, equals, _ = word.partition("=")
+    if equals and long.startswith("--") and long in flags:
+        return long, True
+    short = word[:2]
+    if not word.startswith("--") and short in flags:
+        return short, True
+    return None, False

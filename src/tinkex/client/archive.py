@@ -260,13 +260,10 @@ def extract_archive(
     destination: Path,
     *,
     max_bytes: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
+    told_files: Callable[[int], None] = lambda _: None,
 ) -> Path:
-    """Unpack a tar, plain or packed with gzip or zstd, into a new folder; all of it or nothing.
-
-    Progress counts the bytes of the archive that have been read.
-    """
-    archive, destination = Path(archive), Path(destination)
+    """Unpack a tar, or one in gzip or zstd, into a new folder; progress counts the bytes read."""
     if os.path.lexists(destination):
         raise InvalidInput(f"{str(destination)!r} exists already")
     staging = destination.with_name(f".{destination.name}.extract-{uuid4().hex[:8]}")
@@ -275,7 +272,11 @@ def extract_archive(
         limit = max(UNPACKED_BYTES, UNPACKED_RATIO * total) if max_bytes is None else max_bytes
         staging.mkdir(parents=True)
         with archive.open("rb") as raw:
-            report = (lambda: progress(raw.tell(), total)) if progress else (lambda: None)
+
+            def report(num_files: int) -> None:
+                progress(raw.tell(), total)
+                told_files(num_files)
+
             _Unpacking(staging, limit, report).run(raw)
         publish_directory(staging, destination)
     except tarfile.TarError as error:
@@ -327,7 +328,7 @@ class _StrictHeader(tarfile.TarInfo):
 class _Unpacking:
     """One archive on its way into a fresh folder."""
 
-    def __init__(self, root: Path, max_bytes: int, report: Callable[[], None]) -> None:
+    def __init__(self, root: Path, max_bytes: int, report: Callable[[int], None]) -> None:
         self._root = root.resolve()
         self._max_bytes = max_bytes
         self._report = report
@@ -345,7 +346,7 @@ class _Unpacking:
                 meter.allow(0)
         while meter.read(BLOCK_BYTES):
             pass  # on to the very end, where gzip and zstd keep their checksums
-        self._report()
+        self._report(len(self._seen))
         if not self._seen:
             raise DownloadError("The archive holds no files")
 
@@ -363,7 +364,7 @@ class _Unpacking:
         with target.open("xb") as file:
             while block := source.read(BLOCK_BYTES):
                 file.write(block)
-                self._report()
+                self._report(len(self._seen))
 
     def _place(self, member: tarfile.TarInfo) -> Path:
         path = safe_relative_path(member.name)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tinkex.client.archive import Progress, extract_archive, publish_directory
-from tinkex.client.download import download_file, download_tree
+from tinkex.checkpoint.manifest import check_manifest, read_manifest
+from tinkex.client.archive import Progress, exclusive, extract_archive, publish_directory
+from tinkex.client.download import check_destination, download_file, download_tree, staging_for
 from tinkex.client.holder import Holder
 from tinkex.client.http import HttpResponse, HttpStream
 from tinkex.client.retry import retry_after
-from tinkex.errors import APIStatusError, DownloadError, InvalidInput
+from tinkex.errors import APIStatusError, CheckpointError, DownloadError, InvalidInput
 from tinkex.ids import TinkerPath
 from tinkex.logs import get_logger
+from tinkex.types import ExternalWeightsUrlsResponse
 from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
 
 logger = get_logger(__name__)
@@ -25,20 +31,28 @@ NO_FILES = frozenset({400, 404, 405, 422})
 #: How often, and how long apart, to ask for an archive that is still being built.
 BUILD_TRIES = 7
 BUILD_WAIT_SECONDS = 30.0
+#: How long before their end URLs are signed anew.
+EARLY = timedelta(minutes=1)
 
 
-async def download_checkpoint(
-    holder: Holder,
-    path: TinkerPath,
-    destination: Path,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Path:
-    """Fetch a checkpoint into `destination`, which appears when everything is there."""
-    if destination.exists() and not force:
-        raise InvalidInput(f"{str(destination)!r} exists already; pass force=True to replace it")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """How a checkpoint shall arrive."""
+
+    destination: Path
+    force: bool = False
+    """Replace what is there, once everything has arrived."""
+    progress: Progress | None = None
+    """Told how many bytes have arrived."""
+    unpacked: Progress | None = None
+    """Told how many files came out of an archive."""
+
+
+async def download_checkpoint(holder: Holder, path: TinkerPath, delivery: Delivery) -> Path:
+    """Fetch a checkpoint into a folder, which appears when everything is there."""
+    destination = check_destination(delivery.destination, force=delivery.force)
     await holder.ready()
-    ids = {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
+    ids = _ids(path)
     try:
         reply = await holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=ids)
     except APIStatusError as error:
@@ -46,36 +60,156 @@ async def download_checkpoint(
             raise
         no_files = error
     else:
-        files = dict(reply.urls)
-        return await download_tree(
-            _fetcher(holder), files, destination, force=force, progress=progress
-        )
+        return await _fetch_files(_Links(holder, ids, reply), destination, delivery)
     try:
         url = await _archive_url(holder, ids)
     except APIStatusError as error:
         # Neither form exists: the first answer says why better than the second.
         raise (no_files if error.status in NO_FILES else error) from error
-    return await _unpack(holder, url, destination, force, progress)
+    return await _fetch_archive(holder, url, destination, delivery)
 
 
-async def _unpack(
-    holder: Holder, url: str, destination: Path, force: bool, progress: Progress | None
-) -> Path:
-    archive = destination.with_name(f".{destination.name}.archive")
-    fresh = destination.with_name(f".{destination.name}.unpacked")
-    await download_file(_fetcher(holder), url, archive, progress=progress)
-    # Left behind by a process that died between unpacking and renaming.
-    await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
+async def download_archive(holder: Holder, path: TinkerPath, delivery: Delivery) -> Path:
+    """Fetch a checkpoint as the server packs it, into one file."""
+    if os.path.lexists(delivery.destination) and not delivery.force:
+        raise InvalidInput(f"{str(delivery.destination)!r} exists already")
+    await holder.ready()
+    url = await _archive_url(holder, _ids(path))
+    return await download_file(
+        _fetcher(holder), url, delivery.destination, progress=delivery.progress
+    )
+
+
+def _ids(path: TinkerPath) -> dict[str, str]:
+    return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
+
+
+# --- single files -----------------------------------------------------------------------------
+
+
+class _Links:
+    """The URLs of a checkpoint's files, signed anew before they end."""
+
+    def __init__(
+        self, holder: Holder, ids: Mapping[str, str], reply: ExternalWeightsUrlsResponse
+    ) -> None:
+        self._holder = holder
+        self._ids = ids
+        self._reply = reply
+        self._signing = asyncio.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """The files."""
+        return list(self._reply.urls)
+
+    @asynccontextmanager
+    async def fetch(self, name: str, headers: Mapping[str, str]) -> AsyncIterator[HttpStream]:
+        """GET a file by its name."""
+        url = await self._url(name)
+        async with _fetcher(self._holder)(url, headers) as stream:
+            yield stream
+
+    async def _url(self, name: str) -> str:
+        async with self._signing:
+            if datetime.now(UTC) >= _aware(self._reply.expires) - EARLY:
+                call = self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids)
+                self._reply = await call
+        if name not in self._reply.urls:
+            raise DownloadError(f"The server does not offer {name!r} any more")
+        return self._reply.urls[name]
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+async def _fetch_files(links: _Links, destination: Path, delivery: Delivery) -> Path:
     try:
-        await asyncio.to_thread(extract_archive, archive, fresh)
-        await asyncio.to_thread(publish_directory, fresh, destination, replace=force)
+        return await download_tree(
+            links.fetch,
+            {name: name for name in links.names},
+            destination,
+            force=delivery.force,
+            progress=delivery.progress,
+        )
+    finally:
+        _remove_if_empty(staging_for(destination))
+
+
+# --- archives ---------------------------------------------------------------------------------
+
+
+async def _fetch_archive(holder: Holder, url: str, destination: Path, delivery: Delivery) -> Path:
+    """Fetch, unpack and check where nobody looks; one download at a time for each place."""
+    staging = staging_for(destination)
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        with exclusive(staging):
+            await _unpack_into(holder, url, destination, delivery)
     except OSError as error:
         text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
         raise DownloadError(text) from error
-    finally:
-        archive.unlink(missing_ok=True)
-        await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
     return destination
+
+
+async def _unpack_into(holder: Holder, url: str, destination: Path, delivery: Delivery) -> None:
+    staging = staging_for(destination)
+    archive, fresh = staging / "archive", staging / "files"
+    try:
+        await download_file(_fetcher(holder), url, archive, progress=delivery.progress)
+        # Left behind by a process that died between unpacking and renaming.
+        await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
+        await _unpack(archive, fresh, delivery.unpacked or (lambda *_: None))
+        await asyncio.to_thread(_verify, fresh)
+        await asyncio.to_thread(publish_directory, fresh, destination, replace=delivery.force)
+        # Also parts of single files, if an earlier try was of that kind.
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+    finally:
+        with suppress(FileNotFoundError):
+            archive.unlink()
+        shutil.rmtree(fresh, ignore_errors=True)
+        _remove_if_empty(staging)
+
+
+async def _unpack(archive: Path, fresh: Path, unpacked: Progress) -> None:
+    """Unpack in a thread that ends soon when this is cancelled: it may be gigabytes."""
+    is_stopped = threading.Event()
+    num_files = 0
+
+    def tell(done: int) -> None:
+        nonlocal num_files
+        if is_stopped.is_set():
+            raise DownloadError("Unpacking was stopped")
+        num_files = done
+        unpacked(done, None)
+
+    unpacking = asyncio.to_thread(extract_archive, archive, fresh, told_files=tell)
+    work = asyncio.ensure_future(unpacking)
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        is_stopped.set()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+    unpacked(num_files, num_files)
+
+
+def _verify(folder: Path) -> None:
+    """Check files against the list that came with them, if there is one."""
+    try:
+        read_manifest(folder)
+    except CheckpointError:
+        return
+    try:
+        check_manifest(folder)
+    except CheckpointError as error:
+        raise DownloadError(f"The archive is not what was packed: {error.message}") from error
+
+
+def _remove_if_empty(staging: Path) -> None:
+    with suppress(OSError):  # parts are in it, for the next try
+        staging.rmdir()
 
 
 async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tinkex.client.profiles import Profile, find_profile
 from tinkex.errors import ConfigError
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
 
@@ -22,6 +23,10 @@ class Config:
     """The server. A path prefix is kept; a trailing slash is not."""
     api_key: str | None = field(default=None, repr=False)
     """The credential sent as X-API-Key."""
+    key_source: str = ""
+    """Where the key came from, in words for people; said when a server refuses it."""
+    profile: str | None = None
+    """The profile of the home's config.toml that settings were taken from."""
     environment: Environment = field(default_factory=Environment, repr=False)
     """What the environment said when this was made; nobody reads it again."""
     local_home: Path | None = None
@@ -35,6 +40,8 @@ class Config:
     """How often a request that the server refused for a passing reason is sent again."""
     first_contact_seconds: float = 4.0
     """How long to keep trying a server that has never answered this client."""
+    first_answer_seconds: float = 10.0
+    """How long a server that took the connection may be silent before its very first answer."""
     outage_seconds: float = 300.0
     """How long to keep trying a server that answered before and is now unreachable."""
     poll_timeout_seconds: float | None = None
@@ -70,7 +77,8 @@ class Config:
     def new(cls, *, environ: Mapping[str, str] | None = None, **options: Any) -> Config:
         """Build a config: an option wins over the environment, which wins over the default.
 
-        An option that is None or empty counts as not given.
+        A profile that is named here counts as options, one that is named elsewhere comes after the
+        environment. An option that is None or empty counts as not given.
         """
         known = {row.name for row in fields(cls)}
         unknown = sorted(options.keys() - known)
@@ -78,17 +86,11 @@ class Config:
             raise ConfigError(_explain_unknown(unknown[0], known))
         env = options.get("environment") or read_environment(environ)
         given = {name: value for name, value in options.items() if value not in (None, "")}
-        found: dict[str, Any] = {
-            "api_key": env.api_key,
-            "base_url": env.base_url,
-            "project_id": env.project_id,
-            "tags": env.tags,
-            "telemetry": env.telemetry,
-            "environment": env,
-        }
-        if env.base_url is None and "base_url" not in given and env.home != Path():
+        profile = find_profile(given.pop("profile", None), env)
+        found = _with_profile(_from_environment(env), given, profile)
+        if "base_url" not in found and env.home != Path():
             found["local_home"] = env.home
-        return cls(**{k: v for k, v in found.items() if v is not None} | given)
+        return cls(**found | given)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base_url", normalise_url(self.base_url))
@@ -118,6 +120,7 @@ class Config:
 _POSITIVE = (
     "timeout_seconds",
     "connect_timeout_seconds",
+    "first_answer_seconds",
     "poll_request_seconds",
     "heartbeat_seconds",
     "max_connections",
@@ -125,6 +128,38 @@ _POSITIVE = (
 )
 _WHOLE = ("max_retries", "max_connections", "max_concurrent_samples")
 _NOT_NEGATIVE = ("max_retries", "first_contact_seconds", "outage_seconds")
+
+
+def _from_environment(env: Environment) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "api_key": env.api_key,
+        "base_url": env.base_url,
+        "project_id": env.project_id,
+        "tags": env.tags,
+        "telemetry": env.telemetry,
+        "environment": env,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _with_profile(
+    found: dict[str, Any], given: dict[str, Any], profile: Profile | None
+) -> dict[str, Any]:
+    """What the environment, the options and a profile say together."""
+    if profile is None:
+        return found | given
+    said = dict(profile.settings)
+    if not profile.is_chosen:
+        named_url = given.get("base_url") or found.get("base_url")
+        is_elsewhere = named_url is not None and named_url != said.get("base_url")
+        # Nobody asked for this profile: its key must not travel to another server, and it does
+        # not stand before a command that prints a key.
+        if is_elsewhere or found["environment"].credential_command:
+            said.pop("api_key", None)
+        said = {name: value for name, value in said.items() if name not in found}
+    if "api_key" in said and "api_key" not in given:
+        said["key_source"] = f"profile {profile.name!r} in {profile.path}"
+    return found | said | given | {"profile": profile.name}
 
 
 def normalise_url(url: str) -> str:

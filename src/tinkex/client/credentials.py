@@ -70,10 +70,12 @@ class Credential:
         return _checked(await run_credential_command(self.command), self.source)
 
 
-def find_credential(explicit: str | None, environment: Environment) -> Credential | None:
+def find_credential(
+    explicit: str | None, environment: Environment, explicit_source: str = ""
+) -> Credential | None:
     """The first of argument, TINKER_API_KEY, TINKER_CREDENTIAL_CMD and stored default key."""
     for source, value in (
-        ("api_key argument", explicit),
+        (explicit_source or "api_key argument", explicit),
         (environment.api_key_variable, environment.api_key),
     ):
         if value:

@@ -108,8 +108,8 @@ async def download_tree(  # noqa: PLR0913 - each of these is for the caller to d
     if concurrency < 1:
         raise InvalidInput(f"concurrency must be at least 1, got {concurrency}")
     _check_names(files)
-    destination = _check_destination(Path(destination_dir), force=force)
-    staging = destination.with_name(f".{destination.name}.partial")
+    destination = check_destination(Path(destination_dir), force=force)
+    staging = staging_for(destination)
     sizes, digests = sizes or {}, digests or {}
     expected = {n: Expected(num_bytes=sizes.get(n), sha256=digests.get(n)) for n in files}
     report = partial(_report_sum, expected, {}, progress or (lambda *_: None))
@@ -142,7 +142,13 @@ def _check_names(files: Mapping[str, str]) -> None:
             raise DownloadError(f"Refused the file name {name!r}: it would clash with another")
 
 
-def _check_destination(destination: Path, *, force: bool) -> Path:
+def staging_for(destination: Path) -> Path:
+    """Where a folder is kept until it is complete."""
+    return destination.with_name(f".{destination.name}.partial")
+
+
+def check_destination(destination: Path, *, force: bool) -> Path:
+    """The place for a folder, if it may be written; an interrupted replacement is undone first."""
     if destination.name in {"", ".."}:
         destination = destination.resolve()
     recover_directory(destination)

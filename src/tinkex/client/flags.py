@@ -36,8 +36,12 @@ class ServerFlags:
     async def read(self) -> None:
         """Ask the server, once."""
         message = ClientConfigRequest(sdk_version=WIRE_VERSION)
+        transport = self._transport
+        seconds = min(transport.config.first_answer_seconds, transport.timeout_for(CLIENT_CONFIG))
         try:
-            response = await self._transport.deliver(outgoing(CLIENT_CONFIG, message))
+            response = await transport.deliver(
+                outgoing(CLIENT_CONFIG, message, timeout_seconds=seconds)
+            )
         except APIStatusError as error:
             if error.status not in ABSENT:
                 raise

@@ -44,8 +44,9 @@ class Identity:
 
     def __init__(self, config: Config, http: HttpClient) -> None:
         env = config.environment
-        explicit = None if config.api_key == env.api_key else config.api_key
-        self.credential = find_credential(explicit, env)
+        is_of_variable = config.api_key == env.api_key and not config.key_source
+        explicit = None if is_of_variable else config.api_key
+        self.credential = find_credential(explicit, env, config.key_source)
         if self.credential is None and config.base_url == HOSTED_BASE_URL:
             raise ConfigError(
                 "No API key was given",

@@ -57,8 +57,11 @@ def with_local_server(config: Config) -> Config:
         return config
     if find_credential(None, config.environment) is not None:
         return config
-    server = ensure_server(Home(config.local_home))
-    return config.evolve(base_url=server.url, api_key=server.key, local_home=None)
+    home = Home(config.local_home)
+    server = ensure_server(home)
+    return config.evolve(
+        base_url=server.url, api_key=server.key, key_source=str(home.key_file), local_home=None
+    )
 
 
 def ensure_server(home: Home) -> LocalServer:

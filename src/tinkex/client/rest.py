@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
 from tinkex.client.calls import SessionlessClient, check_ttl, page
-from tinkex.client.checkout import download_checkpoint
+from tinkex.client.checkout import Delivery, download_archive, download_checkpoint
 from tinkex.client.credentials import decode_jwt_claims
 from tinkex.client.deprecations import warn_moved
 from tinkex.client.future import APIFuture, transformed
@@ -78,6 +78,22 @@ class RestClient(SessionlessClient):
         """Async twin of list_training_runs()."""
         return await self.list_training_runs(limit, offset, access_scope, project_id)
 
+    def get_run_metrics(
+        self, training_run_id: types.ModelID, limit: int = 100, after: int | None = None
+    ) -> APIFuture[types.RunMetricsResponse]:
+        """How a run goes: its newest steps, or the first ones after a cursor. tinkex servers only.
+
+        `after=0` begins with the oldest step that is remembered; then pass the last step's cursor.
+        """
+        query = {"limit": page(limit, 0)["limit"], "after": after}
+        return self._call(api.RUN_METRICS, {"training_run_id": training_run_id}, query=query)
+
+    async def get_run_metrics_async(
+        self, training_run_id: types.ModelID, limit: int = 100, after: int | None = None
+    ) -> types.RunMetricsResponse:
+        """Async twin of get_run_metrics()."""
+        return await self.get_run_metrics(training_run_id, limit, after)
+
     # --- checkpoints ----------------------------------------------------------------------
 
     def list_checkpoints(
@@ -129,12 +145,21 @@ class RestClient(SessionlessClient):
         destination: str | Path,
         *,
         force: bool = False,
+        extract: bool = True,
         progress: Callable[[int, int | None], None] | None = None,
+        unpacked: Callable[[int, int | None], None] | None = None,
     ) -> APIFuture[Path]:
-        """Fetch a checkpoint's files into a new directory: resumed, verified, all or nothing."""
+        """Fetch a checkpoint's files into a new directory: resumed, verified, all or nothing.
+
+        Without `extract` it comes as one archive, and `destination` is a file. `progress` hears of
+        bytes, `unpacked` of files out of an archive.
+        """
         path = parse_tinker_path(tinker_path)
-        work = download_checkpoint(self.holder, path, Path(destination), force, progress)
-        return self.holder.start(work)
+        delivery = Delivery(
+            destination=Path(destination), force=force, progress=progress, unpacked=unpacked
+        )
+        fetch = download_checkpoint if extract else download_archive
+        return self.holder.start(fetch(self.holder, path, delivery))
 
     def delete_checkpoint(
         self, training_run_id: types.ModelID, checkpoint_id: str

@@ -171,7 +171,8 @@ class SamplingClient:
 
     def get_tokenizer(self) -> Any:
         """The tokenizer of the base model."""
-        wanted = resolve_tokenizer_id(self.get_base_model())
+        about = self.holder.run(self._about())
+        wanted = resolve_tokenizer_id(about.base_model, about.tokenizer_id)
         return load_tokenizer(wanted, loader=self.holder.config.tokenizer_loader)
 
     def get_base_model(self) -> str:
@@ -228,10 +229,12 @@ class SamplingClient:
         )
 
     async def _base_model(self) -> str:
-        reply = await self.holder.transport.call(
+        return (await self._about()).base_model
+
+    async def _about(self) -> types.GetSamplerResponse:
+        return await self.holder.transport.call(
             GET_SAMPLER, ids={"sampler_id": self.sampling_session_id}
         )
-        return reply.base_model
 
 
 async def _open(holder: Holder, model_path: str | None, base_model: str | None) -> str:

@@ -39,6 +39,10 @@ QUERY: Mapping[str, Parameter] = {
         schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
         says="How many to leave out at the beginning.",
     ),
+    "after": Parameter(
+        schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
+        says="List what comes after this cursor; 0 is the beginning.",
+    ),
     "access_scope": Parameter(
         schema={"type": "string", "enum": ["owned", "accessible"]},
         says="One's own things, or also those that others published.",

@@ -38,6 +38,16 @@ def open_work(db: sa.Connection, tenant_id: str) -> list[OpenWork]:
     ]
 
 
+def open_work_of_run(db: sa.Connection, run_id: str) -> tuple[int, int]:
+    """How many promises of a model wait, and how many are being kept."""
+    is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
+    query = sa.select(sa.func.count(), sa.func.sum(is_queued)).where(
+        jobs.c.run_id == run_id, jobs.c.finished_at.is_(None)
+    )
+    total, waiting = db.execute(query).one()
+    return int(waiting or 0), total - int(waiting or 0)
+
+
 def count_steps(db: sa.Connection, run_ids: Collection[str], kind: str) -> dict[str, int]:
     """How many steps of a kind are remembered of each of these models that has any."""
     query = (

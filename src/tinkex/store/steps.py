@@ -26,6 +26,34 @@ def of_run(
     return _newest(db, sa.and_(steps.c.run_id == run_id, steps.c.no > after_no), limit)
 
 
+def closed_by(db: sa.Connection, run_id: str, kind: str, *, after_no: int, limit: int) -> list[int]:
+    """The numbers of a model's first steps of a kind after that number, in their order."""
+    query = sa.select(steps.c.no).where(_of_kind(run_id, kind), steps.c.no > after_no)
+    return list(db.scalars(query.order_by(steps.c.no).limit(limit)))
+
+
+def last_closed_by(db: sa.Connection, run_id: str, kind: str, *, limit: int) -> list[int]:
+    """The numbers of a model's newest steps of a kind, in their order."""
+    query = sa.select(steps.c.no).where(_of_kind(run_id, kind))
+    return list(db.scalars(query.order_by(steps.c.no.desc()).limit(limit)))[::-1]
+
+
+def count_until(db: sa.Connection, run_id: str, kind: str, last_no: int) -> int:
+    """How many steps of a kind up to that number are remembered of a model."""
+    query = sa.select(sa.func.count()).where(_of_kind(run_id, kind), steps.c.no <= last_no)
+    return db.scalar(query) or 0
+
+
+def between(db: sa.Connection, run_id: str, after_no: int, last_no: int) -> list[tuple[int, Step]]:
+    """The steps of a model after one number up to another, oldest first, with their numbers."""
+    is_inside = sa.and_(steps.c.run_id == run_id, steps.c.no > after_no, steps.c.no <= last_no)
+    return [_read(row) for row in db.execute(sa.select(steps).where(is_inside).order_by("no"))]
+
+
+def _of_kind(run_id: str, kind: str) -> sa.ColumnElement[bool]:
+    return sa.and_(steps.c.run_id == run_id, steps.c.kind == kind)
+
+
 def of_session(db: sa.Connection, session_id: str, *, limit: int) -> list[Step]:
     """The newest steps of a session, oldest first."""
     return [step for _, step in _newest(db, steps.c.session_id == session_id, limit)]

@@ -25,7 +25,9 @@ _NEW = frozenset(
         "delete_api_key",
     }
 )
-_TUFT_LACKS = _NEW | {"client_dynamic_config", "set_checkpoint_ttl"}
+#: What only tinkex servers have.
+_OWN = frozenset({name for name, row in ENDPOINTS.items() if row.is_own})
+_TUFT_LACKS = _NEW | _OWN | {"client_dynamic_config", "set_checkpoint_ttl"}
 _SKYRL_LACKS = _TUFT_LACKS | {
     "telemetry",
     "auth_token",

@@ -40,6 +40,18 @@ def get_run(world: World, call: Call) -> Answer:
     return json_answer(_run(world, model))
 
 
+def run_metrics(world: World, call: Call) -> Answer:
+    """How a run of the caller's goes."""
+    run_id = call.ids["training_run_id"]
+    model = world.models.get(run_id)
+    if model is None or model.tenant != call.tenant:
+        raise Refusal(404, f"there is no training run {run_id!r}")
+    after = _number(call, "after", 0) if "after" in call.query else None
+    is_over = model.session.finish_reason is not None
+    status = {"training_run_id": run_id, "status": "finished" if is_over else "active"}
+    return json_answer(status | model.progress.describe(after, _number(call, "limit", 100)))
+
+
 def _may_see(world: World, call: Call, model: Model) -> bool:
     scope = call.query.get("access_scope", "owned")
     if scope not in _SCOPES:
@@ -208,6 +220,7 @@ def _time(call: Call, name: str) -> datetime:
 ROUTES: dict[str, Handler] = {
     "list_training_runs": list_runs,
     "get_training_run": get_run,
+    "get_run_metrics": run_metrics,
     "list_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,
     "list_sessions": list_sessions,

@@ -109,6 +109,8 @@ def _pass(model: Model, work: types.ForwardBackwardInput, forward_only: bool) ->
     def run() -> types.ForwardBackwardOutput:
         output = run_batch(model.trainer, work, forward_only=forward_only)
         model.account.count(TRAINING, int(output.metrics["tokens:sum"]))
+        if not forward_only:
+            model.progress.add_pass(output.metrics)
         return output
 
     return run
@@ -131,13 +133,18 @@ def _step(model: Model, params: Any) -> Work:
             weight_decay=params.weight_decay,
             grad_clip_norm=params.grad_clip_norm,
         )
-        return lambda: {"metrics": model.trainer.adamw_step(size)}
+        return lambda: _stepped(model, model.trainer.adamw_step(size))
     size = StepSize(
         learning_rate=params.learning_rate,
         beta1=getattr(params, "beta1", 0.9),
         grad_clip_norm=getattr(params, "grad_clip_norm", 0.0),
     )
-    return lambda: {"metrics": model.trainer.momentum_step(size)}
+    return lambda: _stepped(model, model.trainer.momentum_step(size))
+
+
+def _stepped(model: Model, metrics: dict[str, float]) -> dict[str, Any]:
+    model.progress.add_step(metrics)
+    return {"metrics": metrics}
 
 
 def create_custom_loss(world: World, call: Call) -> Answer:

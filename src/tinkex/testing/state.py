@@ -19,6 +19,7 @@ from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
 from tinkex.testing.dialects import Dialect
 from tinkex.testing.ledger import Account, Ledger
+from tinkex.testing.progress import Progress
 from tinkex.testing.promises import Job, Promises, Turns, Work
 from tinkex.testing.tenants import Tenants
 from tinkex.testing.timers import LoopClock, wake
@@ -81,6 +82,7 @@ class Model:
     user_metadata: Mapping[str, Any] | None = None
     last_request_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     is_unloaded: bool = False
+    progress: Progress = field(default_factory=Progress)
 
 
 class Completions:

@@ -122,6 +122,11 @@ if TYPE_CHECKING:
         OptimizerConfig as OptimizerConfig,
         OptimizerConfigBase as OptimizerConfigBase,
     )
+    from tinkex.types.run_metrics import (
+        RunMetricsResponse as RunMetricsResponse,
+        RunSessionStatus as RunSessionStatus,
+        RunStep as RunStep,
+    )
     from tinkex.types.sampling import (
         PromptAltTokens as PromptAltTokens,
         SampleRequest as SampleRequest,
@@ -253,6 +258,9 @@ _NAMES_BY_MODULE = {
         AdamOptimizerConfig AdamParams DimuonOptimizerConfig DimuonParams OptimParams
         OptimParamsBase OptimizerConfig OptimizerConfigBase
     """,
+    "tinkex.types.run_metrics": """
+        RunMetricsResponse RunSessionStatus RunStep
+    """,
     "tinkex.types.sampling": """
         PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams StopReason
         TopkLogprobs
@@ -301,7 +309,9 @@ _LESS_PUBLIC = {
     "TryAgainResponse",
     "UnknownBillingEvent",
 }
-__all__ = sorted(_MODULE_BY_NAME.keys() - _LESS_PUBLIC)
+#: What only tinkex servers say; `tinker.types` has no such names.
+_OWN = {"RunMetricsResponse", "RunSessionStatus", "RunStep"}
+__all__ = sorted(_MODULE_BY_NAME.keys() - _LESS_PUBLIC - _OWN)
 
 # Checkers must not see this: they would take every misspelled name for an Any.
 if not TYPE_CHECKING:

@@ -89,6 +89,8 @@ class GetSamplerResponse(Reply):
     """The base model."""
     model_path: str | None = None
     """The weights on top of it."""
+    tokenizer_id: str | None = None
+    """The tokenizer's name or folder; only tinkex servers say it."""
 
 
 class GetSessionResponse(Reply):

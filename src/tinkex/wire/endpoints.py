@@ -68,6 +68,8 @@ class Endpoint(Generic[RequestT, ReplyT]):
     """Whether 409 means "locked, try again" here; False where it means "already so"."""
     is_legacy: bool = False
     """Spoken by SDKs up to 0.25 only."""
+    is_own: bool = False
+    """Not part of the official API: only tinkex servers have it."""
 
     def url_path(self, **ids: str) -> str:
         """Fill the placeholders, each quoted as one segment (checkpoint ids as two)."""
@@ -281,6 +283,14 @@ LIST_RUNS = _bare(
 )
 GET_RUN = _bare(
     "GET", "get_training_run", "/training_runs/{training_run_id}", types.TrainingRun, query=_SCOPE
+)
+RUN_METRICS = _bare(
+    "GET",
+    "get_run_metrics",
+    "/training_runs/{training_run_id}/metrics",
+    types.RunMetricsResponse,
+    query=frozenset({"limit", "after"}),
+    is_own=True,
 )
 LIST_CHECKPOINTS = _bare(
     "GET",

@@ -134,6 +134,7 @@ FOREIGN: dict[str, list[Ask]] = {
     ],
     "get_sampler": [lambda it, _: None],
     "get_training_run": [lambda it, _: None],
+    "get_run_metrics": [lambda it, _: None],
     "list_checkpoints": [lambda it, _: None],
     "delete_checkpoint": [lambda it, _: None],
     "publish_checkpoint": [lambda it, _: None],

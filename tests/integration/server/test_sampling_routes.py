@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.server.house import BASE_MODEL, KEY, OTHER_KEY, House
 from tests.integration.server.things import ready_model, saved, share
-from tinkex.store import checkpoints, jobs, samplers, sessions
+from tinkex.store import checkpoints, jobs, samplers, sessions, settings
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 
@@ -221,3 +221,12 @@ def test_expired_weights_are_not_sampled(house: House) -> None:
     house.write(lambda db: checkpoints.set_expiry(db, checkpoint.id, time.time() - 1))
 
     assert open_sampler(house, session_id, model_path=str(checkpoint.path)).status_code == 404
+
+
+def test_a_sampler_says_which_tokenizer_its_model_needs(house: House) -> None:
+    model = {"name": BASE_MODEL, "max_context_tokens": 512, "tokenizer_id": "/models/mine"}
+    house.write(lambda db: settings.put(db, "base_models", [model]))
+
+    found = house.ask("GET", f"/samplers/{base_sampler(house)}").json()
+
+    assert found["tokenizer_id"] == "/models/mine"

@@ -5,99 +5,199 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from tinkex.cli.errors import ReportingGroup
-from tinkex.cli.lazy import Entry
-from tinkex.cli.main import COMMANDS, main
-from tinkex.errors import ConfigError
+from tinkex.cli.context import Context
+from tinkex.cli.lazy import LazyGroup
+from tinkex.cli.main import COMMANDS, main, run
+from tinkex.cli.options import Command, Group
+
+HEAVY = {
+    "asyncio",
+    "httpx",
+    "litestar",
+    "msgspec",
+    "numpy",
+    "pyqwest",
+    "rich",
+    "sqlalchemy",
+    "torch",
+    "uvicorn",
+}
 
 
-def test_help_lists_every_command_with_its_own_summary() -> None:
-    shown = CliRunner().invoke(main, ["--help"])
-    assert shown.exit_code == 0
+def all_commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command by its words."""
+    waiting: list[tuple[tuple[str, ...], click.Command]] = [((), main)]
+    while waiting:
+        words, command = waiting.pop()
+        yield words, command
+        if isinstance(command, click.Group):
+            ctx = click.Context(command)
+            for name in command.list_commands(ctx):
+                child = command.get_command(ctx, name)
+                assert child is not None
+                waiting.append(((*words, name), child))
+
+
+ALL = dict(all_commands())
+
+
+def test_help_lists_every_command_with_its_own_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]).exit_code == 0
+    shown = capsys.readouterr().out
     for name, entry in COMMANDS.items():
-        assert f"{name} " in shown.output
-        assert entry.summary in shown.output
+        assert f"{name} " in shown
+        assert entry.summary in shown
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_exists_and_its_summary_is_its_own_first_sentence(name: str) -> None:
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    assert command.name == name
-    first = (command.help or "").strip().partition("\n")[0].rstrip(".")
-    assert first.startswith(COMMANDS[name].summary.rstrip("."))
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_every_command_is_ours_and_its_summary_is_its_own_first_sentence(
+    words: tuple[str, ...],
+) -> None:
+    command = ALL[words]
+    assert isinstance(command, Command | Group)
+    if not words:
+        return
+    parent = ALL[words[:-1]]
+    assert isinstance(parent, click.Group)
+    assert command.name == words[-1] or words[0] == "sample"
+    entries = parent.entries if isinstance(parent, LazyGroup) else {}
+    if words[-1] in entries:
+        first = (command.help or "").strip().partition("\n")[0].rstrip(".")
+        assert first.startswith(entries[words[-1]].summary.rstrip("."))
 
 
-def test_an_unknown_command_is_named() -> None:
-    refused = CliRunner().invoke(main, ["sreve"])
-    assert refused.exit_code == 2
-    assert "sreve" in refused.output
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_help_of_every_command_names_the_global_options(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("-h", "--help"):
+        assert run([*words, flag]).exit_code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"Usage: tinkex {' '.join(words)}".rstrip())
+        for option in ("--format", "--base-url", "--profile", "--timeout", "-v, --verbose"):
+            assert option in shown
 
 
-def test_the_version_as_text_and_json() -> None:
-    text = CliRunner().invoke(main, ["version"]).output
-    found = json.loads(CliRunner().invoke(main, ["version", "--json"]).output)
-    assert text == f"tinkex {found['version']}\n"
-    assert found["python"].startswith("3.")
-
-
-@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)])
-def test_help_loads_nothing_heavy(words: list[str]) -> None:
+def test_help_of_every_command_loads_nothing_heavy() -> None:
     probe = (
         "import sys\n"
-        "from tinkex.cli.main import main\n"
-        f"main({words!r}, standalone_mode=False)\n"
-        "heavy = {'sqlalchemy', 'litestar', 'uvicorn', 'numpy', 'torch', 'rich', 'pyqwest'}\n"
-        "sys.exit(','.join(heavy & set(sys.modules)) or None)\n"
+        "from tinkex.cli.main import run\n"
+        f"for words in {[list(words) for words in ALL]!r}:\n"
+        "    assert run([*words, '--help']).exit_code == 0, words\n"
+        f"    loaded = {HEAVY!r} & set(sys.modules)\n"
+        "    assert not loaded, (words, loaded)\n"
     )
-    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert (run.returncode, run.stderr.strip()) == (0, "")
-    assert "Usage:" in run.stdout
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
-@click.group(cls=ReportingGroup, entries={"far": Entry("tests.unit.cli.test_main:far", "Far.")})
-def group() -> None:
-    """A group to fail in."""
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sreve"]).exit_code == 2
+    assert "sreve" in capsys.readouterr().err
 
 
-@group.command()
-def refuse() -> None:
-    """Fail with a sentence."""
-    raise ConfigError("the port is 'x'", hint="Pass a number.")
+def test_no_command_is_a_usage_error_that_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]).exit_code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "Commands:" in told.err
 
 
-@group.command()
-def interrupt() -> None:
-    """Be stopped by Ctrl-C."""
-    raise KeyboardInterrupt
+# --- outcomes ---------------------------------------------------------------------------------
 
 
-@group.command()
-def crash() -> None:
-    """Fail with a mistake of ours."""
-    raise RuntimeError("a mistake")
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Makes `tinkex version` raise what is put here."""
+    errors: list[BaseException] = []
+
+    def fail(self: click.Command, ctx: click.Context) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(type(ALL[("version",)]), "invoke", fail)
+    return errors
 
 
-@click.command()
-def far() -> None:
-    """A command in another module."""
-    click.echo("far away")
+def test_ctrl_c_has_the_exit_code_of_shells(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(KeyboardInterrupt())
+    outcome = run(["version"])
+    assert (outcome.exit_code, type(outcome.error)) == (130, KeyboardInterrupt)
+    assert capsys.readouterr().err == "Error: Interrupted\n"
 
 
-def test_an_error_of_ours_is_a_sentence_and_exit_code_1() -> None:
-    shown = CliRunner().invoke(group, ["refuse"])
-    assert (shown.exit_code, shown.stdout) == (1, "")
-    assert shown.stderr == "Error: the port is 'x'\nPass a number.\n"
+def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(BrokenPipeError(32, "Broken pipe"))
+    assert run(["version"]).exit_code == 1
+    assert capsys.readouterr().err == ""
 
 
-def test_ctrl_c_has_the_exit_code_of_shells() -> None:
-    assert CliRunner().invoke(group, ["interrupt"]).exit_code == 130
+def test_a_traceback_is_shown_only_with_verbose(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(RuntimeError("a mistake"))
+    assert run(["version"]).exit_code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Error: Unexpected error: RuntimeError: a mistake\n")
+    assert "--verbose" in told
+    assert "Traceback" not in told
+    for words in (["version", "-v"], ["--verbose", "version"]):
+        assert run(words).exit_code == 1
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_failures_are_json_if_the_result_would_have_been(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(RuntimeError("a mistake"))
+    for words in (["version", "--json"], ["-f", "json", "version"], ["version", "-fjson"]):
+        assert run(words).exit_code == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert json.loads(told.err)["error"]["type"] == "RuntimeError"
+
+
+@pytest.mark.parametrize(
+    "words", [["nosuch"], ["run", "nosuch"], ["run", "info"], ["version", "--nosuch"], ["-x"]]
+)
+def test_usage_errors_are_json_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--json"], ["-f", "json"], ["--format=json"]):
+        assert run([*words, *flags]).exit_code == 2
+        told = capsys.readouterr()
+        found = json.loads(told.err)["error"]
+        assert (told.out, found["category"]) == ("", "user")
+        assert "--help" in found["hint"]
+
+
+def test_main_ends_the_process_with_the_exit_code() -> None:
+    for words, code in ((["version"], 0), (["nosuch"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == code
+
+
+def test_an_injected_context_is_what_commands_get(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"], Context(format="json")).exit_code == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"version", "commit"}
+
+
+def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
+    command = f"{sys.executable} -m tinkex --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+# --- homes ------------------------------------------------------------------------------------
 
 
 def test_a_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
@@ -122,11 +222,3 @@ def test_an_empty_home_is_not_the_directory_of_the_shell(words: list[str]) -> No
     shown = CliRunner().invoke(main, [*words, "--home", ""])
     assert shown.exit_code == 2
     assert "'--home': the name is empty; name a directory" in shown.stderr
-
-
-def test_a_mistake_of_ours_stays_a_traceback() -> None:
-    assert isinstance(CliRunner().invoke(group, ["crash"]).exception, RuntimeError)
-
-
-def test_a_command_of_another_module_is_imported_when_called() -> None:
-    assert CliRunner().invoke(group, ["far"]).output == "far away\n"

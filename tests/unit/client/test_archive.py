@@ -91,6 +91,14 @@ def test_unpacks(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.tar", "out"}
 
 
+def test_files_are_counted_as_they_come_out(tmp_path: Path) -> None:
+    counts: list[int] = []
+    unpack(tmp_path, plain_tar(), told_files=counts.append)
+    assert counts == sorted(counts)
+    assert set(counts) <= set(range(1, len(FILES) + 1))
+    assert counts[-1] == len(FILES)
+
+
 def test_folders_and_a_leading_dot(tmp_path: Path) -> None:
     folder = {"type": tarfile.DIRTYPE}
     data = make_tar(

@@ -79,22 +79,28 @@ LEGACY = [
     ("POST", "/unload_model"),
     ("GET", CHECKPOINT + "/archive"),
 ]
+#: Not in the protocol: only our own server has them.
+OWN = [("GET", RUN + "/metrics")]
 ROWS = [row for row in vars(api).values() if isinstance(row, Endpoint)]
 
 
 def test_every_path_is_in_the_table_exactly_once() -> None:
     table = Counter((row.method, row.path) for row in ROWS)
-    assert table == Counter(PROTOCOL + LEGACY)
+    assert table == Counter(PROTOCOL + LEGACY + OWN)
 
 
 def test_what_is_legacy_says_so() -> None:
     assert sorted((row.method, row.path) for row in ROWS if row.is_legacy) == sorted(LEGACY)
 
 
+def test_what_is_our_own_says_so() -> None:
+    assert [(row.method, row.path) for row in ROWS if row.is_own] == OWN
+
+
 def test_names_are_unique_and_lead_to_their_row() -> None:
     assert [name for name, count in Counter(row.name for row in ROWS).items() if count > 1] == []
     assert {name: row.path for name, row in ENDPOINTS.items()} == {r.name: r.path for r in ROWS}
-    assert len(ENDPOINTS) == len(PROTOCOL) + len(LEGACY)
+    assert len(ENDPOINTS) == len(PROTOCOL) + len(LEGACY) + len(OWN)
     assert all(name.isidentifier() for name in ENDPOINTS)
 
 
@@ -131,6 +137,7 @@ def test_queries_are_those_of_the_protocol() -> None:
     assert {row.path: row.query for row in ROWS if row.query} == {
         "/training_runs": {"limit", "offset", "access_scope", "project_id"},
         RUN: {"access_scope"},
+        RUN + "/metrics": {"limit", "after"},
         "/checkpoints": {"limit", "offset"},
         "/sessions": {"limit", "offset", "access_scope"},
         "/sessions/{session_id}": {"access_scope"},

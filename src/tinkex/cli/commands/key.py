@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex.cli.commands.serve_control import home_option
+from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import needs_extra
-from tinkex.cli.output import emit, emit_json
+from tinkex.cli.options import Group
+from tinkex.cli.output import Column, Facts, Rows, announce, show
 from tinkex.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
@@ -21,18 +23,18 @@ if TYPE_CHECKING:
     from tinkex.store.records import ApiKey, Tenant
 
 COLUMNS = {
-    "id": "ID",
-    "tenant": "TENANT",
-    "name": "NAME",
-    "key": "KEY",
-    "created": "CREATED",
-    "revoked": "REVOKED",
-    "note": "NOTE",
+    "id": Column("ID"),
+    "tenant": Column("Tenant"),
+    "name": Column("Name"),
+    "key": Column("Key"),
+    "created": Column("Created", 2),
+    "revoked": Column("Revoked", 1),
+    "note": Column("Note", 3),
 }
 MAX_NAME_LETTERS = 200
 
 
-@click.group()
+@click.group(cls=Group)
 def key() -> None:
     """Make, list and revoke keys of a server."""
 
@@ -48,9 +50,14 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--tenant", default="default", show_default=True, help="Whose work the key opens.")
 @click.option("--name", default="key", show_default=True, help="What to call the key.")
 @click.option("--note", help="A remark for people.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@pass_context
 def create(
-    home: Path | None, store: str | None, tenant: str, name: str, note: str | None, as_json: bool
+    context: Context,
+    home: Path | None,
+    store: str | None,
+    tenant: str,
+    name: str,
+    note: str | None,
 ) -> None:
     """Make a key; it is shown now and never again. A new tenant's name makes the tenant."""
     _check_name("tenant", tenant)
@@ -64,8 +71,9 @@ def create(
                 db, keys.tenant_named(db, tenant, now).id, secret, name=name, note=note, now=now
             )
         )
-    if as_json:
-        emit_json({"id": made.id, "tenant": tenant, "name": name, "note": note, "key": secret})
+    if context.is_json:
+        facts = {"id": made.id, "tenant": tenant, "name": name, "note": note, "key": secret}
+        show(context, Facts(facts))
         return
     click.echo(f"key {made.id} of tenant {tenant!r}; keep it, it is not shown again:", err=True)
     click.echo(secret)
@@ -73,20 +81,22 @@ def create(
 
 @key.command("list")
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_keys(home: Path | None, store: str | None, as_json: bool) -> None:
+@pass_context
+def list_keys(context: Context, home: Path | None, store: str | None) -> None:
     """List all keys by their first letters, oldest first."""
     with _open(home, store) as database:
         from tinkex.store import keys
 
         found = database.read(keys.list_keys)
-    emit([_row(made, tenant) for made, tenant in found], COLUMNS, as_json=as_json)
+    rows = [_row(made, tenant) for made, tenant in found]
+    show(context, Rows(rows, COLUMNS, None if rows else "No keys found"))
 
 
 @key.command()
 @store_options
 @click.argument("key_id", type=int, metavar="ID")
-def revoke(home: Path | None, store: str | None, key_id: int) -> None:
+@pass_context
+def revoke(context: Context, home: Path | None, store: str | None, key_id: int) -> None:
     """Let a key open nothing from now on; a running server obeys within two seconds."""
     with _open(home, store) as database:
         from tinkex.store import keys
@@ -98,7 +108,7 @@ def revoke(home: Path | None, store: str | None, key_id: int) -> None:
             f"there is no key {key_id} that opens anything",
             hint="Run `tinkex key list` to see all keys.",
         )
-    click.echo(f"key {key_id} is revoked", err=True)
+    announce(context, f"key {key_id} is revoked", {"id": key_id, "revoked": True})
 
 
 @contextlib.contextmanager

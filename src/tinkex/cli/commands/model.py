@@ -8,36 +8,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex.cli.commands.serve_control import home_option
+from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import needs_extra
-from tinkex.cli.output import emit, emit_facts
+from tinkex.cli.options import Argument, Group
+from tinkex.cli.output import Column, Facts, Rows, announce, show
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
-from tinkex.presence import lock_holder
 from tinkex.settings import expanded, read_environment
 
 if TYPE_CHECKING:
     from tinkex.engine.models.folders import Folder
 
 COLUMNS = {
-    "name": "NAME",
-    "arch": "ARCHITECTURE",
-    "parameters": "PARAMETERS",
-    "context": "CONTEXT",
-    "place": "PLACE",
-    "problem": "PROBLEM",
+    "name": Column("Name"),
+    "arch": Column("Architecture", 3),
+    "parameters": Column("Parameters", 1),
+    "context": Column("Context", 2),
+    "place": Column("Place"),
+    "problem": Column("Problem"),
 }
 
 
-@click.group()
+@click.group(cls=Group)
 def model() -> None:
     """Add, list and remove base models."""
 
 
 @model.command()
 @home_option
-@click.argument("name")
-@click.argument("path", required=False)
-def add(home: Path | None, name: str, path: str | None) -> None:
+@click.argument("name", cls=Argument, summary="What clients call it; or a folder, or a hub's id.")
+@click.argument("path", required=False, cls=Argument, summary="The folder with its weights.")
+@pass_context
+def add(context: Context, home: Path | None, name: str, path: str | None) -> None:
     """Have the server serve a model: a folder, or one of the Hugging Face hub.
 
     NAME is what clients call it, PATH the folder with its config.json and weights. Without PATH,
@@ -53,35 +55,62 @@ def add(home: Path | None, name: str, path: str | None) -> None:
     sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
     count = _count(folder.weights.num_parameters)
     size = f", {count} parameters" if count else ""
-    click.echo(f"{name} is {folder.arch or folder.model_type}{size}, in {folder.path}", err=True)
+    arch = folder.arch or folder.model_type
+    announce(
+        context,
+        f"{name} is {arch}{size}, in {folder.path}",
+        {
+            "name": name,
+            "place": place,
+            "folder": str(folder.path),
+            "architecture": arch,
+            "parameters": folder.weights.num_parameters,
+        },
+    )
     _tell_of_server(found, "serves")
 
 
 @model.command("list")
 @home_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_models(home: Path | None, as_json: bool) -> None:
-    """List the models of a home; one that cannot be used says why."""
+@click.argument(
+    "substring",
+    required=False,
+    cls=Argument,
+    summary="Only models with this in their name, whatever the case.",
+)
+@pass_context
+def list_models(context: Context, home: Path | None, substring: str | None) -> None:
+    """List the models of the server, or of a home.
+
+    If --base-url, a profile, a variable or a stored key names a server, these are the models that
+    it offers. Else they are those that were added to the home; one that cannot be used says why.
+    """
+    from tinkex.cli.commands.model_served import names_server, show_served
     from tinkex.engine.models import sources
 
+    if home is None and names_server(context):
+        show_served(context, substring)
+        return
     found = _home(home)
     listed = sources.read_list(found.models_file)
-    if not listed and not as_json:
+    if substring:
+        listed = _matching(found, substring, listed)
+    if not listed and not context.is_json:
         click.echo(f"no models are in {found.models_file}; `tinkex model add` adds one", err=True)
         return
     rows = [_row(name, place) for name, place in listed.items()]
     columns = dict(COLUMNS)
     if not any(row["problem"] for row in rows):
         del columns["problem"]
-    if not as_json:
-        rows = [row | {"parameters": _count(row["parameters"])} for row in rows]
-    emit(rows, columns, as_json=as_json)
+    shown = [row | {"parameters": _count(row["parameters"])} for row in rows]
+    show(context, Rows(shown, columns, data=rows))
 
 
 @model.command()
 @home_option
-@click.argument("name")
-def remove(home: Path | None, name: str) -> None:
+@click.argument("name", cls=Argument, summary="The model, as `model list` names it.")
+@pass_context
+def remove(context: Context, home: Path | None, name: str) -> None:
     """Have the server serve a model no more; its files stay where they are."""
     from tinkex.engine.models import sources
 
@@ -90,15 +119,15 @@ def remove(home: Path | None, name: str) -> None:
     _check_listed(found, name, listed)
     del listed[name]
     sources.write_list(found.models_file, listed)
-    click.echo(f"{name} is not served any more", err=True)
+    announce(context, f"{name} is not served any more", {"name": name, "removed": True})
     _tell_of_server(found, "forgets")
 
 
 @model.command()
 @home_option
-@click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(home: Path | None, name: str, as_json: bool) -> None:
+@click.argument("name", cls=Argument, summary="The model, as `model list` names it.")
+@pass_context
+def info(context: Context, home: Path | None, name: str) -> None:
     """Show what a model of the home is, and what memory it takes."""
     from tinkex.engine.models import sources
 
@@ -118,12 +147,14 @@ def info(home: Path | None, name: str, as_json: bool) -> None:
         "float32 bytes": folder.num_bytes("float32"),
         "bfloat16 bytes": folder.num_bytes("bfloat16"),
     }
-    if as_json:
-        facts = {key.replace(" ", "_"): value for key, value in facts.items()}
-        facts["tokenizer"] = folder.has_tokenizer
-    else:
-        facts |= {key: f"{facts[key]:,}" for key in facts if isinstance(facts[key], int)}
-    emit_facts(facts, as_json=as_json)
+    data = {key.replace(" ", "_"): value for key, value in facts.items()}
+    data["tokenizer"] = folder.has_tokenizer
+    rows = [
+        (key, f"{value:,}" if isinstance(value, int) else str(value))
+        for key, value in facts.items()
+        if value is not None
+    ]
+    show(context, Facts(data, rows))
 
 
 def _home(named: Path | None) -> Home:
@@ -170,6 +201,16 @@ def _count(number: int | None) -> str | None:
     return str(number)
 
 
+def _matching(home: Home, substring: str, listed: dict[str, str]) -> dict[str, str]:
+    found = {name: place for name, place in listed.items() if substring.lower() in name.lower()}
+    if not found:
+        known = ", ".join(listed) or "none"
+        raise InvalidInput(
+            f"no model in {home.models_file} has {substring!r} in its name; there is: {known}"
+        )
+    return found
+
+
 def _check_listed(home: Home, name: str, listed: dict[str, str]) -> None:
     if name not in listed:
         known = ", ".join(listed) or "none"
@@ -177,6 +218,8 @@ def _check_listed(home: Home, name: str, listed: dict[str, str]) -> None:
 
 
 def _tell_of_server(home: Home, verb: str) -> None:
+    from tinkex.presence import lock_holder
+
     if lock_holder(home) is not None:
         click.echo(
             f"a server runs in {home.root}; it {verb} the model when it is started again: "

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from tinkex.cli.commands.serve_control import home_option, logs, status, stop
+from tinkex.cli.commands.serve_control import HOME, home_option, logs, status, stop
 from tinkex.cli.errors import needs_extra
+from tinkex.cli.options import Group
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @home_option
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="The port; 0 takes any that is free.  [default: 8000]")
@@ -45,7 +46,7 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
     Flags win over variables (TINKEX_PORT and so on; TINKEX_SERVER_API_KEY for the key), variables
     over the file.
     """
-    ctx.obj = home
+    ctx.meta[HOME] = home
     if ctx.invoked_subcommand is not None:
         return
     try:

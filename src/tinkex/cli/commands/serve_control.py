@@ -13,12 +13,15 @@ from typing import Any, TextIO
 
 import click
 
-from tinkex.cli.output import emit_facts
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+from tinkex.cli.output import Facts, announce, show
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import find_server, lock_holder, read_state
 from tinkex.settings import read_environment
 
+#: Where the home that was named before the command is kept.
+HOME = "tinkex.cli.home"
 HOME_HELP = "The server's directory; TINKEX_HOME or ~/.tinkex if not given."
 _LOOK_SECONDS = 0.05
 _FOLLOW_SECONDS = 0.2
@@ -42,46 +45,51 @@ def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--home", type=kind, metavar="PATH", help=HOME_HELP)(command)
 
 
-def chosen_home(ctx: click.Context, home: Path | None) -> Home:
+def chosen_home(home: Path | None) -> Home:
     """The home that was named behind the command, before it, or nowhere."""
-    named = home or ctx.obj
+    named = home or click.get_current_context().meta.get(HOME)
     return Home(named.absolute() if named is not None else read_environment().home)
 
 
-@click.command()
+@click.command(cls=Command)
 @home_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_context
-def status(ctx: click.Context, home: Path | None, as_json: bool) -> None:
+@pass_context
+def status(context: Context, home: Path | None) -> None:
     """Say whether a server runs; exit code 0 if it answers, 1 if not."""
-    found = chosen_home(ctx, home)
+    from tinkex.presence import find_server
+
+    found = chosen_home(home)
     state = find_server(found)
     facts: dict[str, Any] = {"status": _word(found, state is not None), "home": str(found.root)}
     if state is not None:
         started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
         facts |= {"url": state.url, "pid": state.pid, "version": state.version}
         facts |= {"started": started, "log": state.log}
-    emit_facts(facts, as_json=as_json)
-    ctx.exit(0 if state is not None else 1)
+    show(context, Facts(facts))
+    click.get_current_context().exit(0 if state is not None else 1)
 
 
 def _word(home: Home, answers: bool) -> str:
+    from tinkex.presence import lock_holder
+
     if answers:
         return "running"
     return "not answering" if lock_holder(home) is not None else "stopped"
 
 
-@click.command()
+@click.command(cls=Command)
 @home_option
 @click.option("--force", is_flag=True, help="Do not wait for work that is being finished.")
-@click.pass_context
-def stop(ctx: click.Context, home: Path | None, force: bool) -> None:
+@pass_context
+def stop(context: Context, home: Path | None, force: bool) -> None:
     """Stop the server; what was acknowledged is done when it starts again."""
-    found = chosen_home(ctx, home)
+    from tinkex.presence import lock_holder
+
+    found = chosen_home(home)
     pid = lock_holder(found)
     if pid is None:
-        click.echo(f"no server runs in {found.root}", err=True)
-        ctx.exit(1)
+        announce(context, f"no server runs in {found.root}", {"pid": None, "stopped": False})
+        click.get_current_context().exit(1)
     _tell(pid, signal.SIGTERM)
     if force:
         # A second signal is impatient; another one, because two of the same may arrive as one.
@@ -94,7 +102,7 @@ def stop(ctx: click.Context, home: Path | None, force: bool) -> None:
                 hint="Run `tinkex serve stop --force`.",
             )
         time.sleep(_LOOK_SECONDS)
-    click.echo(f"the server with pid {pid} has stopped", err=True)
+    announce(context, f"the server with pid {pid} has stopped", {"pid": pid, "stopped": True})
 
 
 def _tell(pid: int, number: signal.Signals) -> None:
@@ -106,16 +114,18 @@ def _tell(pid: int, number: signal.Signals) -> None:
         raise ConfigError(f"the server with pid {pid} belongs to another user") from error
 
 
-@click.command()
+@click.command(cls=Command)
 @home_option
 @click.option(
     "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="How many lines."
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
-@click.pass_context
-def logs(ctx: click.Context, home: Path | None, lines: int, follow: bool) -> None:
+@pass_context
+def logs(context: Context, home: Path | None, lines: int, follow: bool) -> None:
     """Show the log of a server that runs in the background."""
-    found = chosen_home(ctx, home)
+    from tinkex.presence import read_state
+
+    found = chosen_home(home)
     state = read_state(found)
     path = Path(state.log) if state is not None and state.log else found.log_file
     if not path.is_file() or (state is not None and state.log is None):
@@ -123,8 +133,17 @@ def logs(ctx: click.Context, home: Path | None, lines: int, follow: bool) -> Non
             f"no log file of a server is in {found.root}",
             hint="A server in the foreground says everything in its own terminal.",
         )
+    if context.is_json:
+        if follow:
+            raise click.UsageError("--follow has no end, and JSON needs one; leave one of them out")
+        show(context, Facts({"log": str(path), "lines": _last_lines(path, lines)}))
+        return
     for text in _read_log(path, lines, follow=follow):
         click.echo(text, nl=False)
+
+
+def _last_lines(path: Path, lines: int) -> list[str]:
+    return [text.rstrip("\n") for text in _read_log(path, lines, follow=False)]
 
 
 def _read_log(path: Path, lines: int, *, follow: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import huggingface_hub
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -21,8 +23,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import filter_repo_objects
-from huggingface_hub.utils import logging as hub_log
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from tinkex.errors import ConfigError, InvalidInput, TinkexError
@@ -92,7 +93,7 @@ class Uploader:
         self._api = HfApi(endpoint=endpoint, token=token)
         if is_quiet:
             disable_progress_bars()
-            hub_log.set_verbosity_error()
+            logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
 
     def check_login(self) -> str:
         """The name of whoever is logged in; a ConfigError if nobody is."""

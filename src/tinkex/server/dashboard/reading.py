@@ -197,7 +197,7 @@ def _latest(history: History) -> list[tuple[int, Update]]:
     return list(enumerate(history.updates[first:], first + 1))[::-1]
 
 
-def status_of(session: Session) -> str:
+def status_of(session: Session) -> types.RunSessionStatus:
     """Where a session is in its life, in one word."""
     if session.finished_at is not None:
         return "finished"

@@ -11,7 +11,7 @@ from tinkex.errors import BadRequestError, UnprocessableEntityError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.kinds import Kind
 from tinkex.server.access import readers_of
-from tinkex.server.base_models import check_sampleable
+from tinkex.server.base_models import check_sampleable, find_model, served_models
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import check_number
 from tinkex.server.operations import key_of, sampler_id_of, session_id_in, submit
@@ -99,10 +99,18 @@ async def join_sampling_session(
 async def get_sampler(services: Services, call: Call[Any]) -> types.GetSamplerResponse:
     """Say what a sampling session samples from."""
     sampler_id = call.ids["sampler_id"]
-    found = await read(services, lambda db: sampler_of(db, call.tenant_id, sampler_id))
-    return types.GetSamplerResponse(
-        sampler_id=found.id, base_model=found.base_model, model_path=found.model_path
-    )
+
+    def look(db: Connection) -> types.GetSamplerResponse:
+        found = sampler_of(db, call.tenant_id, sampler_id)
+        base = find_model(served_models(db), found.base_model)
+        return types.GetSamplerResponse(
+            sampler_id=found.id,
+            base_model=found.base_model,
+            model_path=found.model_path,
+            tokenizer_id=base.tokenizer_id if base is not None else None,
+        )
+
+    return await read(services, look)
 
 
 async def sample(services: Services, call: Call[types.SampleRequest]) -> types.UntypedAPIFuture:

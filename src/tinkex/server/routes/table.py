@@ -12,6 +12,7 @@ from tinkex.server.downloads import HANDLERS as DOWNLOADS
 from tinkex.server.routes import (
     checkpoints,
     futures,
+    run_metrics,
     runs,
     sampling,
     service,
@@ -29,6 +30,7 @@ ROUTES: Mapping[str, Handler] = {
     **weights.ROUTES,
     **sampling.ROUTES,
     **runs.ROUTES,
+    **run_metrics.ROUTES,
     **checkpoints.ROUTES,
     **sessions.ROUTES,
     **usage.ROUTES,

@@ -1,0 +1,87 @@
+"""The one place where commands get their clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tinkex.cli.context import Context
+
+if TYPE_CHECKING:
+    from tinkex.client.admin import AdminClient
+    from tinkex.client.config import Config
+    from tinkex.client.rest import RestClient
+    from tinkex.client.service import ServiceClient
+
+#: A person waits: a server that is not there, or says nothing, must be named within five seconds.
+IMPATIENT: dict[str, Any] = {
+    "connect_timeout_seconds": 3.0,
+    "first_contact_seconds": 2.0,
+    "first_answer_seconds": 4.5,
+}
+#: Questions that are asked once can be asked again by hand.
+_BRIEF: dict[str, Any] = {"max_retries": 3, "outage_seconds": 4.0}
+
+
+def config_of(context: Context, **settings: Any) -> Config:
+    """The client's settings: those given here, the global options, then what Config finds."""
+    with _explained():
+        from tinkex.client.config import Config
+
+    options: dict[str, Any] = {
+        "api_key": context.api_key,
+        "key_source": "--api-key" if context.api_key else None,
+        "base_url": context.base_url,
+        "profile": context.profile,
+        "timeout_seconds": context.timeout_seconds,
+    }
+    if context.timeout_seconds is not None:
+        options["first_answer_seconds"] = context.timeout_seconds
+    return Config.new(**IMPATIENT | options | settings)
+
+
+@contextlib.contextmanager
+def service(context: Context, **settings: Any) -> Iterator[ServiceClient]:
+    """A service client, closed at the end whatever happens; the server is told how it ended."""
+    config = config_of(context, **settings)
+    make = context.make_service or _service
+    with make(config) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def rest(context: Context, **settings: Any) -> Iterator[RestClient]:
+    """A client that looks at and manages what is on the server; it opens no session."""
+    with service(context, **_BRIEF | settings) as client:
+        yield client.rest_client()
+
+
+@contextlib.contextmanager
+def admin(context: Context, **settings: Any) -> Iterator[AdminClient]:
+    """A client for usage, storage and the audit log."""
+    with rest(context, **settings) as client:
+        from tinkex.client.admin import AdminClient
+
+        yield AdminClient(client.holder)
+
+
+def _service(config: Config) -> ServiceClient:
+    with _explained():
+        from tinkex.client.service import ServiceClient
+
+    return ServiceClient(config=config)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Say in a sentence that the client's own libraries are not there."""
+    try:
+        yield
+    except ImportError as error:
+        from tinkex.cli.errors import CliError
+
+        raise CliError(
+            f"the client cannot be loaded: {error}",
+            "Install tinkex again: pip install --force-reinstall tinkex",
+        ) from error

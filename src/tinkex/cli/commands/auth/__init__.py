@@ -1,0 +1,1 @@
+"""`tinkex auth`: a module for each of its commands."""

@@ -1,0 +1,118 @@
+"""`tinkex auth login`: a key goes into a profile once the server has taken it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.errors import CliError
+from tinkex.cli.options import Command
+
+if TYPE_CHECKING:
+    from tinkex.cli.commands.auth.target import Target
+    from tinkex.wire.messages import ApiKeyReply
+
+_BY_PIPE = "Pass it through a pipe: tinkex auth login --api-key-stdin < FILE"
+
+
+@click.command(cls=Command)
+@click.option("--api-key-stdin", is_flag=True, help="Read the key from stdin and ask nothing.")
+@click.option("--default", "is_default", is_flag=True, help="Use this profile if none is named.")
+@pass_context
+def login(context: Context, api_key_stdin: bool, is_default: bool) -> None:
+    """Check a key with the server and store it.
+
+    The key and the server go into a profile of ~/.tinkex/config.toml, which only you can read:
+    the one of --profile, or the default one. The first profile becomes the default. --base-url
+    names the server; without it that of the profile or of TINKER_BASE_URL is meant, or the hosted
+    service.
+    """
+    from tinkex.cli.commands.auth.profile_file import store_key
+    from tinkex.cli.commands.auth.target import check_server, find_target
+
+    target = find_target(context)
+    check_server(context, target)
+    key = context.api_key or (_from_stdin() if api_key_stdin else _from_person(context, target))
+    owner = _checked(context, target, key)
+    is_first = target.file.default is None
+    settings = {"base_url": target.base_url, "api_key": key}
+    store_key(target.home, target.name, settings, is_default=is_default or is_first)
+    _report(context, target, owner, is_default or target.file.default in {None, target.name})
+
+
+def _from_stdin() -> str:
+    text = "" if sys.stdin is None else sys.stdin.read()
+    return _given(text)
+
+
+def _from_person(context: Context, target: Target) -> str:
+    if not context.is_stdin_terminal:
+        raise CliError("there is no terminal to ask for a key on", _BY_PIPE)
+    from getpass import getpass
+
+    try:
+        return _given(getpass(f"API key for {target.base_url}: ", sys.stderr))
+    except EOFError:
+        return _given("")
+
+
+def _given(text: str) -> str:
+    if not text.strip():
+        raise CliError("no key was given, so nothing was stored", _BY_PIPE)
+    return text.strip()
+
+
+def _checked(context: Context, target: Target, key: str) -> ApiKeyReply | None:
+    """Whose the key is; a server that does not know names is asked for something small."""
+    from tinkex.cli.ask import ask, ask_api_key
+    from tinkex.cli.client import rest
+    from tinkex.errors import AuthenticationError
+    from tinkex.wire.endpoints import CAPABILITIES
+
+    # No profile and no stored key may stand beside the new one.
+    alone = replace(target.environment, home=Path(), profile=None, credential_command=None)
+    asking = replace(context, profile=None, api_key=key, base_url=target.base_url)
+    try:
+        with rest(asking, environment=alone, key_source="the prompt") as client:
+            owner = ask_api_key(client)
+            if owner is None:
+                ask(client, CAPABILITIES)
+    except AuthenticationError as error:
+        raise CliError(
+            f"{target.base_url} refuses this key, so it was not stored",
+            "Copy the key again, without anything around it; or name its server with --base-url.",
+        ) from error
+    return owner
+
+
+def _report(context: Context, target: Target, owner: ApiKeyReply | None, is_default: bool) -> None:
+    from tinkex.cli.commands.auth.owners import describe
+    from tinkex.cli.output import announce
+
+    who = describe(owner)
+    path = target.home.profiles_file
+    warning = _overruled(target, is_default)
+    data: dict[str, Any] = {"profile": target.name, "path": path, "base_url": target.base_url}
+    data |= {"default": is_default} | who.to_dict() | ({"warning": warning} if warning else {})
+    name = f" as {who.text}" if who.text else ""
+    sentence = (
+        f"Logged in to {target.base_url}{name}. The key is in profile {target.name!r}, {path}"
+    )
+    announce(context, f"{sentence}\nWarning: {warning}" if warning else sentence, data)
+
+
+def _overruled(target: Target, is_default: bool) -> str | None:
+    """Why the key that was stored would not be the one that is used."""
+    environment = target.environment
+    if environment.api_key or environment.credential_command:
+        name = environment.api_key_variable if environment.api_key else "TINKER_CREDENTIAL_CMD"
+        return f"{name} is set and goes before a profile that is not named; unset it"
+    used = environment.profile or (target.name if is_default else target.file.default)
+    if used not in {None, target.name}:
+        return f"profile {used!r} is the default; pass --profile {target.name} to use this one"
+    return None

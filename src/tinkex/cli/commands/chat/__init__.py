@@ -1,0 +1,1 @@
+"""`tinkex chat`: a module for each of its concerns."""

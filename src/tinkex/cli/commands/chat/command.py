@@ -1,0 +1,55 @@
+"""`tinkex chat`: talk with a model or a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.client import service
+from tinkex.cli.commands.chat.reading import messages
+from tinkex.cli.commands.drawing import Drawing, Source, drawing_options
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+
+if TYPE_CHECKING:
+    from tinkex.cli.commands.chat.talk import Talk
+
+
+@click.command(cls=Command)
+@click.argument("model", required=False, metavar="[MODEL_OR_PATH]")
+@click.option("--system", metavar="TEXT", help="What the model is told before everything.")
+@drawing_options(max_tokens=1024, temperature=0.7)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End an answer at this text.")
+@pass_context
+def chat(
+    context: Context, model: str | None, system: str | None, tokenizer: str | None, **given: Any
+) -> None:
+    """Talk with a model or a checkpoint.
+
+    MODEL_OR_PATH is a base model's name or a tinker:// path; without it, it is the server's model,
+    if it has only one. Answers appear while they are made. /help lists the orders that can be
+    typed. If stdin is no terminal, every line is a message and is answered.
+    """
+    source = Source.of(model, None)
+    drawing = Drawing(**{field.name: given[field.name] for field in fields(Drawing)})
+    with service(context) as client:
+        from tinkex.cli.commands.chat.talk import Talk
+
+        source = source.found(client)
+        talk = Talk.begin(context, client, source, drawing, tokenizer)
+        talk.conversation.system = system
+        if context.is_stdin_terminal:
+            click.echo(f"Talking with {source.name}; /help says what can be typed.", err=True)
+        _converse(context, talk)
+
+
+def _converse(context: Context, talk: Talk) -> None:
+    from tinkex.cli.commands.chat.conversation import Quit
+
+    for text in messages(context):
+        try:
+            talk.hear(text)
+        except Quit:
+            return

@@ -1,0 +1,1 @@
+"""`tinkex checkpoint`: a module for each of its commands."""

@@ -1,0 +1,97 @@
+"""A downloaded adapter: whether it is one, what it is for, and which of its files others need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tinkex.cli.errors import CliError
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
+#: What a server keeps beside an adapter for itself.
+PRIVATE = (
+    "manifest.json",
+    "tinkex.json",
+    "trainer_state.json",
+    "optimizer.safetensors",
+    "checkpoint_complete",
+)
+CARD_NAME = "README.md"
+
+
+def check_adapter(folder: Path, path: str) -> None:
+    """Refuse what PEFT could not load."""
+    if any(folder.glob("*.age")):
+        raise CliError(
+            f"{path} is encrypted",
+            "Download it, decrypt its files with `age -d`, and export that folder.",
+        )
+    has_weights = any((folder / name).is_file() for name in WEIGHTS_NAMES)
+    if not has_weights or not (folder / CONFIG_NAME).is_file():
+        raise CliError(
+            f"{path} holds no PEFT adapter",
+            f"Expected {CONFIG_NAME} and {WEIGHTS_NAMES[0]} in it.",
+        )
+
+
+def base_model_of(folder: Path) -> str | None:
+    """The model an adapter was trained on, as its own settings name it."""
+    try:
+        found = json.loads((folder / CONFIG_NAME).read_bytes())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+def write_card(folder: Path, path: str, repo_id: str) -> None:
+    """Write the page that the hub shows, unless the checkpoint brought one."""
+    place = folder / CARD_NAME
+    if not place.exists():
+        place.write_text(card(folder, path, repo_id), encoding="utf-8")
+
+
+def card(folder: Path, path: str, repo_id: str) -> str:
+    """The hub's page of an adapter: what it is, where it is from, how it is used."""
+    base = base_model_of(folder) or "unknown"
+    rank = _rank(folder)
+    # Quoted as JSON, which YAML reads too: a name may hold anything.
+    lines = [
+        "---",
+        *([f"base_model: {json.dumps(base)}"] if base != "unknown" else []),
+        "library_name: peft",
+        "tags:",
+        "- lora",
+        "- peft",
+        "- tinker",
+        f"tinker_path: {json.dumps(path)}",
+        "---",
+        "",
+        f"# LoRA adapter for {base}",
+        "",
+        f"Trained through the Tinker API. Source: `{path}`",
+        "",
+        f"- Base model: {base}",
+        *([f"- LoRA rank: {rank}"] if rank else []),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(base)})",
+        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base)})",
+        f"model = PeftModel.from_pretrained(base, {json.dumps(repo_id)})",
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rank(folder: Path) -> int | None:
+    try:
+        rank = json.loads((folder / CONFIG_NAME).read_bytes())["r"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return rank if isinstance(rank, int) else None

@@ -1,0 +1,135 @@
+"""What `tinkex checkpoint create` makes: a plan, the steps on the server, and the record of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.errors import CliError
+from tinkex.cli.progress import tell
+from tinkex.ids import SCHEME, parse_tinker_path
+from tinkex.settings import package_version
+
+if TYPE_CHECKING:
+    from tinkex.client.service import ServiceClient
+    from tinkex.client.training import TrainingClient
+
+#: The name of the checkpoint; every one belongs to a run of its own.
+NAME = "checkpoint"
+#: What describes a new adapter; one that exists has its own.
+LORA_OPTIONS = ("rank", "seed", "train_mlp", "train_attn", "train_unembed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which adapter to make or restore, and where to write about it."""
+
+    base_model: str | None
+    model_path: str | None
+    output: Path
+    rank: int
+    seed: int | None
+    train_mlp: bool
+    train_attn: bool
+    train_unembed: bool
+
+    def __post_init__(self) -> None:
+        if not self.base_model and not self.model_path:
+            raise click.UsageError("Give --base-model, or --model-path.")
+        if not (self.train_mlp or self.train_attn or self.train_unembed):
+            raise click.UsageError(
+                "Nothing is left to train: --train-mlp, --train-attn or --train-unembed is needed."
+            )
+        if self.source is not None:
+            parse_tinker_path(self.source)
+
+    @property
+    def source(self) -> str | None:
+        """The checkpoint to start from; None makes a new adapter."""
+        is_address = bool(self.model_path) and str(self.model_path).startswith(SCHEME)
+        return self.model_path if is_address else None
+
+    @property
+    def lora(self) -> dict[str, Any]:
+        """The adapter that is asked for."""
+        return {name: getattr(self, name) for name in LORA_OPTIONS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A training client, and what it trains."""
+
+    client: TrainingClient
+    base_model: str
+    lora: dict[str, Any]
+
+
+def make(service: ServiceClient, plan: Plan) -> Made:
+    """Create the training client: a new adapter, or one that starts from a checkpoint."""
+    if plan.source is None:
+        model = str(plan.base_model or plan.model_path)
+        tell(f"Creating the training client: {model}, rank {plan.rank} ...")
+        return Made(
+            client=service.create_lora_training_client(model, **plan.lora),
+            base_model=model,
+            lora=plan.lora,
+        )
+    tell(f"Creating the training client from {plan.source} ...")
+    info = service.rest_client().get_weights_info_by_tinker_path(plan.source).result()
+    parts = {name: getattr(info, name) for name in ("train_mlp", "train_attn", "train_unembed")}
+    return Made(
+        client=service.create_training_client_from_state(plan.source, plan.base_model or None),
+        base_model=plan.base_model or info.base_model,
+        lora={"rank": info.lora_rank, "seed": None, **parts},
+    )
+
+
+def save(plan: Plan, made: Made) -> dict[str, Any]:
+    """Save the weights, and say all that is known about them."""
+    tell("Saving weights ...")
+    response = made.client.save_weights_for_sampler(NAME).result()
+    return {
+        "base_model": made.base_model,
+        "model_path": plan.model_path,
+        # Never the base model: a server that did not name the new one did not name it.
+        "model_id": made.client.model_id or None,
+        "weights_path": response.path,
+        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "lora": made.lora,
+        "session_id": made.client.holder.known_session_id,
+        "cli_version": package_version(),
+        "response": response.model_dump(),
+    }
+
+
+def check_output(path: Path) -> Path:
+    """Where to write, links followed; refused here if that cannot work, before any work."""
+    final = path.resolve()
+    if final.exists() and not final.is_file():
+        raise CliError(f"--output must be a file, and {path} is none", "Name another.")
+    nearest = next(parent for parent in final.parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise CliError(
+            f"{path} cannot be written: {nearest} is no directory that this user may write to",
+            "Name another --output.",
+        )
+    return final
+
+
+def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
+    """Write the record whole or not at all, and its directories if they are missing."""
+    from tinkex.checkpoint.atomic import write_file
+    from tinkex.cli.output.plain import to_json
+
+    try:
+        write_file(path, f"{to_json(metadata)}\n".encode(), mode=0o666)
+    except OSError as error:
+        raise CliError(
+            f"{path} cannot be written: {error.strerror or error}",
+            f"The weights are saved nevertheless, as {metadata['weights_path']}",
+        ) from error

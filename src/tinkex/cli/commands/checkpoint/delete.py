@@ -1,0 +1,106 @@
+"""`tinkex checkpoint delete`: checkpoints by address or by what they are like."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from tinkex.cli.client import rest
+from tinkex.cli.commands.checkpoint.asking import end_cancelled, yes_option
+from tinkex.cli.commands.checkpoint.deletion import Deletion, Outcome
+from tinkex.cli.commands.checkpoint.parameters import Moment
+from tinkex.cli.commands.checkpoint.selection import (
+    TYPES,
+    Chosen,
+    Filter,
+    describe,
+    find_fitting,
+    look_up,
+)
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.format import format_count
+from tinkex.cli.options import Command
+from tinkex.cli.output import announce
+from tinkex.cli.progress import bar, tell
+from tinkex.cli.prompts import confirm
+from tinkex.ids import parse_tinker_path
+
+if TYPE_CHECKING:
+    from tinkex.client.rest import RestClient
+
+
+@click.command(cls=Command)
+@click.argument("paths", nargs=-1)
+@click.option("--run-id", metavar="ID", help="All of this run that fit.")
+@click.option(
+    "--type",
+    "checkpoint_type",
+    type=click.Choice(list(TYPES)),
+    metavar="TYPE",
+    help="Only training, sampler or external ones.",
+)
+@click.option(
+    "--before", type=Moment(), metavar="DATE", help="Only those made before: 2026-01-31, or a time."
+)
+@click.option(
+    "--after", type=Moment(), metavar="DATE", help="Only those made after; dates are in UTC."
+)
+@yes_option()
+@pass_context
+def delete(
+    context: Context,
+    paths: tuple[str, ...],
+    run_id: str | None,
+    checkpoint_type: str | None,
+    before: datetime | None,
+    after: datetime | None,
+    yes: bool,
+) -> None:
+    """Delete checkpoints for good.
+
+    Name them by their addresses, or say what they are like; without --run-id that means those of
+    all your runs. Asks once before it begins, and goes on if one of them cannot be deleted.
+
+    \b
+      tinkex checkpoint delete tinker://RUN_ID/weights/0001 tinker://RUN_ID/weights/0002
+      tinkex checkpoint delete --run-id RUN_ID --type training --before 2026-01-31
+    """
+    kind = TYPES[checkpoint_type] if checkpoint_type else None
+    wanted = Filter(run_id=run_id, checkpoint_type=kind, before=before, after=after)
+    if bool(paths) is not wanted.is_empty:
+        raise click.UsageError("Give either paths, or some of --run-id --type --before --after.")
+    with rest(context) as client:
+        outcome = _run(context, client, _choose(context, client, paths, wanted, yes), yes)
+    if outcome.shared_error is not None:
+        raise outcome.shared_error
+    if outcome != Outcome():
+        announce(context, outcome.to_text(), outcome.to_dict())
+    else:
+        announce(context, "No checkpoints match: nothing was deleted.", outcome.to_dict())
+    click.get_current_context().exit(outcome.exit_code)
+
+
+def _choose(
+    context: Context, client: RestClient, paths: tuple[str, ...], wanted: Filter, yes: bool
+) -> list[Chosen]:
+    if not paths:
+        return find_fitting(context, client, wanted)
+    different = list(dict.fromkeys(paths))
+    for path in different:
+        parse_tinker_path(path)
+    # What they are is for the question alone.
+    return [Chosen(path) for path in different] if yes else look_up(client, different)
+
+
+def _run(context: Context, client: RestClient, chosen: list[Chosen], yes: bool) -> Outcome:
+    if not chosen:
+        return Outcome()
+    if not yes:
+        tell(f"Will delete {describe(chosen)}")
+        if not confirm(f"Delete {format_count(len(chosen), 'checkpoint')}?"):
+            end_cancelled(context, Outcome().to_dict())
+    send = client.delete_checkpoint_from_tinker_path
+    with bar(context, "Deleting", len(chosen)) as shown:
+        return Deletion(send, [one.path for one in chosen]).run(shown.advance)

@@ -1,0 +1,147 @@
+"""Deleting many checkpoints at once: a failure stops nothing, and Ctrl-C loses no outcome."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from tinkex.cli.errors import FAILED, INTERRUPTED, explain
+from tinkex.cli.format import format_count, plain_line
+from tinkex.errors import APIConnectionError, AuthenticationError, TinkexError
+
+NUM_AT_ONCE = 32
+#: How long an interrupted command waits for the answers to what it has sent.
+SETTLE_SECONDS = 2.0
+#: Failures that every other checkpoint would share.
+HOPELESS = (APIConnectionError, AuthenticationError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of each checkpoint, by its path."""
+
+    deleted: Sequence[str] = ()
+    failed: Sequence[tuple[str, BaseException]] = ()
+    unknown: Sequence[str] = ()
+    """Those whose deletion was sent and not answered."""
+    untried: Sequence[str] = ()
+    is_interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all are gone."""
+        if self.is_interrupted:
+            return INTERRUPTED
+        return FAILED if self.failed or self.unknown or self.untried else 0
+
+    @property
+    def shared_error(self) -> BaseException | None:
+        """The one reason why nothing at all could be done; None if there is none."""
+        is_shared = all(isinstance(error, HOPELESS) for _, error in self.failed)
+        has_done = self.deleted or self.unknown or self.is_interrupted
+        return self.failed[0][1] if self.failed and is_shared and not has_done else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The official shape, and the paths of all."""
+        failed = [
+            {"tinker_path": path, "error": explain(error).message} for path, error in self.failed
+        ]
+        return {
+            "deleted_count": len(self.deleted),
+            "failed": failed,
+            "deleted": self.deleted,
+            "unknown": self.unknown,
+            "not_tried": self.untried,
+            "interrupted": self.is_interrupted,
+        }
+
+    def to_text(self) -> str:
+        """The same for people; what is gone is counted, what may be left is named."""
+        lines = [f"Deleted {format_count(len(self.deleted), 'checkpoint')}."]
+        if self.is_interrupted:
+            lines.insert(0, "Interrupted.")
+            lines += [f"  {plain_line(path)}" for path in self.deleted]
+        groups = (
+            ("Failed to delete", [f"{path}: {explain(why).message}" for path, why in self.failed]),
+            ("No answer came, so it may or may not be deleted", self.unknown),
+            ("Not deleted", self.untried),
+        )
+        for title, items in groups:
+            if items:
+                lines.append(f"{title} ({len(items):,}):")
+                lines += [f"  {plain_line(item)}" for item in items]
+        return "\n".join(lines)
+
+
+class Deletion:
+    """Sends deletions, some at once, and remembers what was sent."""
+
+    def __init__(self, send: Callable[[str], Future[None]], paths: Sequence[str]) -> None:
+        """`send` begins to delete one; `paths` are all different."""
+        self._send = send
+        self._paths = paths
+        self._sent: dict[str, Future[None] | None] = {}
+        self._is_hopeless = False
+        self._is_interrupted = False
+
+    def run(self, told: Callable[[int], None] = lambda num_done: None) -> Outcome:
+        """Delete all; `told` is given how many more are done. Ctrl-C ends it with an outcome."""
+        try:
+            self._send_all(told)
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            with contextlib.suppress(KeyboardInterrupt):
+                wait([future for future in self._sent.values() if future], SETTLE_SECONDS)
+        return self._look()
+
+    def _send_all(self, told: Callable[[int], None]) -> None:
+        under_way: set[Future[None]] = set()
+        for path in self._paths:
+            if len(under_way) >= NUM_AT_ONCE:
+                under_way = self._await_some(under_way, told)
+            if self._is_hopeless:
+                break
+            # Noted before it is sent: an interrupt in between must not call it untouched.
+            self._sent[path] = None
+            self._sent[path] = future = self._begin(path)
+            under_way.add(future)
+        while under_way:
+            under_way = self._await_some(under_way, told)
+
+    def _begin(self, path: str) -> Future[None]:
+        try:
+            return self._send(path)
+        except TinkexError as error:
+            refused: Future[None] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def _await_some(
+        self, under_way: set[Future[None]], told: Callable[[int], None]
+    ) -> set[Future[None]]:
+        done, left = wait(under_way, return_when=FIRST_COMPLETED)
+        self._is_hopeless |= any(isinstance(future.exception(), HOPELESS) for future in done)
+        told(len(done))
+        return left
+
+    def _look(self) -> Outcome:
+        deleted: list[str] = []
+        failed: list[tuple[str, BaseException]] = []
+        unknown: list[str] = []
+        for path, future in self._sent.items():
+            if future is None or not future.done():
+                unknown.append(path)
+            elif (error := future.exception()) is not None:
+                failed.append((path, error))
+            else:
+                deleted.append(path)
+        return Outcome(
+            deleted=deleted,
+            failed=failed,
+            unknown=unknown,
+            untried=[path for path in self._paths if path not in self._sent],
+            is_interrupted=self._is_interrupted,
+        )

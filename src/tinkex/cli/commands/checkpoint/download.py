@@ -1,0 +1,47 @@
+"""`tinkex checkpoint download`: a checkpoint's files, whole and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+from tinkex.cli.output import show
+from tinkex.ids import TinkerPath, parse_tinker_path
+
+
+@click.command(cls=Command)
+@click.argument("path")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="DIR",
+    help="The folder in which the checkpoint's own folder is made.  [default: this one]",
+)
+@click.option("--force", is_flag=True, help="Replace it if it is there, once all has arrived.")
+@click.option("--no-extract", is_flag=True, help="Keep the server's archive as one file.")
+@pass_context
+def download(context: Context, path: str, output: Path, force: bool, no_extract: bool) -> None:
+    """Download a checkpoint's files.
+
+    PATH is its address, such as tinker://RUN_ID/weights/0001, and its folder is called
+    RUN_ID_weights_0001. The folder appears when everything has arrived and was checked. After an
+    interruption the same command goes on where it stopped.
+    """
+    from tinkex.cli.commands.checkpoint.fetching import check_free, fetch
+    from tinkex.cli.output.transfers import CheckpointDownload, Contents
+
+    name = folder_name(parse_tinker_path(path))
+    destination = output / (f"{name}.tar" if no_extract else name)
+    check_free(destination, force=force)
+    fetch(context, path, destination, force=force, extract=not no_extract)
+    show(context, CheckpointDownload(path, destination, Contents.of(destination)))
+
+
+def folder_name(path: TinkerPath) -> str:
+    """What a checkpoint's folder is called."""
+    return f"{path.run_id}_{path.segment}_{path.name}"

@@ -1,0 +1,57 @@
+"""`tinkex checkpoint list`: the checkpoints of this key, or of one run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tinkex.cli.client import rest
+from tinkex.cli.commands.listing import columns_option, limit_option
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+from tinkex.cli.output import show
+from tinkex.cli.output.checkpoints import CHECKPOINT_COLUMNS, CheckpointList
+from tinkex.cli.paging import Listing, fetch
+from tinkex.cli.progress import list_bar
+
+if TYPE_CHECKING:
+    from tinkex.client.rest import RestClient
+    from tinkex.types import Checkpoint
+
+PAGE_SIZE = 1000
+DEFAULT_LIMIT = 20
+
+
+@click.command("list", cls=Command)
+@click.option("--run-id", metavar="ID", help="Only checkpoints of this run; shows all of them.")
+@limit_option(None, f"How many to show at most; 0 shows all.  [default: {DEFAULT_LIMIT}]")
+@columns_option({name: column.summary for name, column in CHECKPOINT_COLUMNS.items()})
+@pass_context
+def list_checkpoints(
+    context: Context, run_id: str | None, limit: int | None, columns: tuple[str, ...] | None
+) -> None:
+    """List checkpoints, newest first."""
+    with rest(context) as client:
+        if run_id is not None:
+            found = _of_run(client, run_id, limit or 0)
+        else:
+            found = all_checkpoints(context, client, DEFAULT_LIMIT if limit is None else limit)
+    show(context, CheckpointList(found, run_id, columns))
+
+
+def all_checkpoints(context: Context, client: RestClient, limit: int = 0) -> Listing[Checkpoint]:
+    """The newest checkpoints of this key, 0 for all of them; long lists show a bar."""
+
+    def ask(limit: int, offset: int) -> Listing[Checkpoint]:
+        page = client.list_user_checkpoints(limit, offset).result()
+        total = page.cursor.total_count if page.cursor else offset + len(page.checkpoints)
+        return Listing(page.checkpoints, total)
+
+    with list_bar(context, "Fetching checkpoints") as told:
+        return fetch(ask, limit, PAGE_SIZE, told)
+
+
+def _of_run(client: RestClient, run_id: str, limit: int) -> Listing[Checkpoint]:
+    found = client.list_checkpoints(run_id).result().checkpoints
+    return Listing(found[:limit] if limit else found, len(found))

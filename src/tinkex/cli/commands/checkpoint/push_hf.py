@@ -1,0 +1,148 @@
+"""`tinkex checkpoint push-hf`: an adapter on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.errors import CliError, needs_extra
+from tinkex.cli.options import Command
+from tinkex.cli.output import show
+from tinkex.ids import TinkerPath, parse_tinker_path
+
+if TYPE_CHECKING:
+    from tinkex.engine.models.uploads import Push, Uploader
+
+_ODD = re.compile(r"[^A-Za-z0-9_.]+")
+
+
+@click.command("push-hf", cls=Command)
+@click.argument("path")
+@click.option(
+    "-r",
+    "--repo",
+    "repo_id",
+    metavar="REPO",
+    help="The repository, such as USER/my-adapter.  [default: named after model and run]",
+)
+@click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
+@click.option(
+    "--revision",
+    metavar="BRANCH",
+    help="The branch; made if it is not there.  [default: main; the checkpoint's id without -r]",
+)
+@click.option("--commit-message", metavar="TEXT", help="What the commit says.")
+@click.option(
+    "--create-pr", is_flag=True, help="Open a pull request to the main branch instead of pushing."
+)
+@click.option(
+    "--allow-pattern",
+    "allow_patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Upload only such files; may be repeated.",
+)
+@click.option(
+    "--ignore-pattern",
+    "ignore_patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Leave such files out; may be repeated.",
+)
+@click.option("--no-model-card", is_flag=True, help="Write no README.md.")
+@click.option("--force", is_flag=True, help="Push even where another checkpoint is.")
+@pass_context
+def push_hf(context: Context, path: str, **wishes: Any) -> None:
+    """Push a checkpoint to the Hugging Face Hub.
+
+    PATH is its address, such as tinker://RUN_ID/weights/0001. It arrives as an adapter that PEFT
+    loads, with a page that says where it is from. Log in with `hf auth login` first. Needs the
+    extra tinkex[torch].
+    """
+    import tempfile
+
+    from tinkex.cli.commands.checkpoint import adapters, fetching
+    from tinkex.cli.commands.checkpoint.fetching import say
+    from tinkex.cli.output.transfers import CheckpointPush
+
+    if wishes["create_pr"] and wishes["revision"]:
+        raise click.UsageError("--create-pr is to the main branch; leave --revision out.")
+    address = parse_tinker_path(path)
+    uploader = _uploader(context)
+    user = uploader.check_login()
+    target = _target(context, address, user, wishes)
+    if not wishes["force"] and not wishes["create_pr"]:
+        _check_origin(uploader, path, *target)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "adapter"
+        fetching.fetch(context, path, folder)
+        adapters.check_adapter(folder, path)
+        if not wishes["no_model_card"]:
+            adapters.write_card(folder, path, target[0])
+        say(context, f"Uploading to {target[0]} ...")
+        pushed = uploader.push(_push(folder, target, wishes))
+    if pushed.is_public != wishes["public"]:
+        state = "public" if pushed.is_public else "private"
+        say(context, f"{pushed.repo_id} was there before and stays {state}.")
+    show(context, CheckpointPush(path, pushed))
+
+
+def _uploader(context: Context) -> Uploader:
+    try:
+        from tinkex.engine.models.uploads import Uploader
+    except ModuleNotFoundError as error:
+        raise needs_extra(error, "torch") from error
+    return Uploader(is_quiet=context.is_json or not context.stderr.is_terminal)
+
+
+def _target(
+    context: Context, address: TinkerPath, user: str, wishes: dict[str, Any]
+) -> tuple[str, str | None]:
+    """The repository and the branch; those that were not named have names of the checkpoint's."""
+    from tinkex.cli.client import rest
+
+    repo_id, revision = wishes["repo_id"], wishes["revision"]
+    if repo_id is not None:
+        return (repo_id if "/" in repo_id else f"{user}/{repo_id}"), revision
+    with rest(context) as client:
+        base_model = client.get_weights_info_by_tinker_path(str(address)).result().base_model
+    name = tidy(f"tinker-{base_model.rpartition('/')[2]}-{address.run_id}")
+    if not wishes["create_pr"]:
+        revision = revision or tidy(address.checkpoint_id)
+    return f"{user}/{name}", revision
+
+
+def tidy(name: str) -> str:
+    """A name of which the hub takes every letter."""
+    return re.sub(r"-{2,}|\.{2,}", "-", _ODD.sub("-", name)).strip("-._")[:96].rstrip("-._")
+
+
+def _check_origin(uploader: Uploader, path: str, repo_id: str, revision: str | None) -> None:
+    found = uploader.origin(repo_id, revision)
+    if found is not None and found != path:
+        raise CliError(
+            f"{repo_id} holds another checkpoint, {found}",
+            "Name a branch with --revision or another --repo; --force puts this one over it.",
+        )
+
+
+def _push(folder: Path, target: tuple[str, str | None], wishes: dict[str, Any]) -> Push:
+    from tinkex.cli.commands.checkpoint.adapters import PRIVATE
+    from tinkex.engine.models.uploads import Push
+
+    allowed = wishes["allow_patterns"]
+    return Push(
+        folder=folder,
+        repo_id=target[0],
+        revision=target[1],
+        is_public=wishes["public"],
+        commit_message=wishes["commit_message"],
+        create_pr=wishes["create_pr"],
+        allow_patterns=allowed,
+        # Whoever names files knows which; else what only a server needs stays here.
+        ignore_patterns=(*wishes["ignore_patterns"], *(() if allowed else PRIVATE)),
+    )

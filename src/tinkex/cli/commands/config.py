@@ -1,0 +1,69 @@
+"""`tinkex config`: which settings are used, and where they come from."""
+
+from __future__ import annotations
+
+import click
+
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Group
+from tinkex.cli.output import Column, Facts, Rows, show
+
+
+@click.group(cls=Group)
+def config() -> None:
+    """Show settings, and where they come from."""
+
+
+@config.command("show")
+@pass_context
+def show_settings(context: Context) -> None:
+    """List every setting, its value and where it comes from; keys are hidden.
+
+    An option goes before a profile that was named with --profile, that before a variable, that
+    before the default profile, and that before what tinkex does by itself.
+    """
+    from tinkex.cli.commands.config_sources import find_settings
+    from tinkex.client.profiles import read_profiles
+    from tinkex.home import Home
+
+    settings, environment = find_settings(context)
+    file = read_profiles(Home(environment.home).profiles_file)
+    # The title names the file already, and a narrow screen has no room for it in every row.
+    rows = [
+        {
+            "name": row.name,
+            "value": row.shown(),
+            "source": row.source.replace(f" in {file.path}", ""),
+        }
+        for row in settings
+    ]
+    data = {
+        "settings": [row.to_dict() for row in settings],
+        "path": file.path,
+        "profiles": sorted(file.profiles),
+        "default_profile": file.default,
+    }
+    profiles = ", ".join(sorted(file.profiles)) or "none"
+    columns = {"name": Column("Setting"), "value": Column("Value"), "source": Column("From")}
+    show(context, Rows(rows, columns, f"Profiles in {file.path}: {profiles}", data))
+
+
+@config.command()
+@pass_context
+def path(context: Context) -> None:
+    """Print where the file of profiles is."""
+    from tinkex.home import Home
+    from tinkex.settings import read_environment
+
+    environment = read_environment()
+    file = Home(environment.home).profiles_file
+    if not context.is_json:
+        click.echo(file)
+        return
+    found = {
+        "path": file,
+        "exists": file.is_file(),
+        "home": environment.home,
+        "credentials": environment.credentials_file,
+    }
+    show(context, Facts(found))

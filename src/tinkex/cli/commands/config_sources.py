@@ -1,0 +1,124 @@
+"""Where each setting of a client comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from tinkex.cli.access import Access, find_access
+from tinkex.cli.client import IMPATIENT
+from tinkex.cli.context import Context
+from tinkex.client.config import Config
+from tinkex.client.profiles import Profile, find_profile
+from tinkex.settings import read_variables
+
+if TYPE_CHECKING:
+    from tinkex.settings import Environment
+
+DEFAULT = "default"
+#: The variables behind a setting; the first that is set counts.
+VARIABLES = {
+    "base_url": ("TINKEX_BASE_URL", "TINKER_BASE_URL"),
+    "profile": ("TINKEX_PROFILE",),
+    "project_id": ("TINKER_PROJECT_ID",),
+    "tags": ("TINKER_TAGS",),
+    "telemetry": ("TINKEX_TELEMETRY",),
+    "home": ("TINKEX_HOME",),
+    "log_level": ("TINKEX_LOG", "TINKER_LOG"),
+    "credential_command": ("TINKER_CREDENTIAL_CMD",),
+    "access_client_id": ("CLOUDFLARE_ACCESS_CLIENT_ID",),
+    "access_client_secret": ("CLOUDFLARE_ACCESS_CLIENT_SECRET",),
+}
+_FLAGS = {"base_url": "--base-url", "profile": "--profile", "timeout_seconds": "--timeout"}
+#: Not for people: secrets with a row of their own, functions, and what the rows are made from.
+_LEFT_OUT = frozenset(
+    {"api_key", "key_source", "environment", "local_home", "headers", "base_url", "profile"}
+    | {"tokenizer_loader", "event_hook"}
+)
+_OF_ENVIRONMENT = ("home", "credentials_file", "log_level", "access_client_id")
+_HIDDEN = ("credential_command", "access_client_secret")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as it is used."""
+
+    name: str
+    value: Any
+    """What may be seen of it."""
+    source: str
+
+    def shown(self) -> str:
+        """The value for people."""
+        if self.value in (None, ()):
+            return "not set"
+        if isinstance(self.value, list | tuple):
+            return ", ".join(map(str, self.value))
+        return f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The setting for programs."""
+        return {"name": self.name, "value": self.value, "source": self.source}
+
+
+def find_settings(context: Context) -> tuple[list[Setting], Environment]:
+    """Every setting of a client that a script would make, with the options given here."""
+    # None: the command line is less patient than a script.
+    access = find_access(context, **dict.fromkeys(IMPATIENT))
+    config, environment = access.config, access.config.environment
+    profile = find_profile(context.profile, environment)
+    names = [name for group in VARIABLES.values() for name in group]
+    given = {name for name in _FLAGS if getattr(context, name) is not None}
+    variables = read_variables(names)
+
+    def source(name: str) -> str:
+        return source_of(name, given, variables, profile)
+
+    plain = [row.name for row in fields(Config) if row.name not in _LEFT_OUT]
+    settings = [
+        *_first_rows(access, source("base_url"), source("profile")),
+        *(Setting(name, getattr(config, name), source(name)) for name in plain),
+        *(Setting(name, getattr(environment, name), source(name)) for name in _OF_ENVIRONMENT),
+        *(Setting(name, _hidden(environment, name), source(name)) for name in _HIDDEN),
+    ]
+    return settings, environment
+
+
+def source_of(
+    name: str,
+    given: Collection[str],
+    variables: Mapping[str, str],
+    profile: Profile | None,
+) -> str:
+    """Where a setting comes from: the first place, in the order of Config, that has it."""
+    if name in given:
+        return _FLAGS[name]
+    in_profile = profile is not None and name in profile.settings
+    said = f"profile {profile.name!r}" if profile is not None else ""
+    if in_profile and profile is not None and profile.is_chosen:
+        return said
+    variable = next((key for key in VARIABLES.get(name, ()) if key in variables), None)
+    if variable is not None:
+        return variable
+    if name == "profile" and profile is not None:
+        return f"default_profile in {profile.path}"
+    return said if in_profile else DEFAULT
+
+
+def _first_rows(access: Access, url_source: str, profile_source: str) -> list[Setting]:
+    is_local = access.home is not None
+    url = access.base_url or "started when it is needed"
+    return [
+        Setting("base_url", url, f"the local server of {access.home}" if is_local else url_source),
+        Setting(
+            "api_key",
+            access.shown_key or ("printed by a command" if access.source else None),
+            access.source or DEFAULT,
+        ),
+        Setting("profile", access.config.profile, profile_source),
+    ]
+
+
+def _hidden(environment: Environment, name: str) -> str | None:
+    return "***" if getattr(environment, name) else None

@@ -1,0 +1,1 @@
+"""`tinkex doctor`: checks of an installation, each on its own."""

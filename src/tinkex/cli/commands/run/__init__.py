@@ -1,0 +1,1 @@
+"""`tinkex run`: a module for each of its commands."""

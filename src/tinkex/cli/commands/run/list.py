@@ -1,0 +1,51 @@
+"""`tinkex run list`: the training runs of this key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from tinkex.cli.client import rest
+from tinkex.cli.commands.listing import columns_option, limit_option
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+from tinkex.cli.output import show
+from tinkex.cli.output.runs import RUN_COLUMNS, RunList
+from tinkex.cli.paging import Listing, fetch
+from tinkex.cli.progress import list_bar
+
+if TYPE_CHECKING:
+    from tinkex.types import TrainingRun
+
+PAGE_SIZE = 100
+
+
+@click.command("list", cls=Command)
+@limit_option()
+@columns_option({name: column.summary for name, column in RUN_COLUMNS.items()})
+@click.option("--project-id", metavar="ID", help="Only runs of this project.")
+@click.option(
+    "--scope",
+    type=click.Choice(["owned", "accessible"]),
+    default="owned",
+    show_default=True,
+    help="Your own runs, or also published ones.",
+)
+@pass_context
+def list_runs(
+    context: Context,
+    limit: int,
+    columns: tuple[str, ...] | None,
+    project_id: str | None,
+    scope: Literal["owned", "accessible"],
+) -> None:
+    """List training runs, newest first."""
+    with rest(context) as client, list_bar(context, "Fetching training runs") as told:
+
+        def ask(limit: int, offset: int) -> Listing[TrainingRun]:
+            page = client.list_training_runs(limit, offset, scope, project_id).result()
+            return Listing(page.training_runs, page.cursor.total_count)
+
+        found = fetch(ask, limit, PAGE_SIZE, told)
+    show(context, RunList(found, columns))

@@ -1,0 +1,76 @@
+"""`tinkex run plot`: the curve of a training run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tinkex.cli.client import rest
+from tinkex.cli.commands.run.following import all_steps
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.errors import CliError
+from tinkex.cli.format import format_count
+from tinkex.cli.options import Command
+from tinkex.cli.output import announce, show
+from tinkex.cli.progress import list_bar, tell
+
+if TYPE_CHECKING:
+    from tinkex.types import RunStep
+
+KINDS = (".png", ".svg", ".csv")
+
+
+@click.command(cls=Command)
+@click.argument("run_id")
+@click.option(
+    "--metric",
+    default="loss",
+    show_default=True,
+    metavar="NAME",
+    help="What to draw: loss (per token), tokens, seconds, tokens_per_second, or a metric that "
+    "the run has told, such as loss:sum.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a picture (.png, .svg), or all numbers (.csv), instead of drawing here.",
+)
+@pass_context
+def plot(context: Context, run_id: str, metric: str, output: Path | None) -> None:
+    """Draw how a training run went."""
+    if output is not None and output.suffix.lower() not in KINDS:
+        raise click.BadParameter(
+            f"{output} is no {', '.join(KINDS[:-1])} or {KINDS[-1]} file.", param_hint="--output"
+        )
+    with rest(context) as client, list_bar(context, "Fetching steps") as told:
+        page, steps = all_steps(client, run_id, told)
+    if not page.is_whole:
+        tell("Note: the server has forgotten the oldest steps of this run.")
+    from tinkex.cli.output.plots import Plot
+
+    _check_metric(metric, steps)
+    result = Plot(run_id, metric, steps, is_unicode=_takes_unicode())
+    if output is None:
+        show(context, result)
+        return
+    path = output.expanduser()
+    result.write(path)
+    data = {"training_run_id": run_id, "metric": metric, "num_steps": len(steps), "output": output}
+    announce(context, f"Wrote {format_count(len(steps), 'step')} to {output}", data)
+
+
+def _check_metric(metric: str, steps: list[RunStep]) -> None:
+    from tinkex.cli.output.plots import metric_names
+
+    known = metric_names(steps)
+    if metric not in known:
+        raise CliError(f"This run has no metric {metric!r}", f"It has: {', '.join(known)}.")
+
+
+def _takes_unicode() -> bool:
+    return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()

@@ -1,0 +1,102 @@
+"""`tinkex run watch`: a training run live."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from tinkex.cli.client import rest
+from tinkex.cli.commands.run.following import PAGE_SIZE, ask
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.errors import INTERRUPTED
+from tinkex.cli.options import Command, Duration
+from tinkex.cli.progress import tell
+
+if TYPE_CHECKING:
+    from tinkex.cli.output.watching import View
+    from tinkex.client.rest import RestClient
+    from tinkex.types import RunMetricsResponse
+
+#: So many of the latest steps are shown at first, as lines and as a curve.
+FIRST_LINES, FIRST_POINTS = 10, 1000
+
+
+@click.command(cls=Command)
+@click.argument("run_id")
+@click.option("--once", is_flag=True, help="Show how it stands now, and end.")
+@click.option(
+    "--interval",
+    type=Duration(),
+    default="2s",
+    show_default=True,
+    metavar="TIME",
+    help="How often to look.",
+)
+@click.option(
+    "--last",
+    type=click.IntRange(1, PAGE_SIZE),
+    metavar="N",
+    help=f"Begin with the latest N steps; {FIRST_LINES} by default, more where a curve is drawn.",
+)
+@pass_context
+def watch(context: Context, run_id: str, once: bool, interval: float, last: int | None) -> None:
+    """Follow a training run live.
+
+    Shows step, loss, tokens per second and queue until the run's client is gone. With -f json every
+    step is an object on a line of its own. Ctrl-C ends the watching and nothing else.
+    """
+    first = last or (FIRST_POINTS if _is_live(context, once) else FIRST_LINES)
+    try:
+        # It outlives short outages of the server, like the run itself.
+        with rest(context, outage_seconds=60.0) as client, _view(context, once) as view:
+            for page in _pages(client, run_id, first, None if once else interval):
+                view.show(page)
+            view.finish()
+    except KeyboardInterrupt:
+        tell("\nStopped watching; the run itself was not touched.")
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _is_live(context: Context, once: bool) -> bool:
+    return context.stdout.is_terminal and not once and not context.is_json
+
+
+@contextlib.contextmanager
+def _view(context: Context, once: bool) -> Iterator[View]:
+    """What fits the context: JSON lines, a live picture, or plain lines."""
+    if _is_live(context, once):
+        from tinkex.cli.output.live import live_view
+
+        with live_view(context.stdout) as view:
+            yield view
+        return
+    from tinkex.cli.output.watching import JsonLines, PlainLines
+
+    yield JsonLines(once) if context.is_json else PlainLines(once)
+
+
+def _pages(
+    client: RestClient, run_id: str, first: int, interval: float | None
+) -> Iterator[RunMetricsResponse]:
+    """How it stands, again and again, each time with the steps that are new."""
+    page = ask(client, run_id, first)
+    # The first page ends with the newest step, however many it has.
+    cursor, has_all = 0, True
+    while True:
+        yield page
+        cursor = page.steps[-1].cursor if page.steps else cursor
+        if interval is None or (is_over(page) and has_all):
+            return
+        if has_all:
+            time.sleep(interval)
+        page = ask(client, run_id, PAGE_SIZE, after=cursor)
+        has_all = len(page.steps) < PAGE_SIZE
+
+
+def is_over(page: RunMetricsResponse) -> bool:
+    """Whether nothing will come any more: the client is gone and its work is done."""
+    return page.status != "active" and page.num_waiting + page.num_running == 0

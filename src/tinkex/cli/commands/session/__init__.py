@@ -1,0 +1,1 @@
+"""`tinkex session`: a module for each of its commands."""

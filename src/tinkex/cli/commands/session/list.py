@@ -1,0 +1,68 @@
+"""`tinkex session list`: the sessions of this key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tinkex.cli.client import rest
+from tinkex.cli.commands.listing import columns_option, limit_option
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+from tinkex.cli.output import show
+from tinkex.cli.output.sessions import SESSION_COLUMNS, SessionList
+from tinkex.cli.progress import list_bar
+
+STATUSES = ("active", "finished", "failed", "cancelled")
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """A key and its value with = between them."""
+
+    name = "pair"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Both parts."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            self.fail(f"{value!r} is no pair; write it as KEY=VALUE", param, ctx)
+        return key, text
+
+
+@click.command("list", cls=Command)
+@limit_option()
+@columns_option({name: column.summary for name, column in SESSION_COLUMNS.items()})
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice(STATUSES),
+    multiple=True,
+    help="Only sessions in this state; may be given more than once.",
+)
+@click.option(
+    "--project-id", "project_ids", multiple=True, metavar="ID", help="Only of this project."
+)
+@click.option("--name", metavar="WORDS", help="Only with these words in their name.")
+@click.option(
+    "--metadata", type=Pair(), multiple=True, metavar="KEY=VALUE", help="Only with this metadata."
+)
+@click.option(
+    "--scope",
+    type=click.Choice(["owned", "accessible"]),
+    default="owned",
+    show_default=True,
+    help="Your own sessions, or all that you may see.",
+)
+@pass_context
+def list_sessions(
+    context: Context, limit: int, columns: tuple[str, ...] | None, **wanted: Any
+) -> None:
+    """List sessions, newest first."""
+    from tinkex.cli.commands.session.searching import Wanted, find_sessions
+
+    with rest(context) as client, list_bar(context, "Fetching sessions") as told:
+        found = find_sessions(client, Wanted(**wanted), limit, told)
+    show(context, SessionList(found.sessions, found.has_more, columns))

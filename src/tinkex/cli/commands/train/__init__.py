@@ -1,0 +1,1 @@
+"""Fine-tunes from a JSONL file."""

@@ -1,0 +1,86 @@
+"""How far training is: a bar with the live loss for a person, a line now and then for a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tinkex.cli.context import Context
+from tinkex.cli.progress import tell
+
+if TYPE_CHECKING:
+    from tinkex.recipes.report import StepReport
+
+#: So many lines in all, where there is no bar.
+NUM_LINES = 20
+#: A narrower screen shows the figures alone.
+MIN_BAR_COLUMNS = 64
+
+
+@contextlib.contextmanager
+def meter(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
+    """A function that shows each report; beside JSON it shows nothing."""
+    if context.is_json:
+        yield lambda report: None
+    elif context.stderr.is_terminal:
+        with _bar(context, total) as shown:
+            yield shown
+    else:
+        every = max(1, total // NUM_LINES)
+        yield lambda report: _line(report, every)
+
+
+def _line(report: StepReport, every: int) -> None:
+    has_news = any(name.startswith("eval_") for name in report.metrics)
+    if report.step == 1 or report.step == report.total or report.step % every == 0 or has_news:
+        tell(f"step {report.step}/{report.total}  {describe(report)}")
+
+
+def describe(report: StepReport) -> str:
+    """The figures of a step, in a few words."""
+    loss = "-" if report.loss is None else f"{report.loss:.4f}"
+    more = [f"{name} {report.metrics[name]:.4g}" for name in _shown(report)]
+    return "  ".join([f"loss {loss}", *more, f"{report.tokens_per_second:,.0f} tokens/s"])
+
+
+def _shown(report: StepReport) -> list[str]:
+    known = ("reward", "accuracy")
+    return [name for name in report.metrics if name in known or name.startswith("eval_")]
+
+
+@contextlib.contextmanager
+def _bar(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    screen = context.stderr
+    console = Console(
+        file=sys.stderr, force_terminal=True, no_color=not screen.is_colored, width=screen.width
+    )
+    is_narrow = screen.width is not None and screen.width < MIN_BAR_COLUMNS
+    columns = (
+        MofNCompleteColumn(),
+        # The figures matter more than the drawing.
+        *(() if is_narrow else (BarColumn(bar_width=None), TimeRemainingColumn())),
+        TextColumn("{task.description}", markup=False),
+    )
+    progress = Progress(*columns, console=console, transient=True, expand=True)
+    task = progress.add_task("", total=total)
+
+    def shown(report: StepReport) -> None:
+        # Not before the first step: loading a tokenizer may take a while, and is no step.
+        progress.start()
+        progress.update(task, completed=report.step, description=describe(report))
+
+    try:
+        yield shown
+    finally:
+        progress.stop()

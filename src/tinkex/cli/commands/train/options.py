@@ -1,0 +1,108 @@
+"""The options that all recipes share; they are named like the settings of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
+
+
+def recipe_options(learning_rate: float, schedule: str = "linear") -> Callable[[F], F]:
+    """All shared options, with the defaults in which recipes differ."""
+
+    def decorate(command: F) -> F:
+        for add in reversed((*_MODEL, *_steps(learning_rate, schedule), *_KEEPING, *_RUN)):
+            command = add(command)
+        return command
+
+    return decorate
+
+
+def setting(flag: str, name: str | None = None, **details: Any) -> Callable[[F], F]:
+    """An option whose default, if it has one, is shown."""
+    words = [flag] if name is None else [flag, name]
+    has_default = details.get("default") is not None
+    return click.option(*words, show_default=has_default, **details)
+
+
+_MODEL = (
+    click.argument("data", type=FILE),
+    setting("--base-model", metavar="NAME", help="The model to adapt."),
+    setting(
+        "--from",
+        "start_from",
+        metavar="CHECKPOINT",
+        help="Start from a tinker:// path of training weights.",
+    ),
+    setting("--rank", type=int, default=32, help="The inner dimension of the adapter."),
+    setting(
+        "--max-tokens", type=int, metavar="N", help="Cut longer examples; by default at what fits."
+    ),
+)
+
+
+def _steps(learning_rate: float, schedule: str) -> tuple[Callable[[Any], Any], ...]:
+    return (
+        setting("--epochs", type=int, default=1, help="How often every row is seen."),
+        setting("--steps", type=int, metavar="N", help="Take so many steps instead."),
+        setting("--batch-size", type=int, default=16, help="How many rows go into a step."),
+        setting("--learning-rate", type=float, default=learning_rate, help="The largest rate."),
+        setting(
+            "--schedule",
+            type=click.Choice(["constant", "linear", "cosine"]),
+            default=schedule,
+            help="What follows the warm-up.",
+        ),
+        setting(
+            "--warmup",
+            type=float,
+            default=0.0,
+            help="A number of steps, or below 1 a share of all.",
+        ),
+        setting(
+            "--grad-clip",
+            "grad_clip_norm",
+            type=float,
+            default=1.0,
+            help="The largest gradient norm; 0 clips nothing.",
+        ),
+        setting("--weight-decay", type=float, default=0.0, help="Decoupled weight decay."),
+        setting("--seed", type=int, default=0, help="Makes the run repeatable."),
+    )
+
+
+_KEEPING = (
+    setting("--name", metavar="NAME", help="What checkpoints are called."),
+    setting("--save-every", type=int, default=50, help="Steps between checkpoints; 0: at the end."),
+    setting(
+        "--eval", "eval_data", type=FILE, metavar="FILE", help="Rows to measure and not to learn."
+    ),
+    setting(
+        "--eval-every", type=int, default=50, help="Steps between measurements; 0: at the end."
+    ),
+    setting(
+        "--sample",
+        "samples",
+        multiple=True,
+        metavar="PROMPT",
+        help="Answer this at the end; may be given several times.",
+    ),
+    setting("--sample-tokens", type=int, default=64, help="How long these answers may be."),
+)
+_RUN = (
+    setting(
+        "--run-dir",
+        type=FILE,
+        metavar="DIR",
+        help="Where the run is kept; by default in runs, named by settings and data.",
+    ),
+    setting("--restart", is_flag=True, help="Begin anew, whatever is there."),
+    setting("--accept-changes", is_flag=True, help="Go on although settings or data changed."),
+)
+#: What belongs to the run and not to its plan.
+RUN_OPTIONS = ("run_dir", "restart", "accept_changes")

@@ -1,0 +1,74 @@
+"""`tinkex train sft`, `dpo` and `rl`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tinkex.cli.commands.train.options import recipe_options, setting
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.options import Command
+
+
+@click.command(cls=Command)
+@recipe_options(learning_rate=1e-4)
+@pass_context
+def sft(context: Context, /, **settings: Any) -> None:
+    """Learn to say what the data says.
+
+    DATA has rows {"messages": [{"role": ..., "content": ...}, ...]}, of which what the assistant
+    says is learned, or {"prompt": ..., "completion": ...}, of which the completion is.
+    """
+    from tinkex.cli.commands.train.training import train
+    from tinkex.recipes import sft as recipe
+    from tinkex.recipes.plan import SftPlan
+
+    train(context, SftPlan, recipe.run, settings)
+
+
+@click.command(cls=Command)
+@setting("--beta", type=float, default=0.1, help="Less lets the model move further.")
+@recipe_options(learning_rate=1e-5)
+@pass_context
+def dpo(context: Context, /, **settings: Any) -> None:
+    """Learn to prefer the better of two answers.
+
+    DATA has rows {"prompt": ..., "chosen": ..., "rejected": ...}; a prompt is text or messages.
+    """
+    from tinkex.cli.commands.train.training import train
+    from tinkex.recipes import dpo as recipe
+    from tinkex.recipes.plan import DpoPlan
+
+    train(context, DpoPlan, recipe.run, settings)
+
+
+@click.command(cls=Command)
+@setting(
+    "--reward",
+    required=True,
+    metavar="FILE.py:FUNCTION",
+    help="Called with (row, text); returns a number, more is better.",
+)
+@setting("--group-size", type=int, default=8, help="How many answers to a prompt are compared.")
+@setting("--answer-tokens", type=int, default=128, help="How long an answer may be.")
+@setting("--temperature", type=float, default=1.0, help="How answers are drawn.")
+@setting(
+    "--loss",
+    type=click.Choice(["importance_sampling", "ppo", "cispo"]),
+    default="importance_sampling",
+    help="The objective.",
+)
+@recipe_options(learning_rate=1e-5, schedule="constant")
+@pass_context
+def rl(context: Context, /, **settings: Any) -> None:
+    """Learn from a reward function of your own.
+
+    DATA has rows {"prompt": ..., ...}; a prompt is text or messages, and the reward function sees
+    the whole row.
+    """
+    from tinkex.cli.commands.train.training import train
+    from tinkex.recipes import rl as recipe
+    from tinkex.recipes.plan import RlPlan
+
+    train(context, RlPlan, recipe.run, settings)

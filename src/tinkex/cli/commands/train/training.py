@@ -1,0 +1,73 @@
+"""What `tinkex train` does with any recipe: run it, show it, and say how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from tinkex.cli.client import service
+from tinkex.cli.commands.train.meter import meter
+from tinkex.cli.commands.train.options import RUN_OPTIONS
+from tinkex.cli.context import Context
+from tinkex.cli.errors import INTERRUPTED
+from tinkex.cli.format import format_count, plain_line
+from tinkex.cli.output import Facts, show
+from tinkex.cli.progress import tell
+from tinkex.recipes.interrupts import stop_on_interrupt
+from tinkex.recipes.plan import Plan
+from tinkex.recipes.report import Result
+from tinkex.recipes.run import Run, RunOptions
+
+_STOPPING = "Stopping after the steps that were sent; Ctrl-C again ends at once."
+
+
+def train(
+    context: Context,
+    make_plan: type[Plan],
+    make_run: Callable[..., Run[Any, Any]],
+    settings: Mapping[str, Any],
+) -> None:
+    """Run a recipe to its end, or until it is interrupted."""
+    options = RunOptions(**{name: settings[name] for name in RUN_OPTIONS})
+    plan = make_plan(**{name: settings[name] for name in settings if name not in RUN_OPTIONS})
+    notices: list[str] = []
+    say = notices.append if context.is_json else tell
+    with service(context) as client:
+        run = make_run(plan, client, options, say)
+        say(
+            f"Training {plan.base_model or plan.start_from} on "
+            f"{format_count(len(run.rows), 'row')}: {format_count(run.total, 'step')}, "
+            f"kept in {run.journal.directory}"
+        )
+        with stop_on_interrupt(run, lambda: say(_STOPPING)), meter(context, run.total) as shown:
+            for report in run:
+                shown(report)
+        assert run.result is not None  # the loop has ended
+        if not run.result.is_complete:
+            client.close("interrupted").result()
+    _end(context, run.result, notices)
+
+
+def _end(context: Context, result: Result, notices: list[str]) -> None:
+    show(context, Facts({**result.to_dict(), "notices": notices}, _facts(result)))
+    if result.is_complete:
+        return
+    if not context.is_json:
+        tell(f"Stopped after step {result.step} of {result.total}; the same command goes on there.")
+    click.get_current_context().exit(INTERRUPTED)
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    rows = [
+        ("Steps", f"{result.step} of {result.total}"),
+        ("Loss", "-" if result.loss is None else f"{result.loss:.4f}"),
+        *((name, f"{value:.4g}") for name, value in result.metrics.items()),
+        ("Training state", result.state_path or "-"),
+        ("Sampler weights", result.sampler_path or "-"),
+        ("Run directory", str(result.run_dir)),
+    ]
+    for sample in result.samples:
+        rows += [("Prompt", plain_line(sample.prompt)), ("Answer", plain_line(sample.text))]
+    return rows

@@ -1,0 +1,20 @@
+"""`tinkex usage` without a command: the last days on one screen."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from tinkex.cli.client import admin
+from tinkex.cli.commands.usage.spans import span
+from tinkex.cli.context import Context
+from tinkex.cli.output import show
+from tinkex.cli.output.usage_summary import UsageSummary
+
+
+def show_summary(context: Context, days: int) -> None:
+    """Print a line per model, and what storage takes."""
+    start, end = span(None, None, datetime.now(UTC), timedelta(days=days))
+    with admin(context) as client:
+        used = client.get_billing_usage(start, end).result()
+        stored = client.get_current_checkpoint_storage_usage().result()
+    show(context, UsageSummary(used, stored, start, end))

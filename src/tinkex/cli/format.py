@@ -1,0 +1,91 @@
+"""Numbers, times and sizes as people write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+UNKNOWN = "N/A"
+_SIZES = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB")
+_SPANS = (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60))
+#: A time further away than this is told by its date.
+_RELATIVE_SECONDS = 30 * 86400
+
+
+def format_size(num_bytes: float | None) -> str:
+    """A number of bytes: 512 B, 1.5 KB, 2.0 PB."""
+    if num_bytes is None or not math.isfinite(num_bytes) or num_bytes < 0:
+        return UNKNOWN
+    if num_bytes < 1024:
+        return f"{int(num_bytes)} B"
+    size, unit = float(num_bytes), 0
+    # 1023.95 would be shown as 1024.0, which is the next unit's 1.0.
+    while size >= 1023.95 and unit < len(_SIZES) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {_SIZES[unit]}"
+
+
+def format_timestamp(when: datetime | str | None, now: datetime | None = None) -> str:
+    """A time from now: 2 hours ago, in 3 days; a date if it is more than a month away."""
+    if when is None or when == "":
+        return UNKNOWN
+    try:
+        then = datetime.fromisoformat(when) if isinstance(when, str) else when
+    except ValueError:
+        return str(when)
+    then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
+    seconds = ((now or datetime.now(UTC)) - then).total_seconds()
+    if abs(seconds) >= _RELATIVE_SECONDS:
+        return then.astimezone(UTC).date().isoformat()
+    return _from_now(seconds)
+
+
+def _from_now(seconds: float) -> str:
+    for name, length in _SPANS:
+        count = int(abs(seconds) // length)
+        if count:
+            span = f"{count} {name}{'s' if count > 1 else ''}"
+            return f"{span} ago" if seconds > 0 else f"in {span}"
+    return "just now" if seconds >= 0 else "in less than a minute"
+
+
+def format_duration(seconds: float | None) -> str:
+    """A length of time: 0.4s, 12s, 3m 05s, 2h 10m, 4d 02h."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return UNKNOWN
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
+
+
+def format_bool(value: bool) -> str:
+    """Yes or No."""
+    return "Yes" if value else "No"
+
+
+def format_optional(value: Any, formatter: Callable[[Any], str] = str) -> str:
+    """A value that may be missing."""
+    return UNKNOWN if value is None else formatter(value)
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: 1 run, 2 runs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def plain_line(text: object) -> str:
+    """A text on one line, without anything that could move a cursor or change a colour."""
+    return "".join(letter if letter.isprintable() else _harmless(letter) for letter in str(text))
+
+
+def _harmless(letter: str) -> str:
+    return " " if letter in "\n\r\t" else f"\\x{ord(letter):02x}"

@@ -1,0 +1,180 @@
+"""The options that every command takes, before its name or behind it; the later one wins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import click
+
+#: Where the global options that were given are kept while a command line is read.
+GIVEN = "tinkex.cli.given"
+_HEADING = "Global options"
+_ARGUMENTS, _OPTIONS = "Arguments", "Options"
+_UNIT_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
+
+
+class Duration(click.ParamType[float]):
+    """A time such as 30s, 500ms or 2m, read as seconds; a bare number is in milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        found = _DURATION.fullmatch(str(value).strip())
+        seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
+        if not 0.0 < seconds < 1e9:
+            self.fail(f"{value!r} is no time; write it as 30s, 500ms or 2m", param, ctx)
+        return seconds
+
+
+class Argument(click.Argument):
+    """An argument that the help explains: `@click.argument("path", cls=Argument, summary=...)`."""
+
+    def __init__(self, *args: Any, summary: str, **kwargs: Any) -> None:
+        self.summary = summary
+        super().__init__(*args, **kwargs)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Its name, and what it is."""
+        return self.make_metavar(ctx), self.summary
+
+
+class GlobalOption(click.Option):
+    """An option that lands in the Context instead of a command's parameters."""
+
+    def __init__(self, flags: Sequence[str], field: str, value: Any = None, **kwargs: Any) -> None:
+        """A flag without a value stands for `value`."""
+        self.field = field
+        self.value = value
+        self.flags = tuple(flags)
+        self.settings = kwargs
+        super().__init__(
+            [*flags, f"global_{field}_{flags[-1].strip('-')}".replace("-", "_")],
+            expose_value=False,
+            callback=_keep,
+            **kwargs,
+        )
+
+    def without(self, taken: set[str]) -> GlobalOption | None:
+        """The option for a command that uses some of its flags itself; None if none is left."""
+        left = [flag for flag in self.flags if flag not in taken]
+        if len(left) == len(self.flags):
+            return self
+        return GlobalOption(left, self.field, self.value, **self.settings) if left else None
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    assert isinstance(param, GlobalOption)
+    if ctx.get_parameter_source(param.name or "") is not click.core.ParameterSource.COMMANDLINE:
+        return
+    given: dict[str, Any] = ctx.meta.setdefault(GIVEN, {})
+    given[param.field] = param.value if param.is_flag else value
+
+
+@cache
+def global_options() -> tuple[GlobalOption, ...]:
+    """All global options, in the order of the help."""
+    formats = click.Choice(["table", "json"])
+    return (
+        GlobalOption(["-f", "--format"], "format", type=formats, help="How to print the result."),
+        GlobalOption(["--json"], "format", "json", is_flag=True, help="The same as -f json."),
+        GlobalOption(
+            ["-v", "--verbose"], "verbose", True, is_flag=True, help="Say more when it fails."
+        ),
+        GlobalOption(["--api-key"], "api_key", metavar="KEY", help="The key to send."),
+        GlobalOption(["--base-url"], "base_url", metavar="URL", help="The server to speak to."),
+        GlobalOption(
+            ["--profile"], "profile", metavar="NAME", help="Server and key of the home's config."
+        ),
+        GlobalOption(
+            ["--timeout"],
+            "timeout_seconds",
+            type=Duration(),
+            metavar="TIME",
+            help="How long to wait for one answer: 30s, 2m; a bare number is milliseconds.",
+        ),
+    )
+
+
+def global_flags() -> Mapping[str, bool]:
+    """Every flag of a global option, and whether it takes a value."""
+    return {flag: not option.is_flag for option in global_options() for flag in option.flags}
+
+
+class _TakesGlobals(click.Command):
+    """Reads the global options beside a command's own; an own option of the same name wins."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own, then the global ones."""
+        own = super().get_params(ctx)
+        taken = {flag for param in own for flag in (*param.opts, *param.secondary_opts)}
+        left = (option.without(taken) for option in global_options())
+        return [*own, *(option for option in left if option is not None)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Arguments, the command's own options, its commands if any, then the global options."""
+        sections: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OPTIONS: [], _HEADING: []}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            # An argument that explains nothing is in the usage line already.
+            if row is not None and (row[1] or not isinstance(param, click.Argument)):
+                sections[_section(param)].append(row)
+        for heading in (_ARGUMENTS, _OPTIONS):
+            _write_rows(formatter, heading, sections[heading])
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+        _write_rows(formatter, _HEADING, sections[_HEADING])
+
+
+def _section(param: click.Parameter) -> str:
+    if isinstance(param, GlobalOption):
+        return _HEADING
+    return _ARGUMENTS if isinstance(param, click.Argument) else _OPTIONS
+
+
+def _write_rows(
+    formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]]
+) -> None:
+    if rows:
+        with formatter.section(heading):
+            formatter.write_dl(rows)
+
+
+class Command(_TakesGlobals):
+    """A command of ours."""
+
+
+class Group(_TakesGlobals, click.Group):
+    """A group of ours; its commands are ours too."""
+
+    command_class = Command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options and commands; click's own version would list the commands twice."""
+        _TakesGlobals.format_options(self, ctx, formatter)
+
+
+Group.group_class = Group
+
+
+def asked_for(argv: Sequence[str]) -> dict[str, Any]:
+    """Format and verbosity as the words say, also when the command line cannot be read."""
+    found: dict[str, Any] = {}
+    formats = {"table", "json"}
+    words = list(argv[: argv.index("--")] if "--" in argv else argv)
+    for word, after in zip(words, [*words, ""][1:], strict=True):
+        if word == "--json":
+            found["format"] = "json"
+        elif word in {"-v", "--verbose"}:
+            found["verbose"] = True
+        elif word in {"-f", "--format"} and after in formats:
+            found["format"] = after
+        elif (value := word.removeprefix("--format=").removeprefix("-f")) in formats - {word}:
+            found["format"] = value
+    return found

@@ -1,0 +1,145 @@
+"""What a result is: a dict for programs, rows under columns for people."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from tinkex.cli.context import Context, Format, Screen
+from tinkex.cli.format import format_count
+from tinkex.cli.output.fitting import Column as Column
+
+
+class Output(ABC):
+    """A result that prints itself in either format."""
+
+    @abstractmethod
+    def to_dict(self) -> Any:
+        """The result for programs, nearly always a dict."""
+
+    @abstractmethod
+    def columns(self) -> Sequence[Column]:
+        """The columns of its table."""
+
+    @abstractmethod
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The rows of its table."""
+
+    def title(self) -> str | None:
+        """A line above the table."""
+        return None
+
+    def print(self, format: Format = "table", screen: Screen | None = None) -> None:
+        """Write the result to stdout."""
+        if format == "json":
+            from tinkex.cli.output.plain import to_json
+
+            click.echo(to_json(self.to_dict(), is_ascii=not _takes_unicode()))
+            return
+        from tinkex.cli.output.tables import print_list
+
+        print_list(self.columns(), self.rows(), self.title(), screen or Screen())
+
+
+class Facts(Output):
+    """What is known about one thing: a line per property."""
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        rows: Sequence[tuple[str, str]] | None = None,
+        title: str | None = None,
+    ) -> None:
+        """`rows` are the properties as people read them; without them, `data` as it is."""
+        self._data = dict(data)
+        known = ((key, value) for key, value in self._data.items() if value is not None)
+        self._rows = rows if rows is not None else [(key, str(value)) for key, value in known]
+        self._title = title
+
+    def to_dict(self) -> dict[str, Any]:
+        """The data."""
+        return self._data
+
+    def columns(self) -> Sequence[Column]:
+        """Property and value."""
+        return (Column("Property"), Column("Value"))
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per property."""
+        return self._rows
+
+    def title(self) -> str | None:
+        """What they are about."""
+        return self._title
+
+    def print(self, format: Format = "table", screen: Screen | None = None) -> None:
+        """Write the facts to stdout."""
+        if format == "json":
+            super().print(format, screen)
+            return
+        from tinkex.cli.output.tables import print_facts
+
+        print_facts(self.rows(), self.title(), screen or Screen())
+
+
+class Rows(Output):
+    """A plain list: some keys of each row are columns, JSON has all of them."""
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Mapping[str, Column],
+        title: str | None = None,
+        data: Any = None,
+    ) -> None:
+        """`data` is what programs get, the rows themselves if it is not given."""
+        self._rows = rows
+        self._columns = columns
+        self._title = title
+        self._data = list(rows) if data is None else data
+
+    def to_dict(self) -> Any:
+        """The data."""
+        return self._data
+
+    def columns(self) -> Sequence[Column]:
+        """The columns."""
+        return tuple(self._columns.values())
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """The rows; what is not known stays empty."""
+        cells = [[row.get(key) for key in self._columns] for row in self._rows]
+        return [["" if cell is None else str(cell) for cell in row] for row in cells]
+
+    def title(self) -> str | None:
+        """What they are."""
+        return self._title
+
+
+def show(context: Context, result: Output) -> None:
+    """Print a result the way that was asked for."""
+    result.print(context.format, context.stdout)
+
+
+def announce(context: Context, sentence: str, data: Mapping[str, Any]) -> None:
+    """Say that something was done: a sentence for people on stderr, data for programs."""
+    if context.is_json:
+        Facts(data).print("json")
+    else:
+        click.echo(sentence, err=True)
+
+
+def list_title(num_shown: int, num_hidden: int, noun: str, about: str = "") -> str:
+    """The title of a list: how many there are, and how many more."""
+    if not num_shown:
+        return f"No {noun}s found{about}"
+    more = f" ({num_hidden:,} more not shown, use --limit to see more)" if num_hidden else ""
+    return f"{format_count(num_shown, noun)}{about}{more}"
+
+
+def _takes_unicode() -> bool:
+    return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()

@@ -1,0 +1,53 @@
+"""Which columns of a table fit on a screen; whole numbers in, a decision out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: A border and a space on either side of each column, and the last border.
+_EDGE, _END = 3, 1
+#: A cell that is not longer than this is never broken.
+SHORT = 18
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    heading: str
+    rank: int = 0
+    """0 is always shown; of the others the highest goes first when the screen is narrow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a list is shown."""
+
+    kept: tuple[int, ...]
+    """The columns that are shown, by number."""
+    is_table: bool
+    """Whether there is room for a table; else each item is a block of lines."""
+
+
+def least_width(width: int) -> int:
+    """How narrow a column may get: long ids and paths may be broken once."""
+    return width if width <= SHORT else max(SHORT, -(-width // 2))
+
+
+def table_width(widths: Sequence[int]) -> int:
+    """How wide a table with columns of these widths is."""
+    return sum(width + _EDGE for width in widths) + _END
+
+
+def fit(widths: Sequence[int], ranks: Sequence[int], screen_width: int | None) -> Layout:
+    """Drop columns by rank until the rest fits; if nothing helps, show all of them as blocks."""
+    kept = list(range(len(widths)))
+    while screen_width is not None:
+        if table_width([least_width(widths[i]) for i in kept]) <= screen_width:
+            break
+        worst = max(kept, key=lambda i: (ranks[i], i))
+        if ranks[worst] == 0 or len(kept) == 1:
+            return Layout(tuple(range(len(widths))), is_table=False)
+        kept.remove(worst)
+    return Layout(tuple(kept), is_table=True)

@@ -1,0 +1,109 @@
+"""A training run on a terminal: a picture that is drawn anew whenever something changes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tinkex.cli.context import Screen
+from tinkex.cli.format import format_count, format_duration, format_timestamp, plain_line
+from tinkex.cli.output.drawing import draw_lines
+from tinkex.cli.output.watching import (
+    STATUS,
+    Numbering,
+    format_number,
+    format_speed,
+    queue_words,
+    speed_of,
+)
+
+if TYPE_CHECKING:
+    from tinkex.types import RunMetricsResponse, RunStep
+
+#: The curve keeps so many points, and the table so many steps.
+_KEPT, _ROWS = 2000, 6
+_HEIGHT = 10
+
+
+@contextlib.contextmanager
+def live_view(screen: Screen) -> Iterator[LiveView]:
+    """A picture that stays when it is over."""
+    # Whether colours are welcome or not, this is a terminal: the picture moves.
+    console = Console(
+        file=sys.stdout,
+        width=screen.width,
+        force_terminal=True,
+        no_color=not screen.is_colored,
+        emoji=False,
+        markup=False,
+        highlight=False,
+    )
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        yield LiveView(live, screen)
+
+
+class LiveView:
+    """The run's figures, its loss curve, and its latest steps."""
+
+    def __init__(self, live: Live, screen: Screen) -> None:
+        self._live = live
+        self._screen = screen
+        self._numbering = Numbering()
+        self._steps: list[tuple[int, RunStep]] = []
+
+    def show(self, page: RunMetricsResponse) -> None:
+        """Draw it."""
+        self._steps = [*self._steps, *self._numbering.number(page.steps)][-_KEPT:]
+        picture = picture_of(page, self._steps, self._screen.width or 80)
+        self._live.update(picture, refresh=True)
+
+    def finish(self) -> None:
+        """The last picture stays."""
+
+
+def picture_of(
+    page: RunMetricsResponse, steps: list[tuple[int, RunStep]], width: int
+) -> RenderableType:
+    """All there is to see of a run, in so many columns."""
+    number = steps[-1][0] if steps else page.num_steps
+    parts: list[RenderableType] = [
+        Text(plain_line(page.training_run_id), style="bold"),
+        Text(
+            f"{STATUS.get(page.status, page.status)}, {format_count(number, 'step')}, "
+            f"loss {format_number(page.loss)}, {format_speed(page.tokens_per_second)}, "
+            f"{queue_words(page)}"
+        ),
+    ]
+    points = [(float(no), step.loss) for no, step in steps if step.loss is not None]
+    if len(points) > 1:
+        parts += [Text(line, style="cyan") for line in draw_lines(points, width, _HEIGHT)]
+    if steps:
+        parts.append(_table(steps[-_ROWS:]))
+    else:
+        parts.append(Text("No optimizer step yet."))
+    if page.status == "active":
+        parts.append(Text("Ctrl-C ends the watching and nothing else.", style="dim"))
+    return Group(*parts)
+
+
+def _table(steps: list[tuple[int, RunStep]]) -> Table:
+    table = Table(header_style="bold")
+    for heading in ("Step", "Loss", "Tokens", "Time", "Speed", "When"):
+        table.add_column(heading, justify="right")
+    for number, step in steps:
+        table.add_row(
+            str(number),
+            format_number(step.loss),
+            f"{step.num_tokens:,}",
+            format_duration(step.seconds),
+            format_speed(speed_of(step)),
+            format_timestamp(step.finished_at),
+        )
+    return table

@@ -1,0 +1,171 @@
+"""The curve of a training run: in letters, as a picture, or as numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
+
+import click
+
+from tinkex.cli.context import Format, Screen
+from tinkex.cli.errors import CliError
+from tinkex.cli.format import plain_line
+from tinkex.cli.output.base import Column, Output
+from tinkex.cli.output.drawing import draw_lines
+from tinkex.cli.output.watching import format_number, speed_of
+from tinkex.server.dashboard.curve import Point, draw
+
+if TYPE_CHECKING:
+    from tinkex.types import RunStep
+
+HEIGHT = 16
+#: What every step has; the rest is what passes and optimizer told.
+OWN_METRICS: dict[str, Callable[[RunStep], float | None]] = {
+    "loss": lambda step: step.loss,
+    "tokens": lambda step: step.num_tokens,
+    "seconds": lambda step: step.seconds,
+    "tokens_per_second": lambda step: speed_of(step),
+}
+#: Names that stand for something of ours.
+_TAKEN = {*OWN_METRICS, "step", "finished_at"}
+
+
+def metric_names(steps: Sequence[RunStep]) -> list[str]:
+    """All that can be drawn of these steps."""
+    told = dict.fromkeys(name for step in steps for name in step.metrics)
+    return [*OWN_METRICS, *(name for name in told if name not in _TAKEN)]
+
+
+def value_of(step: RunStep, metric: str) -> float | None:
+    """A metric of a step, if it has it."""
+    own = OWN_METRICS.get(metric)
+    return step.metrics.get(metric) if own is None else own(step)
+
+
+class Plot(Output):
+    """One metric of a run over its steps."""
+
+    def __init__(
+        self, run_id: str, metric: str, steps: Sequence[RunStep], *, is_unicode: bool = True
+    ) -> None:
+        self._run_id = run_id
+        self._metric = metric
+        self._steps = steps
+        self._is_unicode = is_unicode
+
+    @property
+    def points(self) -> list[Point]:
+        """The steps that have the metric."""
+        pairs = ((step.step, value_of(step, self._metric)) for step in self._steps)
+        return [Point(place, value) for place, value in pairs if value is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The points."""
+        return {
+            "training_run_id": self._run_id,
+            "metric": self._metric,
+            "points": [{"step": point.x, "value": point.y} for point in self.points],
+        }
+
+    def columns(self) -> Sequence[Column]:
+        """Step and value."""
+        return (Column("Step"), Column(self._metric))
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per point."""
+        return [[str(point.x), format_number(point.y)] for point in self.points]
+
+    def title(self) -> str:
+        """What it is, and from where to where it went."""
+        points = self.points
+        if not points:
+            return f"{self._metric} of {self._run_id}: no steps yet"
+        ends = f"{format_number(points[0].y)} to {format_number(points[-1].y)}"
+        return f"{self._metric} of {self._run_id}: {ends} in {len(points):,} steps"
+
+    def print(self, format: Format = "table", screen: Screen | None = None) -> None:
+        """Draw it in letters, or write the points as JSON."""
+        if format == "json":
+            super().print(format, screen)
+            return
+        width = (screen.width if screen is not None else None) or 80
+        lines = draw_lines(self.points, width, HEIGHT, is_unicode=self._is_unicode)
+        click.echo("\n".join([plain_line(self.title()), *lines]))
+
+    def write(self, path: Path) -> None:
+        """Write a file of the kind that its name says, whole or not at all."""
+        from tinkex.checkpoint.atomic import write_file
+
+        make = {".csv": self.to_csv, ".svg": self.to_svg, ".png": self.to_png}
+        write_file(path, make[path.suffix.lower()](), mode=0o644)
+
+    def to_csv(self) -> bytes:
+        """All numbers of all steps."""
+        told = metric_names(self._steps)[len(OWN_METRICS) :]
+        text = io.StringIO()
+        out = csv.writer(text, lineterminator="\n")
+        out.writerow(["step", "finished_at", *OWN_METRICS, *told])
+        for step in self._steps:
+            values = (value_of(step, name) for name in (*OWN_METRICS, *told))
+            cells = ["" if value is None else repr(value) for value in values]
+            out.writerow([step.step, step.finished_at.isoformat(), *cells])
+        return text.getvalue().encode()
+
+    def to_svg(self) -> bytes:
+        """A picture without any library."""
+        return svg_of(self.points, self.title()).encode()
+
+    def to_png(self) -> bytes:
+        """A picture, if matplotlib is there."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise CliError(
+                f"A .png picture needs matplotlib: {error}",
+                "pip install 'tinkex[plot]', or write a .svg file, which needs nothing.",
+            ) from error
+        figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+        axes = figure.subplots()
+        points = self.points
+        axes.plot([point.x for point in points], [point.y for point in points], linewidth=1.2)
+        axes.set(title=self.title(), xlabel="step", ylabel=self._metric)
+        axes.grid(alpha=0.3)
+        out = io.BytesIO()
+        figure.savefig(out, format="png", dpi=144)
+        return out.getvalue()
+
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 480, 80, 40, 20, 40
+
+
+def svg_of(points: Sequence[Point], title: str) -> str:
+    """A curve with its labels as an SVG file."""
+    curve = draw(points)
+    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<text x="{_LEFT}" y="24" font-size="15">{escape(plain_line(title))}</text>',
+    ]
+    for tick in curve.y_ticks if curve else ():
+        y = _TOP + inner_height * tick.place / 100
+        parts.append(f'<path d="M{_LEFT} {y:.1f}h{inner_width}" stroke="#ddd"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick.label}</text>')
+    for tick in curve.x_ticks if curve else ():
+        x = _LEFT + inner_width * tick.place / 100
+        parts.append(
+            f'<text x="{x:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{tick.label}</text>'
+        )
+    if curve is not None:
+        parts.append(
+            f'<svg x="{_LEFT}" y="{_TOP}" width="{inner_width}" height="{inner_height}" '
+            'viewBox="0 0 1000 1000" preserveAspectRatio="none">'
+            f'<polyline points="{curve.line}" fill="none" stroke="#1f6feb" stroke-width="1.5" '
+            'vector-effect="non-scaling-stroke"/></svg>'
+        )
+    return "\n".join([*parts, "</svg>\n"])

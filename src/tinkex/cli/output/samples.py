@@ -1,0 +1,129 @@
+"""Samples as they are printed: their text for people, the whole response for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.context import Format, Screen
+from tinkex.cli.format import format_count, plain_line
+from tinkex.cli.output.base import Column, Output
+from tinkex.cli.output.plain import to_json
+
+if TYPE_CHECKING:
+    from tinkex.text import Tokenizer
+    from tinkex.types import SampledSequence, SampleResponse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked for."""
+
+    base_model: str | None
+    model_path: str | None
+    prompt_tokens: Sequence[int]
+    with_logprobs: bool = False
+
+
+class Samples(Output):
+    """What came out of one request."""
+
+    def __init__(self, response: SampleResponse, asked: Asked, tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer the token ids stand for the text."""
+        self._response = response
+        self._asked = asked
+        self._tokenizer = tokenizer
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were drawn."""
+        return sum(len(sequence.tokens) for sequence in self._response.sequences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole response, and the text of each sequence."""
+        found = self._response
+        data: dict[str, Any] = {
+            "type": "sample",
+            "base_model": self._asked.base_model,
+            "model_path": self._asked.model_path,
+            "prompt_tokens": list(self._asked.prompt_tokens),
+            "sequences": [self._describe(sequence) for sequence in found.sequences],
+            "prompt_cache_hit_tokens": found.prompt_cache_hit_tokens,
+        }
+        if found.prompt_logprobs is not None:
+            data["prompt_logprobs"] = found.prompt_logprobs
+        if found.topk_prompt_logprobs is not None:
+            data["topk_prompt_logprobs"] = found.topk_prompt_logprobs
+        return data
+
+    def columns(self) -> Sequence[Column]:
+        """Number, why it ended, and text."""
+        return (Column("#"), Column("Stop", 1), Column("Text"))
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per sample."""
+        sequences = enumerate(self._response.sequences, 1)
+        return [[str(no), one.stop_reason, self._text(one)] for no, one in sequences]
+
+    def print(self, format: Format = "table", screen: Screen | None = None) -> None:
+        """Write the texts, or everything as JSON, to stdout."""
+        if format == "json":
+            super().print(format, screen)
+            return
+        text = self.to_text()
+        # What a model says must not move the cursor; a file or a pipe gets it as it is.
+        is_seen = screen is not None and screen.is_terminal
+        click.echo(harmless(text) if is_seen else text, color=True)
+
+    def written(self, format: Format) -> str:
+        """What a file gets."""
+        return to_json(self.to_dict()) if format == "json" else self.to_text()
+
+    def to_text(self) -> str:
+        """The texts; several are told apart by a line above each."""
+        sequences = self._response.sequences
+        parts = [self._lines(sequence) for sequence in sequences]
+        if len(sequences) == 1:
+            return parts[0]
+        heads = [
+            f"--- sample {no} of {len(sequences)} "
+            f"({format_count(len(one.tokens), 'token')}, {one.stop_reason}) ---"
+            for no, one in enumerate(sequences, 1)
+        ]
+        return "\n\n".join(f"{head}\n{part}" for head, part in zip(heads, parts, strict=True))
+
+    def _lines(self, sequence: SampledSequence) -> str:
+        text = self._text(sequence)
+        if not self._asked.with_logprobs or sequence.logprobs is None:
+            return text
+        scored = zip(sequence.logprobs, sequence.tokens, strict=True)
+        lines = [f"{score:9.4f}  {token:>7}  {self._token(token)}" for score, token in scored]
+        return "\n".join([text, "", "  logprob    token  text", *lines])
+
+    def _describe(self, sequence: SampledSequence) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "text": None if self._tokenizer is None else self._text(sequence),
+            "tokens": sequence.tokens,
+            "logprobs": sequence.logprobs,
+            "stop_reason": sequence.stop_reason,
+            "sequence_id": sequence.sequence_id,
+        }
+        if sequence.topk_logprobs is not None:
+            data["topk_logprobs"] = sequence.topk_logprobs
+        return data
+
+    def _text(self, sequence: SampledSequence) -> str:
+        if self._tokenizer is None:
+            return " ".join(map(str, sequence.tokens))
+        return self._tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+
+    def _token(self, token: int) -> str:
+        return repr(self._tokenizer.decode([token])) if self._tokenizer is not None else ""
+
+
+def harmless(text: str) -> str:
+    """A text of several lines without anything that could move a cursor or change a colour."""
+    return "\n".join(plain_line(line.replace("\t", "    ")) for line in text.split("\n"))

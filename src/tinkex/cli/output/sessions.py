@@ -1,0 +1,140 @@
+"""Sessions as they are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tinkex.cli.format import format_count, format_optional, format_size, format_timestamp
+from tinkex.cli.output.base import Column, Facts, Output, list_title
+from tinkex.cli.output.runs import metadata_rows
+
+#: How a session that its client ended is called.
+_ENDINGS = {"success": "Finished", "errored": "Errored", "interrupted": "Interrupted"}
+_STATES = {"active": "Active", "cancelled": "Cancelled", "failed": "Failed"}
+Session = Mapping[str, Any]
+
+
+class SessionColumn(NamedTuple):
+    """A column that a list of sessions can show."""
+
+    column: Column
+    cell: Callable[[Session], str]
+    summary: str
+
+
+SESSION_COLUMNS = {
+    "id": SessionColumn(Column("Session ID"), lambda row: row["session_id"], "id of the session"),
+    "name": SessionColumn(Column("Name", 2), lambda row: row.get("display_name") or "", "its name"),
+    "status": SessionColumn(Column("Status", 1), lambda row: state_of(row), "how it is doing"),
+    "created": SessionColumn(
+        Column("Created", 1), lambda row: format_timestamp(row.get("created_at")), "when it began"
+    ),
+    "checkpoints": SessionColumn(
+        Column("Checkpoints", 3),
+        lambda row: format_optional(row.get("checkpoints_count")),
+        "how many it saved",
+    ),
+    "storage": SessionColumn(
+        Column("Storage", 4),
+        lambda row: format_optional(row.get("checkpoint_storage_bytes"), format_size),
+        "what they take",
+    ),
+    "project": SessionColumn(
+        Column("Project", 5), lambda row: row.get("project_id") or "", "the project it is in"
+    ),
+    "owner": SessionColumn(Column("Owner", 6), lambda row: row.get("owner") or "", "who began it"),
+}
+DEFAULT_SESSION_COLUMNS = ("id", "name", "status", "created", "checkpoints", "storage")
+
+
+def state_of(session: Session) -> str:
+    """A session's state in a word or two."""
+    status = session.get("status") or {}
+    kind = status.get("type", "")
+    if kind == "client_finished":
+        return _ENDINGS.get((status.get("reason") or {}).get("type", ""), "Finished")
+    return _STATES.get(kind, "Unknown")
+
+
+def why(session: Session) -> str | None:
+    """What a session's end says about itself."""
+    status = session.get("status") or {}
+    return status.get("message") or status.get("detail")
+
+
+class SessionList(Output):
+    """A list of sessions; a server does not say how many there are in all."""
+
+    def __init__(
+        self, sessions: Sequence[Session], has_more: bool, columns: Sequence[str] | None = None
+    ) -> None:
+        """Columns that were asked for by name are all shown, however narrow the screen."""
+        self._sessions = sessions
+        self._has_more = has_more
+        self._names = tuple(columns or DEFAULT_SESSION_COLUMNS)
+        self._is_chosen = columns is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sessions, and whether there are more."""
+        shown = len(self._sessions)
+        total = None if self._has_more else shown
+        counts = {"total": total, "shown": shown, "has_more": self._has_more}
+        return {"sessions": list(self._sessions)} | counts
+
+    def columns(self) -> Sequence[Column]:
+        """The chosen columns."""
+        chosen = [SESSION_COLUMNS[name].column for name in self._names]
+        return [column._replace(rank=0) for column in chosen] if self._is_chosen else chosen
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per session."""
+        return [[SESSION_COLUMNS[name].cell(row) for name in self._names] for row in self._sessions]
+
+    def title(self) -> str:
+        """How many are shown, and whether there are more."""
+        if self._has_more and self._sessions:
+            shown = format_count(len(self._sessions), "session")
+            return f"{shown} (more not shown, use --limit to see more)"
+        return list_title(len(self._sessions), 0, "session")
+
+
+class SessionInfo(Facts):
+    """One session, and what it made."""
+
+    def __init__(self, session: Session) -> None:
+        rows = [
+            ("Session ID", session["session_id"]),
+            ("Name", session.get("display_name")),
+            ("Status", state_of(session)),
+            ("  - Detail", why(session)),
+            ("Created", session.get("created_at") and format_timestamp(session["created_at"])),
+            ("Owner", session.get("owner")),
+            ("Project", session.get("project_id")),
+            ("Checkpoints", session.get("checkpoints_count")),
+            *_many("Training Run", session["training_run_ids"]),
+            *_many("Sampler", session["sampler_ids"]),
+            *metadata_rows(session.get("user_metadata")),
+        ]
+        known = [(name, str(value)) for name, value in rows if value is not None]
+        super().__init__(session, known, f"Session: {session['session_id']}")
+
+
+def _many(noun: str, ids: Sequence[str]) -> list[tuple[str, str]]:
+    return [(f"{noun}s", str(len(ids))), *((f"  - {noun}", name) for name in ids)]
+
+
+class TraceExport(Facts):
+    """A session's trace, and where it went."""
+
+    def __init__(self, session_id: str, **found: Any) -> None:
+        """`found` is of url, destination and file_size_bytes what is known."""
+        rows = [("Session ID", session_id)]
+        if "url" in found:
+            rows.append(("Download URL", found["url"]))
+        if "destination" in found:
+            rows.append(("Saved to", found["destination"]))
+        if "file_size_bytes" in found:
+            rows.append(("Size", format_size(found["file_size_bytes"])))
+        data = {"session_id": session_id} | found
+        super().__init__(data, rows, f"Trace Export: {session_id}")

@@ -1,0 +1,102 @@
+"""Tables and blocks on a terminal: borders, a bold first column, nothing important cut."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tinkex.cli.context import Screen
+from tinkex.cli.format import plain_line
+from tinkex.cli.output.fitting import SHORT, Column, fit, table_width
+
+#: Wider than any row; a pipe or a file has no edge.
+_NO_EDGE = 100_000
+#: A value needs so much room beside its property; else it goes below.
+_LEAST_VALUE = 20
+
+
+def console_for(screen: Screen) -> Console:
+    """A console that writes to stdout as the screen allows."""
+    return Console(
+        file=sys.stdout,
+        width=screen.width or _NO_EDGE,
+        force_terminal=screen.is_terminal and screen.is_colored,
+        no_color=not screen.is_colored,
+        color_system="auto" if screen.is_colored else None,
+        emoji=False,
+        markup=False,
+        highlight=False,
+    )
+
+
+def print_list(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str | None, screen: Screen
+) -> None:
+    """A table of items; a block of lines for each where there is no room for a table."""
+    console = console_for(screen)
+    cells = [[plain_line(cell) for cell in row] for row in rows]
+    if not cells:
+        _line(console, Text(title or "Nothing found"))
+        return
+    widths = [
+        max(cell_len(column.heading), *(cell_len(row[i]) for row in cells))
+        for i, column in enumerate(columns)
+    ]
+    _title(console, title)
+    layout = fit(widths, [column.rank for column in columns], screen.width)
+    headings = [column.heading for column in columns]
+    if not layout.is_table:
+        _print_blocks(console, headings, cells)
+        return
+    table = Table(header_style="bold")
+    for i in layout.kept:
+        style = "bold cyan" if i == layout.kept[0] else None
+        is_short = widths[i] <= SHORT
+        table.add_column(headings[i], style=style, overflow="fold", no_wrap=is_short)
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in layout.kept))
+    console.print(table)
+
+
+def print_facts(rows: Sequence[Sequence[str]], title: str | None, screen: Screen) -> None:
+    """A table of properties; on a narrow screen one line for each."""
+    console = console_for(screen)
+    cells = [(plain_line(name), plain_line(value)) for name, value in rows]
+    names = max((cell_len(name) for name, _ in cells), default=0)
+    _title(console, title)
+    if screen.width is not None and table_width([names, _LEAST_VALUE]) > screen.width:
+        for name, value in cells:
+            _line(console, Text.assemble((f"{name}: ", "bold"), value))
+        return
+    table = Table(header_style="bold")
+    table.add_column("Property", style="bold", no_wrap=True)
+    table.add_column("Value", overflow="fold")
+    for name, value in cells:
+        table.add_row(Text(name), Text(value))
+    console.print(table)
+
+
+def _title(console: Console, title: str | None) -> None:
+    # Not the table's own title, which is broken at the table's width and filled with spaces.
+    if title:
+        _line(console, Text(plain_line(title), style="bold"))
+
+
+def _print_blocks(
+    console: Console, headings: Sequence[str], cells: Sequence[Sequence[str]]
+) -> None:
+    for row in cells:
+        _line(console, Text(row[0], style="bold cyan"))
+        for heading, cell in zip(headings[1:], row[1:], strict=True):
+            _line(console, Text(f"  {heading}: {cell}"))
+
+
+def _line(console: Console, text: Text) -> None:
+    # Not broken here: a terminal that is too narrow breaks it where it must, and copying a long
+    # id from there gives it back whole.
+    console.print(text, soft_wrap=True)

@@ -1,0 +1,168 @@
+"""Usage and storage as they are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tinkex.cli.format import format_count, format_size
+from tinkex.cli.output.base import Column, Output
+
+if TYPE_CHECKING:
+    from tinkex.types import BillingUsageResponse, CurrentCheckpointStorageUsageResponse
+
+USAGE_FIELDS = (
+    "bucket_start",
+    "bucket_end",
+    "base_model",
+    "user_id",
+    "user_name",
+    "session_id",
+    "project_id",
+    "estimated_cost_usd",
+    "effective_rate_usd_per_million_tokens",
+    "effective_rate_usd_per_gigabyte_month",
+    "type",
+)
+SESSION_FIELDS = ("session_id", "user_metadata")
+STORAGE_FIELDS = (
+    "effective_rate_usd_per_gigabyte_month",
+    "project_id",
+    "org_user_urn",
+    "user_email",
+    "user_name",
+    "checkpoint_count",
+    "size_bytes",
+    "size_gigabytes",
+    "estimated_monthly_cost_usd",
+)
+#: What the kinds of use are called, and which of their fields is the amount.
+_KINDS = {
+    "training": ("Trained", "token_count"),
+    "sampling_prefill": ("Prompt", "token_count"),
+    "sampling_sample": ("Sampled", "token_count"),
+    "checkpoint": ("Checkpoints", "count"),
+    "storage": ("Storage GB h", "gigabyte_hours"),
+}
+_USAGE_COLUMNS = (
+    Column("Hour (UTC)"),
+    Column("Use"),
+    Column("Amount"),
+    Column("Base Model", 1),
+    Column("Session", 2),
+    Column("User", 4),
+    Column("Project", 5),
+    Column("Cost USD", 3),
+)
+_STORAGE_COLUMNS = (
+    Column("Project"),
+    Column("Owner", 1),
+    Column("Checkpoints"),
+    Column("Size"),
+    Column("USD/month", 2),
+)
+
+
+def flat_rows(found: BillingUsageResponse) -> list[dict[str, Any]]:
+    """A flat row per event: what it says about its kind stands beside the rest."""
+    rows = [event.model_dump(mode="json") for event in found.data]
+    return [row | row.pop("event_info") for row in rows]
+
+
+def session_rows(found: BillingUsageResponse) -> list[dict[str, Any]]:
+    """A row per session; its metadata is one text of JSON."""
+    return [
+        {
+            "session_id": name,
+            "user_metadata": session.user_metadata and json.dumps(session.user_metadata),
+        }
+        for name, session in found.sessions.items()
+    ]
+
+
+class UsageRows(Output):
+    """What was used, hour by hour."""
+
+    def __init__(self, found: BillingUsageResponse) -> None:
+        self._found = found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The official shape."""
+        return {
+            "data": [event.model_dump() for event in self._found.data],
+            "sessions": {key: row.model_dump() for key, row in self._found.sessions.items()},
+            "cost_data_through": self._found.cost_data_through,
+        }
+
+    def columns(self) -> Sequence[Column]:
+        """What people look for; --csv has all fields."""
+        return _USAGE_COLUMNS
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per event."""
+        return [_usage_cells(row) for row in flat_rows(self._found)]
+
+    def title(self) -> str:
+        """How many there are."""
+        count = len(self._found.data)
+        return f"{format_count(count, 'hourly row')} of usage" if count else "No usage in this span"
+
+
+def _usage_cells(row: dict[str, Any]) -> list[str]:
+    name, field = _KINDS.get(row["type"], (row["type"], "amount"))
+    amount = row.get(field)
+    kind = f"{name} (cached)" if row.get("cached") else name
+    return [
+        datetime.fromisoformat(row["bucket_start"]).astimezone(UTC).strftime("%Y-%m-%d %H:00"),
+        kind,
+        "" if amount is None else f"{amount:,}",
+        row["base_model"] or "",
+        row["session_id"] or "",
+        row["user_name"] or row["user_id"] or "",
+        row["project_id"] or "",
+        money(row["estimated_cost_usd"]),
+    ]
+
+
+class StorageRows(Output):
+    """What the checkpoints take, by project and owner."""
+
+    def __init__(self, found: CurrentCheckpointStorageUsageResponse) -> None:
+        self._found = found
+
+    def flat_rows(self) -> list[dict[str, Any]]:
+        """A row per item, each with the price."""
+        rate = {STORAGE_FIELDS[0]: self._found.effective_rate_usd_per_gigabyte_month}
+        return [rate | item.model_dump() for item in self._found.data]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The official shape."""
+        return self._found.model_dump()
+
+    def columns(self) -> Sequence[Column]:
+        """What people look for; --csv has all fields."""
+        return _STORAGE_COLUMNS
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per item."""
+        return [
+            [
+                item.project_id or "",
+                item.user_email or item.user_name or item.org_user_urn or "",
+                f"{item.checkpoint_count:,}",
+                format_size(item.size_bytes),
+                money(item.estimated_monthly_cost_usd),
+            ]
+            for item in self._found.data
+        ]
+
+    def title(self) -> str:
+        """What it is about."""
+        return "Current checkpoint storage" if self._found.data else "No checkpoints are stored"
+
+
+def money(amount: float | None) -> str:
+    """An amount of dollars; what is not known is N/A."""
+    return "N/A" if amount is None else f"{amount:,.2f}" if amount >= 0.01 else f"{amount:.4g}"

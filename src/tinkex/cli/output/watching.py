@@ -1,0 +1,162 @@
+"""A training run as it goes: a picture on a terminal, a line per step elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from tinkex.cli.format import format_count, format_duration
+from tinkex.cli.output.plain import to_plain
+
+if TYPE_CHECKING:
+    from tinkex.types import RunMetricsResponse, RunStep
+
+STATUS = {
+    "active": "in training",
+    "finished": "finished by its client",
+    "lost": "its client is gone",
+}
+
+
+class View(Protocol):
+    """Shows a run as it goes."""
+
+    def show(self, page: RunMetricsResponse) -> None:
+        """Show how it stands, with the steps that are new."""
+        ...
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Numbering:
+    """Numbers steps without gaps, also when the server forgets old ones meanwhile."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+
+    def number(self, steps: Sequence[RunStep]) -> list[tuple[int, RunStep]]:
+        """New steps with their numbers."""
+        numbered = []
+        for step in steps:
+            self._last = step.step if self._last is None else self._last + 1
+            numbered.append((self._last, step))
+        return numbered
+
+
+def describe(page: RunMetricsResponse, number: int, step: RunStep | None) -> dict[str, Any]:
+    """How a run stands, for programs; with a step, as it was then."""
+    return {
+        "training_run_id": page.training_run_id,
+        "status": page.status,
+        "step": number,
+        "loss": page.loss if step is None else step.loss,
+        "tokens": None if step is None else step.num_tokens,
+        "tokens_per_second": page.tokens_per_second if step is None else speed_of(step),
+        "seconds": None if step is None else step.seconds,
+        "waiting": page.num_waiting,
+        "running": page.num_running,
+        "finished_at": None if step is None else step.finished_at,
+        "metrics": {} if step is None else step.metrics,
+    }
+
+
+def speed_of(step: RunStep) -> float | None:
+    """Tokens per second within one step."""
+    return step.num_tokens / step.seconds if step.seconds > 0 else None
+
+
+def headline(page: RunMetricsResponse, number: int) -> str:
+    """How a run stands in one line."""
+    parts = [
+        STATUS.get(page.status, page.status),
+        format_count(number, "step"),
+        f"loss {format_number(page.loss)}",
+        f"{format_speed(page.tokens_per_second)}",
+        queue_words(page),
+    ]
+    return ", ".join(parts)
+
+
+def queue_words(page: RunMetricsResponse) -> str:
+    """What of a run is waiting and being done."""
+    if not page.num_waiting and not page.num_running:
+        return "nothing queued"
+    return f"{page.num_waiting} waiting, {page.num_running} running"
+
+
+def format_number(value: float | None) -> str:
+    """A loss: four digits that say something."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def format_speed(tokens_per_second: float | None) -> str:
+    """A speed."""
+    return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+
+
+class JsonLines:
+    """One object per step; with --once one object in all."""
+
+    def __init__(self, once: bool) -> None:
+        self._once = once
+        self._numbering = Numbering()
+        self._status: str | None = None
+
+    def show(self, page: RunMetricsResponse) -> None:
+        """Write the new steps, or how it stands if that changed without one."""
+        numbered = self._numbering.number(page.steps)
+        if self._once:
+            last = numbered[-1] if numbered else (page.num_steps, None)
+            self._write(describe(page, *last))
+            return
+        for number, step in numbered:
+            self._write(describe(page, number, step))
+        if not numbered and page.status != self._status:
+            self._write(describe(page, page.num_steps, None))
+        self._status = page.status
+
+    def finish(self) -> None:
+        """Everything was written."""
+
+    def _write(self, data: dict[str, Any]) -> None:
+        click.echo(json.dumps(to_plain(data), allow_nan=False))
+
+
+class PlainLines:
+    """One line per step; with --once one line in all."""
+
+    def __init__(self, once: bool) -> None:
+        self._once = once
+        self._numbering = Numbering()
+        self._last: tuple[RunMetricsResponse, int] | None = None
+
+    def show(self, page: RunMetricsResponse) -> None:
+        """Write the new steps."""
+        numbered = self._numbering.number(page.steps)
+        number = numbered[-1][0] if numbered else self._last[1] if self._last else page.num_steps
+        self._last = (page, number)
+        if self._once:
+            click.echo(f"{page.training_run_id}: {headline(page, number)}")
+            return
+        for number, step in numbered:
+            click.echo(step_line(number, step, page))
+
+    def finish(self) -> None:
+        """Say how it ended."""
+        if self._last is not None and not self._once:
+            page, number = self._last
+            click.echo(f"{page.training_run_id}: {headline(page, number)}", err=True)
+
+
+def step_line(number: int, step: RunStep, page: RunMetricsResponse) -> str:
+    """A step in one line."""
+    return (
+        f"step {number}  loss {format_number(step.loss)}  "
+        f"{format_count(step.num_tokens, 'token')}  {format_duration(step.seconds)}  "
+        f"{format_speed(speed_of(step))}  {queue_words(page)}"
+    )

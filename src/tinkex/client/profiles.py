@@ -1,0 +1,98 @@
+"""Profiles: servers and keys under names, in the home's config.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.settings import Environment
+
+#: What a profile may say, and as what.
+SETTINGS: dict[str, tuple[type, ...]] = {
+    "base_url": (str,),
+    "api_key": (str,),
+    "project_id": (str,),
+    "timeout_seconds": (int, float),
+}
+_SHAPE = "expected [profiles.NAME] tables and default_profile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One profile, as its file says."""
+
+    name: str
+    path: Path
+    """The file it stands in."""
+    settings: Mapping[str, Any] = field(repr=False)
+    is_chosen: bool
+    """Whether the caller named it; else a variable or the file did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilesFile:
+    """All profiles of a home, checked."""
+
+    path: Path
+    default: str | None = None
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+
+
+def find_profile(name: str | None, environment: Environment) -> Profile | None:
+    """The profile of this name, of TINKEX_PROFILE or of the file, whichever comes first."""
+    if environment.home == Path():
+        if name is not None:
+            raise ConfigError(f"there is no profile {name!r}: no home is known")
+        return None
+    file = read_profiles(Home(environment.home).profiles_file)
+    wanted = name or environment.profile or file.default
+    if wanted is None:
+        return None
+    if wanted not in file.profiles:
+        known = ", ".join(sorted(file.profiles)) or "none"
+        raise ConfigError(
+            f"there is no profile {wanted!r} in {file.path}; there is: {known}",
+            hint=f"Add a table [profiles.{wanted}] with base_url and api_key to that file.",
+        )
+    return Profile(
+        name=wanted,
+        path=file.path,
+        settings=file.profiles[wanted],
+        is_chosen=name is not None,
+    )
+
+
+def read_profiles(path: Path) -> ProfilesFile:
+    """What a file of profiles says; a missing file says nothing."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ProfilesFile(path=path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        # The reason could quote the file, and the file holds keys.
+        raise ConfigError(f"{path} is no TOML file; {_SHAPE}") from error
+    default, tables = raw.get("default_profile"), raw.get("profiles", {})
+    if not isinstance(default, str | None) or not isinstance(tables, dict):
+        raise ConfigError(f"{path} has no profiles; {_SHAPE}")
+    for name, table in tables.items():
+        _check(path, name, table)
+    return ProfilesFile(path=path, default=default or None, profiles=tables)
+
+
+def _check(path: Path, name: str, table: object) -> None:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: profiles.{name} is no table; {_SHAPE}")
+    for key, value in table.items():
+        if key not in SETTINGS:
+            allowed = ", ".join(SETTINGS)
+            raise ConfigError(f"{path}: profile {name!r} has {key!r}; a profile has {allowed}")
+        if not isinstance(value, SETTINGS[key]) or isinstance(value, bool) or value == "":
+            wanted = "text" if str in SETTINGS[key] else "a number"
+            raise ConfigError(f"{path}: {key!r} of profile {name!r} must be {wanted}")

@@ -1,0 +1,123 @@
+"""What sets one recipe apart from another: how a step is sent, and how rows are measured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tinkex.client.future import APIFuture
+from tinkex.client.service import ServiceClient
+from tinkex.client.training import TrainingClient
+from tinkex.recipes.plan import Plan
+from tinkex.recipes.rendering import Example, Renderer
+from tinkex.recipes.rows import RowFile
+from tinkex.recipes.schedule import Batch, batch_at
+from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
+
+PlanT = TypeVar("PlanT", bound=Plan)
+RowT = TypeVar("RowT")
+#: Takes a sentence for the person who waits.
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A step that is on its way to the server."""
+
+    epoch: int
+    num_tokens: int = 0
+    passed: APIFuture[ForwardBackwardOutput] | None = None
+    stepped: APIFuture[OptimStepResponse] | None = None
+    loss: float | None = None
+    """The mean loss if it is known here; otherwise the server's."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def wait(self) -> float | None:
+        """Wait until the step is done; returns its loss."""
+        output = None if self.passed is None else self.passed.result()
+        if self.stepped is not None:
+            self.stepped.result()
+        if self.loss is not None or output is None:
+            return self.loss
+        return output.metrics.get("loss:sum")
+
+
+@dataclass(slots=True)
+class Notices:
+    """Tells the first time that something is left out, and counts the rest."""
+
+    tell: Tell
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def note(self, kind: str, sentence: str) -> None:
+        """Something of a kind happened; the sentence is told if it is the first."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if self.counts[kind] == 1:
+            self.tell(sentence)
+
+    def sum_up(self) -> None:
+        """Tell how often it happened, where the first time was not all."""
+        for kind, count in self.counts.items():
+            if count > 1:
+                self.tell(f"{kind}: {count} times in all")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[PlanT]):
+    """What a method works with."""
+
+    plan: PlanT
+    service: ServiceClient
+    training: TrainingClient
+    renderer: Renderer
+    notices: Notices
+    num_steps: int
+
+    def has_lesson(self, place: str, *examples: Example) -> bool:
+        """Whether something is left to learn in each; tells about what had to be cut."""
+        for example in examples:
+            if example.num_cut:
+                kept, size = len(example.tokens), len(example.tokens) + example.num_cut
+                self.notices.note(
+                    "rows cut to fit", f"{place} has {size} tokens and was cut to {kept}"
+                )
+        if all(example.num_learned for example in examples):
+            return True
+        self.notices.note("rows left out", f"{place} is left out: no token to learn fits")
+        return False
+
+
+class Method(ABC, Generic[PlanT, RowT]):
+    """One recipe at work on one file."""
+
+    def __init__(
+        self, setting: Setting[PlanT], rows: RowFile[RowT], reference_path: str | None = None
+    ) -> None:
+        self.setting = setting
+        self.rows = rows
+        self.reference_path = reference_path
+        """The weights that the run began with, for methods that compare with them."""
+
+    @abstractmethod
+    def submit(self, step: int, adam: AdamParams) -> Submitted:
+        """Send the passes and the optimizer step of a step counted from 0."""
+
+    @abstractmethod
+    def evaluate(self, rows: RowFile[RowT]) -> dict[str, float]:
+        """Measure rows with the weights that the last submitted step leads to."""
+
+    def settle(self) -> None:
+        """Wait for what was sent ahead; called once, when no step follows."""
+
+    def batch(self, step: int) -> Batch:
+        """The rows of a step."""
+        plan = self.setting.plan
+        return batch_at(step, len(self.rows), plan.batch_size, plan.seed)
+
+
+def batches_of(num_rows: int, batch_size: int) -> Iterator[Sequence[int]]:
+    """All row numbers in order, a batch at a time."""
+    for start in range(0, num_rows, batch_size):
+        yield range(start, min(num_rows, start + batch_size))

@@ -1,0 +1,185 @@
+"""Reinforcement learning: answer prompts, reward the answers, push towards the better ones.
+
+Every step is on-policy: the weights of the moment draw a group of answers for each prompt. An
+answer's advantage is its reward minus the mean of its group, so a group whose rewards are all equal
+teaches nothing and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from tinkex.client.future import APIFuture
+from tinkex.client.sampling import SamplingClient
+from tinkex.client.service import ServiceClient
+from tinkex.errors import APIResponseValidationError
+from tinkex.recipes.method import Method, Setting, Submitted, Tell, batches_of
+from tinkex.recipes.plan import RlPlan
+from tinkex.recipes.rewards import Reward, load_reward
+from tinkex.recipes.rows import PromptRow, RowFile, parse_prompt
+from tinkex.recipes.run import Run, RunOptions, log_notice
+from tinkex.recipes.schedule import seed_of
+from tinkex.types import (
+    AdamParams,
+    Datum,
+    ModelInput,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+)
+
+
+def run(
+    plan: RlPlan,
+    service: ServiceClient,
+    options: RunOptions | None = None,
+    tell: Tell = log_notice,
+) -> Run[RlPlan, PromptRow]:
+    """A fine-tune; iterate over it for a report per step, then look at its `result`."""
+    reward = load_reward(plan.reward)
+    function = reward.name.rpartition(":")[2]
+    return Run(
+        plan,
+        service,
+        partial(Rl, reward=reward),
+        parse_prompt,
+        options=options,
+        tell=tell,
+        # Another function would make it another run, wherever its file lies.
+        inputs={"reward_function": function, "reward_digest": reward.digest},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The answers to one prompt."""
+
+    prompt: Sequence[int]
+    answers: Sequence[SampledSequence]
+    rewards: Sequence[float]
+
+    def advantages(self) -> list[float]:
+        """How much better than the group's mean each answer is."""
+        mean = fmean(self.rewards)
+        return [reward - mean for reward in self.rewards]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether one answer is better than another."""
+        return len(set(self.rewards)) > 1
+
+
+class Rl(Method[RlPlan, PromptRow]):
+    """Groups of answers, compared with each other."""
+
+    def __init__(
+        self,
+        setting: Setting[RlPlan],
+        rows: RowFile[PromptRow],
+        reference_path: str | None = None,
+        *,
+        reward: Reward,
+    ) -> None:
+        super().__init__(setting, rows)
+        self._reward = reward
+
+    def submit(self, step: int, adam: AdamParams) -> Submitted:
+        """Draw answers with the weights of the last step, reward them and learn from them."""
+        plan, training = self.setting.plan, self.setting.training
+        batch = self.batch(step)
+        groups = self._draw(self.rows, batch.rows, plan.group_size, step)
+        useful = [group for group in groups if group.has_signal]
+        num_silent = len(groups) - len(useful)
+        metrics = {**_sum_up(groups), "groups_without_signal": float(num_silent)}
+        if not useful:
+            told = f"step {step + 1} teaches nothing: in every group all answers are worth the same"
+            self.setting.notices.note("steps that taught nothing", told)
+            return Submitted(batch.epoch, metrics=metrics)
+        num_learned = sum(len(answer.tokens) for group in useful for answer in group.answers)
+        data = [datum for group in useful for datum in make_data(group, 1.0 / num_learned)]
+        return Submitted(
+            batch.epoch,
+            sum(datum.model_input.length for datum in data),
+            training.forward_backward(data, plan.loss),
+            training.optim_step(adam),
+            metrics=metrics,
+        )
+
+    def evaluate(self, rows: RowFile[PromptRow]) -> dict[str, float]:
+        """The mean reward of one answer per prompt."""
+        groups: list[Group] = []
+        for numbers in batches_of(len(rows), self.setting.plan.batch_size):
+            groups += self._draw(rows, numbers, 1, "eval")
+        return {f"eval_{name}": value for name, value in _sum_up(groups).items()}
+
+    def _draw(
+        self, rows: RowFile[PromptRow], numbers: Sequence[int], num_answers: int, when: object
+    ) -> list[Group]:
+        """Ask for all answers at once, then reward them as they come."""
+        sampler = self.setting.training.save_weights_and_get_sampling_client()
+        drawn = []
+        for number, row in zip(numbers, rows.take(numbers), strict=True):
+            prompt = self.setting.renderer.prompt(row.prompt)
+            if self._fits(rows.place(number), prompt):
+                seed = seed_of(self.setting.plan.seed, when, number)
+                drawn.append((row, prompt, self._ask(sampler, prompt, num_answers, seed)))
+        return [self._judge(row, prompt, future.result()) for row, prompt, future in drawn]
+
+    def _ask(
+        self, sampler: SamplingClient, prompt: Sequence[int], num_answers: int, seed: int
+    ) -> APIFuture[SampleResponse]:
+        plan = self.setting.plan
+        params = SamplingParams(
+            max_tokens=plan.answer_tokens, temperature=plan.temperature, seed=seed
+        )
+        return sampler.sample(ModelInput.from_ints(prompt), num_answers, params)
+
+    def _judge(self, row: PromptRow, prompt: Sequence[int], response: SampleResponse) -> Group:
+        answers = [answer for answer in response.sequences if answer.tokens]
+        texts = [self.setting.renderer.text(answer.tokens) for answer in answers]
+        return Group(prompt, answers, [self._reward(row.fields, text) for text in texts])
+
+    def _fits(self, place: str, prompt: Sequence[int]) -> bool:
+        limit = self.setting.renderer.max_tokens
+        if limit is None or len(prompt) + self.setting.plan.answer_tokens <= limit:
+            return True
+        self.setting.notices.note(
+            "prompts left out",
+            f"{place} is left out: {len(prompt)} tokens and an answer of "
+            f"{self.setting.plan.answer_tokens} do not fit into {limit}",
+        )
+        return False
+
+
+def make_data(group: Group, scale: float) -> list[Datum]:
+    """The answers of a group as examples; an answer as good as the mean teaches nothing."""
+    return [
+        _datum(group.prompt, answer, advantage * scale)
+        for answer, advantage in zip(group.answers, group.advantages(), strict=True)
+        if advantage != 0.0
+    ]
+
+
+def _datum(prompt: Sequence[int], answer: SampledSequence, advantage: float) -> Datum:
+    """Position i predicts token i + 1; the prompt's own positions carry no advantage."""
+    if answer.logprobs is None:
+        raise APIResponseValidationError(None, None, "The samples have no log-probabilities")
+    tokens = [*prompt, *answer.tokens]
+    silent = [0.0] * (len(prompt) - 1)
+    return Datum(
+        model_input=ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "logprobs": [*silent, *answer.logprobs],
+            "advantages": [*silent, *([advantage] * len(answer.tokens))],
+        },
+    )
+
+
+def _sum_up(groups: Sequence[Group]) -> dict[str, float]:
+    rewards = [reward for group in groups for reward in group.rewards]
+    lengths = [len(answer.tokens) for group in groups for answer in group.answers]
+    return {"reward": fmean(rewards), "answer_tokens": fmean(lengths)} if rewards else {}

@@ -1,0 +1,283 @@
+"""The loop that all recipes share: send steps ahead, save, go on after an interruption."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tinkex.client.future import APIFuture
+from tinkex.client.service import ServiceClient
+from tinkex.errors import InvalidInput
+from tinkex.logs import get_logger
+from tinkex.recipes.journal import Journal, Progress
+from tinkex.recipes.method import Method, Notices, Setting, Submitted, Tell
+from tinkex.recipes.opening import find_max_tokens, open_training, server_of
+from tinkex.recipes.plan import Plan, digest_of
+from tinkex.recipes.rendering import Renderer
+from tinkex.recipes.report import Pace, Result, Sample, StepReport
+from tinkex.recipes.rows import RowFile
+from tinkex.recipes.samples import choose_prompts, draw_samples
+from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
+from tinkex.types import AdamParams, SaveWeightsResponse
+
+PlanT = TypeVar("PlanT", bound=Plan)
+RowT = TypeVar("RowT")
+MakeMethod = Callable[[Setting[PlanT], RowFile[RowT], str | None], Method[PlanT, RowT]]
+
+logger = get_logger(__name__)
+#: How many steps are sent before the oldest is waited for.
+NUM_AHEAD = 2
+RUNS = Path("runs")
+
+
+def log_notice(sentence: str) -> None:
+    """Tell through the log."""
+    logger.info("%s", sentence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run treats what an earlier one left."""
+
+    run_dir: Path | None = None
+    """Where the run is kept; by default below `runs`, named by its settings and data."""
+    restart: bool = False
+    """Begin anew, whatever is there."""
+    accept_changes: bool = False
+    """Go on although settings or data are not what they were."""
+
+
+class _Sent(NamedTuple):
+    """A step on its way, counted from 0, and the checkpoint behind it."""
+
+    step: int
+    rate: float
+    submitted: Submitted
+    measured: Mapping[str, float]
+    saving: APIFuture[SaveWeightsResponse] | None
+
+
+class Run(Generic[PlanT, RowT]):
+    """A fine-tune: iterate over it for a report per step; afterwards `result` says what it made.
+
+    The directory remembers how far it got, so that the same run made again goes on there.
+    """
+
+    def __init__(
+        self,
+        plan: PlanT,
+        service: ServiceClient,
+        make_method: MakeMethod[PlanT, RowT],
+        parse: Callable[[Any], RowT],
+        *,
+        options: RunOptions | None = None,
+        tell: Tell = log_notice,
+        inputs: Mapping[str, str] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.rows = RowFile(plan.data, parse)
+        self.total = count_steps(len(self.rows), plan.batch_size, plan.epochs, plan.steps)
+        self.result: Result | None = None
+        self._eval_rows = None if plan.eval_data is None else RowFile(plan.eval_data, parse)
+        self._options = options or RunOptions()
+        self._service, self._make_method, self._tell = service, make_method, tell
+        self._essence = {
+            **plan.essence(),
+            **(inputs or {}),
+            "data_digest": self.rows.digest,
+            "server": server_of(service.config),
+        }
+        default = RUNS / f"{plan.label}-{digest_of(self._essence)}"
+        self.journal = Journal(self._options.run_dir or default)
+        self._is_stopping = False
+        self._pace = Pace(0.0)
+        self._done = 0
+        self._saved: Progress | None = None
+        self._loss: float | None = None
+        self._last_measured: Mapping[str, float] = {}
+
+    def stop(self) -> None:
+        """End after the steps that were sent, and save; safe in a signal handler."""
+        self._is_stopping = True
+
+    def __iter__(self) -> Iterator[StepReport]:
+        with self.journal.held():
+            self._saved = self._begin()
+            if self._saved is not None and self._saved.result is not None:
+                self.result = _read_result(self._saved.result)
+                self._tell(f"This run is complete; its directory is {self.journal.directory}")
+                return
+            method = self._open()
+            yield from self._train(method)
+            self.result = self._finish(method)
+
+    def _begin(self) -> Progress | None:
+        if self._options.restart:
+            self.journal.restart()
+        if changes := self.journal.changes(self._essence):
+            self._judge_changes("; ".join(changes))
+        plan = {**self.plan.to_dict(), "total_steps": self.total}
+        self.journal.adopt(plan, self._essence)
+        saved = self.journal.progress()
+        if saved is not None and saved.step < self.total and saved.result is not None:
+            # More steps were asked for and accepted: the run is not over after all.
+            saved = Progress(
+                step=saved.step, state_path=saved.state_path, reference_path=saved.reference_path
+            )
+        return saved
+
+    def _judge_changes(self, changes: str) -> None:
+        if self._options.accept_changes:
+            self._tell(f"Going on with other settings: {changes}")
+            return
+        raise InvalidInput(
+            f"the run in {self.journal.directory} was begun with other settings: {changes}",
+            hint="Undo the change, start over with --restart, or go on with --accept-changes.",
+        )
+
+    def _open(self) -> Method[PlanT, RowT]:
+        saved = self._saved
+        self._done = 0 if saved is None else saved.step
+        self.journal.rewind(self._done)
+        known = [row["loss"] for row in self.journal.rows() if row.get("loss") is not None]
+        self._loss = known[-1] if known else None
+        if saved is None:
+            self._tell(
+                f"Creating the adapter on {self.plan.start_from or self.plan.base_model} ..."
+            )
+        else:
+            self._tell(f"Going on after step {saved.step} of {self.total}, from {saved.state_path}")
+        training = open_training(self._service, self.plan, saved)
+        self._tell("Loading the tokenizer ...")
+        limit = find_max_tokens(self._service, training, self.plan, self._tell)
+        renderer = Renderer(training.get_tokenizer(), limit)
+        setting = Setting(
+            self.plan, self._service, training, renderer, Notices(self._tell), self.total
+        )
+        return self._make_method(setting, self.rows, saved.reference_path if saved else None)
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _train(self, method: Method[PlanT, RowT]) -> Iterator[StepReport]:
+        self._pace = Pace(time.monotonic())
+        waiting: deque[_Sent] = deque()
+        for step in range(self._done, self.total):
+            if self._is_stopping:
+                break
+            waiting.append(self._send(method, step))
+            if len(waiting) == NUM_AHEAD:
+                yield self._collect(method, waiting.popleft())
+        while waiting:
+            yield self._collect(method, waiting.popleft())
+        method.settle()
+
+    def _send(self, method: Method[PlanT, RowT], step: int) -> _Sent:
+        plan = self.plan
+        rate = learning_rate(
+            step,
+            self.total,
+            peak=plan.learning_rate,
+            num_warmup=warmup_steps(plan.warmup, self.total),
+            schedule=plan.schedule,
+        )
+        adam = AdamParams(
+            learning_rate=rate, grad_clip_norm=plan.grad_clip_norm, weight_decay=plan.weight_decay
+        )
+        submitted = method.submit(step, adam)
+        # Behind the step and before the next: the server keeps the order, nobody has to wait.
+        is_due = self._is_due(step + 1, plan.save_every)
+        saving = self._save(method, step + 1) if is_due else None
+        measured: Mapping[str, float] = {}
+        if self._eval_rows is not None and self._is_due(step + 1, plan.eval_every):
+            measured = method.evaluate(self._eval_rows)
+        return _Sent(step, rate, submitted, measured, saving)
+
+    def _is_due(self, done: int, every: int) -> bool:
+        return done == self.total or (every > 0 and done % every == 0)
+
+    def _save(self, method: Method[PlanT, RowT], done: int) -> APIFuture[SaveWeightsResponse]:
+        name = f"{self.plan.label}-{done:06d}"
+        return method.setting.training.save_state(name, overwrite=True)
+
+    def _collect(self, method: Method[PlanT, RowT], sent: _Sent) -> StepReport:
+        loss = sent.submitted.wait()
+        num_tokens = sent.submitted.num_tokens
+        report = StepReport(
+            step=sent.step + 1,
+            total=self.total,
+            epoch=sent.submitted.epoch + 1,
+            loss=loss,
+            learning_rate=sent.rate,
+            num_tokens=num_tokens,
+            tokens_per_second=self._pace.count(time.monotonic(), num_tokens),
+            metrics={**sent.submitted.metrics, **sent.measured},
+        )
+        self._done, self._loss = report.step, loss if loss is not None else self._loss
+        self._last_measured = sent.measured or self._last_measured
+        self.journal.measure(report.to_dict())
+        if sent.saving is not None:
+            self._remember(method, sent.saving)
+        return report
+
+    def _remember(
+        self, method: Method[PlanT, RowT], saving: APIFuture[SaveWeightsResponse]
+    ) -> None:
+        path = saving.result().path
+        self._saved = Progress(
+            step=self._done, state_path=path, reference_path=method.reference_path
+        )
+        self.journal.save(self._saved)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def _finish(self, method: Method[PlanT, RowT]) -> Result:
+        if self._done and (self._saved is None or self._saved.step != self._done):
+            self._remember(method, self._save(method, self._done))
+        method.setting.notices.sum_up()
+        if self._done < self.total:
+            return self._result()
+        name = f"{self.plan.label}-final"
+        saved = method.setting.training.save_weights_for_sampler(name).result()
+        sampler = method.setting.training.create_sampling_client(saved.path)
+        prompts = choose_prompts(self.plan.samples, self.rows.take([0])[0])
+        samples = draw_samples(sampler, method.setting.renderer, prompts, self.plan)
+        result = self._result(saved.path, samples)
+        assert self._saved is not None  # the last step is always saved
+        self.journal.save(
+            Progress(
+                step=self._saved.step,
+                state_path=self._saved.state_path,
+                reference_path=self._saved.reference_path,
+                result=result.to_dict(),
+            )
+        )
+        return result
+
+    def _result(self, sampler_path: str | None = None, samples: tuple[Sample, ...] = ()) -> Result:
+        return Result(
+            is_complete=sampler_path is not None,
+            step=self._done,
+            total=self.total,
+            run_dir=self.journal.directory,
+            state_path=None if self._saved is None else self._saved.state_path,
+            sampler_path=sampler_path,
+            loss=self._loss,
+            metrics=self._last_measured,
+            samples=samples,
+        )
+
+
+def _read_result(written: Mapping[str, Any]) -> Result:
+    try:
+        samples = tuple(Sample(**sample) for sample in written["samples"])
+        fields = {**written, "run_dir": Path(written["run_dir"]), "samples": samples}
+        return Result(**fields)
+    except (KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"the result in progress.json cannot be read: {error}",
+            hint="Start over with --restart.",
+        ) from error

@@ -1,0 +1,55 @@
+"""What the trained model says: a few answers at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tinkex.client.sampling import SamplingClient
+from tinkex.recipes.plan import Plan
+from tinkex.recipes.rendering import Renderer
+from tinkex.recipes.report import Sample
+from tinkex.recipes.rows import ChatRow, Prompt
+from tinkex.types import ModelInput, SamplingParams
+
+_TEMPERATURE = 0.7
+
+
+def choose_prompts(given: Sequence[str], first_row: Any) -> list[Prompt]:
+    """The given prompts in the form the data has, or the prompt of its first row."""
+    example = prompt_of(first_row)
+    if not given:
+        return [example]
+    if isinstance(example, str):
+        return list(given)
+    return [({"role": "user", "content": text},) for text in given]
+
+
+def prompt_of(row: Any) -> Prompt:
+    """What stands in front of the first answer of a row."""
+    if not isinstance(row, ChatRow):
+        prompt: Prompt = row.prompt
+        return prompt
+    roles = [message["role"] for message in row.messages]
+    # A conversation that the assistant begins still needs something to answer to.
+    return row.messages[: roles.index("assistant")] or row.messages[:1]
+
+
+def draw_samples(
+    sampler: SamplingClient, renderer: Renderer, prompts: Sequence[Prompt], plan: Plan
+) -> tuple[Sample, ...]:
+    """An answer to each prompt; all are asked for at once."""
+    params = SamplingParams(max_tokens=plan.sample_tokens, temperature=_TEMPERATURE, seed=plan.seed)
+    asked = [
+        sampler.sample(ModelInput.from_ints(renderer.prompt(prompt)), 1, params)
+        for prompt in prompts
+    ]
+    return tuple(
+        Sample(shown(prompt), renderer.text(future.result().sequences[0].tokens))
+        for prompt, future in zip(prompts, asked, strict=True)
+    )
+
+
+def shown(prompt: Prompt) -> str:
+    """A prompt as a person reads it: plain text, or the last message."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")

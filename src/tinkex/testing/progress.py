@@ -1,0 +1,58 @@
+"""How a model of the stub server is trained: its passes and optimizer steps, and their metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+
+class Progress:
+    """The optimizer steps of one model, each with the passes before it."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self._passes: list[Mapping[str, float]] = []
+        self._began_at = 0.0
+
+    def add_pass(self, metrics: Mapping[str, float]) -> None:
+        """Note a pass with gradients."""
+        if not self._passes:
+            self._began_at = time.time()
+        self._passes.append(metrics)
+
+    def add_step(self, metrics: Mapping[str, float]) -> None:
+        """Note the optimizer step that applies the passes so far."""
+        passes, now = self._passes, time.time()
+        self._passes = []
+        num_tokens = int(sum(told["tokens:sum"] for told in passes))
+        loss = sum(told["loss:sum"] for told in passes)
+        place = len(self.steps) + 1
+        self.steps.append(
+            {
+                "step": place,
+                "cursor": place,
+                "loss": loss / num_tokens if num_tokens else None,
+                "num_tokens": num_tokens,
+                "num_passes": len(passes),
+                "seconds": now - self._began_at if passes else 0.0,
+                "finished_at": datetime.fromtimestamp(now, UTC),
+                "metrics": dict(metrics) | ({"loss:sum": loss} if passes else {}),
+            }
+        )
+
+    def describe(self, after: int | None, limit: int) -> dict[str, Any]:
+        """The newest steps, or the first ones after a cursor, and how it stands."""
+        shown = self.steps[-limit:] if after is None else self.steps[after : after + limit]
+        losses = [step["loss"] for step in self.steps if step["loss"] is not None]
+        recent = self.steps[-20:]
+        seconds = sum(step["seconds"] for step in recent)
+        speed = sum(step["num_tokens"] for step in recent) / seconds if seconds > 0 else None
+        return {
+            "steps": shown,
+            "num_steps": len(self.steps),
+            "is_whole": True,
+            "loss": losses[-1] if losses else None,
+            "tokens_per_second": speed,
+        }

@@ -1,0 +1,25 @@
+"""A place for what is downloaded, and a checkpoint that comes as single files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Scene
+from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where downloads go; the home of a test is beside it."""
+    made = tmp_path / "models"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def external(scene: Scene, connect: Connect) -> str:
+    """A checkpoint that the server gives out as single files."""
+    trainer = connect(scene.server).create_lora_training_client(BASE_MODEL, rank=4)
+    return trainer.save_weights_external("out").result(PATIENCE).path

@@ -1,0 +1,222 @@
+"""`checkpoint export`: an adapter that PEFT loads, or a model that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.cli.checkpoint.offers import (
+    ADAPTER,
+    contents,
+    manifest,
+    offer_archive,
+    tar,
+)
+from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.engine.made import (
+    load_peft,
+    load_plain,
+    make_layout,
+    make_model,
+    make_spec,
+    make_state,
+    plain_logprobs,
+    sites_of,
+)
+from tinkex.cli.context import Context, Screen
+from tinkex.engine.checkpoints import merging
+from tinkex.engine.checkpoints.files import write_checkpoint
+from tinkex.engine.checkpoints.summaries import OPTIMIZER_NAME, STATE_NAME, SUMMARY_NAME
+from tinkex.engine.models import sources
+from tinkex.home import Home
+from tinkex.testing import Fault
+
+PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors"}
+TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A tiny base model."""
+    folder = tmp_path / "base"
+    make_model("qwen3").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A training checkpoint as a server keeps it: adapter, optimizer, list of files."""
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    spec = make_spec()
+    layout = make_layout(sites_of(make_model("qwen3")), spec)
+    write_checkpoint(folder, spec, layout, make_state(layout), with_optimizer=True)
+    (folder / "manifest.json").write_bytes(manifest(contents(folder)))
+    return folder
+
+
+@pytest.fixture
+def offered(scene: Scene, trained: Path) -> str:
+    """The same checkpoint on a server."""
+    offer_archive(scene.server, tar(contents(trained)))
+    return scene.training
+
+
+def with_adapter(base: Path, trained: Path) -> torch.Tensor:
+    return plain_logprobs(load_peft(load_plain(base).float(), trained))
+
+
+# --- PEFT ------------------------------------------------------------------------------------
+
+
+def test_peft_loads_what_was_exported(
+    offered: str, base: Path, trained: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    assert {SUMMARY_NAME, STATE_NAME, OPTIMIZER_NAME} <= set(contents(trained))
+    out = tmp_path / "out" / "adapter"
+    found = tinkex("checkpoint", "export", offered, "-o", str(out), "--json").json
+    assert set(contents(out)) == PEFT_FILES
+    assert found == {
+        "checkpoint_path": offered,
+        "format": "peft",
+        "dtype": None,
+        "destination": str(out),
+        "base_model": make_spec().base_model,
+        "file_size_bytes": sum(map(len, contents(out).values())),
+        "num_files": 2,
+    }
+    exported = plain_logprobs(load_peft(load_plain(base).float(), out))
+    torch.testing.assert_close(exported, with_adapter(base, trained), **TOLERANCE)
+    assert [path.name for path in out.parent.iterdir()] == ["adapter"]
+
+
+def test_a_folder_that_was_downloaded_needs_no_server(
+    trained: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    before = contents(trained)
+    done = tinkex("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"))
+    assert done.exit_code == 0
+    assert "PEFT adapter" in done.out
+    assert set(contents(tmp_path / "out")) == PEFT_FILES
+    assert contents(trained) == before
+
+
+def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
+    scene: Scene, trained: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    words = ("checkpoint", "export", scene.training, "-o", str(out))
+    refused = tinkex(*words, "--json")
+    assert "exists already" in refused.failure["message"]
+    scene.server.inject("download", Fault(status=403), times=None)
+    assert tinkex(*words, "--force").exit_code == 1
+    assert contents(out) == {"mine.txt": b"keep"}
+    scene.server.clear_faults()
+    assert tinkex(*words, "--force").exit_code == 0
+    assert set(contents(out)) == PEFT_FILES
+    hidden = [path.name for path in tmp_path.iterdir() if path.name.startswith(".out")]
+    assert hidden == []
+
+
+def test_what_is_no_adapter_is_refused(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+    offer_archive(scene.server, tar({"something.bin": b"x"}))
+    words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"))
+    assert "holds no PEFT adapter" in tinkex(*words).err
+    scene.server.clear_faults()
+    offer_archive(scene.server, tar({f"{name}.age": data for name, data in ADAPTER.items()}))
+    refused = tinkex(*words, "--json")
+    assert "is encrypted" in refused.failure["message"]
+    assert "age -d" in refused.failure["hint"]
+    assert not (tmp_path / "out").exists()
+
+
+# --- merged ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_transformers_loads_a_merged_model_alone(
+    dtype: str | None, offered: str, base: Path, trained: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ["checkpoint", "export", offered, "-o", str(out), "--merge"]
+    words += ["--base-model-path", str(base), *(["--dtype", dtype] if dtype else []), "--json"]
+    found = tinkex(*words).json
+    assert (found["format"], found["dtype"]) == ("merged", dtype)
+    model = load_plain(out)
+    if dtype is None:
+        torch.testing.assert_close(
+            plain_logprobs(model.float()), with_adapter(base, trained), **TOLERANCE
+        )
+    kinds = {tensor.dtype for tensor in load_file(out / "model.safetensors").values()}
+    assert kinds == {torch.bfloat16 if dtype else torch.float32}
+
+
+def test_the_base_model_is_found_in_the_list_of_the_home(
+    trained: Path, base: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / ".tinkex")
+    home.make()
+    sources.write_list(home.models_file, {make_spec().base_model: str(base)})
+    screen = Screen(is_terminal=True, width=100)
+    out = tmp_path / "out"
+    done = tinkex(
+        *("checkpoint", "export", str(trained), "-o", str(out), "--merge"),
+        context=Context(stdout=Screen(width=100), stderr=screen),
+    )
+    assert done.exit_code == 0
+    assert "Merging" in done.err
+    assert (out / "config.json").exists()
+
+
+def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
+    trained: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
+    refused = tinkex(*words, "--json")
+    assert make_spec().base_model in refused.failure["message"]
+    assert "--base-model-path" in refused.failure["hint"]
+    config = json.loads((trained / "adapter_config.json").read_bytes())
+    del config["base_model_name_or_path"]
+    (trained / "adapter_config.json").write_text(json.dumps(config))
+    assert "does not say which base model" in tinkex(*words).err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_torch_a_sentence_says_what_to_install(
+    scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, merging.__name__)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"), "--merge")
+    refused = tinkex(*words, "--json")
+    assert refused.failure["message"] == "this command needs torch, which is not installed"
+    assert refused.failure["hint"] == "Run: pip install 'tinkex[torch]'"
+    assert scene.server.calls("download") == []
+
+
+@pytest.mark.parametrize("flags", [("--dtype", "float16"), ("--base-model-path", "/")])
+def test_what_is_for_merging_is_refused_without_it(flags: tuple[str, str], tinkex: Tinkex) -> None:
+    refused = tinkex("checkpoint", "export", "tinker://run/weights/x", "-o", "out", *flags)
+    assert refused.exit_code == 2
+    assert f"{flags[0]} is for --merge." in refused.err
+
+
+def test_an_interrupted_merge_leaves_nothing(
+    trained: Path, base: Path, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {path.name for path in tmp_path.iterdir()}
+    monkeypatch.setattr(merging, "_copy_rest", interrupt)
+    words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
+    done = tinkex(*words, "--base-model-path", str(base))
+    assert done.exit_code == 130
+    assert {path.name for path in tmp_path.iterdir()} == before

@@ -1,0 +1,75 @@
+"""A server on which something was trained and saved, and the command line that looks at it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, Protocol
+
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.main import run
+from tinkex.testing import StubServer
+
+
+class Done(NamedTuple):
+    """What a command did."""
+
+    exit_code: int
+    out: str
+    err: str
+    error: BaseException | None
+
+    @property
+    def json(self) -> Any:
+        """The result."""
+        assert self.exit_code == 0, self.err
+        return json.loads(self.out)
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """The error, as programs read it."""
+        assert self.out == ""
+        found: dict[str, Any] = json.loads(self.err)["error"]
+        return found
+
+
+class Tinkex(Protocol):
+    """Runs a command line in this process."""
+
+    def __call__(self, *words: str, context: Context | None = None) -> Done: ...
+
+
+class Scene(NamedTuple):
+    """What is on the server."""
+
+    server: StubServer
+    run_ids: list[str]
+    training: str
+    sampler: str
+
+
+@pytest.fixture
+def tinkex(capsys: pytest.CaptureFixture[str]) -> Tinkex:
+    def invoke(*words: str, context: Context | None = None) -> Done:
+        capsys.readouterr()
+        outcome = run(words, context or Context(stdout=Screen(width=200)))
+        return Done(outcome.exit_code, *capsys.readouterr(), outcome.error)
+
+    return invoke
+
+
+@pytest.fixture
+def scene(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Two runs, the second with two checkpoints; variables name the server and the key."""
+    server = serve(api_keys={KEY})
+    service = connect(server, project_id="p-1")
+    first = service.create_lora_training_client(BASE_MODEL, rank=4)
+    other = connect(server, project_id="p-2")
+    second = other.create_lora_training_client(BASE_MODEL, rank=8, user_metadata={"team": "red"})
+    training = second.save_state("0001").result(PATIENCE).path
+    sampler = second.save_weights_for_sampler("0002").result(PATIENCE).path
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    return Scene(server, [first.model_id, second.model_id], training, sampler)

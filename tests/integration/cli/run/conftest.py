@@ -1,0 +1,53 @@
+"""A server with a run that was trained, and a command line whose tokenizer needs no files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from tests.integration.cli.talking import context_for
+from tests.integration.conftest import BASE_MODEL, HELLO, KEY, PATIENCE, Connect, Serve
+from tinkex import AdamParams, Datum, ModelInput, ServiceClient, TrainingClient
+from tinkex.cli.context import Context
+from tinkex.testing import StubServer
+
+NUM_STEPS = 5
+
+
+class Trained(NamedTuple):
+    """What is on the server, and how to reach it."""
+
+    server: StubServer
+    service: ServiceClient
+    training: TrainingClient
+    path: str
+    context: Context
+
+    @property
+    def run_id(self) -> str:
+        return self.training.model_id
+
+    def train(self, num_steps: int = 1) -> None:
+        """Take some more steps."""
+        weights = [1.0] * (len(HELLO) - 1)
+        inputs = {"target_tokens": HELLO[1:], "weights": weights}
+        datum = Datum(model_input=ModelInput.from_ints(HELLO[:-1]), loss_fn_inputs=inputs)
+        for _ in range(num_steps):
+            self.training.forward_backward([datum], "cross_entropy").result(PATIENCE)
+            self.training.optim_step(AdamParams(learning_rate=0.5)).result(PATIENCE)
+
+
+MakeTrained = Callable[..., Trained]
+
+
+@pytest.fixture
+def trained(serve: Serve, connect: Connect) -> Trained:
+    server = serve(api_keys={KEY})
+    service = connect(server)
+    training = service.create_lora_training_client(BASE_MODEL, rank=4)
+    found = Trained(server, service, training, "", context_for(server.url))
+    found.train(NUM_STEPS)
+    path = training.save_weights_for_sampler("0001").result(PATIENCE).path
+    return found._replace(path=path)

@@ -1,0 +1,164 @@
+"""`run watch` and `run plot` against a server."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Tinkex
+from tests.integration.cli.run.conftest import NUM_STEPS, Trained
+from tests.integration.cli.talking import context_for
+from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve
+from tinkex.cli.commands.run.following import all_steps
+from tinkex.cli.context import Screen
+
+QUICK = ("--interval", "20ms")
+
+
+def test_once_shows_how_a_run_stands(trained: Trained, tinkex: Tinkex) -> None:
+    done = tinkex("run", "watch", trained.run_id, "--once", context=trained.context)
+    assert done.exit_code == 0
+    assert done.out.startswith(f"{trained.run_id}: in training, {NUM_STEPS} steps, loss ")
+    found = tinkex("run", "watch", trained.run_id, "--once", "--json", context=trained.context).json
+    assert (found["step"], found["status"]) == (NUM_STEPS, "active")
+    assert found["loss"] > 0
+    assert "grad_norm" in found["metrics"]
+
+
+def test_a_run_is_followed_until_its_client_is_gone(trained: Trained, tinkex: Tinkex) -> None:
+    def go_on() -> None:
+        trained.server.wait_for("get_run_metrics", timeout=PATIENCE)
+        trained.train(3)
+        trained.service.close().result(PATIENCE)
+
+    worker = threading.Thread(target=go_on)
+    worker.start()
+    done = tinkex("run", "watch", trained.run_id, *QUICK, "--json", context=trained.context)
+    worker.join(PATIENCE)
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert done.exit_code == 0
+    steps = [row["step"] for row in rows if row["metrics"]]
+    assert steps == list(range(1, NUM_STEPS + 4))
+    assert rows[-1]["status"] == "finished"
+    assert rows[0]["loss"] > rows[NUM_STEPS]["loss"]
+
+
+def test_a_run_that_is_over_is_shown_as_lines(trained: Trained, tinkex: Tinkex) -> None:
+    trained.service.close().result(PATIENCE)
+    done = tinkex("run", "watch", trained.run_id, *QUICK, context=trained.context)
+    lines = done.out.splitlines()
+    assert [line.split()[1] for line in lines] == [str(n) for n in range(1, NUM_STEPS + 1)]
+    assert "finished by its client" in done.err
+
+
+def test_ctrl_c_ends_the_watching_with_130_and_says_that_the_run_goes_on(
+    trained: Trained,
+) -> None:
+    words = ["run", "watch", trained.run_id, "--base-url", trained.server.url, "--api-key", KEY]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinkex", *words, *QUICK],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ.copy(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("step 1 ")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "the run itself was not touched" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [("watch",), ("plot",)])
+def test_a_server_that_does_not_tell_says_so(
+    words: tuple[str, ...], serve: Serve, connect: Connect, tinkex: Tinkex
+) -> None:
+    server = serve(api_keys={KEY}, dialect="tuft")
+    run_id = connect(server).create_lora_training_client(BASE_MODEL, rank=4).model_id
+    context = context_for(server.url)
+    done = tinkex("run", *words, run_id, "--json", context=context)
+    assert done.exit_code == 1
+    assert done.failure["message"] == "This server does not tell how its training runs go"
+
+
+@pytest.mark.parametrize("words", [("watch",), ("plot",)])
+def test_a_run_that_is_not_there(words: tuple[str, ...], trained: Trained, tinkex: Tinkex) -> None:
+    done = tinkex("run", *words, "nosuch", "--json", context=trained.context)
+    assert (done.exit_code, done.failure["status"]) == (1, 404)
+    assert "there is no training run 'nosuch'" in done.failure["message"]
+
+
+def test_a_curve_is_drawn(trained: Trained, tinkex: Tinkex) -> None:
+    shown = tinkex("run", "plot", trained.run_id, context=trained.context).out
+    assert shown.startswith(f"loss of {trained.run_id}: ")
+    assert any("⠀" < letter <= "⣿" for letter in shown)
+    found = tinkex("run", "plot", trained.run_id, "--json", context=trained.context).json
+    assert [point["step"] for point in found["points"]] == list(range(1, NUM_STEPS + 1))
+    values = [point["value"] for point in found["points"]]
+    assert values[0] > values[-1]
+
+
+def test_all_pages_are_fetched(trained: Trained) -> None:
+    told: list[tuple[int, int]] = []
+    client = trained.service.rest_client()
+    _, steps = all_steps(client, trained.run_id, lambda done, total: told.append((done, total)), 2)
+    assert [step.step for step in steps] == list(range(1, NUM_STEPS + 1))
+    asked = [call.query["after"] for call in trained.server.calls("get_run_metrics")]
+    assert asked == ["0", "2", "4"]
+    assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_only_the_latest_steps_are_shown_at_first(trained: Trained, tinkex: Tinkex) -> None:
+    trained.service.close().result(PATIENCE)
+    words = ("run", "watch", trained.run_id, *QUICK, "--last", "2")
+    shown = tinkex(*words, context=trained.context).out
+    assert [line.split()[1] for line in shown.splitlines()] == ["4", "5"]
+
+
+def test_a_terminal_shows_a_picture(trained: Trained, tinkex: Tinkex) -> None:
+    trained.service.close().result(PATIENCE)
+    screen = Screen(is_terminal=True, width=80)
+    person = replace(trained.context, stdout=screen)
+    shown = tinkex("run", "watch", trained.run_id, *QUICK, context=person).out
+    assert trained.run_id in shown
+    assert "finished by its client, 5 steps" in shown
+    assert any("⠀" < letter <= "⣿" for letter in shown)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.svg", "A.SVG"])
+def test_files_are_written_whole(
+    name: str, trained: Trained, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    words = ("run", "plot", trained.run_id, "-o", str(path))
+    assert tinkex(*words, context=trained.context).out == ""
+    if path.suffix == ".csv":
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        assert [row["step"] for row in rows] == [str(n) for n in range(1, NUM_STEPS + 1)]
+    else:
+        assert path.read_text().startswith("<svg ")
+    found = tinkex(*words, "--json", context=trained.context).json
+    assert (found["output"], found["num_steps"]) == (str(path), NUM_STEPS)
+
+
+def test_unknown_metrics_and_kinds_of_files_are_named(trained: Trained, tinkex: Tinkex) -> None:
+    words = ("run", "plot", trained.run_id)
+    done = tinkex(*words, "--metric", "beauty", context=trained.context)
+    assert done.exit_code == 1
+    assert "no metric 'beauty'" in done.err
+    assert "grad_norm" in done.err
+    assert tinkex(*words, "--metric", "grad_norm", "--json", context=trained.context).json["points"]
+    done = tinkex(*words, "-o", "a.gif", context=trained.context)
+    assert (done.exit_code, done.out) == (2, "")
+    assert ".png, .svg or .csv" in done.err

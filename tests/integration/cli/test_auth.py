@@ -1,0 +1,290 @@
+"""`auth login`, `logout`, `status` and `whoami`: keys are checked, stored, found and forgotten."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Tinkex
+from tests.integration.conftest import KEY, PATIENCE, Serve
+from tinkex import ServiceClient
+from tinkex.client.config import Config
+from tinkex.client.credentials import CredentialStore, KeyRecord
+from tinkex.testing import Fault, StubServer
+
+
+@pytest.fixture
+def guarded(serve: Serve) -> StubServer:
+    return serve(api_keys={KEY})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / ".tinkex" / "config.toml"
+
+
+def login(tinkex: Tinkex, server: StubServer, *words: str, key: str = KEY) -> dict[str, object]:
+    done = tinkex("auth", "login", "--base-url", server.url, "--api-key", key, "--json", *words)
+    found: dict[str, object] = done.json
+    return found
+
+
+def test_a_key_is_checked_stored_and_found_by_the_sdk(
+    guarded: StubServer, tinkex: Tinkex, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"  {KEY}\n"))
+    done = tinkex("auth", "login", "--base-url", guarded.url, "--api-key-stdin")
+    assert (done.exit_code, done.out) == (0, "")
+    assert "user@example.com" in done.err
+    assert KEY not in done.err
+    assert len(guarded.calls("get_api_key")) == 1
+    assert tomllib.loads(file.read_text()) == {
+        "default_profile": "default",
+        "profiles": {"default": {"base_url": guarded.url, "api_key": KEY}},
+    }
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert Config.new().api_key == KEY
+    with ServiceClient() as client:
+        assert client.get_server_capabilities().supported_models
+
+
+def test_a_wrong_key_is_not_stored(guarded: StubServer, tinkex: Tinkex, file: Path) -> None:
+    words = ("auth", "login", "--base-url", guarded.url, "--api-key", "tml-wrong", "--json")
+    refused = tinkex(*words)
+    assert (refused.exit_code, file.exists()) == (1, False)
+    assert refused.failure["message"] == f"{guarded.url} refuses this key, so it was not stored"
+
+
+def test_a_server_that_is_not_there_stores_nothing(tinkex: Tinkex, file: Path) -> None:
+    words = ("auth", "login", "--base-url", "http://127.0.0.1:9", "--api-key", KEY)
+    failed = tinkex(*words)
+    assert (failed.exit_code, file.exists()) == (1, False)
+    assert "Connection failed" in failed.err
+
+
+def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: Tinkex) -> None:
+    guarded.inject("get_api_key", Fault(status=404), times=None)
+    found = login(tinkex, guarded)
+    assert (found["email"], found["profile"]) == (None, "default")
+    refused = tinkex("auth", "login", "--base-url", guarded.url, "--api-key", "tml-x", "--json")
+    assert "refuses this key" in refused.failure["message"]
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_no_key_is_no_login(
+    text: str, guarded: StubServer, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    refused = tinkex("auth", "login", "--base-url", guarded.url, "--api-key-stdin", "--json")
+    assert "no key was given" in refused.failure["message"]
+    monkeypatch.setattr(sys, "stdin", None)
+    refused = tinkex("auth", "login", "--base-url", guarded.url, "--json")
+    assert "no terminal" in refused.failure["message"]
+    assert "--api-key-stdin" in refused.failure["hint"]
+    assert guarded.calls() == []
+
+
+def type_in(server: StubServer, typed: bytes, last: bytes) -> tuple[int, bytes]:
+    """What a person at a terminal types at the prompt, and what is shown until the last words."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tinkex", "auth", "login", "--base-url", server.url],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown = _read_until(ours, b"API key for ")
+        os.write(ours, typed)
+        shown += _read_until(ours, last)
+        return process.wait(PATIENCE), shown
+    finally:
+        os.close(ours)
+
+
+def test_a_person_types_a_key_that_nobody_sees(guarded: StubServer, file: Path) -> None:
+    code, shown = type_in(guarded, KEY.encode() + b"\n", b"Logged in")
+    assert (code, KEY.encode() in shown) == (0, False)
+    assert KEY in file.read_text()
+
+
+def test_a_person_who_types_nothing_stores_nothing(guarded: StubServer, file: Path) -> None:
+    # Ctrl-D ends the input, which is no answer.
+    code, _ = type_in(guarded, b"\x04", b"no key was given")
+    assert (code, file.exists()) == (1, False)
+
+
+def _read_until(descriptor: int, mark: bytes) -> bytes:
+    found = b""
+    while mark not in found:
+        found += os.read(descriptor, 1024)
+    return found
+
+
+def test_several_profiles_and_the_default_one(
+    guarded: StubServer, serve: Serve, tinkex: Tinkex
+) -> None:
+    other = serve(api_keys={"tml-other-key"})
+    assert login(tinkex, guarded)["default"] is True
+    second = login(tinkex, other, "--profile", "work", key="tml-other-key")
+    assert second["default"] is False
+    assert "--profile work" in str(second["warning"])
+    assert tinkex("auth", "status", "--json").json["base_url"] == guarded.url
+    found = tinkex("auth", "status", "--json", "--profile", "work").json
+    assert (found["base_url"], found["profile"]) == (other.url, "work")
+    third = login(tinkex, other, "--profile", "work", "--default", key="tml-other-key")
+    assert (third["default"], "warning" in third) == (True, False)
+    assert tinkex("auth", "status", "--json").json["base_url"] == other.url
+
+
+def test_a_profile_does_not_change_its_server_by_accident(
+    guarded: StubServer, serve: Serve, tinkex: Tinkex, file: Path
+) -> None:
+    login(tinkex, guarded)
+    other = serve(api_keys={KEY})
+    words = ("auth", "login", "--base-url", other.url, "--api-key", KEY)
+    refused = tinkex(*words)
+    assert refused.exit_code == 1
+    assert f"profile 'default' is for {guarded.url}, not for {other.url}" in refused.err
+    assert guarded.url in file.read_text()
+    assert tinkex(*words, "--profile", "default").exit_code == 0
+    assert other.url in file.read_text()
+
+
+def test_what_stands_in_the_file_stays(guarded: StubServer, tinkex: Tinkex, file: Path) -> None:
+    file.parent.mkdir()
+    text = f"""\
+# Mine.
+default_profile = "a"
+
+[profiles.a]  # the first
+base_url = "{guarded.url}"  # here
+"""
+    file.write_text(text)
+    file.chmod(0o644)
+    login(tinkex, guarded)
+    assert file.read_text() == text + f'api_key = "{KEY}"\n'
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert tinkex("auth", "logout").exit_code == 0
+    assert file.read_text() == text
+    assert {path.name for path in file.parent.iterdir()} <= {file.name, f".{file.name}.lock"}
+
+
+def test_a_file_behind_a_link_and_one_that_is_wrong(
+    guarded: StubServer, tinkex: Tinkex, file: Path, tmp_path: Path
+) -> None:
+    file.parent.mkdir()
+    (tmp_path / "dotfiles.toml").write_text("")
+    file.symlink_to(tmp_path / "dotfiles.toml")
+    login(tinkex, guarded)
+    assert file.is_symlink()
+    assert KEY in (tmp_path / "dotfiles.toml").read_text()
+    file.write_text("not = toml = at all")
+    refused = tinkex("auth", "login", "--base-url", guarded.url, "--api-key", KEY)
+    assert (refused.exit_code, "is no TOML file" in refused.err) == (1, True)
+    assert file.read_text() == "not = toml = at all"
+
+
+def test_a_variable_that_goes_before_the_profile_is_told(
+    guarded: StubServer, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-variable")
+    assert "TINKER_API_KEY is set" in str(login(tinkex, guarded)["warning"])
+
+
+# --- logout -------------------------------------------------------------------------------------
+
+
+def test_a_key_is_forgotten_and_its_server_kept(
+    guarded: StubServer, tinkex: Tinkex, file: Path
+) -> None:
+    login(tinkex, guarded)
+    done = tinkex("auth", "logout", "--json").json
+    assert done == {"profiles": ["default"], "path": str(file), "revoked": False}
+    assert tomllib.loads(file.read_text())["profiles"] == {"default": {"base_url": guarded.url}}
+    again = tinkex("auth", "logout", "--json")
+    assert (again.exit_code, "nothing to log out" in again.failure["message"]) == (1, True)
+    assert guarded.calls("delete_api_key") == []
+
+
+def test_all_keys_are_forgotten_and_revoked(
+    guarded: StubServer, tinkex: Tinkex, file: Path
+) -> None:
+    login(tinkex, guarded)
+    assert tinkex("auth", "logout", "--revoke", "--all").exit_code == 0
+    assert len(guarded.calls("delete_api_key")) == 1
+    words = ("run", "list", "--base-url", guarded.url, "--api-key", KEY, "--json")
+    assert tinkex(*words).failure["status"] == 401
+
+
+def test_the_key_of_the_official_command_line_is_known_too(
+    guarded: StubServer, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CredentialStore(tmp_path / ".tinker" / "credentials.json")
+    store.add("7", KeyRecord(key=KEY, name="laptop"))
+    monkeypatch.setenv("TINKER_BASE_URL", guarded.url)
+    assert tinkex("auth", "status", "--json").json["source"] == "credentials file"
+    done = tinkex("auth", "logout", "--json").json
+    assert (done["key_name"], done["path"]) == ("laptop", str(store.path))
+    assert store.read().keys == {}
+
+
+# --- status and whoami ----------------------------------------------------------------------------
+
+
+def test_status_of_a_good_key(guarded: StubServer, tinkex: Tinkex, file: Path) -> None:
+    login(tinkex, guarded)
+    found = tinkex("auth", "status", "--json").json
+    assert found == {
+        "credentials_available": True,
+        "accessible": True,
+        "base_url": guarded.url,
+        "profile": "default",
+        "key": "***",
+        "source": f"profile 'default' in {file}",
+        "error": None,
+    }
+    assert KEY not in tinkex("auth", "status").out
+
+
+def test_status_of_a_bad_key_no_server_and_nothing_at_all(
+    guarded: StubServer, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    for words, text in (
+        (("--base-url", guarded.url, "--api-key", "tml-no"), "from --api-key"),
+        (("--base-url", "http://127.0.0.1:9", "--api-key", KEY), "Connection failed"),
+        ((), "No server runs here"),
+    ):
+        done = tinkex("auth", "status", *words)
+        assert (done.exit_code, text in done.out) == (1, True), done
+    # Looking does not start a server.
+    assert not (tmp_path / ".tinkex").exists()
+
+
+def test_whoami_of_a_server_with_tokens(serve: Serve, tinkex: Tinkex) -> None:
+    server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
+    where = ("--base-url", server.url, "--api-key", KEY)
+    found = tinkex("auth", "whoami", *where, "--json").json
+    assert set(found) == {"user_urn", "org_urn", "email"}
+    assert found["user_urn"] in tinkex("auth", "whoami", *where).out
+
+
+def test_whoami_of_a_server_that_knows_keys_alone(guarded: StubServer, tinkex: Tinkex) -> None:
+    where = ("--base-url", guarded.url, "--api-key", KEY)
+    found = tinkex("auth", "whoami", *where, "--json").json
+    assert (found["user_urn"], found["email"]) == (None, "user@example.com")
+    assert found["organization"] == "Stub organization"
+    assert "stub key" in tinkex("auth", "whoami", *where).out
+    guarded.inject("get_api_key", Fault(status=404), times=None)
+    failed = tinkex("auth", "whoami", *where, "--json")
+    assert "cannot say who you are" in failed.failure["message"]

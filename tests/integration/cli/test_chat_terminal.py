@@ -1,0 +1,133 @@
+"""`tinkex chat` as a person meets it: a process of its own on a terminal of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import KEY, Serve
+from tests.integration.engine.folders import save_tokenizer
+from tinkex.testing import Fault, StubServer
+
+#: Loading transformers takes its time; nothing takes this long.
+PATIENCE = 60.0
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class Terminal:
+    """A process on a terminal; what it wrote is kept."""
+
+    def __init__(self, *words: str, env: dict[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        self.seen = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tinkex", *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=env,
+            start_new_session=True,
+            # Ctrl-C reaches the process only if this is its own terminal.
+            preexec_fn=lambda: _own_terminal(theirs),
+        )
+        os.close(theirs)
+
+    def type(self, text: str) -> None:
+        """As a person does; it is echoed."""
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Until that was written so often."""
+        ends_at = time.monotonic() + PATIENCE
+        while self.seen.count(text) < times:
+            assert time.monotonic() < ends_at, f"no {text!r} in {self.seen!r}"
+            if not select.select([self._ours], [], [], 0.5)[0]:
+                continue
+            try:
+                data = os.read(self._ours, 65536)
+            except OSError:
+                data = b""
+            assert data, f"it ended without {text!r}: {self.seen!r}"
+            self.seen += _ESCAPES.sub("", data.decode(errors="replace"))
+
+    def ended(self) -> int:
+        """The exit code."""
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def _own_terminal(descriptor: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def server(serve: Serve) -> StubServer:
+    return serve(api_keys={KEY})
+
+
+@pytest.fixture
+def terminal(server: StubServer, tmp_path: Path) -> Iterator[Terminal]:
+    save_tokenizer(tmp_path / "tokenizer", 259)
+    words = ("chat", "--tokenizer", str(tmp_path / "tokenizer"), "--max-tokens", "8")
+    where = ("--base-url", server.url, "--api-key", KEY)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "xterm", "PYTHONWARNINGS": "ignore"}
+    opened = Terminal(*words, *where, env=env)
+    yield opened
+    opened.close()
+
+
+def last_message(server: StubServer, folder: Path) -> str:
+    """What was said last, of what the model saw when an answer began."""
+    from transformers import AutoTokenizer
+
+    tokens = json.loads(server.calls("asample")[-1].body)["prompt"]["chunks"][0]["tokens"]
+    text = str(AutoTokenizer.from_pretrained(folder).decode(tokens))
+    return text.rpartition("User: ")[2].partition("\n\nAssistant:")[0]
+
+
+def test_a_person_talks_stops_an_answer_and_leaves(
+    server: StubServer, terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.wait_for("Talking with tinkex/bigram; /help says what can be typed.")
+    terminal.wait_for("> ")
+
+    terminal.type("/help\n")
+    terminal.wait_for("Ctrl-C stops an answer.")
+
+    server.inject("asample", Fault(delay_seconds=120.0), times=None)
+    terminal.wait_for("> ", 2)
+    terminal.type("first line\nsecond line\n")
+    server.wait_for("asample", timeout=PATIENCE)
+    assert last_message(server, tmp_path / "tokenizer") == "first line\nsecond line"
+
+    terminal.type("\x03")
+    terminal.wait_for("(stopped)")
+    terminal.wait_for("> ", 3)
+    server.clear_faults()
+
+    terminal.type("go \\\non\n")
+    terminal.wait_for("(cut off after 8 tokens; --max-tokens allows more)")
+    assert terminal.process.poll() is None
+
+    terminal.type("\x04")
+    assert terminal.ended() == 0
+    assert len(server.calls("finish_session")) == 1

@@ -1,0 +1,187 @@
+"""The main tables on screens of 40, 80 and 200 columns, as they were last read by a person.
+
+`python -m tests.integration.cli.test_columns` writes the files in `snapshots` anew; read what has
+changed before it is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex import types
+from tinkex.cli.context import Screen
+from tinkex.cli.output import Output
+from tinkex.cli.output.checkpoints import CheckpointInfo, CheckpointList
+from tinkex.cli.output.models import ModelList
+from tinkex.cli.output.runs import RunInfo, RunList
+from tinkex.cli.output.sessions import SessionInfo, SessionList
+from tinkex.cli.output.transfers import CheckpointDownload, Contents
+from tinkex.cli.output.usage_summary import UsageSummary
+from tinkex.cli.paging import Listing
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+WIDTHS = (40, 80, 200)
+SESSION_ID = "82810c9f-dd83-49e2-8069-20d10792b196"
+RUN_IDS = tuple(f"{SESSION_ID}:train:{number}" for number in range(2))
+#: Long ago, so that times are dates and not so many hours.
+MADE = datetime(2024, 2, 3, 4, 5, 6, tzinfo=UTC)
+MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-235B-A22B-Instruct-2507")
+
+
+def saved(run_id: str, name: str, **more: Any) -> types.Checkpoint:
+    return types.Checkpoint(
+        checkpoint_id=name,
+        checkpoint_type="sampler" if name.startswith("sampler") else "training",
+        time=MADE,
+        tinker_path=f"tinker://{run_id}/{name}",
+        size_bytes=183_500_800,
+        **more,
+    )
+
+
+SAVED = [
+    saved(RUN_IDS[0], "weights/step-000500"),
+    saved(RUN_IDS[1], "sampler_weights/sft-squad-v2-final", public=True, expires_at=MADE),
+]
+RUNS = [
+    types.TrainingRun(
+        training_run_id=run_id,
+        base_model=model,
+        model_owner="tml:user:586ea7a9",
+        is_lora=True,
+        lora_rank=32,
+        last_request_time=MADE,
+        last_checkpoint=SAVED[0],
+        last_sampler_checkpoint=SAVED[1],
+        user_metadata={"team": "red"},
+    )
+    for run_id, model in zip(RUN_IDS, MODELS, strict=True)
+]
+SESSION: dict[str, Any] = {
+    "session_id": SESSION_ID,
+    "created_at": MADE,
+    "owner": "tml:user:586ea7a9",
+    "project_id": "spring-cleaning",
+    "status": {"type": "active"},
+    "checkpoints_count": 3,
+    "display_name": "squad, second try",
+    "user_metadata": {"team": "red"},
+    "checkpoint_storage_bytes": 367_001_600,
+}
+USED = types.BillingUsageResponse(
+    data=[
+        types.BillingUsageEvent(
+            bucket_start=MADE,
+            bucket_end=MADE,
+            base_model=model,
+            session_id=SESSION_ID,
+            estimated_cost_usd=1.5,
+            event_info=types.TrainingBillingEvent(token_count=1_234_567),
+        )
+        for model in MODELS
+    ]
+)
+STORED = types.CurrentCheckpointStorageUsageResponse(data=[])
+OFFERED = [
+    types.SupportedModel(
+        model_name=model, max_context_length=32_768, trainable=True, sampleable=True
+    )
+    for model in MODELS
+]
+PLACE = Path("/home/anna/models") / f"{SESSION_ID}_train_0_weights_step-000500"
+
+RESULTS: Mapping[str, Output] = {
+    "run-list": RunList(Listing(RUNS, 41)),
+    "run-info": RunInfo(RUNS[0]),
+    "checkpoint-list": CheckpointList(Listing(SAVED, 2)),
+    "checkpoint-info": CheckpointInfo(SAVED[1], RUNS[1]),
+    "checkpoint-download": CheckpointDownload(
+        SAVED[0].tinker_path, PLACE, Contents(183_500_800, 3)
+    ),
+    "session-list": SessionList([SESSION], has_more=True),
+    "session-info": SessionInfo(
+        SESSION | {"training_run_ids": list(RUN_IDS), "sampler_ids": [f"{SESSION_ID}:sample:0"]}
+    ),
+    "model-list": ModelList(OFFERED, 2),
+    "usage": UsageSummary(USED, STORED, MADE, MADE),
+}
+#: What a person must be able to copy out of each.
+IMPORTANT: Mapping[str, tuple[str, ...]] = {
+    "run-list": RUN_IDS,
+    "run-info": (RUN_IDS[0], MODELS[0], *(one.tinker_path for one in SAVED)),
+    "checkpoint-list": tuple(one.tinker_path for one in SAVED),
+    "checkpoint-info": (SAVED[1].tinker_path, RUN_IDS[1]),
+    "checkpoint-download": (SAVED[0].tinker_path, str(PLACE)),
+    "session-list": (SESSION_ID,),
+    "session-info": (SESSION_ID, *RUN_IDS),
+    "model-list": MODELS,
+    "usage": MODELS,
+}
+
+
+def shown(name: str, width: int) -> str:
+    """What a result looks like on a screen without colours."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        RESULTS[name].print("table", Screen(width=width))
+    return out.getvalue()
+
+
+def snapshot(name: str, width: int) -> Path:
+    return SNAPSHOTS / f"{name}-{width}.txt"
+
+
+def joined(text: str) -> str:
+    """All cells of each column in one piece, so that what was folded is whole again."""
+    columns: dict[int, str] = {}
+    for line in text.splitlines():
+        for place, cell in enumerate(re.split("[│┃]", line)):
+            columns[place] = columns.get(place, "") + cell.strip()
+    return "\n".join([*columns.values(), text])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_table_is_as_a_person_last_saw_it(name: str, width: int) -> None:
+    file = snapshot(name, width)
+    kept = file.read_text("utf-8") if file.exists() else ""
+    hint = "`python -m tests.integration.cli.test_columns` writes it anew"
+    assert shown(name, width) == kept, f"{file.name} is another; {hint}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_id_and_path_can_be_put_together_again(name: str, width: int) -> None:
+    text = shown(name, width)
+    whole = joined(text)
+    missing = [one for one in IMPORTANT[name] if one not in whole]
+    assert missing == []
+    assert "\u2026" not in text
+    assert "..." not in text
+    table = [line for line in text.splitlines() if re.match("[│┃┏└]", line)]
+    assert all(len(line) <= width for line in table)
+
+
+def test_no_snapshot_is_left_over() -> None:
+    expected = {snapshot(name, width).name for name in RESULTS for width in WIDTHS}
+    assert {file.name for file in SNAPSHOTS.iterdir()} == expected
+
+
+def write_all() -> None:
+    """Write every snapshot anew."""
+    SNAPSHOTS.mkdir(exist_ok=True)
+    for name in RESULTS:
+        for width in WIDTHS:
+            snapshot(name, width).write_text(shown(name, width), "utf-8")
+
+
+if __name__ == "__main__":
+    write_all()

@@ -1,0 +1,75 @@
+"""`key`, `model` and `serve` speak JSON like every other command, wherever the flag stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Tinkex
+from tests.unit.engine.model_folders import write_folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_keys(tinkex: Tinkex) -> None:
+    made = tinkex("-f", "json", "key", "create", "--name", "mine").json
+    assert made["key"].startswith("tml-")
+    [row] = tinkex("key", "-f", "json", "list").json
+    assert (row["id"], row["name"], row["revoked"]) == (made["id"], "mine", None)
+    assert tinkex("key", "revoke", str(made["id"]), "--json").json == {
+        "id": made["id"],
+        "revoked": True,
+    }
+    again = tinkex("key", "revoke", str(made["id"]), "--json")
+    assert again.exit_code == 1
+    assert "no key" in again.failure["message"]
+    shown = tinkex("key", "list").out
+    assert "mine" in shown
+    assert made["key"] not in shown
+
+
+def test_a_new_key_stands_alone_on_stdout(tinkex: Tinkex) -> None:
+    done = tinkex("key", "create")
+    assert done.out.startswith("tml-")
+    assert len(done.out.split()) == 1
+
+
+def test_models(tinkex: Tinkex, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "small")
+    added = tinkex("--json", "model", "add", "mine", str(folder)).json
+    assert (added["name"], added["folder"], added["parameters"]) == ("mine", str(folder), 44)
+    assert [row["name"] for row in tinkex("model", "list", "-f", "json").json] == ["mine"]
+    assert tinkex("model", "info", "mine", "-f", "json").json["parameters"] == 44
+    assert tinkex("model", "remove", "mine", "--json").json == {"name": "mine", "removed": True}
+    assert tinkex("model", "list", "--json").json == []
+
+
+def test_a_server_that_does_not_run(tinkex: Tinkex, home: Path) -> None:
+    status = tinkex("serve", "status", "--json")
+    assert status.exit_code == 1
+    assert '"status": "stopped"' in status.out
+    stopped = tinkex("-f", "json", "serve", "stop")
+    assert (stopped.exit_code, stopped.err) == (1, "")
+    assert '"stopped": false' in stopped.out
+    assert "no log file" in tinkex("serve", "logs", "--json").failure["message"]
+
+
+def test_the_log_of_a_server_as_json(tinkex: Tinkex, home: Path) -> None:
+    log = home / "logs" / "server.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("one\ntwo\nthree\n")
+    found = tinkex("serve", "logs", "-n", "2", "--json").json
+    assert found == {"log": str(log), "lines": ["two", "three"]}
+    assert tinkex("serve", "logs", "--follow", "--json").exit_code == 2
+    assert tinkex("serve", "logs", "-n", "1").out == "three\n"
+
+
+def test_serve_keeps_its_own_api_key(tinkex: Tinkex) -> None:
+    shown = tinkex("serve", "--help").out
+    assert "A key that opens the server" in shown
+    assert "The key to send" not in shown

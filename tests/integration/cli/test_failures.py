@@ -1,0 +1,117 @@
+"""What a person reads when a server says no, says nothing, or is not there."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.conftest import KEY
+from tinkex.errors import APIConnectionError
+from tinkex.testing import Fault
+
+WRONG = "tml-wrong"
+
+
+@pytest.mark.parametrize(
+    ("status", "title"),
+    [
+        (400, "Invalid request"),
+        (402, "Billing issue"),
+        (403, "Permission denied"),
+        (404, "Resource not found"),
+        (409, "API error (status 409)"),
+        (422, "Invalid data provided"),
+        (429, "Rate limit exceeded"),
+        (500, "Internal server error"),
+    ],
+)
+def test_an_answer_that_is_a_no(status: int, title: str, scene: Scene, tinkex: Tinkex) -> None:
+    scene.server.inject(
+        "get_training_run",
+        Fault(status=status, headers={"x-should-retry": "false"}),
+        times=None,
+    )
+    refused = tinkex("run", "info", scene.run_ids[0])
+    assert (refused.exit_code, refused.out) == (1, "")
+    assert refused.err.startswith(f"Error: {title}: ")
+    assert len(refused.err.splitlines()) == 2
+    failure = tinkex("run", "info", scene.run_ids[0], "--json").failure
+    assert failure["status"] == status
+    assert failure["hint"]
+
+
+@pytest.mark.parametrize("by", ["flag", "variable", "own variable", "profile"])
+def test_a_wrong_key_is_told_with_where_it_came_from(
+    by: str, scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, source = ["run", "list", "--base-url", scene.server.url], ""
+    monkeypatch.delenv("TINKER_API_KEY")
+    if by == "flag":
+        words, source = [*words, "--api-key", WRONG], "--api-key"
+    elif by == "variable":
+        monkeypatch.setenv("TINKER_API_KEY", WRONG)
+        source = "TINKER_API_KEY"
+    elif by == "own variable":
+        monkeypatch.setenv("TINKEX_API_KEY", WRONG)
+        source = "TINKEX_API_KEY"
+    else:
+        file = tmp_path / ".tinkex" / "config.toml"
+        file.parent.mkdir()
+        file.write_text(f'[profiles.work]\napi_key = "{WRONG}"\n')
+        words, source = [*words, "--profile", "work"], f"profile 'work' in {file}"
+    refused = tinkex(*words)
+    assert refused.exit_code == 1
+    assert refused.err.startswith("Error: Authentication failed: ")
+    assert f"refused the key from {source}." in refused.err
+
+
+def test_a_profile_opens_its_server(
+    scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY")
+    monkeypatch.delenv("TINKER_BASE_URL")
+    file = tmp_path / ".tinkex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(
+        f'default_profile = "x"\n[profiles.x]\nbase_url = "{scene.server.url}"\napi_key = "{KEY}"\n'
+    )
+    assert tinkex("run", "list", "--json").json["total"] == 2
+    assert tinkex("--profile", "x", "run", "list", "--json").json["total"] == 2
+    assert "there is no profile 'y'" in tinkex("run", "list", "--profile", "y").err
+
+
+def test_no_server_is_said_with_how_to_start_one(tinkex: Tinkex) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for flags in ((), ("--json",)):
+            refused = tinkex("run", "list", "--base-url", url, "--api-key", KEY, *flags)
+            assert refused.exit_code == 1
+            assert isinstance(refused.error, APIConnectionError)
+            message = refused.failure["message"] if flags else refused.err
+            assert "Connection failed: cannot reach 127.0.0.1:" in message
+            assert "`tinkex serve` starts one" in refused.err
+
+
+def test_a_server_that_does_not_answer_in_time(scene: Scene, tinkex: Tinkex) -> None:
+    scene.server.inject("get_training_run", Fault(delay_seconds=60.0), times=None)
+    refused = tinkex("run", "info", scene.run_ids[0], "--timeout", "50ms")
+    assert refused.exit_code == 1
+    assert refused.err.splitlines()[-2].startswith("Error: Request timeout: ")
+
+
+def test_nothing_is_left_open_after_a_failure(scene: Scene, tinkex: Tinkex) -> None:
+    before = len(scene.server.sessions)
+    assert tinkex("run", "info", "nosuch").exit_code == 1
+    assert tinkex("checkpoint", "list").exit_code == 0
+    assert len(scene.server.sessions) == before
+
+
+def test_verbose_shows_where_it_failed(scene: Scene, tinkex: Tinkex) -> None:
+    told = tinkex("run", "info", "nosuch", "-v").err
+    assert "Traceback (most recent call last)" in told
+    assert told.splitlines()[-2].startswith("Error: Resource not found: ")
+    assert "Traceback" not in tinkex("run", "info", "nosuch").err

@@ -1,0 +1,36 @@
+"""Ctrl-C and readers that go away, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from tests.integration.cli.conftest import Scene
+from tinkex.testing import Fault
+
+TINKEX = [sys.executable, "-m", "tinkex"]
+
+
+def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(scene: Scene) -> None:
+    scene.server.inject("list_training_runs", Fault(delay_seconds=60.0), times=None)
+    process = subprocess.Popen(
+        [*TINKEX, "run", "list", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ.copy(),
+    )
+    scene.server.wait_for("list_training_runs", timeout=20.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert '"type": "Interrupted"' in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_has_seen_enough_hears_no_complaint(scene: Scene) -> None:
+    command = f"{' '.join(TINKEX)} run list --json | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""

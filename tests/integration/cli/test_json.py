@@ -1,0 +1,141 @@
+"""S3-30: with `-f json` stdout is one JSON document or empty, whatever the command and its fate."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.examples import EXAMPLES, Example, Stage, all_commands
+from tests.integration.cli.examples import stage as stage
+from tests.integration.conftest import KEY, Serve
+
+WRONG = "tml-wrong"
+ESCAPE = "\x1b"
+#: Where `-f json` may stand: before the command, or behind it.
+PLACES = ("before", "behind")
+#: These do something without a command behind them.
+ALONE = {"serve", "usage"}
+GROUPS = sorted({name.split()[0] for name in EXAMPLES if " " in name} - ALONE)
+OF_SERVERS = [name for name, one in EXAMPLES.items() if not (one.is_local or one.is_verdict)]
+#: Commands that tell what they do on stderr in every format, and how that begins (S0-09).
+TOLD = {"checkpoint create": "Starting"}
+#: Commands that list things, and what an empty list is.
+LISTS: dict[str, Any] = {
+    "run list": {"runs": [], "total": 0, "shown": 0},
+    "checkpoint list": {"checkpoints": [], "total": 0, "shown": 0},
+    "session list": None,
+    "model list --home {dir}/empty": [],
+    "usage tokens": None,
+    "usage storage": None,
+    "billing checkpoint-storage": None,
+    "key list": [],
+}
+
+
+def documents(out: str, example: Example) -> list[Any]:
+    """What stdout says, one document or one on each line; anything else fails."""
+    assert ESCAPE not in out
+    return [json.loads(part) for part in (out.splitlines() if example.is_lines else [out])]
+
+
+def error_of(out: str, err: str) -> dict[str, Any]:
+    """The error on stderr; there must be nothing else, and nothing on stdout."""
+    assert out == ""
+    assert ESCAPE not in err
+    said = json.loads(err)
+    assert said.keys() == {"error"}
+    found: dict[str, Any] = said["error"]
+    assert found["message"]
+    assert found["type"]
+    assert "Traceback" not in err
+    return found
+
+
+def test_every_command_has_an_example() -> None:
+    """A server that is run has no end and no result; the acceptance tests run it."""
+    assert sorted([*EXAMPLES, "serve"]) == sorted(all_commands())
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_result_is_json_and_nothing_else(name: str, place: str, stage: Stage) -> None:
+    example = EXAMPLES[name]
+    words = stage.prepare(example)
+    words = ["-f", "json", *words] if place == "before" else [*words, "--format=json"]
+    if place == "behind" and name == "serve logs":
+        words = ["serve", "logs", "--json"]
+    done = stage.run(*words, stdin=example.stdin)
+    assert done.exit_code == example.exit_code, done.err
+    found = documents(done.out, example)
+    assert len(found) >= 1
+    assert all(isinstance(one, dict | list) for one in found)
+    assert ESCAPE not in done.err
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_pipe_gets_no_escape_codes(name: str, stage: Stage) -> None:
+    example = EXAMPLES[name]
+    done = stage.run(*stage.prepare(example), stdin=example.stdin)
+    assert done.exit_code == example.exit_code, done.err
+    assert ESCAPE not in done.out + done.err
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_wrong_option_is_an_error_in_json_and_exit_code_2(name: str, stage: Stage) -> None:
+    for words in ([*name.split(), "--nosuch", "--json"], ["--json", *name.split(), "--nosuch"]):
+        done = stage.run(*words)
+        assert done.exit_code == 2
+        assert "--nosuch" in error_of(done.out, done.err)["message"]
+
+
+@pytest.mark.parametrize("words", ["", *GROUPS])
+def test_a_missing_or_unknown_command_is_an_error_in_json(words: str, stage: Stage) -> None:
+    for more in (["--json"], ["nosuch", "--json"]):
+        done = stage.run(*words.split(), *more)
+        assert done.exit_code == 2
+        assert error_of(done.out, done.err)["type"]
+
+
+@pytest.mark.parametrize("name", OF_SERVERS)
+def test_a_server_that_says_no_is_an_error_in_json(name: str, stage: Stage) -> None:
+    example = EXAMPLES[name]
+    words = stage.prepare(example)
+    stage.monkeypatch.setenv("TINKER_API_KEY", WRONG)
+    done = stage.run(*words, "--json", stdin=WRONG if name == "auth login" else example.stdin)
+    assert done.exit_code == 1
+    if name in TOLD:
+        # Lines about what is being done come first; the error is the last thing that is said.
+        assert done.err.startswith(TOLD[name])
+    err = done.err[done.err.index("{") :]
+    assert error_of(done.out, err)["category"] == "user"
+
+
+@pytest.mark.parametrize("name", [n for n, one in EXAMPLES.items() if one.is_verdict])
+def test_a_verdict_is_a_result_also_when_it_is_bad(name: str, stage: Stage) -> None:
+    stage.monkeypatch.setenv("TINKER_API_KEY", WRONG)
+    done = stage.run(*EXAMPLES[name].words.split(), "--json")
+    assert done.exit_code == 1
+    assert isinstance(json.loads(done.out), dict | list)
+    assert done.err == ""
+
+
+@pytest.mark.parametrize("words", LISTS)
+def test_an_empty_list_is_json(words: str, stage: Stage, serve: Serve) -> None:
+    stage.monkeypatch.setenv("TINKER_BASE_URL", serve(api_keys={KEY}).url)
+    done = stage.run(*stage.fill(words), "--json")
+    assert (done.exit_code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert LISTS[words] is None or found == LISTS[words]
+
+
+@pytest.mark.parametrize(
+    "words", ["checkpoint delete {training}", "checkpoint unpublish {training}"]
+)
+@pytest.mark.parametrize("answer", ["", "n\n", "nonsense\n", "n"])
+def test_a_cancelled_question_is_json(words: str, answer: str, stage: Stage) -> None:
+    done = stage.run(*stage.fill(words), "--json", stdin=answer, is_person=True)
+    assert done.exit_code == 1
+    assert json.loads(done.out)["cancelled"] is True
+    assert done.err.endswith("Cancelled.\n")

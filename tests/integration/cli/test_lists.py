@@ -1,0 +1,115 @@
+"""`run list`, `run info`, `checkpoint list` and `checkpoint info` against a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.conftest import BASE_MODEL, KEY, Connect, Serve
+
+
+def test_runs_are_listed_newest_first(scene: Scene, tinkex: Tinkex) -> None:
+    found = tinkex("run", "list", "--json").json
+    assert [run["training_run_id"] for run in found["runs"]] == scene.run_ids[::-1]
+    assert (found["total"], found["shown"]) == (2, 2)
+    shown = tinkex("run", "list").out
+    assert shown.startswith("2 training runs\n")
+    assert "Rank 8" in shown
+
+
+def test_a_limit_says_how_many_more_there_are(scene: Scene, tinkex: Tinkex) -> None:
+    assert tinkex("run", "list", "--limit", "1").out.startswith(
+        "1 training run (1 more not shown, use --limit to see more)\n"
+    )
+    found = tinkex("-f", "json", "checkpoint", "list", "--limit", "1").json
+    assert (found["total"], found["shown"], len(found["checkpoints"])) == (2, 1, 1)
+
+
+def test_runs_of_a_project(scene: Scene, tinkex: Tinkex) -> None:
+    found = tinkex("run", "list", "--project-id", "p-1", "--json").json
+    assert [run["training_run_id"] for run in found["runs"]] == scene.run_ids[:1]
+    assert scene.server.calls("list_training_runs")[-1].query["project_id"] == "p-1"
+
+
+def test_columns_by_name(scene: Scene, tinkex: Tinkex) -> None:
+    shown = tinkex("run", "list", "-c", "checkpoint,owner,id").out
+    assert "Last Checkpoint" in shown
+    assert "Base Model" not in shown
+    assert "weights/0001" in shown
+    refused = tinkex("run", "list", "-c", "id,colour")
+    assert (refused.exit_code, refused.out) == (2, "")
+    assert "'colour' is no column; there is: id, model, owner" in refused.err
+
+
+def test_long_lists_come_in_pages_of_a_hundred(
+    serve: Serve, connect: Connect, tinkex: Tinkex
+) -> None:
+    server = serve(api_keys={KEY})
+    service = connect(server)
+    for _ in range(103):
+        service.create_lora_training_client(BASE_MODEL, rank=1)
+    where = ("--base-url", server.url, "--api-key", KEY, "--json")
+    assert tinkex("run", "list", *where).json["shown"] == 20
+    assert tinkex("run", "list", "--limit", "0", *where).json["shown"] == 103
+    asked = [
+        (call.query["limit"], call.query["offset"]) for call in server.calls("list_training_runs")
+    ]
+    assert asked == [("20", "0"), ("100", "0"), ("3", "100")]
+
+
+def test_checkpoints_of_all_runs_and_of_one(scene: Scene, tinkex: Tinkex) -> None:
+    found = tinkex("checkpoint", "list", "--limit", "0", "--json").json
+    paths = [saved["tinker_path"] for saved in found["checkpoints"]]
+    assert sorted(paths) == sorted([scene.training, scene.sampler])
+    assert "run_id" not in found
+    assert scene.server.calls("list_user_checkpoints")[-1].query["limit"] == "1000"
+    of_run = tinkex("checkpoint", "list", "--run-id", scene.run_ids[1], "--json").json
+    assert (of_run["run_id"], of_run["total"]) == (scene.run_ids[1], 2)
+    empty = tinkex("checkpoint", "list", "--run-id", scene.run_ids[0])
+    assert empty.out == f"No checkpoints found for run {scene.run_ids[0]}\n"
+
+
+def test_one_run(scene: Scene, tinkex: Tinkex) -> None:
+    found = tinkex("run", "info", scene.run_ids[1], "--json").json
+    assert (found["lora_rank"], found["user_metadata"]) == (8, {"team": "red"})
+    assert found["last_checkpoint"]["tinker_path"] == scene.training
+    shown = tinkex("run", "info", scene.run_ids[1]).out
+    for text in (scene.training, scene.sampler, "Yes (Rank 8)", "- team", "OK"):
+        assert text in shown
+
+
+def test_one_checkpoint(scene: Scene, tinkex: Tinkex) -> None:
+    found = tinkex("checkpoint", "info", scene.sampler, "--json").json
+    assert (found["checkpoint_type"], found["lora_rank"]) == ("sampler", 8)
+    shown = tinkex("checkpoint", "info", scene.training).out
+    for text in (scene.training, scene.run_ids[1], "training", "Yes (Rank 8)", "Never"):
+        assert text in shown
+
+
+def test_a_checkpoint_that_is_not_there(scene: Scene, tinkex: Tinkex) -> None:
+    missing = tinkex("checkpoint", "info", scene.training + "x", "--json")
+    assert missing.exit_code == 1
+    assert missing.failure["message"] == f"Checkpoint not found: {scene.training}x"
+    assert f"--run-id {scene.run_ids[1]}" in missing.failure["hint"]
+    for path in ("x", "tinker://r/weights", "tinker:///weights/1"):
+        assert "Invalid tinker path" in tinkex("checkpoint", "info", path).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "info"),
+        ("run", "info", "a", "b"),
+        ("run", "list", "--limit", "-1"),
+        ("run", "list", "--ttl", "3"),
+        ("checkpoint", "list", "--limit", "x"),
+    ],
+)
+def test_a_wrong_word_is_a_usage_error_before_anything_is_asked(
+    words: tuple[str, ...], scene: Scene, tinkex: Tinkex
+) -> None:
+    before = len(scene.server.calls())
+    refused = tinkex(*words)
+    assert (refused.exit_code, refused.out) == (2, "")
+    assert "Usage: tinkex" in refused.err
+    assert len(scene.server.calls()) == before

@@ -1,0 +1,55 @@
+"""The official command line and ours give equal JSON against the same server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.conftest import Scene, Tinkex
+
+OFFICIAL = Path(sys.executable).with_name("tinker")
+#: What ours says besides.
+ADDED = {"total", "shown"}
+ADDED_TO_CHECKPOINT = {"training_run_id", "base_model"}
+
+
+def official(*words: str) -> Any:
+    done = subprocess.run(
+        [OFFICIAL, "-f", "json", *words], capture_output=True, text=True, env=os.environ.copy()
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def same_times(value: Any) -> Any:
+    """Times as points in time: the official ones are written with a space."""
+    if isinstance(value, dict):
+        return {key: same_times(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [same_times(item) for item in value]
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return value
+
+
+@pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
+def test_lists_and_single_things_are_equal(scene: Scene, tinkex: Tinkex) -> None:
+    for words in (
+        ("run", "list"),
+        ("run", "info", scene.run_ids[1]),
+        ("checkpoint", "list"),
+        ("checkpoint", "list", "--run-id", scene.run_ids[1]),
+        ("checkpoint", "info", scene.sampler),
+    ):
+        ours, theirs = tinkex("-f", "json", *words).json, official(*words)
+        added = ADDED_TO_CHECKPOINT if words[:2] == ("checkpoint", "info") else ADDED
+        ours = {key: value for key, value in ours.items() if key not in added}
+        assert same_times(ours) == same_times(theirs)

@@ -1,0 +1,213 @@
+"""`session list`, `info`, `finish` and `export-trace` against a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.conftest import KEY, PATIENCE, Connect, Serve
+from tinkex.cli.commands.session import searching
+from tinkex.client import rest
+from tinkex.testing import Fault
+
+
+@pytest.fixture(autouse=True)
+def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "TRACE_POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def session_ids(scene: Scene) -> list[str]:
+    """Newest first."""
+    return list(scene.server.sessions)[::-1]
+
+
+def test_sessions_are_listed_newest_first(
+    scene: Scene, session_ids: list[str], tinkex: Tinkex
+) -> None:
+    found = tinkex("session", "list", "--json").json
+    assert [row["session_id"] for row in found["sessions"]] == session_ids
+    assert (found["total"], found["shown"], found["has_more"]) == (2, 2, False)
+    assert found["sessions"][0]["status"] == {"type": "active"}
+    shown = tinkex("session", "list").out
+    assert shown.startswith("2 sessions\n")
+    assert "Active" in shown
+
+
+def test_a_limit_says_that_there_are_more(scene: Scene, tinkex: Tinkex) -> None:
+    assert tinkex("session", "list", "--limit", "1").out.startswith(
+        "1 session (more not shown, use --limit to see more)\n"
+    )
+    found = tinkex("session", "list", "--limit", "1", "--json").json
+    assert (found["total"], found["shown"], found["has_more"]) == (None, 1, True)
+
+
+def test_sessions_are_filtered_by_the_server(
+    scene: Scene, connect: Connect, tinkex: Tinkex
+) -> None:
+    named = connect(scene.server, user_metadata={"team": "blue"})
+    named.create_lora_training_client("tinkex/bigram", rank=1)
+    named.close().result(PATIENCE)
+    newest = list(scene.server.sessions)[-1]
+
+    def ids(*words: str) -> list[str]:
+        found = tinkex("session", "list", "--json", *words).json["sessions"]
+        return [row["session_id"] for row in found]
+
+    assert ids("--status", "finished") == [newest]
+    assert newest not in ids("--status", "active")
+    assert len(ids("--status", "active", "--status", "finished")) == 3
+    assert ids("--metadata", "team=blue") == [newest]
+    assert len(ids("--project-id", "p-1")) == 1
+    assert ids("--name", "nothing like it") == []
+    assert tinkex("session", "list", "--name", "zzz").out == "No sessions found\n"
+
+
+def test_columns_by_name(scene: Scene, tinkex: Tinkex) -> None:
+    shown = tinkex("session", "list", "-c", "project,id").out
+    assert "p-1" in shown
+    assert "Status" not in shown
+    assert tinkex("session", "list", "-c", "colour").exit_code == 2
+    assert "write it as KEY=VALUE" in tinkex("session", "list", "--metadata", "x").err
+
+
+def test_long_lists_come_in_pages(
+    serve: Serve, connect: Connect, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(api_keys={KEY})
+    for _ in range(5):
+        connect(server).create_sampling_client(base_model="tinkex/bigram")
+    monkeypatch.setattr(searching, "PAGE_SIZE", 2)
+    where = ("--base-url", server.url, "--api-key", KEY, "--json")
+    assert tinkex("session", "list", "--limit", "0", *where).json["total"] == 5
+    found = tinkex("session", "list", "--limit", "3", *where).json
+    assert (found["shown"], found["has_more"]) == (3, True)
+    assert len(server.calls("search_sessions")) == 3 + 2
+
+
+def test_a_server_without_search_lists_ids(
+    scene: Scene, session_ids: list[str], tinkex: Tinkex
+) -> None:
+    scene.server.inject("search_sessions", Fault(status=404), times=None)
+    found = tinkex("session", "list", "--json").json
+    assert [row["session_id"] for row in found["sessions"]] == session_ids
+    found = tinkex("session", "list", "--json", "--limit", "1").json
+    assert (found["shown"], found["has_more"]) == (1, True)
+    assert tinkex("session", "info", session_ids[0], "--json").json["sampler_ids"] == []
+    refused = tinkex("session", "list", "--status", "active", "--json")
+    assert "no search" in refused.failure["message"]
+
+
+def test_one_session(scene: Scene, session_ids: list[str], tinkex: Tinkex) -> None:
+    found = tinkex("session", "info", session_ids[0], "--json").json
+    assert found["training_run_ids"] == [scene.run_ids[1]]
+    assert (found["status"], found["project_id"]) == ({"type": "active"}, "p-2")
+    shown = tinkex("session", "info", session_ids[0]).out
+    for text in (session_ids[0], scene.run_ids[1], "Active", "p-2"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("verb", ["info", "finish", "export-trace"])
+def test_a_session_that_is_not_there(verb: str, scene: Scene, tinkex: Tinkex) -> None:
+    missing = tinkex("session", verb, "nosuch", "--json")
+    assert (missing.exit_code, missing.failure["message"]) == (1, "Session not found: nosuch")
+    assert "session list" in missing.failure["hint"]
+
+
+def test_finishing_a_session(scene: Scene, session_ids: list[str], tinkex: Tinkex) -> None:
+    done = tinkex("session", "finish", session_ids[0], "--status", "errored", "--detail", "stuck")
+    assert (done.exit_code, done.out) == (0, "")
+    assert done.err == f"Session {session_ids[0]} is finished.\n"
+    assert scene.server.finish_reasons == {session_ids[0]: "errored"}
+    assert scene.server.sessions[session_ids[0]].finish_detail == "stuck"
+    assert tinkex("session", "finish", session_ids[1], "--json").json == {
+        "session_id": session_ids[1],
+        "finished": True,
+        "status": "interrupted",
+    }
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+def test_a_trace_in_a_file(
+    scene: Scene, session_ids: list[str], tinkex: Tinkex, tmp_path: Path
+) -> None:
+    place = tmp_path / "new" / "mine.pftrace"
+    found = tinkex("session", "export-trace", session_ids[0], "-o", str(place), "--json").json
+    assert json.loads(place.read_text())["otherData"]["session_id"] == session_ids[0]
+    assert found == {
+        "session_id": session_ids[0],
+        "destination": str(place),
+        "file_size_bytes": place.stat().st_size,
+    }
+    assert [path.name for path in place.parent.iterdir()] == ["mine.pftrace"]
+
+
+def test_a_trace_goes_where_the_shell_is_or_into_a_directory(
+    scene: Scene,
+    session_ids: list[str],
+    tinkex: Tinkex,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = tinkex("session", "export-trace", session_ids[0])
+    name = f"{session_ids[0]}.pftrace"
+    assert (tmp_path / name).is_file()
+    assert "Saved to" in done.out
+    assert done.err.startswith("Exporting the trace")
+    (tmp_path / "traces").mkdir()
+    assert tinkex("session", "export-trace", session_ids[0], "-o", "traces").exit_code == 0
+    assert (tmp_path / "traces" / name).is_file()
+
+
+def test_only_the_url(scene: Scene, session_ids: list[str], tinkex: Tinkex) -> None:
+    words = ("session", "export-trace", session_ids[0], "--url-only")
+    url = tinkex(*words).out
+    assert url.startswith(scene.server.url)
+    assert len(url.split()) == 1
+    assert tinkex(*words, "--json").json == {"session_id": session_ids[0], "url": url.strip()}
+
+
+def test_a_trace_that_cannot_be_fetched_leaves_the_old_one(
+    scene: Scene,
+    session_ids: list[str],
+    tinkex: Tinkex,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "cut.pftrace"
+    place.write_text("the old one")
+    monkeypatch.setattr(
+        "tinkex.testing.routes_rest.trace_url", lambda url, name: f"{url}/files/nothing/here"
+    )
+    failed = tinkex("session", "export-trace", session_ids[0], "-o", str(place))
+    assert failed.exit_code == 1
+    assert "Cannot download cut.pftrace" in failed.err
+    assert place.read_text() == "the old one"
+
+
+def test_a_trace_that_is_cut_off_is_fetched_to_its_end(
+    scene: Scene, session_ids: list[str], tinkex: Tinkex, tmp_path: Path
+) -> None:
+    place = tmp_path / "cut.pftrace"
+    scene.server.inject("download", Fault(cut_after_bytes=10))
+    found = tinkex("session", "export-trace", session_ids[0], "-o", str(place), "--json").json
+    assert json.loads(place.read_text())["traceEvents"] == []
+    assert found["file_size_bytes"] == place.stat().st_size > 10
+    assert [call.headers.get("range") for call in scene.server.calls("download")] == [
+        None,
+        "bytes=10-",
+    ]
+
+
+def test_an_export_that_fails_says_why(
+    scene: Scene, session_ids: list[str], tinkex: Tinkex
+) -> None:
+    scene.server.inject("export_session_trace", Fault(status=422), times=None)
+    failed = tinkex("session", "export-trace", session_ids[0], "--json")
+    assert (failed.exit_code, failed.failure["status"]) == (1, 422)

@@ -1,0 +1,23 @@
+"""A server that takes connections and says nothing is named as soon as one that is not there."""
+
+from __future__ import annotations
+
+from tests.integration.cli.conftest import Scene, Tinkex
+from tinkex.cli.client import config_of
+from tinkex.cli.context import Context
+from tinkex.testing import Fault
+
+
+def test_the_first_answer_has_five_seconds(scene: Scene, tinkex: Tinkex) -> None:
+    assert tinkex("run", "list").exit_code == 0
+    *_, first = scene.server.calls("client_config")
+    assert float(first.headers["x-stainless-read-timeout"]) < 5.0
+
+
+def test_who_says_how_long_to_wait_is_obeyed(scene: Scene, tinkex: Tinkex) -> None:
+    assert config_of(Context(timeout_seconds=8.0)).first_answer_seconds == 8.0
+    scene.server.inject("client_config", Fault(delay_seconds=60.0), times=None)
+    refused = tinkex("run", "list", "--timeout", "50ms", "--json")
+    assert refused.exit_code == 1
+    assert refused.failure["message"].startswith("Request timeout: 127.0.0.1:")
+    assert "--timeout" in refused.failure["hint"]

@@ -1,0 +1,175 @@
+"""`tinkex train`: the recipes as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, KEY
+from tests.integration.recipes.conftest import KINDS, write_data
+from tinkex import ServiceClient
+from tinkex.cli.commands.train import recipes
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.main import Outcome, run
+from tinkex.recipes.plan import DpoPlan, RlPlan, SftPlan
+from tinkex.testing import StubServer, ToyTokenizer
+
+PLANS = {"sft": SftPlan, "dpo": DpoPlan, "rl": RlPlan}
+NOT_IN_PLANS = {"run_dir", "restart", "accept_changes"}
+
+
+class Trainer:
+    """Runs the command in one directory."""
+
+    def __init__(self, server: StubServer, directory: Path) -> None:
+        self.server, self.directory = server, directory
+        self.screen = Screen()
+
+    def train(self, kind: str, *words: str) -> Outcome:
+        data = write_data(self.directory, kind)
+        reward = ["--reward", f"{self.directory}/judge.py:reward"] if kind == "rl" else []
+        small = ["--group-size", "8", "--answer-tokens", "4"] if kind == "rl" else []
+        common = ["--base-model", BASE_MODEL, "--batch-size", "3", "--epochs", "2"]
+        common += ["--learning-rate", "0.1", "--run-dir", str(self.directory / "run")]
+        context = Context(
+            base_url=self.server.url, api_key=KEY, stderr=self.screen, make_service=connect
+        )
+        return run(["train", kind, str(data), *common, *reward, *small, *words], context)
+
+
+def connect(config: Any) -> ServiceClient:
+    return ServiceClient(config=config.evolve(tokenizer_loader=lambda name: ToyTokenizer()))
+
+
+@pytest.fixture
+def trainer(server: StubServer, tmp_path: Path) -> Trainer:
+    return Trainer(server, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_becomes_a_model(
+    kind: str, trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainer.train(kind).exit_code == 0
+    shown = capsys.readouterr()
+    assert "4 of 4" in shown.out
+    assert f"/sampler_weights/{kind}-{kind}-final" in shown.out
+    assert "Answer" in shown.out
+    assert f"Training {BASE_MODEL} on 6 rows: 4 steps" in shown.err
+    assert "step 4/4  loss" in shown.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_is_pure_and_says_everything(
+    kind: str, trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainer.train(kind, "--json").exit_code == 0
+    shown = capsys.readouterr()
+    result = json.loads(shown.out)
+    assert result["is_complete"]
+    assert result["sampler_path"].startswith("tinker://")
+    assert len(result["samples"]) == 1
+    assert shown.err == ""
+
+
+def test_a_bar_with_the_loss_is_shown_on_a_terminal(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.screen = Screen(is_terminal=True, width=100)
+    assert trainer.train("sft").exit_code == 0
+    shown = capsys.readouterr()
+    assert "4/4" in shown.err
+    assert "tokens/s" in shown.err
+    assert "\x1b" not in shown.out
+
+
+def test_a_narrow_terminal_shows_the_figures_whole(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.screen = Screen(is_terminal=True, width=40)
+    assert trainer.train("sft").exit_code == 0
+    shown = capsys.readouterr().err
+    assert re.search(r"4/4 +loss \d\.\d+  [\d,]+ tokens/s", shown)
+    assert "\u2026" not in shown
+
+
+def test_the_same_command_again_finds_the_result(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.train("sft")
+    first = capsys.readouterr().out
+    trainer.train("sft")
+    again = capsys.readouterr()
+    assert again.out == first
+    assert "complete" in again.err
+    assert len(trainer.server.calls("optim_step")) == 4
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_an_interrupted_run_is_saved_and_goes_on(
+    trainer: Trainer, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        trainer.server.wait_for("optim_step", 2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    outcome = trainer.train("sft", "--epochs", "200", *words)
+    thread.join()
+    shown = capsys.readouterr()
+    assert outcome.exit_code == 130
+    assert list(trainer.server.finish_reasons.values()) == ["interrupted"]
+    if words:
+        result = json.loads(shown.out)
+        assert not result["is_complete"]
+        assert (result["total"], result["state_path"][:9]) == (400, "tinker://")
+        return
+    assert "the same command goes on there" in shown.err
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert (
+        trainer.train("sft", "--epochs", "200", "--accept-changes", "--steps", "1").exit_code == 0
+    )
+    assert "Going on after step" in capsys.readouterr().err
+
+
+def test_a_broken_line_is_one_sentence(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trainer.directory / "broken.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": 1}\n')
+    context = Context(base_url=trainer.server.url, api_key=KEY)
+    assert run(["train", "sft", str(path), "--base-model", "m"], context).exit_code == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "broken.jsonl, line 2: prompt is 1; expected text" in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_neither_model_nor_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "sft", str(tmp_path / "x.jsonl")]).exit_code == 1
+    assert "needs a base model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_of_a_plan_is_an_option_with_the_same_default(kind: str) -> None:
+    command = getattr(recipes, kind)
+    assert isinstance(command, click.Command)
+    options = {param.name: param for param in command.params if param.name not in NOT_IN_PLANS}
+    names = {field.name for field in fields(PLANS[kind])}
+    assert options.keys() == names
+    required = {"data": Path("x")} | ({"reward": "x.py:f"} if kind == "rl" else {})
+    plan: Any = PLANS[kind](base_model="m", **required)
+    words = ["x", "--base-model", "m", *(["--reward", "x.py:f"] if kind == "rl" else [])]
+    given = command.make_context(kind, words).params
+    assert {name: given[name] for name in names} == {name: getattr(plan, name) for name in names}

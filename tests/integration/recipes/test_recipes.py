@@ -1,0 +1,187 @@
+"""The recipes against a real server over HTTP, with a model small enough to learn at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Serve
+from tests.integration.recipes.conftest import KINDS, losses, make_plan, start
+from tinkex import AdamParams, ServiceClient
+from tinkex.recipes.rendering import Renderer
+from tinkex.recipes.rows import RowFile, parse_preference
+from tinkex.testing import Fault, StubServer, ToyTokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_the_loss_falls(kind: str, service: ServiceClient, tmp_path: Path) -> None:
+    run = start(make_plan(tmp_path, kind, epochs=8), service, tmp_path / "run")
+    found = [report.loss for report in run]
+    assert fmean(found[-2:]) < 0.8 * fmean(found[:2])
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
+def test_rewards_rise(loss: str, service: ServiceClient, tmp_path: Path) -> None:
+    plan = make_plan(
+        tmp_path, "rl", epochs=5, learning_rate=0.5, group_size=64, answer_tokens=4, loss=loss
+    )
+    rewards = [report.metrics["reward"] for report in start(plan, service, tmp_path / "run")]
+    assert fmean(rewards[-2:]) > 1.5 * fmean(rewards[:2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_leaves_checkpoints_and_a_sample(
+    kind: str, service: ServiceClient, tmp_path: Path
+) -> None:
+    run = start(make_plan(tmp_path, kind), service, tmp_path / "run")
+    for _ in run:
+        pass
+    assert run.result is not None
+    assert run.result.state_path is not None
+    assert run.result.sampler_path is not None
+    assert len(run.result.samples) == 1
+    paths = [
+        each.tinker_path
+        for each in service.rest_client().list_user_checkpoints().result().checkpoints
+    ]
+    names = {path.rpartition("/")[2] for path in paths}
+    assert names >= {f"{kind}-{kind}-00000{n}" for n in (2, 4, 6)} | {f"{kind}-{kind}-final"}
+    assert {run.result.state_path, run.result.sampler_path} <= set(paths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_run_goes_on_as_if_undisturbed(
+    kind: str, service: ServiceClient, tmp_path: Path
+) -> None:
+    undisturbed = start(make_plan(tmp_path, kind), service, tmp_path / "undisturbed")
+    assert len(list(undisturbed)) == 6
+    stopped = start(make_plan(tmp_path, kind), service, tmp_path / "run")
+    for report in stopped:
+        if report.step == 2:
+            stopped.stop()
+    assert stopped.result is not None
+    assert stopped.result.step == 3
+    again = start(make_plan(tmp_path, kind), service, tmp_path / "run")
+    assert [report.step for report in again] == [4, 5, 6]
+    assert losses(again) == losses(undisturbed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    kind: str, serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    server, count = serve(), itertools.count()
+    # The process gets no further than this, so that it is killed in the middle of its work.
+    server.inject("optim_step", Fault(status=503), None, lambda call: next(count) >= 4)
+    service = connect(server, tokenizer_loader=lambda name: ToyTokenizer())
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.integration.recipes.doomed"),
+            *(server.url, kind, str(tmp_path), str(tmp_path / "run")),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        server.wait_for("optim_step", 5, PATIENCE)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    server.clear_faults()
+    again = start(make_plan(tmp_path, kind), service, tmp_path / "run")
+    for _ in again:
+        pass
+    undisturbed = start(make_plan(tmp_path, kind), service, tmp_path / "undisturbed")
+    for _ in undisturbed:
+        pass
+    assert losses(again) == losses(undisturbed)
+    assert [row["step"] for row in again.journal.rows()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_rows_are_measured(kind: str, service: ServiceClient, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, kind, eval_every=4)
+    run = start(make_plan(tmp_path, kind, eval_every=4, eval_data=plan.data), service, tmp_path)
+    name = "eval_reward" if kind == "rl" else "eval_loss"
+    measured = [report.step for report in run if name in report.metrics]
+    assert measured == [4, 6]
+    assert run.result is not None
+    assert name in run.result.metrics
+
+
+def test_groups_without_signal_train_nothing_and_are_counted(
+    service: ServiceClient, server: StubServer, tmp_path: Path
+) -> None:
+    plan = make_plan(tmp_path, "rl", steps=2)
+    (tmp_path / "judge.py").write_text("def reward(row, text):\n    return 1.0\n")
+    reports = list(start(plan, service, tmp_path / "run"))
+    assert [report.metrics["groups_without_signal"] for report in reports] == [3.0, 3.0]
+    assert [report.loss for report in reports] == [None, None]
+    assert server.calls("optim_step") == []
+
+
+def test_a_step_of_dpo_is_that_of_the_loss_written_in_torch(
+    service: ServiceClient, tmp_path: Path
+) -> None:
+    """Both take one step from the same weights on the same pairs, and end at the same place."""
+    import torch
+
+    plan = make_plan(tmp_path, "dpo", batch_size=6, steps=2, schedule="constant")
+    second = list(start(plan, service, tmp_path / "run"))[1]
+    renderer = Renderer(ToyTokenizer())
+    pairs = RowFile(plan.data, parse_preference).take(range(6))
+    examples = [example for pair in pairs for example in renderer.pair(pair)]
+    data = [example.datum() for example in examples]
+    training = service.create_lora_training_client(BASE_MODEL, rank=32, seed=0)
+    scored = training.forward(data, "cross_entropy").result().loss_fn_outputs
+    reference = [
+        example.sum_learned(each["logprobs"].tolist())
+        for example, each in zip(examples, scored, strict=True)
+    ]
+
+    def loss(data: object, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        sums = [
+            (each * torch.tensor(example.is_learned[1:])).sum() - start
+            for example, each, start in zip(examples, logprobs, reference, strict=True)
+        ]
+        margins = 0.1 * (torch.stack(sums[0::2]) - torch.stack(sums[1::2]))
+        return -torch.nn.functional.logsigmoid(margins).mean(), {}
+
+    training.forward_backward_custom(data, loss).result()
+    training.optim_step(AdamParams(learning_rate=0.1, grad_clip_norm=1.0)).result()
+    after = training.forward_backward_custom(data, loss).result().metrics["loss:sum"]
+    assert second.loss == pytest.approx(after, abs=1e-5)
+
+
+def test_dpo_compares_with_the_checkpoint_it_started_from_even_after_a_stop(
+    service: ServiceClient, tmp_path: Path
+) -> None:
+    first = start(make_plan(tmp_path, "sft"), service, tmp_path / "sft")
+    for _ in first:
+        pass
+    assert first.result is not None
+    settings = {"base_model": None, "start_from": first.result.state_path}
+    run = start(make_plan(tmp_path, "dpo", **settings), service, tmp_path / "run")
+    for report in run:
+        if report.step == 1:
+            assert report.metrics["margin"] == pytest.approx(0.0, abs=1e-5)
+            run.stop()
+    saved = run.journal.progress()
+    assert saved is not None
+    assert str(saved.reference_path).endswith("/sampler_weights/dpo-dpo-reference")
+    again = start(make_plan(tmp_path, "dpo", **settings), service, tmp_path / "run")
+    undisturbed = start(make_plan(tmp_path, "dpo", **settings), service, tmp_path / "undisturbed")
+    for each in (again, undisturbed):
+        for _ in each:
+            pass
+    assert losses(again) == losses(undisturbed)

@@ -1,0 +1,167 @@
+"""Deleting many at once: bounded, never stopped by one failure, honest when interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.commands.checkpoint import deletion
+from tinkex.cli.commands.checkpoint.deletion import HOPELESS, NUM_AT_ONCE, Deletion, Outcome
+from tinkex.cli.context import Context
+from tinkex.cli.main import run
+from tinkex.errors import (
+    APIConnectionError,
+    AuthenticationError,
+    InvalidInput,
+    NotFoundError,
+    TinkexError,
+)
+
+GONE = NotFoundError("there is no such checkpoint")
+
+
+def done(error: BaseException | None = None) -> Future[None]:
+    """A future that is done."""
+    future: Future[None] = Future()
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+    return future
+
+
+@given(verdicts=st.lists(st.booleans(), max_size=3 * NUM_AT_ONCE))
+def test_every_path_has_one_outcome_and_failures_stop_nothing(verdicts: list[bool]) -> None:
+    paths = [f"p{number}" for number in range(len(verdicts))]
+    by_path = dict(zip(paths, verdicts, strict=True))
+    counts: list[int] = []
+    outcome = Deletion(lambda path: done(None if by_path[path] else GONE), paths).run(counts.append)
+    assert list(outcome.deleted) == [path for path in paths if by_path[path]]
+    assert [path for path, _ in outcome.failed] == [path for path in paths if not by_path[path]]
+    assert (outcome.unknown, outcome.untried) == ([], [])
+    assert sum(counts) == len(paths)
+    assert outcome.exit_code == int(not all(verdicts))
+
+
+def test_only_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_futures: list[Future[None]] = []
+    most: list[int] = []
+
+    def send(path: str) -> Future[None]:
+        open_futures.append(Future())
+        most.append(len(open_futures))
+        return open_futures[-1]
+
+    def answer_one(under_way: set[Future[None]], return_when: str) -> tuple[Any, Any]:
+        first = open_futures.pop(0)
+        first.set_result(None)
+        return {first}, under_way - {first}
+
+    monkeypatch.setattr(deletion, "wait", answer_one)
+    outcome = Deletion(send, [str(n) for n in range(100)]).run()
+    assert len(outcome.deleted) == 100
+    assert max(most) == NUM_AT_ONCE
+
+
+@pytest.mark.parametrize("error", [APIConnectionError("no answer"), AuthenticationError("no")])
+def test_what_would_fail_for_all_is_not_tried_with_all(error: TinkexError) -> None:
+    sent: list[str] = []
+
+    def send(path: str) -> Future[None]:
+        sent.append(path)
+        return done(error)
+
+    paths = [str(n) for n in range(100)]
+    outcome = Deletion(send, paths).run()
+    assert isinstance(error, HOPELESS)
+    assert outcome.shared_error is error
+    assert len(sent) == NUM_AT_ONCE
+    assert list(outcome.untried) == paths[NUM_AT_ONCE:]
+
+
+def test_one_that_was_deleted_before_the_server_went_away_is_told() -> None:
+    answers = iter([done(), done(APIConnectionError("no answer"))])
+    outcome = Deletion(lambda path: next(answers), ["a", "b"]).run()
+    assert outcome.shared_error is None
+    assert (outcome.deleted, outcome.exit_code) == (["a"], 1)
+
+
+def test_a_path_that_cannot_be_sent_is_a_failure_of_its_own() -> None:
+    def send(path: str) -> Future[None]:
+        if path == "bad":
+            raise InvalidInput("Invalid tinker path: 'bad'")
+        return done()
+
+    outcome = Deletion(send, ["a", "bad", "b"]).run()
+    assert outcome.deleted == ["a", "b"]
+    assert outcome.to_dict()["failed"] == [
+        {"tinker_path": "bad", "error": "Invalid tinker path: 'bad'"}
+    ]
+
+
+def interrupted_at(path: str, answer: Future[None]) -> Callable[[str], Future[None]]:
+    """Sends that are answered until one is interrupted; its neighbour is given this answer."""
+
+    def send(asked: str) -> Future[None]:
+        if asked == path:
+            raise KeyboardInterrupt
+        return answer if asked == "b" else done()
+
+    return send
+
+
+def test_an_interrupt_tells_what_was_and_was_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3-34."""
+    monkeypatch.setattr(deletion, "SETTLE_SECONDS", 0.0)
+    outcome = Deletion(interrupted_at("c", Future()), ["a", "b", "c", "d"]).run()
+    assert outcome == Outcome(
+        deleted=["a"], failed=[], unknown=["b", "c"], untried=["d"], is_interrupted=True
+    )
+    assert outcome.exit_code == 130
+    text = outcome.to_text()
+    assert text.splitlines()[:3] == ["Interrupted.", "Deleted 1 checkpoint.", "  a"]
+    assert "may or may not be deleted (2):\n  b\n  c" in text
+    assert "Not deleted (1):\n  d" in text
+
+
+def test_a_second_interrupt_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deletion, "wait", interrupt)
+    outcome = Deletion(lambda path: Future(), ["a", "b"]).run()
+    assert (outcome.unknown, outcome.is_interrupted) == (["a", "b"], True)
+
+
+class StubService(SimpleNamespace):
+    """Stands for the service client and its REST client."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return None
+
+    def rest_client(self) -> Self:
+        return self
+
+
+@pytest.mark.parametrize("error", [APIConnectionError("no answer"), AuthenticationError("no")])
+def test_a_reason_that_all_share_is_said_once_with_its_hint(
+    error: TinkexError, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S3-G11."""
+    stub: Any = StubService(delete_checkpoint_from_tinker_path=lambda path: done(error))
+    context = Context(make_service=lambda config: stub)
+    paths = [f"tinker://r/weights/{number}" for number in range(3)]
+    outcome = run(["checkpoint", "delete", "-y", *paths], context)
+    assert (outcome.exit_code, outcome.error) == (1, error)
+    told = capsys.readouterr()
+    assert told.err.count("Error: ") == 1
+    assert len(told.err.splitlines()) == 2

@@ -1,0 +1,106 @@
+"""What `checkpoint download` decides without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.commands.checkpoint.download import folder_name
+from tinkex.cli.commands.checkpoint.fetching import Phases, check_free, say, scratch_beside
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.errors import CliError
+from tinkex.cli.main import run
+from tinkex.cli.output.transfers import CheckpointDownload, Contents
+from tinkex.ids import TinkerPath
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,30}", fullmatch=True)
+
+
+def test_a_folder_is_called_as_the_official_one() -> None:
+    path = TinkerPath("run-123", "weights", "final")
+    assert folder_name(path) == "run-123_weights_final"
+
+
+@given(NAMES, st.sampled_from(["weights", "sampler_weights", "external_weights"]), NAMES)
+def test_a_folder_stays_where_it_was_put(run_id: str, segment: str, name: str) -> None:
+    found = folder_name(TinkerPath(run_id, segment, name))
+    assert (Path("here") / found).parent == Path("here")
+    assert found not in {".", ".."}
+
+
+def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
+    check_free(tmp_path / "new", force=False)
+    check_free(tmp_path, force=True)
+    with pytest.raises(CliError, match="exists already"):
+        check_free(tmp_path, force=False)
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CliError, match="exists already"):
+        check_free(tmp_path / "broken", force=False)
+
+
+def test_no_server_is_asked_where_a_place_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(config: object) -> None:
+        raise AssertionError("a server was asked")
+
+    (tmp_path / "run_weights_x").mkdir()
+    context = Context(make_service=refuse, api_key="tml-x", base_url="http://x")  # type: ignore[arg-type]
+    words = ["checkpoint", "download", "tinker://run/weights/x", "-o", str(tmp_path)]
+    assert run(words, context).exit_code == 1
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_scratch_is_gone_whatever_happens(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        scratch_beside(tmp_path / "deep" / "out") as scratch,
+    ):
+        (scratch / "file").write_text("x")
+        assert scratch.parent == tmp_path / "deep"
+        raise KeyboardInterrupt
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_contents_count_files_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"12345")
+    (tmp_path / "c").write_bytes(b"678")
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    assert Contents.of(tmp_path) == Contents(num_bytes=8, num_files=2)
+    assert Contents.of(tmp_path / "c") == Contents(num_bytes=3, num_files=1)
+
+
+def test_the_official_keys_are_there() -> None:
+    shown = CheckpointDownload("tinker://r/weights/x", Path("here"), Contents(2048, 3))
+    assert shown.to_dict() == {
+        "checkpoint_path": "tinker://r/weights/x",
+        "destination": "here",
+        "file_size_bytes": 2048,
+        "num_files": 3,
+    }
+    assert ("Total Size", "2.0 KB") in shown.rows()
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_programs_hear_only_json(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say(Context(format=format), "busy")  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ("busy\n" if format == "table" else "")
+
+
+def test_bars_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(is_terminal=True, width=100)
+    with Phases(Context(stderr=screen)) as phases:
+        phases.received(512, 2048)
+        phases.received(2048, 2048)
+        phases.unpacked(1, None)
+        phases.unpacked(7, 7)
+    shown = capsys.readouterr().err
+    assert shown.index("Downloading") < shown.index("Unpacking")
+    assert "7/7" in shown
+    with Phases(Context(stderr=Screen())) as phases:
+        phases.received(1, None)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,94 @@
+"""Which checkpoints are meant, and how they are shown before a question."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tinkex.cli.commands.checkpoint.selection import (
+    NUM_NAMED,
+    TYPES,
+    Chosen,
+    Filter,
+    describe,
+    total_size,
+)
+from tinkex.types import Checkpoint
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def saved(**facts: Any) -> Checkpoint:
+    """A checkpoint."""
+    name = facts.pop("name", "0001")
+    defaults: dict[str, Any] = {
+        "checkpoint_id": f"weights/{name}",
+        "checkpoint_type": "training",
+        "time": NOON,
+        "tinker_path": f"tinker://r/weights/{name}",
+    }
+    return Checkpoint(**defaults | facts)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        (Filter(), True),
+        (Filter(run_id="r"), True),
+        (Filter(checkpoint_type="training"), True),
+        (Filter(checkpoint_type="sampler"), False),
+        (Filter(before=NOON), False),
+        (Filter(before=NOON + timedelta(seconds=1)), True),
+        (Filter(after=NOON), False),
+        (Filter(after=NOON - timedelta(seconds=1)), True),
+        (Filter(after=NOON - timedelta(days=1), before=NOON - timedelta(hours=1)), False),
+        (Filter(checkpoint_type="training", before=NOON), False),
+    ],
+)
+def test_all_conditions_must_hold(wanted: Filter, fits: bool) -> None:
+    assert wanted.fits(saved()) is fits
+    assert wanted.fits(saved(time=NOON.replace(tzinfo=None))) is fits
+
+
+def test_a_type_has_two_words() -> None:
+    assert (TYPES["weights"], TYPES["training"]) == ("training", "training")
+    assert (TYPES["sampler_weights"], TYPES["sampler"]) == ("sampler", "sampler")
+    assert (TYPES["external_weights"], TYPES["external"]) == ("external", "external")
+
+
+def test_an_empty_filter_knows_that_it_is() -> None:
+    assert Filter().is_empty
+    assert not Filter(run_id="r").is_empty
+    assert not Filter(after=NOON).is_empty
+
+
+def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
+    """S3-G05."""
+    chosen = [
+        Chosen("tinker://r/weights/0001", saved(size_bytes=1024)),
+        Chosen("tinker://r/weights/0002", saved(size_bytes=512, public=True)),
+    ]
+    shown = describe(chosen).splitlines()
+    assert shown[0] == "2 checkpoints (1.5 KB):"
+    assert shown[1] == "  tinker://r/weights/0001 (training, 1.0 KB, 2026-01-31)"
+    assert shown[2].endswith("512 B, 2026-01-31, public)")
+    assert shown[3] == "This cannot be undone."
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert total_size([Chosen("a")]) == "size unknown"
+    assert total_size([Chosen("a"), Chosen("b", saved(size_bytes=1))]) == "at least 1 B"
+    assert "tinker://r/weights/9 (not found)" in describe([Chosen("tinker://r/weights/9")])
+    assert "(training, 2026-01-31)" in describe([Chosen("x", saved())])
+
+
+def test_many_are_counted_and_not_named() -> None:
+    shown = describe([Chosen(f"tinker://r/weights/{n}", saved()) for n in range(NUM_NAMED + 1234)])
+    assert len(shown.splitlines()) == NUM_NAMED + 3
+    assert "  and 1,234 more" in shown
+
+
+def test_a_path_of_a_server_cannot_move_the_cursor() -> None:
+    assert "\x1b" not in describe([Chosen("tinker://\x1b[2J", saved()), Chosen("\x1b]8;;")])

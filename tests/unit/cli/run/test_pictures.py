@@ -1,0 +1,185 @@
+"""Curves in letters and as files: nothing is wider than asked, numbers come back as they were."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.context import Screen
+from tinkex.cli.errors import CliError
+from tinkex.cli.output.drawing import draw_lines
+from tinkex.cli.output.live import picture_of
+from tinkex.cli.output.plots import Plot, metric_names
+from tinkex.cli.output.watching import JsonLines, Numbering, PlainLines
+from tinkex.types import RunMetricsResponse, RunStep
+
+WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+RUN = "s-1:train:0"
+
+
+def step(number: int, loss: float | None = 1.0, **fields: Any) -> RunStep:
+    known: dict[str, Any] = {
+        "step": number,
+        "cursor": 10 * number,
+        "loss": loss,
+        "num_tokens": 100,
+        "num_passes": 1,
+        "seconds": 2.0,
+        "finished_at": WHEN,
+        "metrics": {"grad_norm": 0.5},
+    }
+    return RunStep(**known | fields)
+
+
+def page(*steps: RunStep, **fields: Any) -> RunMetricsResponse:
+    known: dict[str, Any] = {
+        "training_run_id": RUN,
+        "steps": list(steps),
+        "num_steps": len(steps),
+        "loss": 1.0,
+        "tokens_per_second": 50.0,
+    }
+    return RunMetricsResponse(**known | fields)
+
+
+points = st.lists(
+    st.floats(min_value=-1e9, max_value=1e9, allow_nan=False), min_size=1, max_size=60
+)
+
+
+@given(points, st.integers(1, 200), st.integers(1, 40), st.booleans())
+def test_a_curve_fits_its_screen(
+    values: list[float], width: int, height: int, is_unicode: bool
+) -> None:
+    lines = draw_lines(list(enumerate(map(float, values), 1)), width, height, is_unicode=is_unicode)
+    assert len(lines) == max(height, 4) + 2
+    assert max(map(len, lines)) <= max(width, 40)
+    assert is_unicode or all(line.isascii() for line in lines)
+
+
+def test_a_falling_curve_falls() -> None:
+    lines = draw_lines([(1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0)], 40, 8, is_unicode=False)
+    columns = [line.index("*") for line in lines if "*" in line]
+    assert columns == sorted(columns)
+    assert columns[0] < columns[-1]
+    assert lines[-1].split() == ["1", "2", "3", "4"]
+
+
+def test_what_no_scale_can_show_is_left_out() -> None:
+    assert draw_lines([], 40, 8) == []
+    assert draw_lines([(1.0, float("nan"))], 40, 8) == []
+    assert draw_lines([(1.0, 2.0), (2.0, float("inf"))], 40, 8)
+
+
+def test_all_numbers_are_in_the_table() -> None:
+    steps = [step(1, 2.5), step(2, None, metrics={"grad_norm": 0.25, "step": 2.0})]
+    rows = list(csv.reader(io.StringIO(Plot(RUN, "loss", steps).to_csv().decode())))
+    assert rows[0] == [
+        "step", "finished_at", "loss", "tokens", "seconds", "tokens_per_second", "grad_norm",
+    ]  # fmt: skip
+    assert rows[1] == ["1", "2026-01-02T03:04:05+00:00", "2.5", "100", "2.0", "50.0", "0.5"]
+    assert rows[2][2] == ""
+    assert metric_names(steps) == rows[0][2:]
+
+
+def test_a_picture_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
+    plot = Plot("<run> & co", "loss", [step(n, 5.0 / n) for n in range(1, 30)])
+    root = ElementTree.fromstring(plot.to_svg())
+    assert root.tag.endswith("svg")
+    assert "<run> & co" in "".join(root.itertext())
+    assert any(part.tag.endswith("polyline") for part in root.iter())
+    plot.write(tmp_path / "a" / "b.SVG")
+    assert (tmp_path / "a" / "b.SVG").read_bytes() == plot.to_svg()
+    assert ElementTree.fromstring(Plot(RUN, "loss", []).to_svg()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_a_run_without_steps_is_no_mistake(format: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Plot(RUN, "loss", []).print(format, Screen(width=60))
+    shown = capsys.readouterr().out
+    if format == "json":
+        assert json.loads(shown) == {"training_run_id": RUN, "metric": "loss", "points": []}
+    else:
+        assert shown == f"loss of {RUN}: no steps yet\n"
+
+
+def test_a_png_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plot = Plot(RUN, "loss", [step(1), step(2)])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(CliError, match="needs matplotlib") as refused:
+        plot.to_png()
+    assert "tinkex[plot]" in (refused.value.hint or "")
+
+
+def test_a_png_is_a_png() -> None:
+    pytest.importorskip("matplotlib", reason="PNG files need the extra 'plot'")
+    assert Plot(RUN, "loss", [step(1), step(2)]).to_png().startswith(b"\x89PNG\r\n")
+
+
+# --- watching ---------------------------------------------------------------------------------
+
+
+def test_every_step_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    view = JsonLines(once=False)
+    view.show(page(step(1), step(2, 0.5)))
+    view.show(page(num_waiting=3))
+    view.show(page(step(3, 0.25)))
+    view.show(page(status="finished", num_steps=3))
+    view.finish()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["step"], row["loss"], row["status"]) for row in rows] == [
+        (1, 1.0, "active"),
+        (2, 0.5, "active"),
+        (3, 0.25, "active"),
+        (3, 1.0, "finished"),
+    ]
+    assert rows[0]["finished_at"] == "2026-01-02T03:04:05+00:00"
+    assert rows[0]["tokens_per_second"] == 50.0
+
+
+def test_once_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    JsonLines(once=True).show(page(step(1), step(2, 0.5)))
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    JsonLines(once=True).show(page())
+    assert json.loads(capsys.readouterr().out)["step"] == 0
+
+
+def test_plain_lines_say_step_loss_speed_and_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainLines(once=False)
+    view.show(page(step(7), num_waiting=2, num_running=1))
+    view.show(page(status="lost", num_steps=1))
+    view.finish()
+    told = capsys.readouterr()
+    assert told.out == "step 7  loss 1  100 tokens  2.0s  50 tokens/s  2 waiting, 1 running\n"
+    assert told.err.startswith(f"{RUN}: its client is gone, 7 steps, loss 1, 50 tokens/s")
+
+
+def test_numbers_go_on_when_the_server_forgets_old_steps() -> None:
+    numbering = Numbering()
+    assert [number for number, _ in numbering.number([step(9), step(10)])] == [9, 10]
+    assert [number for number, _ in numbering.number([step(8)])] == [11]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_live_picture_fits(width: int) -> None:
+    from rich.console import Console
+
+    console = Console(width=width, file=io.StringIO())
+    steps = [(number, step(number, 5.0 / number)) for number in range(1, 50)]
+    console.print(picture_of(page(num_steps=49), steps, width))
+    console.print(picture_of(page(), [], width))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "49" in shown
+    assert "No optimizer step yet." in shown

@@ -1,0 +1,210 @@
+"""A chat without a server: pieces of an answer, where it ends, and what is remembered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.commands.chat.answers import (
+    MAX_PIECE_TOKENS,
+    Answer,
+    Manner,
+    next_size,
+    settled,
+)
+from tinkex.cli.commands.chat.conversation import Conversation, Quit
+from tinkex.cli.commands.drawing import Drawing
+from tinkex.engine.fake.toy_tokenizer import ToyTokenizer
+from tinkex.recipes.rendering import Renderer
+from tinkex.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
+
+DRAWING = Drawing(max_tokens=100, temperature=1.0, top_k=-1, top_p=1.0, seed=7)
+
+
+class Ready:
+    """A future that is done, or that Ctrl-C interrupts."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.is_cancelled = False
+
+    def result(self) -> Any:
+        if isinstance(self._value, BaseException):
+            raise self._value
+        return self._value
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Script:
+    """A sampler that says a text, as many tokens at a time as it is asked for."""
+
+    def __init__(self, tokens: Sequence[int], *, stops_at_end: bool = True) -> None:
+        self._tokens = list(tokens)
+        self._stops = stops_at_end
+        self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.futures: list[Ready] = []
+        self.interrupt_at: int | None = None
+        self.prompt_length: int | None = None
+
+    def sample(self, prompt: ModelInput, num: int, params: SamplingParams) -> Ready:
+        seen = prompt.to_ints()
+        if self.prompt_length is None:
+            self.prompt_length = len(seen)
+        done = len(seen) - self.prompt_length
+        self.asked.append((seen, params))
+        assert params.max_tokens is not None
+        piece = self._tokens[done : done + params.max_tokens]
+        is_end = done + len(piece) >= len(self._tokens) and self._stops
+        sequence = SampledSequence(
+            stop_reason="stop" if is_end else "length", sequence_id="x", _tokens_list=piece
+        )
+        is_interrupted = self.interrupt_at == len(self.asked)
+        answer: Any = KeyboardInterrupt() if is_interrupted else SampleResponse([sequence])
+        self.futures.append(Ready(answer))
+        return self.futures[-1]
+
+
+class Template(ToyTokenizer):
+    """The toy tokenizer with a chat template; 300 is a speaker's mark, 301 ends a turn."""
+
+    chat_template = "yes"
+    all_special_ids = (256, 300, 301)
+
+    def apply_chat_template(
+        self, messages: Any, add_generation_prompt: bool, **options: Any
+    ) -> list[int]:
+        found: list[int] = []
+        for message in messages:
+            found += [300, *self.encode(f"{message['role']}:{message['content']}"), 301, 10]
+        return [*found, 300, *self.encode("assistant:")] if add_generation_prompt else found
+
+
+def answer(script: Script, manner: Manner | None = None, drawing: Drawing = DRAWING) -> Answer:
+    manner = manner or Manner.of(Renderer(ToyTokenizer()))
+    return Answer(script, [1, 2, 3], drawing, manner)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 64), st.floats(min_value=0.0, max_value=1e6))
+def test_pieces_stay_within_bounds(size: int, seconds: float) -> None:
+    assert 1 <= next_size(size, seconds) <= min(2 * size, MAX_PIECE_TOKENS)
+
+
+def test_slow_servers_get_smaller_pieces_and_quick_ones_larger() -> None:
+    assert next_size(16, 3.0) < 16 < next_size(16, 0.01)
+
+
+@given(st.text(), st.lists(st.text(min_size=1, max_size=5), max_size=3), st.data())
+def test_what_was_shown_stays(text: str, ends: list[str], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    final, _ = settled(text, ends, is_over=True)
+    for cut in cuts:
+        shown, _ = settled(text[:cut], ends, is_over=False)
+        assert final.startswith(shown)
+
+
+def test_an_answer_is_the_pieces_together() -> None:
+    text = "Grüße, 世界! " * 5
+    script = Script(list(text.encode()), stops_at_end=True)
+    told = answer(script)
+    pieces = list(told.pieces())
+    assert "".join(pieces) == told.text == text.strip() + " "
+    assert len(pieces) > 2
+    assert "\ufffd" not in "".join(pieces)
+    assert told.end == "stop"
+    # Each piece goes on where the one before ended, with dice of its own.
+    lengths = [len(seen) for seen, _ in script.asked]
+    assert lengths == sorted(set(lengths))
+    assert len({params.seed for _, params in script.asked}) == len(script.asked)
+
+
+def test_an_answer_is_not_longer_than_allowed() -> None:
+    script = Script(list(b"a" * 500))
+    told = answer(script)
+    assert "".join(told.pieces()) == "a" * 100
+    assert (told.end, len(told.tokens)) == ("length", 100)
+
+
+def test_the_next_speakers_name_ends_an_answer_without_a_template() -> None:
+    script = Script(list(b" fine, thanks\nUser: and then?"), stops_at_end=False)
+    told = answer(script)
+    assert "".join(told.pieces()) == "fine, thanks"
+    assert told.end == "stop"
+
+
+def test_the_templates_own_mark_ends_an_answer() -> None:
+    manner = Manner.of(Renderer(Template()))
+    assert manner.end_tokens == {301}
+    script = Script([*b"fine", 301, *b"nonsense"], stops_at_end=False)
+    told = answer(script, manner)
+    assert "".join(told.pieces()) == "fine"
+    assert told.end == "stop"
+
+
+def test_ctrl_c_gives_up_on_the_piece_and_keeps_what_was_said() -> None:
+    script = Script(list(b"a long story"))
+    script.interrupt_at = 2
+    told = answer(script)
+    with pytest.raises(KeyboardInterrupt):
+        list(told.pieces())
+    assert (told.text, told.end) == ("a lo", "interrupted")
+    assert script.futures[-1].is_cancelled
+
+
+# --- what is remembered -----------------------------------------------------------------------
+
+
+def test_the_model_sees_all_that_was_said() -> None:
+    talk = Conversation("be brief")
+    talk.add("hi", "hello")
+    assert talk.asked("and?") == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+def test_orders() -> None:
+    talk = Conversation()
+    talk.add("hi", "hello")
+    assert talk.obey("/system  be kind ") == "The system message is set."
+    assert talk.system == "be kind"
+    assert talk.obey("/system") == "There is no system message."
+    assert talk.obey("/reset") is not None
+    assert talk.asked("x") == [{"role": "user", "content": "x"}]
+    assert "/save FILE" in (talk.obey("/help") or "")
+    for word in ("/quit", "/exit"):
+        with pytest.raises(Quit):
+            talk.obey(word)
+
+
+@given(st.text())
+def test_everything_else_is_no_order(text: str) -> None:
+    known = ("/system", "/reset", "/save", "/quit", "/exit", "/help")
+    if not text.strip().startswith(known):
+        assert Conversation().obey(text) is None
+
+
+def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
+    from tinkex.recipes.rows import ChatRow
+
+    path = tmp_path / "talks.jsonl"
+    talk = Conversation("be brief")
+    assert talk.obey(f"/save {path}") == "There is nothing to save."
+    talk.add("hi", "hellö")
+    assert talk.obey(f"/save {path}") == f"Saved 2 messages to {path}"
+    assert talk.obey(f"/save {path}") == f"Saved 2 messages to {path}"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[0] == rows[1]
+    assert [message["role"] for message in rows[0]["messages"]] == ["system", "user", "assistant"]
+    assert ChatRow(tuple(rows[0]["messages"]))
+    assert talk.obey("/save") == "Where to? /save FILE"
+    assert "cannot be written" in (talk.obey(f"/save {tmp_path}/talks.jsonl/x") or "")

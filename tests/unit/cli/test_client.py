@@ -1,0 +1,112 @@
+"""The one place that makes clients: from the context's words, closed whatever happens."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, Self
+
+import pytest
+
+from tinkex.cli.client import admin, config_of, rest, service
+from tinkex.cli.context import Context
+from tinkex.cli.errors import CliError, explain
+from tinkex.cli.main import run
+from tinkex.client.config import Config
+from tinkex.errors import ConfigError
+from tinkex.types import Cursor, TrainingRunsResponse
+
+
+class Ready:
+    """A future that is done."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+
+class StubService:
+    """Stands for the service client and its REST client."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.ended_with: list[object] = []
+        self.holder = object()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.ended_with.append(kind)
+
+    def rest_client(self) -> Self:
+        return self
+
+    def list_training_runs(self, *args: Any) -> Ready:
+        cursor = Cursor(offset=0, limit=20, total_count=0)
+        return Ready(TrainingRunsResponse(training_runs=[], cursor=cursor))
+
+
+@pytest.fixture
+def made() -> list[StubService]:
+    return []
+
+
+@pytest.fixture
+def context(made: list[StubService]) -> Context:
+    def make(config: Config) -> Any:
+        made.append(StubService(config))
+        return made[-1]
+
+    return Context(api_key="tml-k", base_url="http://h", timeout_seconds=7.0, make_service=make)
+
+
+def test_the_context_becomes_a_config(context: Context, made: list[StubService]) -> None:
+    with service(context, http_pool="mine"):
+        pass
+    config = made[0].config
+    assert (config.api_key, config.base_url, config.timeout_seconds) == ("tml-k", "http://h", 7.0)
+    assert (config.key_source, config.http_pool) == ("--api-key", "mine")
+
+
+def test_a_server_that_is_not_there_is_given_up_within_five_seconds() -> None:
+    config = config_of(Context(base_url="http://h"))
+    assert config.connect_timeout_seconds + config.first_contact_seconds <= 5.0
+    assert config.key_source == ""
+
+
+def test_clients_are_closed_whatever_happens(context: Context, made: list[StubService]) -> None:
+    with rest(context), admin(context):
+        pass
+    with pytest.raises(KeyboardInterrupt), rest(context):
+        raise KeyboardInterrupt
+    assert [stub.ended_with for stub in made] == [[None], [None], [KeyboardInterrupt]]
+
+
+def test_commands_use_the_injected_client(
+    context: Context, made: list[StubService], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", "list"], context).exit_code == 0
+    assert capsys.readouterr().out == "No training runs found\n"
+    assert made[0].ended_with == [None]
+
+
+def test_a_bad_url_is_a_sentence_in_flags() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(Context(base_url="ftp://x"))
+    assert explain(refused.value).hint == "Pass --base-url, or set TINKER_BASE_URL."
+
+
+def test_a_library_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name == "tinkex.client.config":
+            raise ModuleNotFoundError("No module named 'pyqwest'", name="pyqwest")
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(CliError, match="pyqwest") as refused:
+        config_of(Context())
+    assert "pip install" in (refused.value.hint or "")

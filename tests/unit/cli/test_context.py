@@ -1,0 +1,77 @@
+"""What a command knows about where it writes: terminals, pipes, NO_COLOR and COLUMNS."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from tinkex.cli.context import Context, Screen
+from tinkex.settings import TerminalSettings, read_terminal
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
+    """A terminal of 97 columns, and no variables about it."""
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 97, 0, 0))
+    with os.fdopen(slave, "w") as stream:
+        yield stream
+    os.close(master)
+
+
+def detected(stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """The context of a process that reads and writes there."""
+    with monkeypatch.context() as patch:
+        for name in ("stdin", "stdout", "stderr"):
+            patch.setattr(sys, name, stream)
+        return Context.detect()
+
+
+def test_a_terminal_has_colours_and_its_own_width(
+    terminal: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = detected(terminal, monkeypatch)
+    assert found.stdout == Screen(is_terminal=True, is_colored=True, width=97)
+    assert found.stderr == found.stdout
+    assert found.is_stdin_terminal
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_can_be_declined(
+    name: str, value: str, terminal: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert detected(terminal, monkeypatch).stdout == Screen(
+        is_terminal=True, is_colored=False, width=97
+    )
+
+
+def test_a_width_that_is_told_wins(terminal: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert detected(terminal, monkeypatch).stdout.width == 50
+
+
+def test_a_pipe_has_no_colours_and_no_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    closed = io.StringIO()
+    closed.close()
+    for stream in (io.StringIO(), closed, None):
+        found = detected(stream, monkeypatch)
+        assert (found.stdout, found.stderr) == (Screen(), Screen())
+        assert not found.is_stdin_terminal
+
+
+@pytest.mark.parametrize("columns", ["", "0", "-3", "x", "3.5"])
+def test_a_width_that_makes_no_sense_counts_as_unset(columns: str) -> None:
+    assert read_terminal({"COLUMNS": columns, "NO_COLOR": ""}) == TerminalSettings()

@@ -1,0 +1,142 @@
+"""`doctor`: every check ends, says what it found and what to do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tinkex.cli.commands.doctor import checks, machine, remote
+from tinkex.cli.commands.doctor.findings import Check, Finding, Report, run_checks
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.main import run
+from tinkex.errors import ConfigError
+
+LATE = Finding("warn", "too late")
+FINE = Check("fine", lambda context: Finding("ok", "good"), LATE)
+BAD = Check("bad", lambda context: Finding("fail", "broken", "Mend it."), LATE)
+
+
+def test_a_check_that_hangs_is_left_behind() -> None:
+    never = threading.Event()
+    stuck = Check("stuck", lambda context: Finding("ok", str(never.wait())), LATE)
+    found = run_checks([stuck, FINE], Context(), seconds=0.05)
+    never.set()
+    assert found[0] == ("stuck", LATE)
+
+
+def test_errors_become_findings_and_mistakes_are_seen() -> None:
+    def refuse(context: Context) -> Finding:
+        raise ConfigError("wrong", hint="Write it right.")
+
+    def break_disk(context: Context) -> Finding:
+        raise PermissionError(13, "Permission denied", "/x")
+
+    found = run_checks([Check("a", refuse, LATE), Check("b", break_disk, LATE)], Context())
+    assert found[0][1] == Finding("fail", "wrong", "Write it right.")
+    assert found[1][1].status == "fail"
+    with pytest.raises(ZeroDivisionError):
+        run_checks([Check("c", lambda context: 1 // 0, LATE)], Context())  # type: ignore[arg-type, return-value]
+
+
+def test_the_command_exits_1_if_a_check_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS", (FINE, BAD))
+    assert run(["doctor"]).exit_code == 1
+    assert capsys.readouterr().out == (
+        "ok    fine  good\nfail  bad   broken\n            -> Mend it.\n1 check failed.\n"
+    )
+    assert run(["doctor", "--json"]).exit_code == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], [row["status"] for row in found["checks"]]) == (False, ["ok", "fail"])
+    monkeypatch.setattr(checks, "CHECKS", (FINE,))
+    assert run(["doctor"]).exit_code == 0
+
+
+def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report([("fine", Finding("warn", "so so"))])
+    report.print(screen=Screen(is_terminal=True, is_colored=True))
+    assert "\x1b[33mwarn" in capsys.readouterr().out
+    report.print(screen=Screen())
+    assert capsys.readouterr().out == "warn  fine  so so\nReady, with 1 warning.\n"
+    assert Report([("fine", Finding("ok", ""))]).title() == "All is well."
+
+
+# --- this machine -----------------------------------------------------------------------------
+
+
+def test_libraries_that_are_not_there_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for look in (
+        machine.check_torch,
+        machine.check_transformers,
+        machine.check_server_libraries,
+    ):
+        found = look(Context())
+        assert found.status == "warn"
+        assert "pip install 'tinkex[" in (found.advice or "")
+    assert machine.check_kernels(Context()).status == "ok"
+
+
+def test_torch_that_cannot_be_loaded_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "run_python", lambda code: (1, "ImportError: libx.so"))
+    found = machine.check_torch(Context())
+    assert (found.status, "libx.so" in found.message) == ("fail", True)
+    kernels = machine.check_kernels(Context())
+    assert (kernels.status, "C compiler" in (kernels.advice or "")) == ("warn", True)
+    monkeypatch.setattr(machine, "run_python", lambda code: (0, "yes"))
+    assert machine.check_kernels(Context()).status == "ok"
+
+
+def test_a_python_is_ended_with_what_it_started() -> None:
+    assert machine.run_python("print('a'); print('b')") == (0, "b")
+    assert machine.run_python("raise SystemExit(3)")[0] == 3
+    code = "import subprocess; subprocess.run(['sleep', '60'])"
+    assert machine.run_python(code, seconds=0.2) == (-1, "took longer than 0.2 seconds")
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+def test_a_home_with_room_with_little_and_with_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "not" / "there"))
+    for free, status in ((10**12, "ok"), (10**9, "warn"), (10**6, "fail")):
+        monkeypatch.setattr("shutil.disk_usage", lambda place, free=free: Usage(free))
+        assert machine.check_home(Context()).status == status
+    assert not (tmp_path / "not").exists()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "file" / "home"))
+    found = machine.check_home(Context())
+    assert (found.status, "TINKEX_HOME" in (found.advice or "")) == ("fail", True)
+
+
+def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.check_python(Context()).status == "ok"
+    monkeypatch.setattr(machine, "LEAST_PYTHON", (99, 0))
+    assert machine.check_python(Context()).status == "fail"
+
+
+# --- the clock --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("skew", "status"), [(0, "ok"), (59, "ok"), (-61, "warn"), (3600, "warn")])
+def test_a_clock_is_compared_with_the_servers(skew: float, status: str) -> None:
+    assert remote.judge_clock(skew).status == status
+
+
+def test_a_clock_that_nobody_set_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime(1970, 1, 1, tzinfo=UTC)
+
+    monkeypatch.setattr(remote, "datetime", Old)
+    assert remote.check_clock(Context()).status == "fail"

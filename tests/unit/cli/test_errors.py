@@ -1,0 +1,139 @@
+"""Failures in words: every mapping with its hint, user faults apart from those that pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import click
+import pytest
+
+from tinkex import errors as sdk
+from tinkex.cli.context import Context
+from tinkex.cli.errors import MAPPINGS, CliError, Failure, explain, needs_extra, report
+
+
+class Answer(NamedTuple):
+    """What an error of the server needs of an answer."""
+
+    status_code: int
+    request: Any = None
+
+
+def refusal(status: int) -> sdk.APIStatusError:
+    kind = sdk.error_class_for(status)
+    return kind(f"Error code: {status} - no such luck.", Answer(status))
+
+
+@pytest.mark.parametrize(
+    ("status", "title", "category"),
+    [
+        (400, "Invalid request", "user"),
+        (401, "Authentication failed", "user"),
+        (402, "Billing issue", "user"),
+        (403, "Permission denied", "user"),
+        (404, "Resource not found", "user"),
+        (409, "API error (status 409)", "server"),
+        (418, "API error (status 418)", "user"),
+        (422, "Invalid data provided", "user"),
+        (429, "Rate limit exceeded", "server"),
+        (500, "Internal server error", "server"),
+        (503, "Internal server error", "server"),
+    ],
+)
+def test_an_answer_that_is_a_no_has_a_title_a_hint_and_a_category(
+    status: int, title: str, category: str
+) -> None:
+    failure = explain(refusal(status))
+    assert failure.message == f"{title}: no such luck"
+    assert (failure.status, failure.category, failure.exit_code) == (status, category, 1)
+    assert failure.hint
+    # The library's predicate decides: a user's fault is never worth the same try again.
+    assert ("run the same command again" in failure.hint) == (category == "server")
+
+
+@pytest.mark.parametrize(
+    ("error", "title", "words"),
+    [
+        (sdk.APITimeoutError(), "Request timeout", "--timeout"),
+        (sdk.ConnectTimeoutError(), "Request timeout", "--timeout"),
+        (
+            sdk.APIConnectionError(message="Connection error: cannot reach h:1"),
+            "Connection failed: cannot reach h:1",
+            "`tinkex serve` starts one",
+        ),
+        (sdk.APIError("strange"), "API error: strange", "again"),
+        (sdk.APIResponseValidationError(), "API error: ", "again"),
+    ],
+)
+def test_no_answer_has_a_title_and_a_hint(error: sdk.TinkexError, title: str, words: str) -> None:
+    failure = explain(error)
+    assert failure.message.startswith(title)
+    assert words in (failure.hint or "")
+    assert failure.category == "server"
+
+
+def test_work_that_failed_is_told_by_whose_fault_it_was() -> None:
+    user, server = sdk.RequestErrorCategory.User, sdk.RequestErrorCategory.Server
+    assert "Correct the input" in (explain(sdk.RequestFailedError("x", "", user)).hint or "")
+    assert "may pass" in (explain(sdk.RequestFailedError("x", "", server)).hint or "")
+
+
+def test_a_wrong_key_is_named_by_its_source() -> None:
+    error = refusal(401)
+    error.hint = "The server refused the key from profile 'work' in /home/me/config.toml."
+    assert "profile 'work' in /home/me/config.toml" in (explain(error).hint or "")
+    error.hint = None
+    assert "No key was sent" in (explain(error).hint or "")
+
+
+def test_hints_of_the_library_are_told_in_flags() -> None:
+    failure = explain(sdk.ConfigError("no key", hint="Pass api_key=..., or base_url=... of it."))
+    assert failure.hint == "Pass --api-key, or --base-url of it."
+
+
+def test_errors_of_ours_stay_what_they_say() -> None:
+    failure = explain(CliError("the port is 'x'", "Pass a number.", exit_code=3))
+    assert (failure.to_text(), failure.exit_code) == ("Error: the port is 'x'\nPass a number.", 3)
+    assert explain(needs_extra(ModuleNotFoundError(name="torch"), "torch")).hint == (
+        "Run: pip install 'tinkex[torch]'"
+    )
+
+
+def test_a_file_is_named_and_a_mistake_is_ours() -> None:
+    assert explain(PermissionError(13, "Permission denied", "/x")).message == (
+        "/x cannot be used: Permission denied"
+    )
+    assert explain(OSError(5, "I/O")).message.startswith("Unexpected error: OSError: ")
+    assert explain(ZeroDivisionError()).message == "Unexpected error: ZeroDivisionError"
+
+
+def test_interrupts_and_usage_have_their_own_exit_codes() -> None:
+    assert explain(KeyboardInterrupt()).exit_code == 130
+    assert explain(click.Abort()).exit_code == 130
+    assert explain(click.UsageError("x")).exit_code == 2
+    assert explain(click.ClickException("x")).exit_code == 1
+
+
+def test_no_mapping_hides_another() -> None:
+    kinds = [kind for kind, _, _ in MAPPINGS]
+    for place, kind in enumerate(kinds):
+        assert not any(issubclass(kind, earlier) for earlier in kinds[:place])
+
+
+def test_json_leaves_out_what_is_not_known() -> None:
+    assert Failure(message="m", type="T").to_dict() == {
+        "error": {"message": "m", "hint": None, "type": "T"}
+    }
+
+
+def test_a_report_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    report(CliError("two\nlines \x1b[2J"), Context())
+    assert capsys.readouterr().err == "Error: two\nlines \\x1b[2J\n"
+
+
+def test_a_report_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    report(refusal(404), Context(format="json"))
+    told = capsys.readouterr()
+    found = json.loads(told.err)["error"]
+    assert (told.out, found["status"], found["type"]) == ("", 404, "NotFoundError")

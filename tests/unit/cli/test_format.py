@@ -1,0 +1,93 @@
+"""Sizes, times and counts as people write them, at their edges."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli import format as words
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KB"),
+        (1536, "1.5 KB"),
+        (1024**2 - 1, "1.0 MB"),
+        (1024**5, "1.0 PB"),
+        (1024**6, "1.0 EB"),
+        (1024**8 * 5000, "5120000.0 ZB"),
+        (-1, "N/A"),
+        (None, "N/A"),
+        (float("nan"), "N/A"),
+    ],
+)
+def test_sizes(size: float | None, text: str) -> None:
+    assert words.format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("ago", "text"),
+    [
+        (timedelta(0), "just now"),
+        (timedelta(seconds=59), "just now"),
+        (timedelta(seconds=60), "1 minute ago"),
+        (timedelta(minutes=59), "59 minutes ago"),
+        (timedelta(hours=1), "1 hour ago"),
+        (timedelta(hours=47), "1 day ago"),
+        (timedelta(days=13), "1 week ago"),
+        (timedelta(days=29), "4 weeks ago"),
+        (timedelta(days=30), "2026-04-01"),
+        (timedelta(seconds=-30), "in less than a minute"),
+        (timedelta(hours=-2), "in 2 hours"),
+        (timedelta(days=-60), "2026-06-30"),
+    ],
+)
+def test_times(ago: timedelta, text: str) -> None:
+    then = NOW - ago
+    assert words.format_timestamp(then, NOW) == text
+    assert words.format_timestamp(then.isoformat(), NOW) == text
+    assert words.format_timestamp(then.replace(tzinfo=None), NOW) == text
+    assert words.format_timestamp(then.astimezone(timezone(timedelta(hours=9))), NOW) == text
+
+
+@pytest.mark.parametrize(("when", "text"), [(None, "N/A"), ("", "N/A"), ("soon", "soon")])
+def test_what_is_no_time(when: str | None, text: str) -> None:
+    assert words.format_timestamp(when, NOW) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.44, "0.4s"),
+        (12.4, "12s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (7800, "2h 10m"),
+        (352800, "4d 02h"),
+        (-1, "N/A"),
+        (None, "N/A"),
+        (float("inf"), "N/A"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert words.format_duration(seconds) == text
+
+
+def test_small_words() -> None:
+    assert (words.format_bool(True), words.format_bool(False)) == ("Yes", "No")
+    assert (words.format_optional(None), words.format_optional(0)) == ("N/A", "0")
+    assert words.format_optional(1024, words.format_size) == "1.0 KB"
+    assert [words.format_count(n, "run") for n in (0, 1, 1200)] == ["0 runs", "1 run", "1,200 runs"]
+
+
+@given(st.text())
+def test_a_plain_line_is_one_line_that_prints(text: str) -> None:
+    assert words.plain_line(text).isprintable()

@@ -1,0 +1,239 @@
+"""Global options: before and behind every command, the later wins, own options of a command win."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.context import Context, context_of, pass_context
+from tinkex.cli.lazy import DefaultGroup, Entry, LazyGroup, first_word
+from tinkex.cli.options import Duration, Group, asked_for
+
+SEEN: list[Any] = []
+
+
+@click.group(cls=Group)
+def group() -> None:
+    """A group."""
+
+
+@group.group("inner")
+def inner() -> None:
+    """A group in a group."""
+
+
+@inner.command()
+@click.option("--own")
+@pass_context
+def look(context: Context, own: str | None) -> None:
+    """Keep what was given."""
+    SEEN.append(context)
+
+
+@group.command()
+@click.option("-f", "--api-key", "own")
+@pass_context
+def owner(context: Context, own: str | None) -> None:
+    """A command with options of the same name."""
+    SEEN.append((context, own))
+
+
+def seen(*words: str, base: Context | None = None) -> Any:
+    SEEN.clear()
+    group.main(list(words), standalone_mode=False, obj=base or Context())
+    return SEEN[0]
+
+
+GIVEN = ("-f", "json", "-v", "--api-key", "tml-k", "--base-url", "http://h", "--profile", "p")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_global_options_are_read_before_between_and_behind(place: int) -> None:
+    words = ["inner", "look"]
+    words[place:place] = [*GIVEN, "--timeout", "2m"]
+    found = seen(*words)
+    assert found == Context(
+        format="json",
+        verbose=True,
+        api_key="tml-k",
+        base_url="http://h",
+        profile="p",
+        timeout_seconds=120.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-f json inner look -f table", "table"),
+        ("-f table inner -f json look", "json"),
+        ("inner look -f table --json", "json"),
+        ("inner look --json --format=table", "table"),
+        ("--json inner look", "json"),
+        ("inner look", "table"),
+    ],
+)
+def test_the_later_word_wins(words: str, expected: str) -> None:
+    assert seen(*words.split()).format == expected
+
+
+def test_what_is_not_given_stays_as_the_context_says() -> None:
+    base = Context(format="json", base_url="http://base", api_key="tml-base")
+    found = seen("inner", "look", "--base-url", "http://flag", base=base)
+    assert (found.format, found.base_url, found.api_key) == ("json", "http://flag", "tml-base")
+
+
+def test_an_own_option_of_the_same_name_wins_and_the_rest_stays_global() -> None:
+    context, own = seen("owner", "--api-key", "mine", "--format", "json")
+    assert (context.api_key, context.format, own) == (None, "json", "mine")
+    context, own = seen("--api-key", "tml-k", "-f", "json", "owner", "-f", "mine")
+    assert (context.api_key, context.format, own) == ("tml-k", "json", "mine")
+
+
+def test_a_wrong_format_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="xml"):
+        seen("inner", "look", "-f", "xml")
+
+
+def test_the_key_is_no_part_of_a_contexts_text() -> None:
+    assert "secret" not in repr(Context(api_key="tml-secret"))
+
+
+def test_without_a_context_the_process_is_looked_at() -> None:
+    with click.Context(group) as ctx:
+        assert context_of(ctx).format == "table"
+
+
+# --- durations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("30000", 30), ("1.5 s", 1.5)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "-1s", "x", "1d", "nan", "inf", "1e400", "0ms"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="30s, 500ms or 2m"):
+        Duration().convert(text, None, None)
+
+
+@given(st.text())
+def test_any_text_is_a_duration_or_refused(text: str) -> None:
+    with contextlib.suppress(click.BadParameter):
+        assert Duration().convert(text, None, None) > 0
+
+
+# --- words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run list", {}),
+        ("run list --json", {"format": "json"}),
+        ("-f json nosuch", {"format": "json"}),
+        ("-fjson x", {"format": "json"}),
+        ("--format=json x -f table", {"format": "table"}),
+        ("x -v", {"verbose": True}),
+        ("x -f", {}),
+        ("x --json -foo -f xml", {"format": "json"}),
+        ("x json -- --json -v", {}),
+        ("", {}),
+    ],
+)
+def test_what_was_asked_for_is_known_without_reading_the_command(
+    words: str, expected: dict[str, Any]
+) -> None:
+    assert asked_for(words.split()) == expected
+
+
+@given(st.lists(st.sampled_from(["-f", "json", "--json", "-v", "--", "--prompt", "x", "-fx", ""])))
+def test_asking_never_fails(words: list[str]) -> None:
+    assert asked_for(words).get("format") in {None, "json"}
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("list", 0),
+        ("-f json --prompt x", 2),
+        ("--format=json -v --timeout 3 list", 4),
+        ("-fjson list", 1),
+        ("-f json", None),
+        ("", None),
+    ],
+)
+def test_the_first_word_that_is_no_global_option(words: str, place: int | None) -> None:
+    assert first_word(words.split()) == place
+
+
+# --- lazy groups ------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--prompt")
+def sample(name: str | None, prompt: str | None) -> None:
+    """Sample."""
+    SEEN.append(("sample", prompt))
+
+
+@click.command()
+def far() -> None:
+    """A command in another module."""
+    SEEN.append("far")
+
+
+HERE = "tests.unit.cli.test_options"
+ENTRIES = {"far": Entry(f"{HERE}:far", "Far."), "sample": Entry(f"{HERE}:sample", "Sample.")}
+
+
+@click.group(
+    cls=DefaultGroup,
+    default_command="sample",
+    entries=ENTRIES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def defaulting() -> None:
+    """A group that samples."""
+
+
+def test_options_before_a_command_mean_the_default_command() -> None:
+    for words in (["--prompt", "x"], ["-f", "json", "--prompt", "x"], ["sample", "--prompt", "x"]):
+        SEEN.clear()
+        defaulting.main(words, standalone_mode=False)
+        assert SEEN == [("sample", "x")]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_of_a_group_with_a_default_is_about_the_group(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defaulting.main([flag], standalone_mode=False)
+    assert "Commands:\n  far     Far." in capsys.readouterr().out
+
+
+def test_a_misspelt_command_is_not_the_default() -> None:
+    with pytest.raises(click.UsageError, match="smaple"):
+        defaulting.main(["smaple"], standalone_mode=False)
+
+
+def test_a_command_of_another_module_is_imported_when_called() -> None:
+    SEEN.clear()
+    defaulting.main(["far"], standalone_mode=False)
+    assert SEEN == ["far"]
+
+
+def test_summaries_need_no_import(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = LazyGroup("x", entries={"gone": Entry("no.such.module:x", "Is listed.")})
+    nowhere.main(["--help"], standalone_mode=False)
+    assert "gone  Is listed." in capsys.readouterr().out

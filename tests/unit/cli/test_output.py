@@ -1,0 +1,265 @@
+"""Results on screens of 40, 80 and 200 columns and as JSON: nothing important is ever cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.output import Column, Facts, Output, Rows, announce, show
+from tinkex.cli.output.checkpoints import CheckpointInfo, CheckpointList
+from tinkex.cli.output.fitting import fit, least_width, table_width
+from tinkex.cli.output.plain import to_json, to_plain
+from tinkex.cli.output.runs import RunInfo, RunList
+from tinkex.cli.paging import Listing
+from tinkex.types import Checkpoint, TrainingRun
+
+RUN_ID = "82810c9f-dd83-49e2-8069-20d10792b196:train:2"
+PATH = f"tinker://{RUN_ID}/sampler_weights/0001-x"
+MADE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def saved(**changes: Any) -> Checkpoint:
+    fields: dict[str, Any] = {
+        "checkpoint_id": "sampler_weights/0001-x",
+        "checkpoint_type": "sampler",
+        "time": MADE,
+        "tinker_path": PATH,
+        "size_bytes": 1048576,
+    }
+    return Checkpoint(**fields | changes)
+
+
+def trained(**changes: Any) -> TrainingRun:
+    fields: dict[str, Any] = {
+        "training_run_id": RUN_ID,
+        "base_model": "meta-llama/Llama-3.1-8B-Instruct",
+        "model_owner": "tml:user:586ea7a9",
+        "is_lora": True,
+        "lora_rank": 32,
+        "last_request_time": MADE,
+        "last_checkpoint": saved(),
+        "user_metadata": {"team": "red"},
+    }
+    return TrainingRun(**fields | changes)
+
+
+RUNS = RunList(Listing([trained(), trained(lora_rank=None, corrupted=True)], 7))
+CHECKPOINTS = CheckpointList(Listing([saved(), saved(public=True)], 2))
+ALL: list[Output] = [RUNS, CHECKPOINTS, RunInfo(trained()), CheckpointInfo(saved(), trained())]
+
+
+def printed(capsys: pytest.CaptureFixture[str], result: Output, **screen: Any) -> str:
+    result.print("table", Screen(**screen))
+    return capsys.readouterr().out
+
+
+def joined(text: str) -> str:
+    """Every cell of a table with its folded parts put together again."""
+    cells: dict[int, str] = {}
+    for line in text.splitlines():
+        for place, cell in enumerate(re.split("[│┃]", line)):
+            cells[place] = cells.get(place, "") + cell.strip()
+    return " ".join(cells.values())
+
+
+@pytest.mark.parametrize("width", [40, 80, 200, None])
+@pytest.mark.parametrize("result", ALL, ids=lambda result: type(result).__name__)
+def test_ids_and_paths_are_whole_at_every_width(
+    result: Output, width: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = printed(capsys, result, width=width)
+    whole = joined(shown)
+    for text in {cell for row in result.rows() for cell in row if cell in {RUN_ID, PATH}}:
+        assert text in whole
+    assert "…" not in shown
+    is_table = "┃" in shown
+    if width is not None and is_table:
+        table = shown.splitlines()[1:]
+        assert max(map(len, table)) <= width
+
+
+def test_a_wide_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, RUNS, width=200).splitlines()
+    assert lines[0] == "2 training runs (5 more not shown, use --limit to see more)"
+    assert re.findall(r"[A-Z][\w ]+\w", lines[2]) == [
+        "Run ID",
+        "Base Model",
+        "LoRA",
+        "Last Update",
+        "Status",
+    ]
+    assert lines[4].split() == [
+        *("│", RUN_ID, "│", "meta-llama/Llama-3.1-8B-Instruct", "│", "Rank", "32"),
+        *("│", "2026-01-02", "│", "OK", "│"),
+    ]
+    assert lines[5].split()[5:] == ["Yes", "│", "2026-01-02", "│", "Failed", "│"]
+
+
+def test_unimportant_columns_go_first(capsys: pytest.CaptureFixture[str]) -> None:
+    wide, narrow = (printed(capsys, CHECKPOINTS, width=width) for width in (200, 80))
+    for heading in ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path"):
+        assert heading in wide
+    assert "Public" not in narrow
+    assert {"Checkpoint ID", "Created", "Path"} <= set(re.findall(r"[A-Z]\w+(?: ID)?", narrow))
+
+
+def test_a_screen_too_narrow_for_a_table_gets_a_block_for_each_item(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed(capsys, CHECKPOINTS, width=40).splitlines()
+    assert lines[:8] == [
+        "2 checkpoints",
+        "sampler_weights/0001-x",
+        "  Type: sampler",
+        "  Size: 1.0 MB",
+        "  Public: No",
+        "  Created: 2026-01-02",
+        "  Expires: Never",
+        f"  Path: {PATH}",
+    ]
+
+
+def test_chosen_columns_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = RunList(Listing([trained()], 1), ("status", "owner", "id"))
+    for width in (40, 80, 200):
+        shown = printed(capsys, chosen, width=width)
+        assert shown.startswith("1 training run\n")
+        for text in ("OK", "tml:user:586ea7a9"):
+            assert text in shown
+
+
+def test_facts_are_lines_where_a_table_has_no_room(capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"\nRun ID: {RUN_ID}\n" in printed(capsys, RunInfo(trained()), width=40)
+    assert f"  - Path: {PATH}\n" in printed(capsys, RunInfo(trained()), width=40)
+    assert "│ Metadata " in printed(capsys, RunInfo(trained()), width=80)
+
+
+def test_an_empty_list_says_so_and_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    empty = CheckpointList(Listing([], 0), RUN_ID)
+    assert printed(capsys, empty) == f"No checkpoints found for run {RUN_ID}\n"
+    empty.print("json")
+    assert json.loads(capsys.readouterr().out) == {
+        "run_id": RUN_ID,
+        "checkpoints": [],
+        "total": 0,
+        "shown": 0,
+    }
+
+
+@pytest.mark.parametrize("result", ALL, ids=lambda result: type(result).__name__)
+def test_colours_only_where_they_are_welcome(
+    result: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for screen in ({}, {"is_terminal": True, "width": 80}):
+        assert "\x1b" not in printed(capsys, result, **screen)
+    assert "\x1b[1m" in printed(capsys, result, is_terminal=True, is_colored=True, width=200)
+
+
+def test_what_others_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    nasty = trained(user_metadata={"x": "\x1b[2J[red]:boom:\nnext"})
+    shown = printed(capsys, RunInfo(nasty), width=200)
+    assert "\x1b" not in shown
+    assert "\\x1b[2J[red]:boom: next" in shown
+
+
+# --- JSON -------------------------------------------------------------------------------------
+
+
+def test_json_is_indented_and_has_iso_times(capsys: pytest.CaptureFixture[str]) -> None:
+    RUNS.print("json")
+    text = capsys.readouterr().out
+    assert text.startswith('{\n  "runs": [\n    {\n')
+    found = json.loads(text)
+    assert (found["total"], found["shown"]) == (7, 2)
+    assert found["runs"][0]["last_request_time"] == "2026-01-02T03:04:05+00:00"
+    assert found["runs"][0]["last_checkpoint"]["tinker_path"] == PATH
+
+
+def test_a_checkpoint_has_the_facts_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    CheckpointInfo(saved(expires_at=MADE + timedelta(days=1)), trained()).print("json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["is_lora"], found["lora_rank"]) == (True, 32)
+    assert found["expires_at"] == "2026-01-03T03:04:05+00:00"
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (float("nan"), None),
+        (float("-inf"), None),
+        (True, True),
+        (datetime(2026, 1, 2), "2026-01-02T00:00:00+00:00"),
+        (MADE.date(), "2026-01-02"),
+        (Path("a/b"), "a/b"),
+        ((1, [2.5, {"x": None}]), [1, [2.5, {"x": None}]]),
+        ({1: Column("x")}, {"1": ["x", 0]}),
+    ],
+)
+def test_everything_has_a_form_in_json(value: Any, plain: Any) -> None:
+    assert to_plain(value) == plain
+
+
+def test_what_has_no_form_is_a_mistake_of_ours() -> None:
+    with pytest.raises(TypeError, match="object"):
+        to_plain(object())
+
+
+@given(st.recursive(st.none() | st.text() | st.floats(), lambda x: st.lists(x)))
+def test_json_is_always_valid(value: Any) -> None:
+    for is_ascii in (True, False):
+        text = to_json(value, is_ascii=is_ascii)
+        json.loads(text, parse_constant=lambda name: pytest.fail(name))
+
+
+# --- plain results ----------------------------------------------------------------------------
+
+
+def test_rows_and_facts_of_plain_data(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"id": Column("ID"), "note": Column("Note")}
+    show(Context(), Rows([{"id": 1, "note": None, "more": 2}], columns))
+    assert "│ 1  │      │" in capsys.readouterr().out
+    show(Context(format="json"), Rows([{"id": 1, "more": 2}], columns))
+    assert json.loads(capsys.readouterr().out) == [{"id": 1, "more": 2}]
+    show(Context(), Facts({"status": "running", "log": None}))
+    shown = capsys.readouterr().out
+    assert "running" in shown
+    assert "log" not in shown
+
+
+def test_an_announcement_is_for_people_or_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(Context(), "it is done", {"done": True})
+    assert tuple(capsys.readouterr()) == ("", "it is done\n")
+    announce(Context(format="json"), "it is done", {"done": True})
+    assert tuple(capsys.readouterr()) == ('{\n  "done": true\n}\n', "")
+
+
+# --- fitting ----------------------------------------------------------------------------------
+
+SIZES = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 4)), min_size=1, max_size=8)
+
+
+@given(SIZES, st.integers(10, 250))
+def test_what_is_kept_fits_and_importance_decides(
+    columns: list[tuple[int, int]], screen: int
+) -> None:
+    widths, ranks = [width for width, _ in columns], [rank for _, rank in columns]
+    layout = fit(widths, ranks, screen)
+    dropped = set(range(len(widths))) - set(layout.kept)
+    if not layout.is_table:
+        assert not dropped
+        return
+    assert table_width([least_width(widths[i]) for i in layout.kept]) <= screen
+    for i in dropped:
+        assert ranks[i] >= max(ranks[j] for j in layout.kept)
+
+
+def test_a_pipe_has_no_edge() -> None:
+    assert fit([5000], [9], None).kept == (0,)

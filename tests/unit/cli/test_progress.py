@@ -1,0 +1,132 @@
+"""Progress and questions stay on stderr; nobody there means no bar, and no."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.paging import Listing, fetch
+from tinkex.cli.progress import bar, list_bar, tell
+from tinkex.cli.prompts import confirm
+
+WATCHED = Context(stderr=Screen(is_terminal=True, width=120))
+
+
+def test_a_bar_shows_count_percent_and_rate_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(WATCHED, "Fetching [x]", 4) as shown:
+        shown.advance(1)
+        shown.advance(2)
+        assert shown.done == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "Fetching [x]" in told.err
+    for text in ("3/4", "75%", "/s"):
+        assert text in told.err
+
+
+def test_a_bar_of_bytes_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(WATCHED, "Downloading", None, "bytes") as shown:
+        shown.update(1500, 3000)
+    assert "1.5/2.9 KiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "context", [Context(), Context(format="json", stderr=Screen(is_terminal=True, width=80))]
+)
+def test_a_bar_is_silent_when_nobody_looks_or_programs_read(
+    context: Context, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bar(context, "Fetching", 4) as shown:
+        shown.advance(4)
+    assert shown.done == 4
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+def test_a_list_of_one_page_needs_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with list_bar(WATCHED, "Fetching") as told:
+        told(3, 3)
+    assert capsys.readouterr().err == ""
+    with list_bar(WATCHED, "Fetching") as told:
+        told(3, 9)
+        told(9, 9)
+    assert "9/9" in capsys.readouterr().err
+
+
+def test_a_line_of_progress_is_always_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("Saving weights")
+    assert tuple(capsys.readouterr()) == ("", "Saving weights\n")
+
+
+# --- questions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_yes"),
+    [
+        ("y\n", True),
+        ("YES\n", True),
+        (" Yes \n", True),
+        ("y", True),
+        ("\n", False),
+        ("", False),
+        ("n\n", False),
+        ("yep\n", False),
+        ("ja\n", False),
+    ],
+)
+def test_only_yes_is_yes(
+    answer: str,
+    is_yes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    assert confirm("Delete it?") is is_yes
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("Delete it? [y/N] ")
+    assert told.err.endswith("Cancelled.\n") is not is_yes
+
+
+def test_a_stdin_that_is_closed_or_absent_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO("y\n")
+    closed.close()
+    for stdin in (closed, None):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert confirm("Delete it?") is False
+
+
+# --- pages ------------------------------------------------------------------------------------
+
+
+@given(
+    total=st.integers(0, 60),
+    limit=st.integers(0, 70),
+    page_size=st.integers(1, 20),
+    cap=st.integers(1, 20),
+)
+def test_pages_give_what_was_asked_for_however_small_the_server_makes_them(
+    total: int, limit: int, page_size: int, cap: int
+) -> None:
+    asked: list[Any] = []
+
+    def ask(count: int, offset: int) -> Listing[int]:
+        asked.append((count, offset))
+        return Listing(list(range(total))[offset : offset + min(count, cap)], total)
+
+    found = fetch(ask, limit, page_size)
+    assert list(found.items) == list(range(min(total, limit or total)))
+    assert (found.total, found.num_hidden) == (total, total - len(found.items))
+    assert all(1 <= count <= page_size for count, _ in asked)
+
+
+def test_a_list_that_shrinks_meanwhile_ends() -> None:
+    pages = iter([Listing(["a"], 3), Listing(list[str](), 1)])
+    found = fetch(lambda limit, offset: next(pages), 0, 1)
+    assert (found.items, found.total) == (["a"], 1)

@@ -1,0 +1,89 @@
+"""Spans of usage: full hours, at most 14 days, each mistake in a sentence."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.cli.commands.usage.spans import LONGEST, FullHour, span
+from tinkex.cli.main import run
+
+NOW = datetime(2026, 3, 10, 12, 34, tzinfo=UTC)
+
+
+def hour(text: str) -> datetime:
+    found: datetime = FullHour().convert(text, None, None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-03-01T05:00:00Z", datetime(2026, 3, 1, 5, tzinfo=UTC)),
+        ("2026-03-01T05:00:00+02:00", datetime(2026, 3, 1, 3, tzinfo=UTC)),
+        (" 2026-03-01T05:00Z ", datetime(2026, 3, 1, 5, tzinfo=UTC)),
+    ],
+)
+def test_days_and_hours(text: str, found: datetime) -> None:
+    assert hour(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("yesterday", "is no date or time"),
+        ("2026-02-30", "is no date or time"),
+        ("", "is no date or time"),
+        ("2026-03-01T05:00:00", "has no time zone"),
+        ("2026-03-01T05:30:00Z", "is no full hour"),
+        ("2026-03-01T05:00:00.5Z", "is no full hour"),
+    ],
+)
+def test_a_mistake_says_how_to_write_it(text: str, reason: str) -> None:
+    with pytest.raises(click.BadParameter, match=reason) as refused:
+        hour(text)
+    assert "2026-01-31T13:00:00Z" in refused.value.message
+
+
+def test_missing_ends_are_filled_in() -> None:
+    assert span(None, None, NOW) == (
+        datetime(2026, 3, 3, 13, tzinfo=UTC),
+        datetime(2026, 3, 10, 13, tzinfo=UTC),
+    )
+    old = datetime(2026, 1, 1, tzinfo=UTC)
+    assert span(old, None, NOW) == (old, old + LONGEST)
+    assert span(None, old, NOW) == (old - timedelta(days=7), old)
+
+
+def test_a_span_has_a_direction_and_a_length() -> None:
+    start = datetime(2026, 3, 1, tzinfo=UTC)
+    assert span(start, start + LONGEST, NOW)[0] == start
+    with pytest.raises(click.UsageError, match="before it begins"):
+        span(start, start, NOW)
+    with pytest.raises(click.UsageError, match=r"has 14\.04 days; 14 is the most"):
+        span(start, start + LONGEST + timedelta(hours=1), NOW)
+
+
+@pytest.mark.parametrize("words", [["usage", "tokens"], ["billing", "usage"]])
+def test_dates_are_checked_before_anything_is_asked(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "2026-01-01", "2026-02-01"]).exit_code == 2
+    assert "has 31 days; 14 is the most" in capsys.readouterr().err
+    assert run([*words, "x", "2026-02-01"]).exit_code == 2
+    assert "'x' is no date or time" in capsys.readouterr().err
+
+
+@given(st.text())
+def test_any_text_is_an_hour_or_a_sentence(text: str) -> None:
+    try:
+        found = hour(text)
+    except click.BadParameter as error:
+        assert "write a day as" in error.message
+    else:
+        assert (found.minute, found.second, found.tzinfo) == (0, 0, UTC)

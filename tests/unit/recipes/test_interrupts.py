@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from tinkex.recipes.interrupts import stop_on_interrupt
+
+
+class Stopped:
+    """Counts how often it was asked to stop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def stop(self) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_and_is_told(number: signal.Signals) -> None:
+    run, told = Stopped(), []
+    before = signal.getsignal(number)
+    with stop_on_interrupt(run, lambda: told.append(1)):
+        signal.raise_signal(number)
+        assert (run.count, told) == (1, [1])
+        assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_interrupt_ends_at_once() -> None:
+    run = Stopped()
+    with pytest.raises(KeyboardInterrupt), stop_on_interrupt(run, lambda: None):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert run.count == 1
+
+
+def test_a_word_that_cannot_be_said_stops_all_the_same() -> None:
+    run = Stopped()
+
+    def busy() -> None:
+        raise RuntimeError("reentrant call")
+
+    with stop_on_interrupt(run, busy):
+        signal.raise_signal(signal.SIGINT)
+    assert run.count == 1
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with stop_on_interrupt(Stopped(), lambda: None):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex.errors import InvalidInput
+from tinkex.recipes.plan import DpoPlan, Plan, RlPlan, SftPlan, changes_between, digest_of
+
+DATA = Path("some/My data.jsonl")
+
+
+def plan(**settings: Any) -> SftPlan:
+    return SftPlan(**{"data": DATA, "base_model": "m", **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"base_model": None}, "needs a base model"),
+        ({"start_from": "weights"}, "Invalid tinker path"),
+        ({"name": "a b"}, "Invalid checkpoint name"),
+        ({"schedule": "step"}, "schedule is 'step'; expected one of constant, linear, cosine"),
+        ({"rank": 0}, "rank is 0; expected at least 1"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; expected more than 0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"warmup": -1.0}, "warmup is -1.0"),
+        ({"save_every": -1}, "save_every is -1"),
+        ({"max_tokens": 1}, "max_tokens is 1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        plan(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (DpoPlan, {"beta": 0.0}, "beta is 0.0"),
+        (DpoPlan, {"rank": 0}, "rank is 0"),
+        (RlPlan, {"reward": "r.py:f", "loss": "x"}, "loss is 'x'; expected one of importance"),
+        (RlPlan, {"reward": "r.py:f", "group_size": 1}, "group_size is 1"),
+        (RlPlan, {"reward": "r.py:f", "temperature": 0.0}, "temperature is 0.0"),
+    ],
+)
+def test_the_settings_of_each_recipe_are_checked(
+    kind: type[Plan], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        kind(data=DATA, base_model="m", **settings)
+
+
+def test_the_label_is_a_safe_name() -> None:
+    assert plan().label == "sft-My-data"
+    assert plan(name="mine").label == "mine"
+    assert plan(data=Path("ä.jsonl")).label == "sft"
+
+
+def test_only_what_changes_the_learning_belongs_to_the_essence() -> None:
+    first = plan().essence()
+    assert plan(save_every=7, samples=("hi",), eval_every=3).essence() == first
+    assert plan(data=Path("moved.jsonl"), name=None).essence() == first
+    assert digest_of(plan(seed=1).essence()) != digest_of(first)
+    assert plan(seed=1).essence() != first
+    assert DpoPlan(data=DATA, base_model="m").essence() != first
+
+
+def test_settings_are_plain_values() -> None:
+    written = plan(samples=("a",), eval_data=Path("e.jsonl")).to_dict()
+    assert written["data"] == str(DATA)
+    assert written["samples"] == ["a"]
+    assert written["recipe"] == "sft"
+
+
+def test_changes_are_told_in_words() -> None:
+    assert changes_between({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == [
+        "b was 2 and is 3",
+        "c was None and is 4",
+    ]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import InvalidInput
+from tinkex.recipes.rewards import load_reward
+
+
+def written(tmp_path: Path, body: str) -> str:
+    path = tmp_path / "judge.py"
+    path.write_text(body)
+    return f"{path}:reward"
+
+
+def test_a_function_sees_the_row_and_the_text(tmp_path: Path) -> None:
+    text = "def reward(row, text):\n    return row.pop('base') + len(text)\n"
+    reward = load_reward(written(tmp_path, text))
+    row = {"base": 1}
+    assert reward(row, "abc") == 4.0
+    assert row == {"base": 1}
+
+
+def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
+    first = load_reward(written(tmp_path, "def reward(row, text): return 1\n")).digest
+    second = load_reward(written(tmp_path, "def reward(row, text): return 2\n")).digest
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "text", ["reward", "judge.py", "judge:reward", "judge.py:", "judge.py:a b"]
+)
+def test_a_name_of_another_shape_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"expected FILE\.py:FUNCTION"):
+        load_reward(text)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read: No such file"):
+        load_reward(f"{tmp_path}/none.py:reward")
+
+
+def test_a_file_without_the_function_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="has no function 'reward'"):
+        load_reward(written(tmp_path, "other = 1\n"))
+
+
+def test_a_file_that_fails_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="fails when it is run: ZeroDivisionError"):
+        load_reward(written(tmp_path, "1 / 0\n"))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise KeyError('answer')", r"failed on 'abc': KeyError: 'answer'"),
+        ("return None", "returned None for 'abc'; expected a finite number"),
+        ("return float('nan')", "returned nan"),
+        ("return 'good'", "returned 'good'"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_refused(tmp_path: Path, body: str, said: str) -> None:
+    reward = load_reward(written(tmp_path, f"def reward(row, text):\n    {body}\n"))
+    with pytest.raises(InvalidInput, match=said):
+        reward({}, "abc")

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import InvalidInput
+from tinkex.recipes.rows import (
+    ChatRow,
+    PreferenceRow,
+    PromptRow,
+    RowFile,
+    TextRow,
+    parse_preference,
+    parse_prompt,
+    parse_sft,
+)
+
+GOOD = {"prompt": "a", "completion": "b"}
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+TEXTS = st.text(min_size=1)
+
+
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def lines(*rows: Any) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_rows_come_back_by_number_in_any_order(tmp_path: Path) -> None:
+    path = written(tmp_path, lines(*({"prompt": str(n), "completion": "x"} for n in range(5))))
+    rows = RowFile(path, parse_sft)
+    assert len(rows) == 5
+    assert rows.take([3, 0, 3]) == [TextRow("3", "x"), TextRow("0", "x"), TextRow("3", "x")]
+
+
+def test_both_kinds_of_row_may_stand_in_one_file(tmp_path: Path) -> None:
+    rows = RowFile(written(tmp_path, lines(GOOD, CHAT)), parse_sft).take([0, 1])
+    assert rows == [TextRow("a", "b"), ChatRow(tuple(CHAT["messages"]))]
+
+
+def test_byte_order_mark_empty_lines_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+    line = json.dumps(GOOD).encode()
+    path = written(tmp_path, b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
+    rows = RowFile(path, parse_sft)
+    assert rows.take([0, 1]) == [TextRow("a", "b")] * 2
+    assert rows.place(1) == f"{path}, line 4"
+
+
+def test_the_digest_tells_files_apart(tmp_path: Path) -> None:
+    first = RowFile(written(tmp_path, lines(GOOD)), parse_sft).digest
+    second = RowFile(written(tmp_path, lines(GOOD, GOOD)), parse_sft).digest
+    assert first != second
+    assert len(first) == 64
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InvalidInput, match=r"rows\.jsonl has no rows; expected one JSON object"):
+        RowFile(written(tmp_path, content), parse_sft)
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "."])
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read: "):
+        RowFile(tmp_path / name, parse_sft)
+
+
+@pytest.mark.parametrize(
+    "broken", [b'{"prompt": "a"', b"nonsense", b'{"prompt": "\xff"}', b"\xff\xfe{\x00"]
+)
+def test_a_broken_line_is_named(tmp_path: Path, broken: bytes) -> None:
+    path = written(tmp_path, json.dumps(GOOD).encode() + b"\n" + broken + b"\n")
+    with pytest.raises(InvalidInput, match=r"rows\.jsonl, line 2 is not JSON"):
+        RowFile(path, parse_sft)
+
+
+@pytest.mark.parametrize(
+    ("parse", "row", "said"),
+    [
+        (parse_sft, [1], r"found \[1\]; expected"),
+        (parse_sft, {"text": "a"}, "no 'prompt' among 'text'; expected"),
+        (parse_sft, {}, "no 'prompt' among nothing"),
+        (parse_sft, {"prompt": "a"}, "no 'completion'"),
+        (parse_sft, {"prompt": 1, "completion": "b"}, "prompt is 1; expected text"),
+        (parse_sft, {"prompt": "a", "completion": ""}, "nothing to learn"),
+        (parse_sft, {"messages": []}, r"messages is \[\]"),
+        (parse_sft, {"messages": ["hi"]}, r"messages\[0\] is 'hi'"),
+        (parse_sft, {"messages": [{"content": "a"}]}, r"messages\[0\] has no role"),
+        (parse_sft, {"messages": [{"role": "user"}]}, r"messages\[0\] has the content None"),
+        (parse_sft, {"messages": CHAT["messages"][:1]}, "no message has the role 'assistant'"),
+        (parse_preference, {"prompt": "a", "chosen": "b"}, "no 'rejected'"),
+        (parse_preference, {"prompt": "a", "chosen": 1, "rejected": "c"}, "chosen is 1"),
+        (parse_preference, {"prompt": "a", "chosen": "b", "rejected": ""}, "rejected is empty"),
+        (parse_preference, {"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
+        (parse_prompt, {"prompt": ""}, "prompt is empty"),
+        (parse_prompt, {"question": "a"}, "no 'prompt'"),
+        (parse_prompt, {"prompt": 5}, "prompt is 5; expected text"),
+    ],
+)
+def test_a_row_of_another_shape_is_refused_with_its_line(
+    tmp_path: Path, parse: Any, row: Any, said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=rf"rows\.jsonl, line 1: .*{said}"):
+        RowFile(written(tmp_path, lines(row)), parse)
+
+
+def test_preferences_take_texts_conversations_and_single_messages() -> None:
+    prompt = [{"role": "user", "content": "q"}]
+    answer = [{"role": "assistant", "content": "yes"}]
+    row = parse_preference({"prompt": prompt, "chosen": answer, "rejected": "no"})
+    assert row == PreferenceRow(tuple(prompt), "yes", "no")
+
+
+def test_a_prompt_keeps_every_field_for_the_reward() -> None:
+    assert parse_prompt({"prompt": "2+2", "answer": 4}) == PromptRow(
+        "2+2", {"prompt": "2+2", "answer": 4}
+    )
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=8), st.sampled_from(["\n", "\r\n"]))
+def test_any_text_survives(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]], end: str
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "any.jsonl"
+    rows = [{"prompt": prompt, "completion": completion} for prompt, completion in texts]
+    path.write_bytes(end.join(map(json.dumps, rows)).encode())
+    found = RowFile(path, parse_sft).take(range(len(texts)))
+    assert [(row.prompt, row.completion) for row in found if isinstance(row, TextRow)] == texts
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON | st.fixed_dictionaries({"messages": JSON}) | st.fixed_dictionaries({"prompt": JSON}))
+def test_any_value_is_a_row_or_refused_in_a_sentence(value: Any) -> None:
+    for parse in (parse_sft, parse_preference, parse_prompt):
+        try:
+            parse(value)
+        except InvalidInput as error:
+            assert error.message
