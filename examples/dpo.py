@@ -7,38 +7,25 @@ The loss is -log sigmoid(beta * margin). `tinkex train dpo` does the same with b
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from connection import training_client
+
 import tinkex
 from tinkex import AdamParams, Datum, ModelInput
-from tinkex.testing import StubServer, ToyTokenizer
 
 BETA = 0.1
 DATA = Path(__file__).parent / "data" / "dpo.jsonl"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--base-url", help="server to use; default: one in this process")
-    parser.add_argument("--api-key", default="tml-example", help="key for that server")
-    parser.add_argument("--base-model", default="tinkex/bigram", help="model to train on")
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
     rows = [json.loads(line) for line in DATA.read_text().splitlines()]
-    with contextlib.ExitStack() as stack:
-        settings: dict[str, Any] = {"base_url": options.base_url}
-        if not options.base_url:
-            server = stack.enter_context(StubServer(models=(options.base_model,)))
-            settings = {"base_url": server.url, "tokenizer_loader": lambda name: ToyTokenizer()}
-        service = stack.enter_context(tinkex.ServiceClient(api_key=options.api_key, **settings))
-        training = service.create_lora_training_client(options.base_model, rank=8, seed=0)
-        train(training, rows, options.steps)
+    with training_client(__doc__, num_steps=20) as (training, num_steps):
+        train(training, rows, num_steps)
         print(f"saved {training.save_weights_for_sampler('dpo').result().path}")
 
 

@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 import msgspec
 
+from tinkex.client.private_files import locked, replace_file
 from tinkex.errors import APIResponseValidationError, ClientClosed, ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.settings import Environment
 
 if sys.platform != "win32":
-    import fcntl
+    pass
 
 logger = get_logger(__name__)
 
@@ -172,7 +172,7 @@ class CredentialStore:
         # Plain data is changed, not the typed view, so that fields of newer writers survive.
         try:
             self._make_folder()
-            with self._locked():
+            with locked(self.path):
                 raw = self._read_raw()
                 self._convert(raw)
                 yield raw
@@ -185,30 +185,9 @@ class CredentialStore:
         if not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self.path.with_name(f".{self.path.name}.lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
     def _write(self, raw: dict[str, Any]) -> None:
         raw.setdefault("version", 1)
-        text = msgspec.json.format(msgspec.json.encode(raw), indent=2)
-        scratch = self.path.with_name(f".{self.path.name}.{uuid4().hex}")
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self.path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        replace_file(self.path, msgspec.json.format(msgspec.json.encode(raw), indent=2))
 
     def _read_raw(self) -> dict[str, Any]:
         try:
