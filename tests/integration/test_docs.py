@@ -3,55 +3,49 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import click
 import pytest
-import tokenizers
 import yaml
 
 import tinkex
 import tinkex.testing
 import tinkex.types
+from tests.integration.doc_pages import DOCS, ENVIRONMENT, GENERATOR, PAGES, ROOT, write_tokenizer
 from tinkex import settings
-from tinkex.cli.lazy import DefaultGroup, first_word
-from tinkex.cli.main import main
-from tinkex.cli.options import GlobalOption
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import from_file, read_config, variable_of
 from tinkex.testing import StubServer
 from tinkex.wire.endpoints import ENDPOINTS
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: Programs; what they share is no example.
+EXAMPLES = [
+    path for path in sorted((ROOT / "examples").glob("*.py")) if "__main__" in path.read_text()
+]
 #: A block of code that this test runs; invisible on the page.
 RUN = "<!-- run -->"
 #: Enough to see that an example works; what it shows takes longer.
 QUICK = {
     "async_training": ["--steps", "5"],
     "custom_loss": ["--steps", "3"],
+    "dpo": ["--steps", "3"],
     "demo": ["--folder", "HERE", "--steps", "3", "--base-steps", "3"],
+    "rl": ["--steps", "2"],
     "rl_loop": ["--steps", "3", "--group-size", "32"],
     "sampling": ["--num-prompts", "20"],
+    "sft": ["--steps", "3"],
     "small_model": ["HERE", "--steps", "3"],
     "training_loop": ["--steps", "5"],
 }
 BASE_MODEL = "Qwen/Qwen3-8B"
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0"}
 
 
 # --- code in the docs ------------------------------------------------------------------------
@@ -102,27 +96,6 @@ for page, blocks in json.load(sys.stdin).items():
 print()
 print(json.dumps(failures))
 """
-CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-def write_tokenizer(folder: Path) -> None:
-    """A tokenizer of single characters, where a relative path finds it under the model's name."""
-    folder.mkdir(parents=True)
-    letters = ["[UNK]", *map(chr, range(32, 127))]
-    vocabulary = {letter: index for index, letter in enumerate(letters)}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    inner.decoder = tokenizers.decoders.Fuse()
-    inner.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": "[UNK]",
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="module")
@@ -184,121 +157,6 @@ def shell_blocks(page: Path) -> Iterator[tuple[str, str]]:
 def test_every_shell_block_is_run_or_says_why_not(page: Path) -> None:
     for above, block in shell_blocks(page):
         assert MARKS.fullmatch(above), f"{page.name}: nothing says whether this is run:\n{block}"
-
-
-#: What follows `tinkex` in code, up to whatever ends a command there.
-NAMED = re.compile(r"(?:^|\$ |\$\()tinkex ((?:--)?[a-z][^`#|;&\n]*)", re.MULTILINE)
-CODE = re.compile(r"```(?:sh|text|console)\n(.*?)```|`([^`\n]+)`", re.DOTALL)
-
-
-def named_commands(page: Path) -> Iterator[str]:
-    """Every command line of this project that a page shows, in a block or within a sentence."""
-    for block, inline in CODE.findall(page.read_text(encoding="utf-8").replace("\\\n", " ")):
-        lines = [line for line in block.splitlines() if line.startswith(("$ ", "tinkex "))]
-        found = NAMED.findall("\n".join([*lines, inline]))
-        # The form of a command, and what a server says.
-        yield from (text for text in found if not re.search(r"\[OPTIONS]|^server ready", text))
-
-
-def split_words(text: str) -> list[str]:
-    """A command line as words; redirections are the shell's."""
-    return shlex.split(re.sub(r"[<>] *\S+", "", text), comments=True)
-
-
-def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that words name, and what is left of them."""
-    command: click.Command = main
-    while isinstance(command, click.Group):
-        place = first_word(words)
-        name = "--help" if place is None else words[place]
-        if not name.startswith("-"):
-            words = words[:place] + words[(place or 0) + 1 :]
-        elif isinstance(command, DefaultGroup) and name not in {"--help", "-h"}:
-            name = command.default_command
-        else:
-            break
-        found = command.get_command(click.Context(command), name)
-        assert found is not None, f"there is no command {name}"
-        command = found
-    return command, words
-
-
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_every_command_that_a_page_names_exists(page: Path) -> None:
-    for text in named_commands(page):
-        command, words = find_command(split_words(text))
-        options = command.get_params(click.Context(command))
-        flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-        used = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
-        assert used <= flags | {"--help", "-h", "--version"}, f"{page.name} says tinkex {text}"
-
-
-# --- the command line ------------------------------------------------------------------------
-
-
-CLI = DOCS / "cli"
-COMMAND_EXAMPLES = tomllib.loads((CLI / "examples.toml").read_text(encoding="utf-8"))
-#: The model of these pages; the server of the tests has a small one under its name.
-CLI_MODEL = "Qwen/Qwen3-0.6B"
-CLI_BLOCK = re.compile(r"<!-- run -->\n\n```sh\n(.*?)```", re.DOTALL)
-CLI_SCRIPTS = {
-    str(page.relative_to(DOCS)): "".join(CLI_BLOCK.findall(page.read_text(encoding="utf-8")))
-    for page in [*sorted(CLI.glob("*.md")), DOCS / "recipes.md"]
-}
-CLI_SCRIPTS = {name: script for name, script in CLI_SCRIPTS.items() if script}
-
-
-def test_the_reference_has_every_command_option_and_argument() -> None:
-    page = (CLI / "reference.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^##+ (tinkex .+?)\n(.*?)(?=^##+ |\Z)", page, re.M | re.S))
-    known = [ctx for ctx in GENERATOR.contexts() if ctx.parent]
-    assert [ctx.command_path for ctx in known] == list(sections)
-    assert len(known) >= 50
-    for ctx in known:
-        section = sections[ctx.command_path]
-        for param in ctx.command.get_params(ctx):
-            is_shared = isinstance(param, GlobalOption) or "--help" in param.opts
-            place = page if is_shared else section
-            is_option = isinstance(param, click.Option)
-            words = [*param.opts, *param.secondary_opts] if is_option else [param.make_metavar(ctx)]
-            assert [word for word in words if word not in place] == [], ctx.command_path
-
-
-def test_every_command_has_an_example_that_it_can_read() -> None:
-    leaves = {
-        ctx.command_path.removeprefix("tinkex ")
-        for ctx in GENERATOR.contexts()
-        if not isinstance(ctx.command, click.Group) or ctx.command.invoke_without_command
-    }
-    assert COMMAND_EXAMPLES.keys() >= leaves - {"tinkex"}
-    for name, text in COMMAND_EXAMPLES.items():
-        assert text.startswith(f"tinkex {name}"), text
-        command, words = find_command(split_words(text.removeprefix("tinkex ")))
-        # Reads and checks the words; a command does its work only when it is invoked.
-        with click.Context(main, info_name="tinkex") as parent:
-            command.make_context(name, words, parent=parent)
-
-
-@pytest.mark.parametrize("page", CLI_SCRIPTS)
-def test_the_commands_of_a_page_about_the_command_line_work(page: str, tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / CLI_MODEL)
-    with StubServer(models=(CLI_MODEL,)) as server:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", CLI_SCRIPTS[page]],
-            cwd=tmp_path,
-            env={name: text for name, text in ENVIRONMENT.items() if not name.startswith("TINKE")}
-            | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-docs", "HOME": str(tmp_path)}
-            | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -398,17 +256,6 @@ def test_every_public_name_is_mentioned(package: ModuleType) -> None:
 
 
 # --- pages -----------------------------------------------------------------------------------
-
-
-def load_generator() -> Any:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = load_generator()
 
 
 @pytest.mark.parametrize("path", GENERATOR.PARTS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex import errors as sdk
-from tinkex.cli.format import plain_line
+from tinkex.cli.format import plain_line, wrapped
 from tinkex.errors import ConfigError, TinkexError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _explain_click(error: click.ClickException) -> Failure:
         hint = f"`{error.ctx.command_path} --help` says more."
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         # Its own message is the whole help.
-        usage, message = f"{message}\n", "Missing command."
+        usage, message, hint = f"{message}\n", "Missing command.", None
     return Failure(
         message=message,
         hint=hint,
@@ -166,6 +166,8 @@ def _advice(error: TinkexError, advice: str) -> str:
     """What to do: what is known of this kind, and whether trying again helps."""
     if isinstance(error, sdk.AuthenticationError):
         source = error.hint or "No key was sent."
+        if "--api-key" in _in_flags(source):
+            return f"{source} `tinkex auth login` stores one."
         return f"{source} Pass another with --api-key, or run `tinkex auth login`."
     if error.is_user_error:
         return advice or _FIX
@@ -194,16 +196,17 @@ def report(error: BaseException, context: Context) -> Failure:
     else:
         # What a server says must not move the cursor.
         lines = failure.to_text().split("\n")
-        click.echo("\n".join(plain_line(line) for line in lines), err=True)
+        text = "\n".join(plain_line(line) for line in lines)
+        click.echo(wrapped(text, context.stderr), err=True)
     return failure
 
 
 def unusable(error: OSError) -> ConfigError:
     """What to say when a file or directory is not what a command needs."""
-    return ConfigError(
-        f"{error.filename} cannot be used: {error.strerror}",
-        hint="Make it readable and writable for this user, or name another.",
-    )
+    hint = "Make it readable and writable for this user, or name another."
+    if isinstance(error, FileNotFoundError):
+        hint = "Check how it is written, or name another."
+    return ConfigError(f"{error.filename} cannot be used: {error.strerror}", hint=hint)
 
 
 def needs_extra(error: ModuleNotFoundError, extra: str) -> ConfigError:

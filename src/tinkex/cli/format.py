@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinkex.cli.context import Screen
 
 UNKNOWN = "N/A"
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB")
@@ -85,6 +88,20 @@ def format_count(count: int, noun: str) -> str:
 def plain_line(text: object) -> str:
     """A text on one line, without anything that could move a cursor or change a colour."""
     return "".join(letter if letter.isprintable() else _harmless(letter) for letter in str(text))
+
+
+def wrapped(text: str, screen: Screen) -> str:
+    """Lines no longer than a person's terminal is wide; a terminal itself would break words."""
+    if not screen.is_terminal or screen.width is None:
+        return text
+    import textwrap
+
+    cut = textwrap.TextWrapper(
+        width=screen.width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+    return "\n".join(
+        "\n".join(cut.wrap(line)) if len(line) > screen.width else line for line in text.split("\n")
+    )
 
 
 def _harmless(letter: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tinkex.cli.context import Context, context_of
+from tinkex.cli.format import wrapped
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 def tell(text: str) -> None:
     """Say one line about what is being done; a program that reads JSON hears of errors alone."""
     ctx = click.get_current_context(silent=True)
-    if ctx is None or not context_of(ctx).is_json:
-        click.echo(text, err=True)
+    context = Context() if ctx is None else context_of(ctx)
+    if not context.is_json:
+        click.echo(wrapped(text, context.stderr), err=True)
 
 
 class Bar:

@@ -7,8 +7,10 @@ import sys
 import click
 
 
-def confirm(question: str) -> bool:
-    """Ask on stderr; only y or yes is a yes, and a closed stdin is a no."""
+def confirm(question: str, about: str = "") -> bool:
+    """Ask on stderr, with what it is about; only y or yes is a yes, and a closed stdin is a no."""
+    if about:
+        click.echo(about, err=True)
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = _read_line()
     if not _is_typed() or not answer.endswith("\n"):

@@ -16,6 +16,10 @@ Effect: TypeAlias = Callable[[Connection], None]
 """Something to write down together with the outcome, in the same transaction."""
 
 
+#: A metric of a pass that the store alone keeps: what its tokens weigh together.
+TOTAL_WEIGHT = "weight:sum"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """It worked."""

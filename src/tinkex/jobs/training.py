@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 import msgspec
@@ -13,7 +13,7 @@ from tinkex.jobs import payloads
 from tinkex.jobs.bench import Bench, Task
 from tinkex.jobs.effects import count_usage, set_run_state
 from tinkex.jobs.kinds import Kind
-from tinkex.jobs.outcomes import Done, Failed, Outcome
+from tinkex.jobs.outcomes import TOTAL_WEIGHT, Done, Failed, Outcome
 from tinkex.store.records import Run, RunState
 from tinkex.types.base import learned
 from tinkex.wire.codec import encode_json
@@ -48,9 +48,17 @@ def pass_outcome(task: Task, asked: Pass, result: types.ForwardBackwardOutput | 
         result=encode_forward_backward_output(result),
         is_change=not asked.is_forward_only,
         num_tokens=num_tokens,
-        metrics=result.metrics,
+        metrics=dict(result.metrics) | _total_weight(asked.work.data),
         effects=(counted,),
     )
+
+
+def _total_weight(data: Sequence[types.Datum]) -> dict[str, float]:
+    """What a loss is divided by to compare steps; nothing if it does not weigh its tokens."""
+    weights = [datum.loss_fn_inputs.get("weights") for datum in data]
+    if any(one is None for one in weights):
+        return {}
+    return {TOTAL_WEIGHT: float(sum(one.array.sum() for one in weights if one is not None))}
 
 
 # --- other operations ----------------------------------------------------------------------------

@@ -15,15 +15,17 @@ from tinkex.settings import HOSTED_BASE_URL
 
 def open_training(service: ServiceClient, plan: Plan, saved: Progress | None) -> TrainingClient:
     """A client that goes on from a saved state, or begins as the plan says."""
+    about = {"recipe": plan.kind, "name": plan.label}
     if saved is not None:
         try:
-            return service.create_training_client_from_state_with_optimizer(saved.state_path)
+            return service.create_training_client_from_state_with_optimizer(
+                saved.state_path, user_metadata=about
+            )
         except NotFoundError as error:
             raise InvalidInput(
                 f"the saved state {saved.state_path} is no longer on the server",
                 hint="Start over with --restart.",
             ) from error
-    about = {"recipe": plan.kind, "name": plan.label}
     if plan.start_from is not None:
         return service.create_training_client_from_state(
             plan.start_from, base_model=plan.base_model, user_metadata=about

@@ -115,7 +115,9 @@ class StubService:
         self.opened.append(("from", path))
         return StubTraining(self, 50.0)
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> StubTraining:
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, user_metadata: dict[str, str] | None = None
+    ) -> StubTraining:
         self.opened.append(("resumed", path))
         if path not in self.saved:
             raise NotFoundError("gone", response=None, body=None)

@@ -12,6 +12,7 @@ from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import needs_extra
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import Column, Facts, Rows, announce, show
+from tinkex.cli.progress import tell
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.settings import expanded, read_environment
@@ -96,7 +97,7 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     if substring:
         listed = _matching(found, substring, listed)
     if not listed and not context.is_json:
-        click.echo(f"no models are in {found.models_file}; `tinkex model add` adds one", err=True)
+        tell(f"no models are in {found.models_file}; `tinkex model add` adds one")
         return
     rows = [_row(name, place) for name, place in listed.items()]
     columns = dict(COLUMNS)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tinkex.cli.context import Context, Format, Screen
-from tinkex.cli.format import format_count
+from tinkex.cli.format import format_count, wrapped
 from tinkex.cli.output.fitting import Column as Column
 
 
@@ -130,7 +130,7 @@ def announce(context: Context, sentence: str, data: Mapping[str, Any]) -> None:
     if context.is_json:
         Facts(data).print("json")
     else:
-        click.echo(sentence, err=True)
+        click.echo(wrapped(sentence, context.stderr), err=True)
 
 
 def list_title(num_shown: int, num_hidden: int, noun: str, about: str = "") -> str:

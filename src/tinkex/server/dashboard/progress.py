@@ -8,6 +8,7 @@ from functools import cached_property
 from math import isfinite
 
 from tinkex.jobs.kinds import Kind
+from tinkex.jobs.outcomes import TOTAL_WEIGHT
 from tinkex.server.dashboard.curve import Curve, Point, draw
 from tinkex.store.records import Step
 
@@ -127,12 +128,13 @@ def update_of(passes: Sequence[tuple[int, Step]], end: tuple[int, Step] | None) 
 
 
 def loss_per_token(passes: Sequence[Step]) -> float | None:
-    """The mean loss of the tokens of some passes."""
-    told = [step for step in passes if step.metrics is not None and LOSS in step.metrics]
-    num_tokens = sum(step.num_tokens for step in told)
-    if num_tokens <= 0:
+    """The mean loss of the tokens of some passes, as they are weighed if they are."""
+    told = [(step.num_tokens, step.metrics) for step in passes if step.metrics is not None]
+    counted = [(num, metrics) for num, metrics in told if LOSS in metrics]
+    weight = sum(metrics.get(TOTAL_WEIGHT, num) for num, metrics in counted)
+    if weight <= 0:
         return None
-    loss = sum((step.metrics or {})[LOSS] for step in told) / num_tokens
+    loss = sum(metrics[LOSS] for _, metrics in counted) / weight
     # The page reads JSON, which has no other numbers: it draws a gap.
     return loss if isfinite(loss) else None
 

@@ -162,7 +162,7 @@ def test_the_question_says_what_is_not_there(
     assert done.exit_code == 1
     assert "(at least " in done.err
     for path in missing:
-        assert f"{path} (not found)" in done.err
+        assert f"{path}\n    not found" in done.err
     assert left(tinkex) == {scene.sampler}
 
 

@@ -72,21 +72,21 @@ def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
     ]
     shown = describe(chosen).splitlines()
     assert shown[0] == "2 checkpoints (1.5 KB):"
-    assert shown[1] == "  tinker://r/weights/0001 (training, 1.0 KB, 2026-01-31)"
-    assert shown[2].endswith("512 B, 2026-01-31, public)")
-    assert shown[3] == "This cannot be undone."
+    assert shown[1:3] == ["  tinker://r/weights/0001", "    training, 1.0 KB, 2026-01-31"]
+    assert shown[4].endswith("512 B, 2026-01-31, public")
+    assert shown[5] == "This cannot be undone."
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
     assert total_size([Chosen("a")]) == "size unknown"
     assert total_size([Chosen("a"), Chosen("b", saved(size_bytes=1))]) == "at least 1 B"
-    assert "tinker://r/weights/9 (not found)" in describe([Chosen("tinker://r/weights/9")])
-    assert "(training, 2026-01-31)" in describe([Chosen("x", saved())])
+    assert "tinker://r/weights/9\n    not found" in describe([Chosen("tinker://r/weights/9")])
+    assert "    training, 2026-01-31\n" in describe([Chosen("x", saved())])
 
 
 def test_many_are_counted_and_not_named() -> None:
     shown = describe([Chosen(f"tinker://r/weights/{n}", saved()) for n in range(NUM_NAMED + 1234)])
-    assert len(shown.splitlines()) == NUM_NAMED + 3
+    assert len(shown.splitlines()) == 2 * NUM_NAMED + 3
     assert "  and 1,234 more" in shown
 
 

@@ -51,6 +51,24 @@ def history_of(*steps: Step) -> History:
     return continued(History(), list(enumerate(steps, 1)))
 
 
+def test_a_loss_is_divided_by_what_its_tokens_weigh() -> None:
+    weighed = [
+        step(
+            "forward_backward",
+            at,
+            num_tokens=100,
+            metrics={"loss:sum": loss, "weight:sum": weight},
+        )
+        for at, loss, weight in ((1, 2.0, 0.5), (2, 4.0, 0.25))
+    ]
+    [update] = history_of(*weighed, step("optim_step", 5)).updates
+    assert update.loss == pytest.approx(6.0 / 0.75)
+    unweighed = step("forward_backward", 1, num_tokens=9, metrics={"loss:sum": 2.0})
+    nothing = step("forward_backward", 1, metrics={"loss:sum": 2.0, "weight:sum": 0.0})
+    assert history_of(unweighed, step("optim_step", 5)).updates[0].loss == pytest.approx(2.0 / 9)
+    assert history_of(nothing, step("optim_step", 5)).updates[0].loss is None
+
+
 def test_the_loss_of_an_update_is_that_of_its_passes_per_token() -> None:
     history = history_of(
         step("create_model"),

@@ -12,6 +12,7 @@ from tinkex.cli.commands.chat.reading import messages
 from tinkex.cli.commands.drawing import Drawing, Source, drawing_options
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
+from tinkex.cli.progress import tell
 
 if TYPE_CHECKING:
     from tinkex.cli.commands.chat.talk import Talk
@@ -38,6 +39,8 @@ def chat(
         from tinkex.cli.commands.chat.talk import Talk
 
         source = source.found(client)
+        if context.is_stdin_terminal:
+            tell(f"Loading the tokenizer of {source.name} ...")
         talk = Talk.begin(context, client, source, drawing, tokenizer)
         talk.conversation.system = system
         if context.is_stdin_terminal:

@@ -23,7 +23,7 @@ from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_count
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce
-from tinkex.cli.progress import bar, tell
+from tinkex.cli.progress import bar
 from tinkex.cli.prompts import confirm
 from tinkex.ids import parse_tinker_path
 
@@ -98,8 +98,8 @@ def _run(context: Context, client: RestClient, chosen: list[Chosen], yes: bool) 
     if not chosen:
         return Outcome()
     if not yes:
-        tell(f"Will delete {describe(chosen)}")
-        if not confirm(f"Delete {format_count(len(chosen), 'checkpoint')}?"):
+        question = f"Delete {format_count(len(chosen), 'checkpoint')}?"
+        if not confirm(question, about=f"Will delete {describe(chosen)}"):
             end_cancelled(context, Outcome().to_dict())
     send = client.delete_checkpoint_from_tinker_path
     with bar(context, "Deleting", len(chosen)) as shown:

@@ -99,7 +99,7 @@ def total_size(chosen: Iterable[Chosen]) -> str:
 
 def _describe_one(one: Chosen) -> str:
     if one.saved is None:
-        return f"{plain_line(one.path)} (not found)"
+        return f"{plain_line(one.path)}\n    not found"
     size = format_size(one.saved.size_bytes)
     facts = [
         one.saved.checkpoint_type,
@@ -107,4 +107,4 @@ def _describe_one(one: Chosen) -> str:
         format_timestamp(one.saved.time),
         *(["public"] if one.saved.public else []),
     ]
-    return f"{plain_line(one.path)} ({', '.join(facts)})"
+    return f"{plain_line(one.path)}\n    {', '.join(facts)}"

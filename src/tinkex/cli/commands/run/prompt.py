@@ -76,7 +76,12 @@ def parse_tokens(text: str) -> tuple[int, ...] | None:
 def _read_tokens(given: str) -> tuple[int, ...]:
     found = parse_tokens(given)
     if found is None:
-        found = parse_tokens(_read_stdin() if given == STDIN else _read_file(given))
+        try:
+            found = parse_tokens(_read_stdin() if given == STDIN else _read_file(given))
+        except FileNotFoundError:
+            raise click.UsageError(
+                f"--prompt-tokens {given} is neither a list of token ids such as 1,2,3 nor a file."
+            ) from None
     if found is None:
         raise click.UsageError(
             f"--prompt-tokens {given} holds no token ids; write them as 1,2,3 or [1, 2, 3]."

@@ -1,0 +1,104 @@
+"""A real server, and both command lines beside each other against it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.server.processes import PATIENCE, RealServer, clean_environment, start_server
+from tests.acceptance.server.test_official_cli import Command
+
+TINKEX = [sys.executable, "-m", "tinkex"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """The `tinkex` command of one user, each call in a process of its own."""
+
+    directory: Path
+    environment: Mapping[str, str]
+
+    def __call__(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run it; it must end with this status."""
+        done = subprocess.run(
+            [*TINKEX, *words],
+            env=dict(self.environment),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == status, f"tinkex {' '.join(words)}: {done}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *words: str, status: int = 0) -> Any:
+        """What it prints for programs."""
+        return json.loads(self(*words, "--json", status=status).stdout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Somebody with a key of their own and both command lines."""
+
+    url: str
+    key: str
+    directory: Path
+    ours: Ours
+    theirs: Command
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables of both."""
+        return self.ours.environment
+
+    def active_sessions(self) -> list[str]:
+        """The sessions of this user that are not over."""
+        listed = self.ours.json("session", "list", "--status", "active", "--base-url", self.url)
+        return [each["session_id"] for each in listed["sessions"]]
+
+
+@pytest.fixture(scope="session")
+def cli_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """A server as `tinkex serve` starts it."""
+    server = start_server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Any:
+    """A process that has imported the official command and forks; it ends with this one."""
+    context = multiprocessing.get_context("forkserver")
+    home = Command.__module__
+    context.set_forkserver_preload(["tinker.cli.__main__", "tinker", home])
+    return context
+
+
+@pytest.fixture
+def user(cli_server: RealServer, forks: Any, tmp_path: Path) -> User:
+    """A user whom only this test knows."""
+    key = cli_server.new_key(tmp_path.name)
+    environment = clean_environment(
+        TINKER_BASE_URL=cli_server.url,
+        TINKER_API_KEY=key,
+        TINKEX_TELEMETRY="0",
+        HOME=str(tmp_path),
+        COLUMNS="250",
+    )
+    return User(
+        url=cli_server.url,
+        key=key,
+        directory=tmp_path,
+        ours=Ours(directory=tmp_path, environment=environment),
+        theirs=Command(forks=forks, directory=tmp_path, environment=environment),
+    )
