@@ -25,10 +25,10 @@ class CheckpointColumn(NamedTuple):
 
 CHECKPOINT_COLUMNS = {
     "id": CheckpointColumn(
-        Column("Checkpoint ID"), lambda saved: saved.checkpoint_id, "id within its run"
+        Column("Checkpoint ID", 4), lambda saved: saved.checkpoint_id, "id within its run"
     ),
     "type": CheckpointColumn(
-        Column("Type", 4), lambda saved: saved.checkpoint_type, "training, sampler or external"
+        Column("Type", 3), lambda saved: saved.checkpoint_type, "training, sampler or external"
     ),
     "size": CheckpointColumn(
         Column("Size", 2), lambda saved: format_size(saved.size_bytes), "size of its files"
@@ -44,7 +44,7 @@ CHECKPOINT_COLUMNS = {
     ),
     "path": CheckpointColumn(Column("Path"), lambda saved: saved.tinker_path, "its address"),
     "run": CheckpointColumn(
-        Column("Run ID", 3), lambda saved: _run_id(saved), "the run it belongs to"
+        Column("Run ID", 4), lambda saved: _run_id(saved), "the run it belongs to"
     ),
 }
 DEFAULT_CHECKPOINT_COLUMNS = ("id", "type", "size", "public", "created", "expires", "path")
