@@ -31,6 +31,8 @@ PINNED_REVISIONS: Mapping[str, str] = MappingProxyType(
 )
 #: How many loaded tokenizers are kept.
 MAX_CACHED = 32
+#: How long the hub may take to say that it is there.
+_HUB_SECONDS = 5.0
 
 _HINT = (
     "Install tinkex[text], go online once to fill the cache, "
@@ -162,11 +164,32 @@ def _load_by_default(tokenizer_id: str, revision: str | None) -> object:
         from transformers import AutoTokenizer
     except ImportError:
         return _load_file(source)
-    if revision is None:
-        return AutoTokenizer.from_pretrained(source)
-    # Code from the hub runs only at the very revision that was pinned here.
-    is_pinned = PINNED_REVISIONS.get(tokenizer_id) == revision
-    return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=is_pinned)
+    how: dict[str, Any] = {}
+    if revision is not None:
+        # Code from the hub runs only at the very revision that was pinned here.
+        is_pinned = PINNED_REVISIONS.get(tokenizer_id) == revision
+        how = {"revision": revision, "trust_remote_code": is_pinned}
+    if _is_local(tokenizer_id):
+        return AutoTokenizer.from_pretrained(source, **how)
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, **how)
+    except (OSError, ValueError):
+        _check_hub()
+    return AutoTokenizer.from_pretrained(source, **how)
+
+
+def _check_hub() -> None:
+    """Fail at once if the hub is not there; transformers would try for a minute, and say so."""
+    from huggingface_hub import constants, get_session
+
+    if constants.is_offline_mode():
+        raise ConnectionError("it is not in the cache of Hugging Face, which is offline")
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception as error:  # whichever HTTP library the hub's client uses
+        raise ConnectionError(
+            f"it is not in the cache of Hugging Face, and {constants.ENDPOINT} cannot be reached"
+        ) from error
 
 
 def _load_file(folder: str) -> Tokenizer:

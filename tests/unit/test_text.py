@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,11 +174,48 @@ def test_a_pinned_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) 
     load_tokenizer(kimi)
     load_tokenizer(kimi, revision="other")
     load_tokenizer("tests/unpinned")
+    cached = {"local_files_only": True}
     assert asked == [
-        (kimi, {"revision": PINNED_REVISIONS[kimi], "trust_remote_code": True}),
-        (kimi, {"revision": "other", "trust_remote_code": False}),
-        ("tests/unpinned", {}),
+        (kimi, cached | {"revision": PINNED_REVISIONS[kimi], "trust_remote_code": True}),
+        (kimi, cached | {"revision": "other", "trust_remote_code": False}),
+        ("tests/unpinned", cached),
     ]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_hub_that_is_not_there_is_asked_once(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class AutoTokenizer:
+        @staticmethod
+        def from_pretrained(name: str, **options: Any) -> FakeTokenizer:
+            asked.append(options)
+            if options.get("local_files_only"):
+                raise OSError("not cached")
+            return FakeTokenizer()
+
+    class Session:
+        @staticmethod
+        def head(url: str, timeout: float) -> None:
+            if not is_there:
+                raise RuntimeError("no route")
+
+    hub = type(sys)("huggingface_hub")
+    hub.constants = SimpleNamespace(is_offline_mode=lambda: False, ENDPOINT="https://hub")  # type: ignore[attr-defined]
+    hub.get_session = Session  # type: ignore[attr-defined]
+    module = type(sys)("transformers")
+    module.AutoTokenizer = AutoTokenizer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    if is_there:
+        assert isinstance(load_tokenizer("tests/there"), FakeTokenizer)
+        assert asked == [{"local_files_only": True}, {}]
+        return
+    with pytest.raises(InvalidInput, match="https://hub cannot be reached"):
+        load_tokenizer("tests/not-there")
+    assert asked == [{"local_files_only": True}]
 
 
 def test_many_threads_load_once() -> None:

@@ -58,7 +58,7 @@ def _total_weight(data: Sequence[types.Datum]) -> dict[str, float]:
     weights = [datum.loss_fn_inputs.get("weights") for datum in data]
     if any(one is None for one in weights):
         return {}
-    return {TOTAL_WEIGHT: float(sum(one.array.sum() for one in weights if one is not None))}
+    return {TOTAL_WEIGHT: float(sum(abs(one.array).sum() for one in weights if one is not None))}
 
 
 # --- other operations ----------------------------------------------------------------------------
