@@ -64,5 +64,7 @@ def _identify(directory: Path) -> _Key:
 def _load(key: _Key, source: SamplerSource, host: Host) -> tuple[SamplerAdapter, int]:
     layout, weights = read_adapter(key[0], source.base_model, host.sites)
     flat = weights.to(host.device)
-    adapter = SamplerAdapter(key=key, scale=ALPHA / layout.rank, weights=layout.views(flat))
-    return adapter, flat.numel() * flat.element_size()
+    adapter = SamplerAdapter(
+        key=key, scale=ALPHA / layout.rank, weights=layout.views(flat), dtype=host.dtype
+    )
+    return adapter, flat.nbytes + adapter.num_bytes

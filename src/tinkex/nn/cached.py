@@ -106,6 +106,7 @@ class SampleRows:
         self._shared = shared
         self._is_even = bool((lengths == lengths[0]).all())
         self._top = int(lengths.max()) + 1
+        assert self._top <= block.capacity, "a sample has no room for its next token"
         self._places: dict[int, Tensor] = {}
         self._masks: dict[int | None, tuple[slice, Tensor | None]] = {}
 
@@ -120,7 +121,7 @@ class SampleRows:
         """All samples at once."""
         num = self.num_rows
         keys, values = self._block.keys[layer], self._block.values[layer]
-        if can_see(q_HND, v_GND, how):
+        if can_see((q_HND, k_GND, v_GND, keys, values), how):
             return self._see(layer, (q_HND, k_GND, v_GND), how)
         place = self._place(k_GND.shape[0], keys.device)
         _put(keys, place, k_GND)

@@ -46,8 +46,8 @@ class Host:
         copied: list[Head | LinearGroup] = [self.head, *groups]
         for one in copied:
             if one.num_bytes <= packed_bytes:
-                packed_bytes -= one.num_bytes
                 one.copy()
+                packed_bytes -= one.num_bytes if one.has_copy else 0
         how = trial.check(self)
         replace_norms(children(model, [self._decoder]), lambda: trial.run(self))
         replace_blocks(children(model, survey.layers), how, lambda: trial.run(self))

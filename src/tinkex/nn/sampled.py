@@ -28,16 +28,18 @@ Numbers = npt.NDArray[np.int64]
 class SampledPair:
     """An adapter's pair at one site, for rows that are sampled."""
 
-    def __init__(self, pair: LowRank, scale: float) -> None:
+    def __init__(self, pair: LowRank, scale: float, *, has_panels: bool) -> None:
         self._pair, self._scale = pair, scale
-        self._panels = None
-        # Tables of experts have more than two dimensions, and are taken apart by who owns them.
-        if pair.down.ndim == 2 and is_suited(pair.down):
-            self._panels = LowRankPanels(pair.down, pair.ups, scale)
+        self._panels = LowRankPanels(pair.down, pair.ups, scale) if has_panels else None
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes beside the pair itself."""
+        return 0 if self._panels is None else self._panels.num_bytes
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add the low-rank part to rows."""
-        if self._panels is not None and y_MN.dtype == torch.float32:
+        if self._panels is not None:
             self._panels.add(x_MK, y_MN)
             return
         pair = self._pair
@@ -47,9 +49,17 @@ class SampledPair:
             add_product(part, h_MR, up.t(), self._scale)
 
 
-def sampled_pairs(weights: Sequence[LowRank | None], scale: float) -> list[SampledPair | None]:
-    """The pairs of an adapter that does not change any more, by site."""
-    return [None if pair is None else SampledPair(pair, scale) for pair in weights]
+def sampled_pairs(
+    weights: Sequence[LowRank | None], scale: float, dtype: torch.dtype
+) -> list[SampledPair | None]:
+    """The pairs of an adapter that does not change any more, by site, for rows of a model."""
+
+    def ready(pair: LowRank) -> SampledPair:
+        # Tables of experts have more than two dimensions, and are taken apart by who owns them.
+        is_plain = pair.down.ndim == 2 and dtype == torch.float32
+        return SampledPair(pair, scale, has_panels=is_plain and is_suited(pair.down))
+
+    return [None if pair is None else ready(pair) for pair in weights]
 
 
 class Adapter(Protocol):

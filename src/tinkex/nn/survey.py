@@ -94,10 +94,14 @@ class Survey:
                     f"{one.child.path}.{one.child.name} cannot be adapted: it was given {rows} "
                     f"rows for texts of {list(lengths)} tokens, expected every token once"
                 )
-        return [
+        found = [
             _group(list(members))
             for _, members in groupby(self._order, lambda one: (one.child.path, id(one.inputs[0])))
         ]
+        # Who replaces a module lets go of its weights; nothing here may hold on to them.
+        self._seen.clear()
+        self._order.clear()
+        return found
 
     def _note(self, one: _Seen, args: tuple[Any, ...]) -> None:
         # The tensors are held, so that no two of them can have the same id.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,7 +44,8 @@ def test_each_stretch_gets_its_own_adapter(site: int, dtype: torch.dtype) -> Non
     wanted = y.clone()
     segments = [Segment(a, b, one.scale, one.weights) for a, b, one in STRETCHES]
     Segments(segments).add(site, x, wanted)
-    SampledRows(STRETCHES).add(site, x, y)
+    stretches = [one._replace(adapter=replace(one.adapter, dtype=dtype)) for one in STRETCHES]
+    SampledRows(stretches).add(site, x, y)
     assert torch.allclose(y, wanted, atol=1e-5)
     assert not y[3].any() and not y[6].any(), "the base model's rows are left alone"
     assert y[:3].any()

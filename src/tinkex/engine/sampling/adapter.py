@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from tinkex.nn.sampled import SampledPair, sampled_pairs
 from tinkex.nn.sites import LowRank
 
@@ -19,8 +21,15 @@ class SamplerAdapter:
     """What the low-rank part is multiplied by."""
     weights: Sequence[LowRank | None] = field(repr=False)
     """The pairs by site."""
+    dtype: torch.dtype = torch.float32
+    """What the base model computes with."""
     pairs: Sequence[SampledPair | None] = field(init=False, repr=False)
-    """The same, ready to be added to rows."""
+    """The pairs again, ready to be added to rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pairs", sampled_pairs(self.weights, self.scale))
+        object.__setattr__(self, "pairs", sampled_pairs(self.weights, self.scale, self.dtype))
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the pairs take that are ready, beside the weights themselves."""
+        return sum(pair.num_bytes for pair in self.pairs if pair is not None)

@@ -1,4 +1,4 @@
-/* What the kernels share: eight numbers at a time, whatever instructions the processor has. */
+/* What the kernels share: eight numbers at a time. */
 #ifndef TINKEX_LANES_H
 #define TINKEX_LANES_H
 
@@ -14,7 +14,7 @@ static inline lanes load(const float *from) { return *(const lanes *)from; }
 static inline void store(float *to, lanes value) { *(lanes *)to = value; }
 
 /* Have a value in a register, not read from memory again at each use. */
-#if defined(__x86_64__)
+#if defined(__AVX__)
 #define IN_REGISTER(value) __asm__("" : "+x"(value))
 #else
 #define IN_REGISTER(value) (void)(value)

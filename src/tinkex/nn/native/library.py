@@ -15,7 +15,7 @@ LOG = get_logger(__name__)
 
 _COMPILERS = ("cc", "gcc", "clang")
 #: For this very processor: what is compiled never leaves the process.
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _SOURCES = ("products.c", "attention.c")
 _TIMEOUT_SECONDS = 60
 _HERE = Path(__file__).parent
@@ -38,19 +38,20 @@ class Job(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The kernels, compiled once in a process; None if this machine cannot, which is no error."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        LOG.info("there is no C compiler; products are torch's own, and sampling is slower")
-        return None
-    try:
-        return _declared(_compiled(compiler))
-    except (OSError, subprocess.SubprocessError) as error:
-        LOG.info("%s cannot compile the kernels, so torch's own are used: %s", compiler, error)
-        return None
+    compilers = [found for found in map(shutil.which, _COMPILERS) if found]
+    for compiler in compilers:
+        try:
+            return _declared(_compiled(compiler))
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or b""
+            LOG.info("%s cannot compile the kernels: %s %s", compiler, error, said.decode()[:500])
+    LOG.info("no C compiler compiles the kernels; torch computes alone, and sampling is slower")
+    return None
 
 
 def _compiled(compiler: str) -> ctypes.CDLL:
-    with TemporaryDirectory(prefix="tinkex-kernels-") as directory:
+    place = TemporaryDirectory(prefix="tinkex-kernels-", ignore_cleanup_errors=True)
+    with place as directory:
         made = Path(directory) / "kernels.so"
         subprocess.run(
             [compiler, *_FLAGS, "-o", made, *(_HERE / name for name in _SOURCES), "-lm"],

@@ -39,6 +39,7 @@ class Panels:
         if num_whole < num_panels:
             self._panels_PKC[-1, :, : rest_KC.shape[1]] = rest_KC
         self.address = self._panels_PKC.data_ptr()
+        self.num_bytes = self._panels_PKC.nbytes
 
     def weight_KN(self) -> Tensor:
         """The weight as it was given, in a new tensor."""
@@ -48,14 +49,16 @@ class Panels:
         self, x_MK: Tensor, bias_N: Tensor | None = None, out_MN: Tensor | None = None
     ) -> Tensor:
         """x W + b, in `out_MN` or a new tensor."""
+        x_MK = _rows_of(x_MK, self.num_inputs)
         if out_MN is None:
-            out_MN = x_MK.new_empty(len(x_MK), self.num_outputs)
-        x_MK = _with_whole_rows(x_MK)
+            out_MN = x_MK.new_empty(x_MK.shape[0], self.num_outputs)
+        else:
+            _check_written(out_MN, x_MK.shape[0], self.num_outputs)
         self._multiply(
             *(x_MK.data_ptr(), x_MK.stride(0), self.address),
             *(0 if bias_N is None else bias_N.data_ptr(), 0),
             *(out_MN.data_ptr(), out_MN.stride(0)),
-            *(len(x_MK), self.num_inputs, self.num_outputs),
+            *(x_MK.shape[0], self.num_inputs, self.num_outputs),
             torch.get_num_threads(),
         )
         return out_MN
@@ -73,20 +76,35 @@ class LowRankPanels:
         num = len(self._ups)
         self._addresses = (ctypes.c_void_p * num)(*(up.address for up in self._ups))
         self._sizes = (ctypes.c_long * num)(*(up.num_outputs for up in self._ups))
+        self._num_outputs = sum(up.num_outputs for up in self._ups)
+        self.num_bytes = sum(one.num_bytes for one in (self._down, *self._ups))
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add the low-rank part of all maps to y."""
-        x_MK = _with_whole_rows(x_MK)
+        x_MK = _rows_of(x_MK, self._down.num_inputs)
+        _check_written(y_MN, x_MK.shape[0], self._num_outputs)
         is_done = self._add(
             *(x_MK.data_ptr(), x_MK.stride(0), self._down.address),
             *(self._ups[0].num_inputs, len(self._ups), self._addresses, self._sizes),
-            *(y_MN.data_ptr(), y_MN.stride(0), len(x_MK), self._down.num_inputs),
+            *(y_MN.data_ptr(), y_MN.stride(0), x_MK.shape[0], self._down.num_inputs),
             torch.get_num_threads(),
         )
         if not is_done:
             raise MemoryError("no memory for the low-rank part of a pass")
 
 
-def _with_whole_rows(x_MK: Tensor) -> Tensor:
-    """The same rows, the numbers of each beside each other."""
+def _rows_of(x_MK: Tensor, num_inputs: int) -> Tensor:
+    """The same rows, the numbers of each beside each other; the kernels check nothing."""
+    if x_MK.shape[1] != num_inputs or x_MK.dtype != torch.float32:
+        raise RuntimeError(
+            f"rows of {x_MK.shape[1]} {x_MK.dtype}, expected {num_inputs} of torch.float32"
+        )
     return x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
+
+
+def _check_written(y_MN: Tensor, num_rows: int, num_outputs: int) -> None:
+    is_fit = y_MN.shape == (num_rows, num_outputs) and y_MN.dtype == torch.float32
+    if not is_fit or y_MN.stride(1) != 1:
+        raise RuntimeError(
+            f"{tuple(y_MN.shape)} {y_MN.dtype} cannot hold {num_rows} rows of {num_outputs} numbers"
+        )

@@ -22,7 +22,8 @@ enum {
 /* Some rows, a stretch of their inputs, and the part of a panel that it meets. */
 typedef struct {
     const float *x;
-    long row_step; /* 1 if the rows are gathered, each input of a group side by side */
+    long row_step;
+    int is_gathered; /* each input of a group of rows side by side */
     const float *panel;
     long inputs;
     const float *start; /* what the sums are added to, or null */
@@ -85,11 +86,10 @@ static inline __attribute__((always_inline)) void by_panel(const task *one, cons
 
 static void multiply_task(const task *one, long rows)
 {
-    int is_gathered = one->row_step == 1;
     switch (rows) {
 #define CASE(num)                                                                                  \
     case num:                                                                                      \
-        if (is_gathered)                                                                           \
+        if (one->is_gathered)                                                                      \
             by_panel(one, num, 1, num);                                                            \
         else                                                                                       \
             by_panel(one, num, one->row_step, 1);                                                  \
@@ -125,11 +125,10 @@ static void gather(const float *x, long x_stride, long rows, long inputs, float 
 /* All rows of a tile by a part of a panel. */
 static void multiply_tile(task one, long rows)
 {
-    int is_gathered = one.row_step == 1;
     for (long groups = num_groups(rows); groups > 0; groups--) {
         long mine = group_size(rows, groups);
         multiply_task(&one, mine);
-        one.x += is_gathered ? mine * one.inputs : mine * one.row_step;
+        one.x += one.is_gathered ? mine * one.inputs : mine * one.row_step;
         one.y += mine * one.y_stride;
         if (one.start)
             one.start += mine * one.start_stride;
@@ -160,7 +159,8 @@ void multiply(const float *x, long x_stride, const float *panels, const float *s
                     float *to = y + top * y_stride + at;
                     task one = {
                         .x = is_gathered ? gathered : mine,
-                        .row_step = is_gathered ? 1 : x_stride,
+                        .row_step = x_stride,
+                        .is_gathered = is_gathered,
                         .panel = panels + at * inputs + from * PANEL,
                         .inputs = stretch,
                         .start = from ? to : start ? start + top * start_stride + at : 0,
@@ -185,7 +185,7 @@ int add_low_rank(const float *x, long x_stride, const float *down, long rank, lo
 {
     long width = maps * rank;
     float *between = malloc(rows * width * sizeof(float));
-    if (!between)
+    if (!between && rows)
         return 0;
     multiply(x, x_stride, down, 0, 0, between, width, rows, inputs, width, threads);
     for (long i = 0; i < maps; i++) {
@@ -259,7 +259,7 @@ static void run_job(const job *one)
                 float *to = one->c + top * one->c_row + at;
                 task mine = {
                     .x = rows,
-                    .row_step = 1,
+                    .is_gathered = 1,
                     .panel = panel,
                     .inputs = stretch,
                     .start = from || one->is_added ? to : 0,

@@ -5,6 +5,8 @@ Shape letters: N samples, H query heads, G key heads, C tokens of a slot, D head
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,12 @@ from tinkex.nn.running import Options
 _LANES, _MAX_WIDTH = 8, 256
 
 
-def can_see(q_HND: Tensor, v_GND: Tensor, how: Options) -> bool:
-    """Whether the kernel computes this attention."""
-    widths = q_HND.shape[-1], v_GND.shape[-1]
+def can_see(tensors: Sequence[Tensor], how: Options) -> bool:
+    """Whether the kernel computes this attention; all tensors have their widths last."""
+    widths = [x.shape[-1] for x in tensors]
     return (
         how.softcap is None
-        and q_HND.dtype == torch.float32
-        and q_HND.device.type == "cpu"
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
         and all(width % _LANES == 0 and width <= _MAX_WIDTH for width in widths)
         and library() is not None
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tinkex.nn.frozen import Frozen
 from tinkex.nn.native.library import library
 from tinkex.nn.native.panels import LowRankPanels, Panels
-from tinkex.nn.sampled import SampledPair
+from tinkex.nn.sampled import sampled_pairs
 from tinkex.nn.sites import LowRank
 
 #: Rounding of float32 sums, against sums of float64.
@@ -77,6 +77,34 @@ def test_rows_that_lie_apart_are_read_and_written_where_they_are() -> None:
     torch.testing.assert_close(panels.product(wide.t()[:10].t()), wide[:, :10] @ weight, **CLOSE)
 
 
+def test_rows_of_another_width_or_type_are_refused_as_torch_does() -> None:
+    panels = Panels(drawn(8, 20))
+    low = LowRankPanels(drawn(2, 8), [drawn(20, 2)], 1.0)
+    for x in (drawn(3, 7), drawn(3, 9), drawn(3, 8).bfloat16(), drawn(3, 8).double()):
+        with pytest.raises(RuntimeError, match="expected 8"):
+            panels.product(x)
+        with pytest.raises(RuntimeError, match="expected 8"):
+            low.add(x, torch.zeros(3, 20))
+    for y in (torch.zeros(3, 19), torch.zeros(4, 20), torch.zeros(20, 3).t()):
+        with pytest.raises(RuntimeError, match="cannot hold"):
+            panels.product(drawn(3, 8), out_MN=y)
+        with pytest.raises(RuntimeError, match="cannot hold"):
+            low.add(drawn(3, 8), y)
+
+
+def test_rows_that_overlap_are_no_gathered_rows() -> None:
+    x, weight = drawn(1, 30)[0].unfold(0, 8, 1)[:4], drawn(8, 20, seed=1)
+    torch.testing.assert_close(Panels(weight).product(x), x @ weight, **CLOSE)
+
+
+def test_panels_of_an_adapter_are_counted_and_made_only_where_they_serve() -> None:
+    pair = LowRank(drawn(1, 64), (drawn(64, 1),))
+    [ready], [unused] = (sampled_pairs([pair], 1.0, d) for d in (torch.float32, torch.bfloat16))
+    assert ready is not None and unused is not None
+    assert ready.num_bytes == 4 * (64 * 16 + 64)
+    assert unused.num_bytes == 0
+
+
 def test_what_is_not_a_number_stays_in_its_row() -> None:
     x = drawn(8, 32)
     x[3, 5], x[6, 0] = float("nan"), float("inf")
@@ -110,7 +138,9 @@ def test_without_a_compiler_products_are_torchs_own(monkeypatch: pytest.MonkeyPa
         frozen = Frozen.joined([linear])
         frozen.copy()
         y = torch.zeros(9, 21)
-        SampledPair(pair, 0.25).add(x, y)
+        [ready] = sampled_pairs([pair], 0.25, torch.float32)
+        assert ready is not None
+        ready.add(x, y)
         return [frozen.forward(x), frozen.pull(dy), frozen.weight_KN, y]
 
     ours = everything()

@@ -96,7 +96,7 @@ def test_what_is_not_a_number_is_seen() -> None:
 
 def test_what_the_kernel_cannot_do_is_left_to_torch() -> None:
     q = torch.zeros(4, 2, 64)
-    assert can_see(q, q, Options(1.0))
-    assert not can_see(q, q, Options(1.0, softcap=30.0))
-    assert not can_see(q[..., :60], q, Options(1.0))
-    assert not can_see(q.bfloat16(), q, Options(1.0))
+    assert can_see((q, q, q), Options(1.0))
+    assert not can_see((q, q, q), Options(1.0, softcap=30.0))
+    assert not can_see((q[..., :60], q, q), Options(1.0))
+    assert not can_see((q, q, q.bfloat16()), Options(1.0))
