@@ -41,6 +41,9 @@ def find_max_tokens(
 ) -> int | None:
     """The longest example: what the plan says, and no more than the model reads."""
     limit = _context_of(service, training.get_info().model_data.model_name or plan.base_model)
+    if limit is not None and plan.kind == "dpo":
+        # The starting weights are asked what they think of a text by sampling one token after it.
+        limit -= 1
     if limit is None or plan.max_tokens is None:
         return plan.max_tokens or limit
     if plan.max_tokens > limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,9 +71,13 @@ def _run(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
+    # Classes look their module up, and a file may import those beside it.
+    sys.modules[spec.name] = module
+    sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         raise InvalidInput(
             f"{path} fails when it is run: {type(error).__name__}: {error}"
         ) from error

@@ -242,10 +242,18 @@ class Run(Generic[PlanT, RowT]):
             return self._result()
         name = f"{self.plan.label}-final"
         saved = method.setting.training.save_weights_for_sampler(name).result()
+        # Complete from here on: whatever becomes of the samples, all is trained and saved.
+        self._complete(self._result(saved.path))
         sampler = method.setting.training.create_sampling_client(saved.path)
         prompts = choose_prompts(self.plan.samples, self.rows.take([0])[0])
-        samples = draw_samples(sampler, method.setting.renderer, prompts, self.plan)
+        samples = draw_samples(
+            sampler, method.setting.renderer, prompts, self.plan, tell=self._tell
+        )
         result = self._result(saved.path, samples)
+        self._complete(result)
+        return result
+
+    def _complete(self, result: Result) -> None:
         assert self._saved is not None  # the last step is always saved
         self.journal.save(
             Progress(
@@ -255,7 +263,6 @@ class Run(Generic[PlanT, RowT]):
                 result=result.to_dict(),
             )
         )
-        return result
 
     def _result(self, sampler_path: str | None = None, samples: tuple[Sample, ...] = ()) -> Result:
         return Result(

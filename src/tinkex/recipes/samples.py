@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tinkex.client.sampling import SamplingClient
+from tinkex.errors import TinkexError
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.rendering import Renderer
 from tinkex.recipes.report import Sample
@@ -36,18 +37,31 @@ def prompt_of(row: Any) -> Prompt:
 
 
 def draw_samples(
-    sampler: SamplingClient, renderer: Renderer, prompts: Sequence[Prompt], plan: Plan
+    sampler: SamplingClient,
+    renderer: Renderer,
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    *,
+    tell: Callable[[str], None],
 ) -> tuple[Sample, ...]:
-    """An answer to each prompt; all are asked for at once."""
+    """An answer to each prompt that has one; all are asked for at once."""
     params = SamplingParams(max_tokens=plan.sample_tokens, temperature=_TEMPERATURE, seed=plan.seed)
-    asked = [
-        sampler.sample(ModelInput.from_ints(renderer.prompt(prompt)), 1, params)
-        for prompt in prompts
-    ]
-    return tuple(
-        Sample(shown(prompt), renderer.text(future.result().sequences[0].tokens))
-        for prompt, future in zip(prompts, asked, strict=True)
-    )
+    asked = []
+    for prompt in prompts:
+        tokens = renderer.prompt(prompt)
+        if not tokens or (
+            renderer.max_tokens and len(tokens) + plan.sample_tokens > renderer.max_tokens
+        ):
+            tell(f"No sample: a prompt of {len(tokens)} tokens leaves no room for an answer")
+        else:
+            asked.append((prompt, sampler.sample(ModelInput.from_ints(tokens), 1, params)))
+    found = []
+    for prompt, future in asked:
+        try:
+            found.append(Sample(shown(prompt), renderer.text(future.result().sequences[0].tokens)))
+        except TinkexError as error:
+            tell(f"No sample: {error.message}")
+    return tuple(found)
 
 
 def shown(prompt: Prompt) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,24 @@ def test_the_next_speakers_name_ends_an_answer_without_a_template() -> None:
     told = answer(script)
     assert "".join(told.pieces()) == "fine, thanks"
     assert told.end == "stop"
+
+
+def test_a_stop_may_lie_across_pieces() -> None:
+    script = Script(list(b"abcENDdef"), stops_at_end=False)
+    told = answer(script, drawing=replace(DRAWING, stop=("END",)))
+    assert "".join(told.pieces()) == "abc"
+    assert told.end == "stop"
+
+
+def test_with_a_seed_pieces_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(seconds: float) -> list[int | None]:
+        ticks = iter(range(1000))
+        monkeypatch.setattr("time.monotonic", lambda: next(ticks) * seconds)
+        script = Script(list(b"a" * 500))
+        list(answer(script, drawing=replace(DRAWING, seed=7)).pieces())
+        return [params.max_tokens for _, params in script.asked]
+
+    assert sizes(1e-4) == sizes(10.0)
 
 
 def test_the_templates_own_mark_ends_an_answer() -> None:

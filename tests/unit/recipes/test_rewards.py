@@ -22,6 +22,17 @@ def test_a_function_sees_the_row_and_the_text(tmp_path: Path) -> None:
     assert row == {"base": 1}
 
 
+def test_a_file_may_have_dataclasses_and_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_judge.py").write_text("WORTH = 3.0\n")
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from beside_the_judge import WORTH\n"
+        "@dataclass\nclass Verdict:\n    worth: float = WORTH\n"
+        "def reward(row, text): return Verdict().worth\n"
+    )
+    assert load_reward(written(tmp_path, text))({}, "x") == 3.0
+
+
 def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     first = load_reward(written(tmp_path, "def reward(row, text): return 1\n")).digest
     second = load_reward(written(tmp_path, "def reward(row, text): return 2\n")).digest

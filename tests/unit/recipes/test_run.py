@@ -88,6 +88,31 @@ def test_without_prompts_the_first_row_is_asked(trainer: Trainer) -> None:
     assert service.prompts == [list(b"0: ")]
 
 
+@pytest.mark.parametrize("prompt", ["", "x" * 100_000])
+def test_a_prompt_without_room_for_an_answer_costs_a_sample_and_no_run(
+    trainer: Trainer, prompt: str
+) -> None:
+    run = trainer.make(StubService(), samples=("ask me", prompt), max_tokens=1000)
+    list(run)
+    assert run.result is not None and run.result.is_complete
+    assert run.result.samples == (Sample("ask me", "done"),)
+    assert any("No sample" in told for told in trainer.told)
+
+
+def test_samples_that_fail_leave_a_complete_run(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinkex.recipes.run.draw_samples", fail)
+    with pytest.raises(KeyboardInterrupt):
+        list(trainer.make(StubService()))
+    again = trainer.make(StubService())
+    assert list(again) == []
+    assert again.result is not None and again.result.sampler_path is not None
+
+
 def test_a_complete_run_is_not_done_again(trainer: Trainer) -> None:
     first = trainer.make(StubService())
     list(first)

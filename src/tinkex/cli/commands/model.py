@@ -53,7 +53,10 @@ def add(context: Context, home: Path | None, name: str, path: str | None) -> Non
     name = sources.checked_name(name) if path is not None else sources.name_for(name)
     folder = _look(place)
     found.make()
-    sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
+    from tinkex.client.private_files import locked
+
+    with locked(found.models_file):
+        sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
     count = _count(folder.weights.num_parameters)
     size = f", {count} parameters" if count else ""
     arch = folder.arch or folder.model_type
@@ -113,13 +116,15 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
 @pass_context
 def remove(context: Context, home: Path | None, name: str) -> None:
     """Have the server serve a model no more; its files stay where they are."""
+    from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
 
     found = _home(home)
-    listed = sources.read_list(found.models_file)
-    _check_listed(found, name, listed)
-    del listed[name]
-    sources.write_list(found.models_file, listed)
+    _check_listed(found, name, sources.read_list(found.models_file))
+    with locked(found.models_file):
+        listed = sources.read_list(found.models_file)
+        listed.pop(name, None)
+        sources.write_list(found.models_file, listed)
     announce(context, f"{name} is not served any more", {"name": name, "removed": True})
     _tell_of_server(found, "forgets")
 

@@ -125,6 +125,19 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
     assert hidden == []
 
 
+def test_a_folder_is_not_exported_into_itself_nor_over_itself(
+    scene: Scene, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    source = tmp_path / "ck"
+    assert tinkex("checkpoint", "download", scene.training, "-o", str(source)).exit_code == 0
+    before = sorted(source.iterdir())
+    for output in (source / "peft", source, tmp_path):
+        done = tinkex("checkpoint", "export", str(source), "-o", str(output), "--force")
+        assert done.exit_code == 1
+        assert "lie within each other" in done.err
+    assert sorted(source.iterdir()) == before
+
+
 def test_what_is_no_adapter_is_refused(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
     offer_archive(scene.server, tar({"something.bin": b"x"}))
     words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"))

@@ -155,6 +155,15 @@ def test_the_result_goes_to_a_file_whole(
         assert f"Wrote {path}" in done.err
 
 
+def test_a_device_is_never_replaced_by_a_file(trained: Trained, tinkex: Tinkex) -> None:
+    words = ("sample", "--prompt", "a", *SHORT, "-o")
+    done = tinkex(*words, "/dev/null", context=trained.context)
+    assert (done.exit_code, done.out) == (1, "")
+    assert "must be a file" in done.err
+    assert Path("/dev/null").is_char_device()
+    assert "Sampling" not in done.err, "it is said before any work"
+
+
 def test_what_a_model_says_moves_no_cursor(
     trained: Trained, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: The first piece is small, so that something is seen soon.
 FIRST_TOKENS = 4
 MAX_PIECE_TOKENS = 64
+SEEDED_TOKENS = 16
 #: A piece should take about so long: shorter ones waste round trips, longer ones stutter.
 PIECE_SECONDS = 0.3
 #: What a tokenizer writes for bytes that are not yet a character.
@@ -107,7 +108,11 @@ class Answer:
             size = min(size, self._drawing.max_tokens - len(self.tokens))
             began = time.monotonic()
             self._take(self._ask(size))
-            size = next_size(size, time.monotonic() - began)
+            if self._drawing.seed is None:
+                size = next_size(size, time.monotonic() - began)
+            else:
+                # What is drawn depends on where pieces begin, which must not depend on the clock.
+                size = SEEDED_TOKENS
             new = self._new_text()
             if new:
                 yield new
@@ -138,7 +143,9 @@ class Answer:
 
     def _new_text(self) -> str:
         text = self._manner.renderer.text(self.tokens)
-        shown, has_ended = settled(text, self._manner.end_texts, is_over=self.end is not None)
+        # A stop may lie across two pieces, where the server does not see it.
+        ends = (*self._manner.end_texts, *self._drawing.stop)
+        shown, has_ended = settled(text, ends, is_over=self.end is not None)
         if has_ended:
             self.end = "stop"
         # The space in front belongs to the layout, not to what is said.

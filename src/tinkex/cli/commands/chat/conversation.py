@@ -8,6 +8,9 @@ from pathlib import Path
 
 import click
 
+from tinkex.cli.errors import CliError
+from tinkex.cli.files import check_output
+
 Message = dict[str, str]
 
 HELP = """\
@@ -77,7 +80,9 @@ class Conversation:
             return "There is nothing to save."
         path = Path(name).expanduser()
         try:
-            self._append(path)
+            self._append(check_output(path))
+        except CliError as error:
+            return error.message
         except OSError as error:
             return f"{path} cannot be written: {error.strerror or error}"
         return f"Saved {len(self.messages)} messages to {path}"

@@ -11,12 +11,12 @@ from tinkex.cli.client import service
 from tinkex.cli.commands.checkpoint.creation import (
     LORA_OPTIONS,
     Plan,
-    check_output,
     make,
     save,
     write_metadata,
 )
 from tinkex.cli.context import Context, pass_context
+from tinkex.cli.files import check_output
 from tinkex.cli.format import format_optional
 from tinkex.cli.options import Command
 from tinkex.cli.output import Facts, show

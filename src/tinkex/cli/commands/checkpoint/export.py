@@ -58,6 +58,7 @@ def export(context: Context, path: str, output: Path, force: bool, **merging: An
     _check_usage(is_merged, merging)
     fetching.check_free(output, force=force)
     output = check_destination(output, force=force)
+    _check_apart(path, output)
     merge = _merge_function() if is_merged else None
     with fetching.scratch_beside(output) as scratch:
         adapter = _adapter(context, path, scratch)
@@ -81,6 +82,15 @@ def _check_usage(is_merged: bool, merging: dict[str, Any]) -> None:
             raise click.UsageError(f"{flag} is for --merge.")
 
 
+def _check_apart(path: str, output: Path) -> None:
+    """Refuse to write a folder into itself, or in place of itself."""
+    if path.startswith(SCHEME):
+        return
+    source, target = Path(path).resolve(), output.resolve()
+    if source == target or source in target.parents or target in source.parents:
+        raise CliError(f"{output} and {path} lie within each other", "Name another --output.")
+
+
 def _adapter(context: Context, path: str, scratch: Path) -> Path:
     """The adapter's folder: the one that was named, or one that is downloaded now."""
     from tinkex.cli.commands.checkpoint.fetching import fetch
@@ -88,7 +98,7 @@ def _adapter(context: Context, path: str, scratch: Path) -> Path:
     if not path.startswith(SCHEME) and Path(path).is_dir():
         return Path(path)
     parse_tinker_path(path)
-    fetch(context, path, scratch / "adapter")
+    fetch(context, path, scratch / "adapter", is_kept=False)
     return scratch / "adapter"
 
 

@@ -67,9 +67,15 @@ def check_free(destination: Path, *, force: bool) -> None:
 
 
 def fetch(
-    context: Context, path: str, destination: Path, *, force: bool = False, extract: bool = True
+    context: Context,
+    path: str,
+    destination: Path,
+    *,
+    force: bool = False,
+    extract: bool = True,
+    is_kept: bool = True,
 ) -> None:
-    """Download a checkpoint: into a folder, or as one archive."""
+    """Download a checkpoint: into a folder, or as one archive; kept, if the caller keeps it."""
     try:
         with rest(context) as client:
             _download(context, client, path, destination, force=force, extract=extract)
@@ -78,7 +84,7 @@ def fetch(
         if not extract or not _may_be_exported(context, path, error):
             raise
     except KeyboardInterrupt:
-        if _is_begun(destination):
+        if is_kept and _is_begun(destination):
             say(context, "What has arrived is kept: the same command goes on there.")
         raise
     _fetch_exported(context, path, destination, force=force)

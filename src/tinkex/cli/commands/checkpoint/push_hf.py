@@ -79,7 +79,7 @@ def push_hf(context: Context, path: str, **wishes: Any) -> None:
         _check_origin(uploader, path, *target)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "adapter"
-        fetching.fetch(context, path, folder)
+        fetching.fetch(context, path, folder, is_kept=False)
         adapters.check_adapter(folder, path)
         if not wishes["no_model_card"]:
             adapters.write_card(folder, path, target[0])

@@ -14,6 +14,7 @@ from tinkex.cli.commands.drawing import Drawing, Source, drawing_options, tokeni
 from tinkex.cli.commands.run.prompt import Prompt, read_prompt
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
+from tinkex.cli.files import check_output
 from tinkex.cli.format import format_count, format_duration
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce, show
@@ -84,6 +85,8 @@ def sample(
     drawing = Drawing(**{field.name: given[field.name] for field in fields(Drawing)})
     ask = Ask(**{field.name: given[field.name] for field in fields(Ask)})
     settings = {"http_pool": http_pool, "poll_timeout_seconds": context.timeout_seconds}
+    if output is not None:
+        output = check_output(output.expanduser())
     with service(context, **settings) as client:
         source = source.found(client)
         result = _draw(source.open(client), source, prompt, drawing, ask)
@@ -138,4 +141,4 @@ def _tokenizer(sampler: SamplingClient, prompt: Prompt, ask: Ask) -> Tokenizer |
 def _write(path: Path, text: str) -> None:
     from tinkex.checkpoint.atomic import write_file
 
-    write_file(path.expanduser(), f"{text}\n".encode(), mode=0o644)
+    write_file(path, f"{text}\n".encode(), mode=0o644)
