@@ -39,7 +39,7 @@ class SampledPair:
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add the low-rank part to rows."""
-        if self._panels is not None:
+        if self._panels is not None and y_MN.dtype == torch.float32:
             self._panels.add(x_MK, y_MN)
             return
         pair = self._pair
