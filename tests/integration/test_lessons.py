@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -346,7 +346,9 @@ def test_a_download_is_written_while_it_arrives(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=send_in_halves, daemon=True).start()
         urls = {"weights": f"http://127.0.0.1:{listener.getsockname()[1]}/weights"}
-        answer = {"urls": urls, "expires": datetime.now(UTC).isoformat()}
+        # Links that end soon are asked for again.
+        expires = datetime.now(UTC) + timedelta(hours=1)
+        answer = {"urls": urls, "expires": expires.isoformat()}
         server.inject("external_weights_urls", Fault(status=200, body=answer))
         got = service.rest_client().download_checkpoint(
             "tinker://r/external_weights/a",

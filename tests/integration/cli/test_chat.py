@@ -54,7 +54,14 @@ def test_every_line_is_answered_and_remembered(
     assert first == "System: be brief\n\nUser: one\n\nAssistant:"
     assert second.startswith("System: be brief\n\nUser: one\n\nAssistant:")
     assert second.endswith("\n\nUser: two\n\nAssistant:")
-    assert "no chat template" in done.err
+    assert done.err == "", "a program that reads JSON hears of errors alone"
+
+
+def test_a_model_without_a_template_is_said_to_have_none(
+    context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(monkeypatch, "one")
+    assert "no chat template" in tinkex("chat", BASE_MODEL, *SHORT, context=context).err
 
 
 def test_an_answer_comes_in_pieces(
