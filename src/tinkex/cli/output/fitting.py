@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 #: A border and a space on either side of each column, and the last border.
@@ -20,8 +19,7 @@ class Column(NamedTuple):
     """0 is always shown; of the others the highest goes first when the screen is narrow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How a list is shown."""
 
     kept: tuple[int, ...]

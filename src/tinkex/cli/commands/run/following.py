@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tinkex.cli.errors import CliError
-from tinkex.errors import NotFoundError
-
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
     from tinkex.types import RunMetricsResponse, RunStep
@@ -19,6 +16,9 @@ def ask(
     client: RestClient, run_id: str, limit: int = PAGE_SIZE, after: int | None = None
 ) -> RunMetricsResponse:
     """Some steps of a run; a server that tells none gets a sentence of its own."""
+    from tinkex.cli.errors import CliError
+    from tinkex.errors import NotFoundError
+
     try:
         return client.get_run_metrics(run_id, limit, after).result()
     except NotFoundError as error:
