@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -17,8 +17,9 @@ from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import Facts, announce, show
 from tinkex.errors import ConfigError
-from tinkex.home import Home
-from tinkex.settings import read_environment
+
+if TYPE_CHECKING:
+    from tinkex.home import Home
 
 #: Where the home that was named before the command is kept.
 HOME = "tinkex.cli.home"
@@ -47,6 +48,9 @@ def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def chosen_home(home: Path | None) -> Home:
     """The home that was named behind the command, before it, or nowhere."""
+    from tinkex.home import Home
+    from tinkex.settings import read_environment
+
     named = home or click.get_current_context().meta.get(HOME)
     return Home(named.absolute() if named is not None else read_environment().home)
 
