@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.store.postgres import PostgresServer
+from tinkex.logs import ROOT, attach_once
 
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every program under
 # test.
@@ -23,3 +25,14 @@ def postgres() -> Iterator[PostgresServer]:
     server = PostgresServer()
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def untouched_logger() -> Iterator[None]:
+    """The package's log as one test found it, whatever it attached: the next may count records."""
+    logger = logging.getLogger(ROOT)
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    attach_once.cache_clear()

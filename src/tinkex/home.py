@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tinkex.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(NamedTuple):
     """A server's directory, `~/.tinkex` unless told otherwise."""
 
     root: Path
@@ -71,6 +70,11 @@ class Home:
     def models_file(self) -> Path:
         """Base models that the server serves, each name with its place."""
         return self.root / "models.json"
+
+    @property
+    def models(self) -> Path:
+        """Base models that were converted here, one folder each."""
+        return self.root / "models"
 
     @property
     def store_file(self) -> Path:

@@ -1,15 +1,15 @@
 """The only reader of the environment; everything else receives values."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: NamedTuple compiles every annotation that is text,
+# which takes a twentieth of the time in which the command line answers.
 
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tinkex.errors import ConfigError
-from tinkex.logs import LEVELS
 
 #: Where the hosted service lives.
 HOSTED_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -18,19 +18,19 @@ HOSTED_CONSOLE_URL = "https://tinker.thinkingmachines.ai"
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off", ""})
+_SECRET = frozenset({"api_key", "credential_command", "access_client_secret"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class Environment(NamedTuple):
     """What the environment says; every field names its variable."""
 
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
     """TINKER_API_KEY, or TINKEX_API_KEY which wins: the credential to send."""
     api_key_variable: str = "TINKER_API_KEY"
     """Which of the two the key came from."""
     base_url: str | None = None
     """TINKER_BASE_URL, or TINKEX_BASE_URL which wins: the server to speak to."""
-    credential_command: str | None = field(default=None, repr=False)
+    credential_command: str | None = None
     """TINKER_CREDENTIAL_CMD: a shell command that prints a credential."""
     project_id: str | None = None
     """TINKER_PROJECT_ID: the project new sessions belong to."""
@@ -42,7 +42,7 @@ class Environment:
     """TINKEX_TELEMETRY: 1 sends usage events to the server; off unless asked for."""
     access_client_id: str | None = None
     """CLOUDFLARE_ACCESS_CLIENT_ID: sent as CF-Access-Client-Id."""
-    access_client_secret: str | None = field(default=None, repr=False)
+    access_client_secret: str | None = None
     """CLOUDFLARE_ACCESS_CLIENT_SECRET: sent as CF-Access-Client-Secret."""
     credentials_file: Path = Path()
     """Where `auth login` keeps keys: ~/.tinker/credentials.json."""
@@ -51,9 +51,13 @@ class Environment:
     profile: str | None = None
     """TINKEX_PROFILE: which profile of the home's config.toml to use."""
 
+    def __repr__(self) -> str:
+        # No secret may get into a traceback or a log.
+        shown = {name: value for name, value in self._asdict().items() if name not in _SECRET}
+        return f"Environment({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminalSettings:
+
+class TerminalSettings(NamedTuple):
     """What the environment says about how to write for people; every field names its variable."""
 
     is_plain: bool = False
@@ -100,6 +104,14 @@ def read_variables(
     env = os.environ if environ is None else environ
     found = {name: _first(env, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def given_variables(
+    names: Iterable[str], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Those of the named variables that are set, an empty one included: it may mean "none"."""
+    env = os.environ if environ is None else environ
+    return {name: env[name].strip() for name in names if name in env}
 
 
 def child_environment(
@@ -152,7 +164,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def _log_level(text: str | None) -> str | None:
-    if text is not None and text.lower() not in LEVELS:
+    if text is None:
+        return None
+    # Late: the command line asks for much here before it needs a log.
+    from tinkex.logs import LEVELS
+
+    if text.lower() not in LEVELS:
         raise ConfigError(
             f"TINKEX_LOG or TINKER_LOG must be one of {', '.join(LEVELS)}; got {text!r}"
         )

@@ -6,20 +6,10 @@ import io
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tinkex.logs import ROOT, OncePerMinute, attach_logger, detach_logger, get_logger
-
-
-@pytest.fixture(autouse=True)
-def untouched_logger() -> Iterator[None]:
-    logger = logging.getLogger(ROOT)
-    level, handlers = logger.level, list(logger.handlers)
-    yield
-    logger.setLevel(level)
-    logger.handlers[:] = handlers
 
 
 def test_warnings_reach_a_person_who_configured_nothing() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -76,13 +75,12 @@ class CliError(TinkexError):
             self.category = category
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """What went wrong, in words."""
 
     message: str
-    hint: str | None = None
     type: str
+    hint: str | None = None
     exit_code: int = FAILED
     status: int | None = None
     category: str | None = None

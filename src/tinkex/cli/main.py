@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import click
@@ -106,7 +105,7 @@ def run(argv: Sequence[str], context: Context | None = None) -> Outcome:
     """Run a command line; prints to stdout and stderr and never ends the process."""
     asked = asked_for(argv)
     try:
-        with _logging(replace(context or Context(), **asked)):
+        with _logging((context or Context())._replace(**asked)):
             code = _invoke(argv, context)
             sys.stdout.flush()
         return Outcome(code)
@@ -118,7 +117,7 @@ def run(argv: Sequence[str], context: Context | None = None) -> Outcome:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort of a command
         from tinkex.cli.errors import report
 
-        failure = report(error, replace(context or Context.detect(), **asked))
+        failure = report(error, (context or Context.detect())._replace(**asked))
         return Outcome(failure.exit_code, error)
 
 

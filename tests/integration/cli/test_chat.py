@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -108,7 +107,7 @@ def test_a_person_may_try_again_after_a_failure(
     say(monkeypatch, "one", "/nope", "two")
     server.inject("asample", Fault(status=400), times=1)
     screen = Screen(is_terminal=False, width=80)
-    person = replace(context, is_stdin_terminal=True, stdout=screen)
+    person = context._replace(is_stdin_terminal=True, stdout=screen)
     done = tinkex("chat", *SHORT, context=person)
     assert done.exit_code == 0
     assert "Error: Invalid request" in done.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def test_the_next_speakers_name_ends_an_answer_without_a_template() -> None:
 
 def test_a_stop_may_lie_across_pieces() -> None:
     script = Script(list(b"abcENDdef"), stops_at_end=False)
-    told = answer(script, drawing=replace(DRAWING, stop=("END",)))
+    told = answer(script, drawing=DRAWING._replace(stop=("END",)))
     assert "".join(told.pieces()) == "abc"
     assert told.end == "stop"
 
@@ -152,7 +151,7 @@ def test_with_a_seed_pieces_do_not_depend_on_the_clock(monkeypatch: pytest.Monke
         ticks = iter(range(1000))
         monkeypatch.setattr("time.monotonic", lambda: next(ticks) * seconds)
         script = Script(list(b"a" * 500))
-        list(answer(script, drawing=replace(DRAWING, seed=7)).pieces())
+        list(answer(script, drawing=DRAWING._replace(seed=7)).pieces())
         return [params.max_tokens for _, params in script.asked]
 
     assert sizes(1e-4) == sizes(10.0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class Drawing(NamedTuple):
     """How tokens are drawn."""
 
     max_tokens: int
@@ -92,8 +90,7 @@ def drawing_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """What is sampled from: a base model, or a checkpoint; neither means the only model."""
 
     base_model: str | None = None
@@ -122,13 +119,17 @@ class Source:
         return self.model_path or self.base_model or "the only model"
 
     def found(self, client: ServiceClient) -> Source:
-        """The same, with the server's only model if none was named."""
+        """The same, with the server's only model if none was named, or the usual one of several."""
         if self.base_model or self.model_path:
             return self
+        from tinkex.engine.models.sources import DEFAULT_MODEL
+
         models = client.get_server_capabilities().supported_models
         names = [model.model_name for model in models if model.sampleable is not False]
         if len(names) == 1:
             return Source(names[0])
+        if DEFAULT_MODEL in names:
+            return Source(DEFAULT_MODEL)
         known = ", ".join(name for name in names if name)
         told = f"the server has: {known}" if known else "the server has none"
         raise CliError(

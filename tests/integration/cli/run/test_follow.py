@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,7 +128,7 @@ def test_only_the_latest_steps_are_shown_at_first(trained: Trained, tinkex: Tink
 def test_a_terminal_shows_a_picture(trained: Trained, tinkex: Tinkex) -> None:
     trained.service.close().result(PATIENCE)
     screen = Screen(is_terminal=True, width=80)
-    person = replace(trained.context, stdout=screen)
+    person = trained.context._replace(stdout=screen)
     shown = tinkex("run", "watch", trained.run_id, *QUICK, context=person).out
     assert trained.run_id in shown
     assert "finished by its client, 5 steps" in shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +170,7 @@ def test_what_a_model_says_moves_no_cursor(
         "tinkex.engine.fake.toy_tokenizer.ToyTokenizer.decode", lambda *a, **k: "a\x1b[2Jb\nc"
     )
     words = ("sample", "--prompt", "a", *SHORT)
-    terminal = replace(trained.context, stdout=Screen(is_terminal=True, width=80))
+    terminal = trained.context._replace(stdout=Screen(is_terminal=True, width=80))
     assert tinkex(*words, context=terminal).out == "a\\x1b[2Jb\nc\n"
     assert tinkex(*words, context=trained.context).out == "a\x1b[2Jb\nc\n"
 

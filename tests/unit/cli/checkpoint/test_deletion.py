@@ -63,7 +63,7 @@ def test_only_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         first.set_result(None)
         return {first}, under_way - {first}
 
-    monkeypatch.setattr(deletion, "wait", answer_one)
+    monkeypatch.setattr("concurrent.futures.wait", answer_one)
     outcome = Deletion(send, [str(n) for n in range(100)]).run()
     assert len(outcome.deleted) == 100
     assert max(most) == NUM_AT_ONCE
@@ -134,7 +134,7 @@ def test_a_second_interrupt_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) ->
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(deletion, "wait", interrupt)
+    monkeypatch.setattr("concurrent.futures.wait", interrupt)
     outcome = Deletion(lambda path: Future(), ["a", "b"]).run()
     assert (outcome.unknown, outcome.is_interrupted) == (["a", "b"], True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +74,8 @@ def _checked(context: Context, target: Target, key: str) -> ApiKeyReply | None:
     from tinkex.wire.endpoints import CAPABILITIES
 
     # No profile and no stored key may stand beside the new one.
-    alone = replace(target.environment, home=Path(), profile=None, credential_command=None)
-    asking = replace(context, profile=None, api_key=key, base_url=target.base_url)
+    alone = target.environment._replace(home=Path(), profile=None, credential_command=None)
+    asking = context._replace(profile=None, api_key=key, base_url=target.base_url)
     try:
         with rest(asking, environment=alone, key_source="the prompt") as client:
             owner = ask_api_key(client)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +79,7 @@ def _revoke(context: Context, target: Target, settings: Any) -> None:
     from tinkex.wire.endpoints import DELETE_API_KEY
 
     url = context.base_url or settings.get("base_url") or target.base_url
-    alone = replace(target.environment, home=Path(), profile=None, credential_command=None)
-    asking = replace(context, profile=None, api_key=settings["api_key"], base_url=url)
+    alone = target.environment._replace(home=Path(), profile=None, credential_command=None)
+    asking = context._replace(profile=None, api_key=settings["api_key"], base_url=url)
     with rest(asking, environment=alone, key_source=str(target.file.path)) as client:
         ask(client, DELETE_API_KEY)

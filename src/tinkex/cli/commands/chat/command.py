@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +33,7 @@ def chat(
     typed. If stdin is no terminal, every line is a message and is answered.
     """
     source = Source.of(model, None)
-    drawing = Drawing(**{field.name: given[field.name] for field in fields(Drawing)})
+    drawing = Drawing(**{name: given[name] for name in Drawing._fields})
     with service(context) as client:
         from tinkex.cli.commands.chat.talk import Talk
 

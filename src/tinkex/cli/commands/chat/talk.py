@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -87,7 +87,7 @@ class Talk:
 
     def _answer(self, text: str) -> None:
         prompt = self.manner.renderer.prompt(tuple(self.conversation.asked(text)))
-        drawing = replace(self.drawing, max_tokens=self._room(len(prompt)))
+        drawing = self.drawing._replace(max_tokens=self._room(len(prompt)))
         answer = Answer(self.sampler, prompt, drawing, self.manner)
         began = time.monotonic()
         try:

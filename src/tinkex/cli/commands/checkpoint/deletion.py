@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinkex.cli.errors import FAILED, INTERRUPTED, explain
 from tinkex.cli.format import format_count, plain_line
 from tinkex.errors import APIConnectionError, AuthenticationError, TinkexError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 NUM_AT_ONCE = 32
 #: How long an interrupted command waits for the answers to what it has sent.
@@ -19,8 +20,7 @@ SETTLE_SECONDS = 2.0
 HOPELESS = (APIConnectionError, AuthenticationError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of each checkpoint, by its path."""
 
     deleted: Sequence[str] = ()
@@ -89,6 +89,9 @@ class Deletion:
 
     def run(self, told: Callable[[int], None] = lambda num_done: None) -> Outcome:
         """Delete all; `told` is given how many more are done. Ctrl-C ends it with an outcome."""
+        # Late: help must be quick.
+        from concurrent.futures import wait
+
         try:
             self._send_all(told)
         except KeyboardInterrupt:
@@ -115,6 +118,8 @@ class Deletion:
         try:
             return self._send(path)
         except TinkexError as error:
+            from concurrent.futures import Future
+
             refused: Future[None] = Future()
             refused.set_exception(error)
             return refused
@@ -122,6 +127,8 @@ class Deletion:
     def _await_some(
         self, under_way: set[Future[None]], told: Callable[[int], None]
     ) -> set[Future[None]]:
+        from concurrent.futures import FIRST_COMPLETED, wait
+
         done, left = wait(under_way, return_when=FIRST_COMPLETED)
         self._is_hopeless |= any(isinstance(future.exception(), HOPELESS) for future in done)
         told(len(done))

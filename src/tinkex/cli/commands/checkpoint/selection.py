@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,8 +23,7 @@ TYPES = {kind: kind for kind in TYPE_BY_SEGMENT.values()} | TYPE_BY_SEGMENT
 NUM_NAMED = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class Filter(NamedTuple):
     """What checkpoints must be like; None is anything."""
 
     run_id: str | None = None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -20,8 +19,7 @@ STDIN = "-"
 _FLAGS = ("--prompt", "--prompt-file", "--prompt-tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What to continue."""
 
     text: str | None = None

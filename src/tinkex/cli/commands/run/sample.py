@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """What to sample, besides how."""
 
     num_samples: int
@@ -82,8 +80,8 @@ def sample(
     """
     source = Source.of(base_model, model_path)
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))
-    drawing = Drawing(**{field.name: given[field.name] for field in fields(Drawing)})
-    ask = Ask(**{field.name: given[field.name] for field in fields(Ask)})
+    drawing = Drawing(**{name: given[name] for name in Drawing._fields})
+    ask = Ask(**{name: given[name] for name in Ask._fields})
     settings = {"http_pool": http_pool, "poll_timeout_seconds": context.timeout_seconds}
     if output is not None:
         output = check_output(output.expanduser())
