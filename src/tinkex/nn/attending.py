@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tinkex.nn.linear import GroupMember, LinearGroup
+from tinkex.nn.native import rows
+from tinkex.nn.native.library import LANES
 from tinkex.nn.norms import RmsNorm
 from tinkex.nn.running import Options, current_run
 
@@ -46,7 +48,7 @@ def _turn(kept: dict[object, Any], embeddings: tuple[Tensor, Tensor]) -> _Turn:
     return turn
 
 
-class _Heads(NamedTuple):
+class Heads(NamedTuple):
     """How many heads there are of each kind, and what is done to them before they are turned."""
 
     num_queries: int
@@ -63,32 +65,32 @@ class Attending(nn.Module):
 
     def __init__(self, into: LinearGroup, out: LinearGroup, like: nn.Module, how: Options) -> None:
         super().__init__()
-        self._into, self._out, self._how = into, out, how
-        self._width = int(like.head_dim)  # type: ignore[arg-type]
+        self.into, self.out, self.how = into, out, how
+        self.width = int(like.head_dim)  # type: ignore[arg-type]
         self.layer_idx = int(like.layer_idx)  # type: ignore[arg-type]
-        num_queries = out.in_features // self._width
-        num_keys = (sum(into.sizes) // self._width - num_queries) // 2
-        self._heads = _Heads(num_queries, num_keys, _joined_norm(like, num_queries, num_keys))
+        num_queries = out.in_features // self.width
+        num_keys = (sum(into.sizes) // self.width - num_queries) // 2
+        self.heads = Heads(num_queries, num_keys, _joined_norm(like, num_queries, num_keys))
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
         """As transformers calls it: (1, T, width) in and out."""
         run = current_run()
-        y_T = self._into.outputs(hidden_states[0])
-        y_TND = y_T.view(y_T.shape[0], -1, self._width)
+        y_T = self.into.outputs(hidden_states[0])
+        y_TND = y_T.view(y_T.shape[0], -1, self.width)
         turn = _turn(run.kept, position_embeddings)
         if torch.is_grad_enabled() and y_TND.requires_grad:
-            parts = _Turned.apply(y_TND, self._heads, turn)  # type: ignore[no-untyped-call]
+            parts = _Turned.apply(y_TND, self.heads, turn)  # type: ignore[no-untyped-call]
         else:
-            parts = _split(y_TND, self._heads, turn)[0]
+            parts = _split_in_place(y_TND, self.heads, turn)
         q_HTD, k_GTD, v_GTD = (part.transpose(0, 1) for part in parts)
-        out_THD = run.this.attention.attend(self.layer_idx, q_HTD, k_GTD, v_GTD, self._how)
-        return self._out.outputs(out_THD.flatten(1)).unsqueeze(0), None
+        out_THD = run.this.attention.attend(self.layer_idx, q_HTD, k_GTD, v_GTD, self.how)
+        return self.out.outputs(out_THD.flatten(1)).unsqueeze(0), None
 
 
 def _split(
-    y_TND: Tensor, heads: _Heads, turn: _Turn
+    y_TND: Tensor, heads: Heads, turn: _Turn
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
     """Turned queries and keys, and values; and the size of each head if it was normed."""
     num_turned = heads.num_queries + heads.num_keys
@@ -100,9 +102,22 @@ def _split(
     return parts, size_TA1
 
 
+def _split_in_place(y_TND: Tensor, heads: Heads, turn: _Turn) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where nothing is differentiated; the input is used up."""
+    width = y_TND.shape[-1]
+    is_whole = width % (2 * LANES) == 0 and turn.cos_T1D.shape[-1] == width
+    if not is_whole or not rows.are_suited(y_TND, *turn):
+        return _split(y_TND, heads, turn)[0]
+    num_turned = heads.num_queries + heads.num_keys
+    norm = None if heads.norm is None else (heads.norm.scale, heads.norm.floor)
+    rows.turn(y_TND, num_turned, norm, (turn.cos_T1D, turn.sin_T1D))
+    q_THD, k_TGD, v_TGD = y_TND.split(heads.sizes, dim=1)
+    return q_THD, k_TGD, v_TGD
+
+
 class _Turned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_TND: Tensor, heads: _Heads, turn: _Turn) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, y_TND: Tensor, heads: Heads, turn: _Turn) -> tuple[Tensor, ...]:
         parts, size_TA1 = _split(y_TND, heads, turn)
         ctx.save_for_backward(y_TND if heads.norm is not None else None, size_TA1, *turn)
         ctx.heads = heads

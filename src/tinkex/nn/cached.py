@@ -52,8 +52,8 @@ class CachedAttention:
     """
 
     def __init__(self, parts: Sequence[Part], order: Tensor | None = None) -> None:
-        self._parts = parts
-        self._order = order
+        self.parts = parts
+        self.order = order
         self._back = torch.argsort(order) if order is not None else None
 
     def attend(
@@ -63,17 +63,17 @@ class CachedAttention:
         if self._back is not None:
             q_HTD, k_GTD, v_GTD = (_ordered(x, self._back) for x in (q_HTD, k_GTD, v_GTD))
         out_THD = self._in_parts(layer, q_HTD, k_GTD, v_GTD, how)
-        if self._order is None:
+        if self.order is None:
             return out_THD
-        return _ordered(out_THD.transpose(0, 1), self._order).transpose(0, 1)
+        return _ordered(out_THD.transpose(0, 1), self.order).transpose(0, 1)
 
     def _in_parts(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options
     ) -> Tensor:
-        if len(self._parts) == 1:
-            return self._parts[0].attend(layer, q_HTD, k_GTD, v_GTD, how)
+        if len(self.parts) == 1:
+            return self.parts[0].attend(layer, q_HTD, k_GTD, v_GTD, how)
         outs, start = [], 0
-        for part in self._parts:
+        for part in self.parts:
             mine = slice(start, start + part.num_rows)
             outs.append(part.attend(layer, q_HTD[:, mine], k_GTD[:, mine], v_GTD[:, mine], how))
             start = mine.stop
@@ -114,6 +114,17 @@ class SampleRows:
     def num_rows(self) -> int:
         """One per sample."""
         return len(self._lengths)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all that is seen lies in the block."""
+        return self._shared is None
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Where keys, values and lengths lie, and how many tokens a slot can hold."""
+        keys, values = (int(row.ctypes.data) for row in self._block.addresses)
+        return keys, values, self._lengths_at, self._block.capacity
 
     def attend(
         self, layer: int, q_HND: Tensor, k_GND: Tensor, v_GND: Tensor, how: Options

@@ -25,9 +25,10 @@ class Frozen:
     def __init__(self, weight_KN: Tensor, bias_N: Tensor | None) -> None:
         self.shape_KN = weight_KN.shape
         self.num_bytes = weight_KN.nbytes
-        self._bias_N = bias_N
-        self._panels = Panels(weight_KN) if is_suited(weight_KN) else None
-        self._weight_KN = None if self._panels is not None else weight_KN.contiguous()
+        self.bias_N = bias_N
+        self.panels = Panels(weight_KN) if is_suited(weight_KN) else None
+        """The weight for our own kernels; None where torch computes."""
+        self._weight_KN = None if self.panels is not None else weight_KN.contiguous()
         self._back: Panels | None = None
         self._packed: Tensor | None = None
 
@@ -41,8 +42,8 @@ class Frozen:
     @property
     def weight_KN(self) -> Tensor:
         """The weight, inputs first; a copy if it lies in panels."""
-        if self._panels is not None:
-            return self._panels.weight_KN()
+        if self.panels is not None:
+            return self.panels.weight_KN()
         assert self._weight_KN is not None
         return self._weight_KN
 
@@ -54,7 +55,7 @@ class Frozen:
     def copy(self) -> None:
         """Keep a second copy of the weight: for the way back, or without panels for few rows."""
         weight_KN = self.weight_KN
-        if self._panels is not None:
+        if self.panels is not None:
             self._back = Panels(weight_KN.t())
             return
         is_plain = weight_KN.dtype == torch.float32 and weight_KN.device.type == "cpu"
@@ -63,15 +64,15 @@ class Frozen:
 
     def forward(self, x_MK: Tensor) -> Tensor:
         """x W + b, in a new tensor; how it is computed depends on the number of rows alone."""
-        if self._panels is not None:
-            return self._panels.product(x_MK, self._bias_N)
+        if self.panels is not None:
+            return self.panels.product(x_MK, self.bias_N)
         if self._packed is not None and len(x_MK) in _FEW_ROWS:
             onednn = torch.ops.mkldnn._linear_pointwise
-            y_MN: Tensor = onednn(x_MK, self._packed, self._bias_N, "none", [], "")
+            y_MN: Tensor = onednn(x_MK, self._packed, self.bias_N, "none", [], "")
             return y_MN
-        if self._bias_N is None:
+        if self.bias_N is None:
             return torch.mm(x_MK, self.weight_KN)
-        return torch.addmm(self._bias_N, x_MK, self.weight_KN)
+        return torch.addmm(self.bias_N, x_MK, self.weight_KN)
 
     def pull(self, dy_MN: Tensor) -> Tensor:
         """dy W^T, in a new tensor."""

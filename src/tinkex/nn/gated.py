@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tinkex.nn.linear import GroupMember, LinearGroup
+from tinkex.nn.native import rows
+from tinkex.nn.native.library import LANES
 
 _aten = torch.ops.aten
 
@@ -51,18 +53,25 @@ class GatedMlp(nn.Module):
 
     def __init__(self, into: LinearGroup, out: LinearGroup, activation: Activation) -> None:
         super().__init__()
-        self._into, self._out = into, out
+        self.into, self.out = into, out
         self._activation = activation
+
+    @property
+    def is_silu(self) -> bool:
+        """Whether it gates by silu, as nearly all do."""
+        return self._activation.run is _silu
 
     def forward(self, x: Tensor) -> Tensor:
         """What the MLP makes of its input."""
-        both = self._into.outputs(x)
+        both = self.into.outputs(x)
         if torch.is_grad_enabled() and both.requires_grad:
             inner = _Gated.apply(both, self._activation)  # type: ignore[no-untyped-call]
+        elif self.is_silu and both.shape[-1] % (2 * LANES) == 0 and rows.are_suited(both):
+            inner = rows.gated(both)
         else:
             gate, up = both.chunk(2, dim=-1)
             inner = self._activation.run(gate).mul_(up)
-        return self._out.outputs(inner)
+        return self.out.outputs(inner)
 
 
 class _Gated(torch.autograd.Function):

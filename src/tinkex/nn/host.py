@@ -8,13 +8,15 @@ Shape letters: T rows, D hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinkex.nn import attention, remembering
+from tinkex.nn.decoding import Decoding, proven
 from tinkex.nn.experts import Experts, is_table, sites_of
 from tinkex.nn.head import Head, find_head
 from tinkex.nn.linear import GroupMember, LinearGroup
@@ -22,7 +24,7 @@ from tinkex.nn.running import Pass, running
 from tinkex.nn.sites import Part, Site
 from tinkex.nn.survey import Group, Survey, children
 from tinkex.nn.trial import LENGTHS, Trial
-from tinkex.nn.twins import replace_blocks, replace_norms
+from tinkex.nn.twins import replace_blocks, replace_small
 
 
 class Host:
@@ -39,6 +41,7 @@ class Host:
         self._model = model
         self._decoder: Any = model.get_decoder()
         self._decoder.config._attn_implementation = attention.NAME
+        self._decoding: Decoding | None = None
         self.sites: list[Site] = []
         """Where adapters have pairs; a pair's index here is its site's number."""
         groups = self._install(survey)
@@ -49,9 +52,10 @@ class Host:
                 one.copy()
                 packed_bytes -= one.num_bytes if one.has_copy else 0
         how = trial.check(self)
-        replace_norms(children(model, [self._decoder]), lambda: trial.run(self))
+        replace_small(children(model, [self._decoder]), lambda: trial.run(self))
         replace_blocks(children(model, survey.layers), how, lambda: trial.run(self))
         trial.check(self)
+        self._decoding = self._all_at_once(survey.layers)
 
     @property
     def config(self) -> Any:
@@ -100,6 +104,10 @@ class Host:
         To save memory, a pass that is differentiated keeps what goes into each layer and computes
         the rest again on the way back.
         """
+        if self._decoding is not None:
+            step_TD = self._decoding.hidden(tokens_T, positions_T, this)
+            if step_TD is not None:
+                return step_TD
         with running(this, save_memory=save_memory):
             out = self._decoder(
                 input_ids=tokens_T.unsqueeze(0),
@@ -134,6 +142,10 @@ class Host:
         for index, name in enumerate(found.names):
             setattr(found.parent, name, GroupMember(group, index))
         return group
+
+    def _all_at_once(self, layers: Sequence[nn.Module]) -> Decoding | None:
+        found = Decoding.of(self._decoder, layers, self.vocab_size)
+        return found if found is not None and proven(found, self.hidden) else None
 
     def _take_head(self) -> Head:
         linear = find_head(self._model)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -65,6 +67,7 @@ class Block:
 
     def __init__(self, kind: Kind, num_slots: int, capacity: int) -> None:
         self._kind = kind
+        self._addresses: npt.NDArray[np.int64] | None = None
         self.capacity = capacity
         self.num_slots = 0
         self.keys: list[Tensor] = [self._empty(0, s.num_heads, s.key_width) for s in kind.layers]
@@ -78,6 +81,14 @@ class Block:
         """How much memory it takes."""
         return self.num_slots * self.capacity * self._kind.token_bytes
 
+    @property
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """Where the keys of each layer lie, and below them the values."""
+        if self._addresses is None:
+            at = [[one.data_ptr() for one in tensors] for tensors in (self.keys, self.values)]
+            self._addresses = np.array(at, dtype=np.int64)
+        return self._addresses
+
     def resize(self, num_slots: int, num_kept: int) -> None:
         """Have more or fewer slots; the first few keep what they hold."""
         for tensors in (self.keys, self.values):
@@ -87,6 +98,7 @@ class Block:
                 new[:num_kept] = old[:num_kept]
                 tensors[index] = new
         self.num_slots = num_slots
+        self._addresses = None
 
     def fill(self, slot: int, stored: Stored, num_tokens: int) -> None:
         """Let a slot begin with a prompt."""

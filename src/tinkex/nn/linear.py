@@ -22,35 +22,35 @@ class LinearGroup:
     """Frozen linear maps of one input, side by side."""
 
     def __init__(self, site: int, members: Sequence[nn.Module]) -> None:
-        self._site = site
+        self.site = site
         self.sizes = [out_features(member) for member in members]
-        self._frozen = Frozen.joined(members)
+        self.frozen = Frozen.joined(members)
         # Autograd records an operation only if an input wants a gradient; adapters are no inputs.
         self._anchor = torch.zeros((), requires_grad=True)
 
     @property
     def in_features(self) -> int:
         """How many inputs there are."""
-        return self._frozen.shape_KN[0]
+        return self.frozen.shape_KN[0]
 
     @property
     def weights(self) -> Sequence[Tensor]:
         """The members' frozen weights, each (N_i, K)."""
-        return torch.split(self._frozen.weight_KN.t(), self.sizes)
+        return torch.split(self.frozen.weight_KN.t(), self.sizes)
 
     @property
     def num_bytes(self) -> int:
         """How much memory the frozen weights take, and a copy of them again."""
-        return self._frozen.num_bytes
+        return self.frozen.num_bytes
 
     @property
     def has_copy(self) -> bool:
         """Whether there is a second copy of the weights."""
-        return self._frozen.has_copy
+        return self.frozen.has_copy
 
     def copy(self) -> None:
         """Keep a second copy of the weights, with which some products are faster."""
-        self._frozen.copy()
+        self.frozen.copy()
 
     def output(self, index: int, x: Tensor) -> Tensor:
         """What one member makes of its input; nothing is kept once all have asked."""
@@ -72,21 +72,21 @@ class LinearGroup:
         if not torch.is_grad_enabled():
             y_MN, _ = self.forward(x.reshape(-1, x.shape[-1]), rows)
             return y_MN.view(*x.shape[:-1], -1)
-        anchor = self._anchor if rows.is_trained(self._site) else None
+        anchor = self._anchor if rows.is_trained(self.site) else None
         y: Tensor = _Differentiated.apply(x, anchor, self, rows)  # type: ignore[no-untyped-call]
         return y
 
     def forward(self, x_MK: Tensor, rows: LowRankRows) -> tuple[Tensor, Sequence[Tensor | None]]:
         """The outputs of all members, and what `pull` needs of the low-rank part."""
-        y_MN = self._frozen.forward(x_MK)
-        return y_MN, rows.add(self._site, x_MK, y_MN) or ()
+        y_MN = self.frozen.forward(x_MK)
+        return y_MN, rows.add(self.site, x_MK, y_MN) or ()
 
     def pull(
         self, rows: LowRankRows, x_MK: Tensor, dy_MN: Tensor, kept: Any, *, with_input: bool
     ) -> Tensor | None:
         """Gather the adapters' gradients; returns the input's if it is wanted."""
-        dx_MK = self._frozen.pull(dy_MN) if with_input else None
-        rows.pull(self._site, x_MK, dy_MN, kept, dx_MK)
+        dx_MK = self.frozen.pull(dy_MN) if with_input else None
+        rows.pull(self.site, x_MK, dy_MN, kept, dx_MK)
         return dx_MK
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinkex.nn.native import rows
+
 
 class RmsNorm(nn.Module):
     """A norm with fixed weights: (K,), or (heads, K) for a weight of each head's own."""
@@ -22,25 +24,28 @@ class RmsNorm(nn.Module):
         super().__init__()
         width = weight.shape[-1]
         self.weight, self.eps = weight, eps
-        self._scale = weight * sqrt(width)
-        self._floor = torch.tensor(sqrt(width * eps), device=weight.device)
+        self.scale = weight * sqrt(width)
+        self.floor = width * eps
+        self._floor_root = torch.tensor(sqrt(self.floor), device=weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """The normed input, in a new tensor."""
         if torch.is_grad_enabled() and x.requires_grad:
             y: Tensor = _Differentiated.apply(x, self)  # type: ignore[no-untyped-call]
             return y
+        if self.scale.ndim == 1 and rows.are_suited(x, self.scale):
+            return rows.normed(x, self.scale, self.floor)
         return self.normed(x)[0]
 
     def normed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normed input, and the size of each row."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        size = torch.hypot(size, self._floor)
-        return torch.div(x, size).mul_(self._scale), size
+        size = torch.hypot(size, self._floor_root)
+        return torch.div(x, size).mul_(self.scale), size
 
     def pull(self, x: Tensor, size: Tensor, dy: Tensor) -> Tensor:
         """The input's gradient, in a new tensor."""
-        dx = dy * self._scale
+        dx = dy * self.scale
         along = torch.linalg.vecdot(dx, x).unsqueeze(-1).div_(size).div_(size)
         return dx.addcmul_(x, along, value=-1.0).div_(size)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from tinkex.nn.angles import angle_twins
 from tinkex.nn.attending import attention_twins
 from tinkex.nn.gated import mlp_twins
 from tinkex.nn.norms import norm_twins
@@ -26,9 +27,9 @@ class _Pair(NamedTuple):
     twin: nn.Module
 
 
-def replace_norms(found: Iterable[Child], run: Callable[[], object]) -> None:
-    """Replace norms; `run` runs the model."""
-    _replace(found, norm_twins, run)
+def replace_small(found: Iterable[Child], run: Callable[[], object]) -> None:
+    """Replace norms, and what makes angles of positions; `run` runs the model."""
+    _replace(found, lambda module: norm_twins(module) or angle_twins(module), run)
 
 
 def replace_blocks(
@@ -79,7 +80,8 @@ def _is_same(
         return False
     tolerance = _TOLERANCE if expected.dtype == torch.float32 else _COARSE_TOLERANCE
     off = (found - expected).abs().max() <= tolerance * expected.abs().max()
-    return found.shape == expected.shape and bool(off)
+    is_alike = found.shape == expected.shape and found.dtype == expected.dtype
+    return is_alike and bool(off)
 
 
 def _first(answer: Any) -> Tensor:

@@ -306,8 +306,8 @@ def test_packed_copies_stay_within_their_memory() -> None:
     def packed(num_bytes: int) -> int:
         host = Host(build("llama"), packed_bytes=num_bytes)
         groups = {m.group for m in host.model.modules() if isinstance(m, GroupMember)}
-        groups |= {m._into for m in host.model.modules() if isinstance(m, (Attending, GatedMlp))}
-        groups |= {m._out for m in host.model.modules() if isinstance(m, (Attending, GatedMlp))}
+        groups |= {m.into for m in host.model.modules() if isinstance(m, (Attending, GatedMlp))}
+        groups |= {m.out for m in host.model.modules() if isinstance(m, (Attending, GatedMlp))}
         head = host.head.num_bytes if host.head.has_copy else 0
         return head + sum(one.num_bytes for one in groups if one.has_copy)
 

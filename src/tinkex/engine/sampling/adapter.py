@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tinkex.nn.sampled import SampledPair, sampled_pairs
+from tinkex.nn.sampled import SampledPairs, sampled_pairs
 from tinkex.nn.sites import LowRank
 
 
@@ -23,7 +23,7 @@ class SamplerAdapter:
     """The pairs by site."""
     dtype: torch.dtype = torch.float32
     """What the base model computes with."""
-    pairs: Sequence[SampledPair | None] = field(init=False, repr=False)
+    pairs: SampledPairs = field(init=False, repr=False)
     """The pairs again, ready to be added to rows."""
 
     def __post_init__(self) -> None:

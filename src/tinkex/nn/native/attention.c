@@ -6,21 +6,13 @@
 #include <math.h>
 
 #include "lanes.h"
+#include "sharing.h"
 
 enum {
     TILE = 64,       /* tokens whose scores are known before their values are read */
     MAX_WIDTH = 256, /* of a head */
     FEW = 1 << 17    /* products that are done sooner than a second thread wakes up */
 };
-
-typedef struct {
-    const float *keys;
-    const float *values;
-    long num_tokens;
-    long key_width;
-    long value_width;
-    float scale;
-} sight;
 
 static inline float dot(const float *a, const float *b, long width)
 {
@@ -58,7 +50,7 @@ static float weigh(float *scores, float top)
 }
 
 /* What one query sees; returns the logarithm of the total weight. */
-static float look(const sight *seen, const float *query, float *out)
+float look(const sight *seen, const float *query, float *out)
 {
     float weights[TILE], top = -INFINITY, total = 0.0f;
     float sums[MAX_WIDTH] = {0};

@@ -16,9 +16,12 @@ LOG = get_logger(__name__)
 _COMPILERS = ("cc", "gcc", "clang")
 #: For this very processor: what is compiled never leaves the process.
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymbolic")
-_SOURCES = ("products.c", "attention.c")
+_SOURCES = ("products.c", "attention.c", "rows.c", "decoding.c")
 _TIMEOUT_SECONDS = 60
 _HERE = Path(__file__).parent
+
+#: The kernels take so many numbers at a time.
+LANES = 8
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
@@ -85,4 +88,19 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
         *(_LONG,) * 7,
         *(ctypes.c_float, _POINTER, _POINTER, _INT),
     ]
+    _declare_rows(found)
     return found
+
+
+def _declare_rows(found: ctypes.CDLL) -> None:
+    norm = (_POINTER, ctypes.c_float)
+    found.norm_rows.restype = found.turn_rows.restype = found.gate_rows.restype = None
+    found.norm_rows.argtypes = [_POINTER, *norm, _LONG, _LONG, _POINTER, _INT]
+    found.turn_rows.argtypes = [_POINTER, *(_LONG,) * 4, *norm, _POINTER, _POINTER, _INT]
+    found.gate_rows.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _INT]
+    found.run_step.restype = _INT
+    found.run_step.argtypes = [
+        *(_POINTER, _POINTER, _LONG, _POINTER, _LONG),
+        *(_POINTER,) * 6,
+        _INT,
+    ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tinkex.nn.native.library import library
+from tinkex.nn.native.steps import Pair
 
 #: Columns of a panel, as the kernels have it.
 WIDTH = 16
@@ -78,6 +79,11 @@ class LowRankPanels:
         self._sizes = (ctypes.c_long * num)(*(up.num_outputs for up in self._ups))
         self._num_outputs = sum(up.num_outputs for up in self._ups)
         self.num_bytes = sum(one.num_bytes for one in (self._down, *self._ups))
+
+    def described(self) -> Pair:
+        """As the kernel of a whole step reads it, for as long as this is here."""
+        ups, sizes = ctypes.addressof(self._addresses), ctypes.addressof(self._sizes)
+        return Pair(self._down.address, ups, sizes, self._ups[0].num_inputs, len(self._ups))
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add the low-rank part of all maps to y."""

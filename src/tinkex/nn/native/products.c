@@ -9,9 +9,9 @@
 #include <string.h>
 
 #include "lanes.h"
+#include "sharing.h"
 
 enum {
-    PANEL = 2 * LANES,
     ROWS = 6,      /* as many as have their sums in registers */
     STRETCH = 256, /* inputs that are summed up before they join the total: small errors, too */
     TILE = 16 * ROWS,
@@ -136,44 +136,49 @@ static void multiply_tile(task one, long rows)
     }
 }
 
+/* The columns of some panels; see `multiply`. */
+void multiply_some(const float *x, long x_stride, const float *panels, const float *start,
+                   long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
+                   part mine)
+{
+    float gathered[TILE * STRETCH]; /* each thread has its own, so that none waits */
+    for (long top = 0; top < rows; top += TILE) {
+        long tile = rows - top < TILE ? rows - top : TILE;
+        for (long from = 0; from < inputs; from += STRETCH) {
+            long stretch = inputs - from < STRETCH ? inputs - from : STRETCH;
+            const float *some = x + top * x_stride + from;
+            int is_gathered = tile > ROWS;
+            if (is_gathered && mine.first < mine.last)
+                gather(some, x_stride, tile, stretch, gathered);
+            for (long p = mine.first; p < mine.last; p++) {
+                long at = p * PANEL;
+                float *to = y + top * y_stride + at;
+                task one = {
+                    .x = is_gathered ? gathered : some,
+                    .row_step = x_stride,
+                    .is_gathered = is_gathered,
+                    .panel = panels + at * inputs + from * PANEL,
+                    .inputs = stretch,
+                    .start = from ? to : start ? start + top * start_stride + at : 0,
+                    .start_stride = from ? y_stride : start_stride,
+                    .y = to,
+                    .y_stride = y_stride,
+                    .width = outputs - at < PANEL ? outputs - at : PANEL,
+                };
+                multiply_tile(one, tile);
+            }
+        }
+    }
+}
+
 /* y = start + x w, for x (rows, inputs), w (inputs, outputs) in panels, y (rows, outputs). */
 void multiply(const float *x, long x_stride, const float *panels, const float *start,
               long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
               int threads)
 {
-    long num_panels = (outputs + PANEL - 1) / PANEL;
 #pragma omp parallel num_threads(threads) if (threads > 1 && rows * inputs * outputs >= FEW)
-    {
-        float gathered[TILE * STRETCH]; /* each thread has its own, so that none waits */
-        for (long top = 0; top < rows; top += TILE) {
-            long tile = rows - top < TILE ? rows - top : TILE;
-            for (long from = 0; from < inputs; from += STRETCH) {
-                long stretch = inputs - from < STRETCH ? inputs - from : STRETCH;
-                const float *mine = x + top * x_stride + from;
-                int is_gathered = tile > ROWS;
-                if (is_gathered)
-                    gather(mine, x_stride, tile, stretch, gathered);
-#pragma omp for schedule(static) nowait
-                for (long p = 0; p < num_panels; p++) {
-                    long at = p * PANEL;
-                    float *to = y + top * y_stride + at;
-                    task one = {
-                        .x = is_gathered ? gathered : mine,
-                        .row_step = x_stride,
-                        .is_gathered = is_gathered,
-                        .panel = panels + at * inputs + from * PANEL,
-                        .inputs = stretch,
-                        .start = from ? to : start ? start + top * start_stride + at : 0,
-                        .start_stride = from ? y_stride : start_stride,
-                        .y = to,
-                        .y_stride = y_stride,
-                        .width = outputs - at < PANEL ? outputs - at : PANEL,
-                    };
-                    multiply_tile(one, tile);
-                }
-            }
-        }
-    }
+    multiply_some(x, x_stride, panels, start, start_stride, y, y_stride, rows, inputs, outputs,
+                  my_part(num_panels(outputs)));
 }
 
 /* y += x down up, where each of several maps has its own `rank` columns of down, its own up, and

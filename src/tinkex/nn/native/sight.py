@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tinkex.nn.native.library import library
+from tinkex.nn.native.library import LANES, library
 from tinkex.nn.running import Options
 
-#: The kernel takes so many numbers at a time, and heads up to a size.
-_LANES, _MAX_WIDTH = 8, 256
+#: The kernel takes heads up to a size.
+MAX_WIDTH = 256
 
 
 def can_see(tensors: Sequence[Tensor], how: Options) -> bool:
@@ -23,7 +23,7 @@ def can_see(tensors: Sequence[Tensor], how: Options) -> bool:
     return (
         how.softcap is None
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
-        and all(width % _LANES == 0 and width <= _MAX_WIDTH for width in widths)
+        and all(width % LANES == 0 and width <= MAX_WIDTH for width in widths)
         and library() is not None
     )
 

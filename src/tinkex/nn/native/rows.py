@@ -1,0 +1,60 @@
+"""What is done to rows between products, by our own kernels, where nothing is differentiated.
+
+Shape letters: M rows, K numbers of a row, N heads, D head width, I inner width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tinkex.nn.native.library import LANES, library
+
+
+def are_suited(*tensors: Tensor) -> bool:
+    """Whether the kernels read these, whose last widths are what they take at a time."""
+    return (
+        all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+        and all(x.shape[-1] % LANES == 0 and x.is_contiguous() for x in tensors)
+        and library() is not None
+    )
+
+
+def normed(x: Tensor, scale_K: Tensor, floor: float) -> Tensor:
+    """x / sqrt(|x|^2 + floor) * scale, in a new tensor."""
+    found = library()
+    assert found is not None
+    y = torch.empty_like(x)
+    width = x.shape[-1]
+    found.norm_rows(
+        *(x.data_ptr(), scale_K.data_ptr(), floor),
+        *(x.numel() // width, width, y.data_ptr(), torch.get_num_threads()),
+    )
+    return y
+
+
+def turn(
+    x_MND: Tensor, num_turned: int, norm: tuple[Tensor, float] | None, angles: tuple[Tensor, Tensor]
+) -> None:
+    """Norm and turn the first heads in place; `angles` are cosines and sines of each row."""
+    found = library()
+    assert found is not None
+    scale_ND, floor = norm or (None, 0.0)
+    found.turn_rows(
+        *(x_MND.data_ptr(), x_MND.stride(0), x_MND.shape[0], num_turned, x_MND.shape[2]),
+        *(0 if scale_ND is None else scale_ND.data_ptr(), floor),
+        *(angles[0].data_ptr(), angles[1].data_ptr(), torch.get_num_threads()),
+    )
+
+
+def gated(both: Tensor) -> Tensor:
+    """silu(gate) * up of gates and ups behind each other, in a new tensor."""
+    found = library()
+    assert found is not None
+    width = both.shape[-1] // 2
+    y = both.new_empty(*both.shape[:-1], width)
+    found.gate_rows(
+        *(both.data_ptr(), both.numel() // (2 * width), width, y.data_ptr()),
+        torch.get_num_threads(),
+    )
+    return y
