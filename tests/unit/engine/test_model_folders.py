@@ -97,10 +97,18 @@ def test_a_tokenizer_is_seen(tmp_path: Path, name: str) -> None:
 
 def test_no_folder_a_file_and_an_empty_folder(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == f"there is no folder {tmp_path / 'none'}"
-    (tmp_path / "model.gguf").write_text("GGUF")
-    assert "is a file" in refusal(tmp_path / "model.gguf")
-    assert "GGUF files are not read" in refusal(tmp_path / "model.gguf")
+    (tmp_path / "model.bin").write_text("weights")
+    assert "is a file" in refusal(tmp_path / "model.bin")
     assert "has no config.json" in refusal(tmp_path)
+
+
+def test_a_gguf_file_says_how_it_is_converted(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text("GGUF")
+    for place, words in ((path, f"`tinkex model add NAME {path}`"), (tmp_path, str(path))):
+        with pytest.raises(UnusableModel) as refused:
+            read_folder(place)
+        assert words in (refused.value.hint or "")
 
 
 def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:

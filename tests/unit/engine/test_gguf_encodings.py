@@ -1,0 +1,70 @@
+"""Packed tensors: the numbers are, bit for bit, those that the format's makers unpack."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.engine.models.gguf.encodings import ENCODINGS, name_of
+
+KINDS = st.sampled_from(sorted(ENCODINGS))
+
+
+@pytest.mark.parametrize("kind", sorted(ENCODINGS), ids=lambda kind: ENCODINGS[kind].name)
+def test_names_and_sizes_are_those_of_the_format(kind: int) -> None:
+    encoding, theirs = ENCODINGS[kind], gguf.GGMLQuantizationType(kind)
+    assert encoding.name == theirs.name
+    assert (encoding.block, encoding.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
+
+
+def test_all_that_was_promised_is_read() -> None:
+    names = {encoding.name for encoding in ENCODINGS.values()}
+    assert names >= {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"}
+
+
+@settings(deadline=None)
+@given(kind=KINDS, num_blocks=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_any_bytes_become_the_very_same_numbers(kind: int, num_blocks: int, seed: int) -> None:
+    encoding = ENCODINGS[kind]
+    dice = np.random.default_rng(seed)
+    raw = dice.integers(0, 256, (num_blocks, encoding.block_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        ours = np.ascontiguousarray(encoding.decode(raw))
+        theirs = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(kind))
+    theirs = theirs.astype(np.float32).reshape(ours.shape)
+    assert ours.dtype == np.float32
+    assert ours.shape == (num_blocks, encoding.block)
+    is_number = ~np.isnan(theirs)
+    assert np.array_equal(is_number, ~np.isnan(ours))
+    assert np.array_equal(ours.view(np.uint32)[is_number], theirs.view(np.uint32)[is_number])
+
+
+def test_a_block_of_four_bits_by_hand() -> None:
+    """What the definition says: scale, minimum, lower halves of the bytes, upper halves."""
+    scale, minimum = np.float16(0.5), np.float16(-3.0)
+    packed = bytes((number + 1) % 16 << 4 | number for number in range(16))
+    raw = np.frombuffer(scale.tobytes() + minimum.tobytes() + packed, np.uint8)
+    lower = [0.5 * number - 3 for number in range(16)]
+    upper = [0.5 * ((number + 1) % 16) - 3 for number in range(16)]
+    assert ENCODINGS[3].decode(raw[None]).tolist() == [lower + upper]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, each in ENCODINGS.items() if each.is_plain])
+def test_plain_numbers_are_called_as_in_safetensors(kind: int) -> None:
+    assert ENCODINGS[kind].dtype == ENCODINGS[kind].name
+
+
+def test_packed_numbers_become_float32_which_loses_nothing() -> None:
+    packed = [each for each in ENCODINGS.values() if not each.is_plain]
+    assert {each.dtype for each in packed} == {"F32"}
+
+
+def test_what_is_not_read_has_its_name() -> None:
+    assert name_of(gguf.GGMLQuantizationType.IQ2_XXS) == "IQ2_XXS"
+    assert name_of(999) == "type 999"
+    for theirs in gguf.GGMLQuantizationType:
+        if theirs not in ENCODINGS:
+            assert name_of(theirs) in (theirs.name, f"type {int(theirs)}")
