@@ -14,6 +14,7 @@
 enum {
     ROWS = 6,      /* as many as have their sums in registers */
     STRETCH = 256, /* inputs that are summed up before they join the total: small errors, too */
+    STEP = STRETCH + LANES, /* to the next of gathered rows: at another place in the cache */
     TILE = 16 * ROWS,
     AHEAD = 16 * PANEL,
     FEW = 1 << 19 /* products that are done sooner than a second thread wakes up */
@@ -23,7 +24,7 @@ enum {
 typedef struct {
     const float *x;
     long row_step;
-    int is_gathered; /* each input of a group of rows side by side */
+    int is_gathered; /* the next row is STEP away */
     const float *panel;
     long inputs;
     const float *start; /* what the sums are added to, or null */
@@ -57,14 +58,13 @@ static inline void end(const task *one, int row, const lanes total[2])
 
 /* The number of rows and the step from one to the next are constants wherever this is inlined. */
 static inline __attribute__((always_inline)) void by_panel(const task *one, const int rows,
-                                                          const long row_step,
-                                                          const long input_step)
+                                                          const long row_step)
 {
     lanes sum[ROWS][2];
     for (int i = 0; i < rows; i++)
         sum[i][0] = sum[i][1] = (lanes){0};
     const float *x = one->x, *weight = one->panel;
-    for (long k = 0; k < one->inputs; k++, weight += PANEL, x += input_step) {
+    for (long k = 0; k < one->inputs; k++, weight += PANEL, x++) {
         __builtin_prefetch(weight + AHEAD);
         lanes left = load(weight), right = load(weight + LANES);
         IN_REGISTER(left);
@@ -90,9 +90,9 @@ static void multiply_task(const task *one, long rows)
 #define CASE(num)                                                                                  \
     case num:                                                                                      \
         if (one->is_gathered)                                                                      \
-            by_panel(one, num, 1, num);                                                            \
+            by_panel(one, num, STEP);                                                              \
         else                                                                                       \
-            by_panel(one, num, one->row_step, 1);                                                  \
+            by_panel(one, num, one->row_step);                                                     \
         break;
         CASE(1)
         CASE(2)
@@ -109,17 +109,11 @@ static inline long group_size(long rows, long groups) { return (rows + groups - 
 
 static inline long num_groups(long rows) { return group_size(rows, ROWS); }
 
-/* Write a stretch of rows group by group, each input of a group's rows side by side. */
+/* Copy a stretch of rows to where the next row is always as far away. */
 static void gather(const float *x, long x_stride, long rows, long inputs, float *to)
 {
-    for (long groups = num_groups(rows); groups > 0; groups--) {
-        long mine = group_size(rows, groups);
-        for (long k = 0; k < inputs; k++)
-            for (long i = 0; i < mine; i++)
-                *to++ = x[i * x_stride + k];
-        x += mine * x_stride;
-        rows -= mine;
-    }
+    for (long i = 0; i < rows; i++)
+        memcpy(to + i * STEP, x + i * x_stride, inputs * sizeof(float));
 }
 
 /* All rows of a tile by a part of a panel. */
@@ -128,7 +122,7 @@ static void multiply_tile(task one, long rows)
     for (long groups = num_groups(rows); groups > 0; groups--) {
         long mine = group_size(rows, groups);
         multiply_task(&one, mine);
-        one.x += one.is_gathered ? mine * one.inputs : mine * one.row_step;
+        one.x += mine * (one.is_gathered ? STEP : one.row_step);
         one.y += mine * one.y_stride;
         if (one.start)
             one.start += mine * one.start_stride;
@@ -141,7 +135,7 @@ void multiply_some(const float *x, long x_stride, const float *panels, const flo
                    long start_stride, float *y, long y_stride, long rows, long inputs, long outputs,
                    part mine)
 {
-    float gathered[TILE * STRETCH]; /* each thread has its own, so that none waits */
+    float gathered[TILE * STEP]; /* each thread has its own, so that none waits */
     for (long top = 0; top < rows; top += TILE) {
         long tile = rows - top < TILE ? rows - top : TILE;
         for (long from = 0; from < inputs; from += STRETCH) {
@@ -226,14 +220,14 @@ typedef struct {
 static void gather_rows(const job *one, long top, long tile, long from, long inputs, float *to)
 {
     const float *a = one->a + top * one->a_row + from * one->a_input;
-    for (long groups = num_groups(tile); groups > 0; groups--) {
-        long mine = group_size(tile, groups);
+    if (one->a_input == 1)
+        for (long i = 0; i < tile; i++)
+            for (long k = 0; k < inputs; k++)
+                to[i * STEP + k] = one->scale * a[i * one->a_row + k];
+    else
         for (long k = 0; k < inputs; k++)
-            for (long i = 0; i < mine; i++)
-                *to++ = one->scale * a[i * one->a_row + k * one->a_input];
-        a += mine * one->a_row;
-        tile -= mine;
-    }
+            for (long i = 0; i < tile; i++)
+                to[i * STEP + k] = one->scale * a[i * one->a_row + k * one->a_input];
 }
 
 static void gather_panel(const job *one, long from, long inputs, long at, long width, float *to)
@@ -252,7 +246,7 @@ static void gather_panel(const job *one, long from, long inputs, long at, long w
 
 static void run_job(const job *one)
 {
-    float rows[TILE * STRETCH], panel[STRETCH * PANEL];
+    float rows[TILE * STEP], panel[STRETCH * PANEL];
     for (long top = 0; top < one->rows; top += TILE) {
         long tile = one->rows - top < TILE ? one->rows - top : TILE;
         for (long from = 0; from < one->inputs; from += STRETCH) {
