@@ -23,8 +23,8 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.ready
-	$(BIN)/ruff check --fix src tests examples benchmarks docs
-	$(BIN)/ruff format src tests examples benchmarks docs
+	$(BIN)/ruff check --fix src tests trainer examples benchmarks docs
+	$(BIN)/ruff format src tests trainer examples benchmarks docs
 
 # torch goes first, alone and pinned: a later resolution must not pull another build.
 $(VENV)/.ready: pyproject.toml constraints.txt

@@ -5,8 +5,8 @@ cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
 run() { printf '\n== %s\n' "$*"; "$@"; }
 
-run "$bin/ruff" check src tests examples benchmarks docs
-run "$bin/ruff" format --check src tests examples benchmarks docs
+run "$bin/ruff" check src tests trainer examples benchmarks docs
+run "$bin/ruff" format --check src tests trainer examples benchmarks docs
 run "$bin/mypy"
 run "$bin/lint-imports" --no-cache
 run "$bin/deptry" src

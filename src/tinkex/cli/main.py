@@ -37,6 +37,9 @@ COMMANDS = {
     ),
     "key": Entry("tinkex.cli.commands.key:key", "Make, list and revoke keys of a server."),
     "model": Entry("tinkex.cli.commands.model:model", "Add, list and remove base models."),
+    "pipeline": Entry(
+        "tinkex.cli.commands.pipeline:pipeline", "Train a model from nothing, stage by stage."
+    ),
     "run": Entry("tinkex.cli.commands.run.group:run", "List training runs and sample from them."),
     "sample": Entry(
         "tinkex.cli.commands.run.sample:sample", "Sample from a base model or a checkpoint."

@@ -16,6 +16,7 @@ from tests.integration.cli.checkpoint.little_hub import TOKEN, LittleHub
 from tests.integration.cli.conftest import Done, Scene, Tinkex
 from tests.integration.cli.talking import make_service
 from tests.integration.conftest import BASE_MODEL, KEY
+from tests.integration.pipeline.run_scene import Scene as Pipeline
 from tests.integration.recipes.conftest import KINDS, write_data
 from tests.unit.engine.model_folders import write_folder
 from tinkex.cli.context import Context, Screen
@@ -82,6 +83,10 @@ EXAMPLES: dict[str, Example] = {
     "model info": local("model info mine", before="model add mine {folder}"),
     "model list": Example(words="model list"),
     "model remove": local("model remove mine", before="model add mine {folder}"),
+    "pipeline clean": local("pipeline clean --yes", before="pipeline run"),
+    "pipeline plot": local("pipeline plot sft", before="pipeline run"),
+    "pipeline run": local("pipeline run"),
+    "pipeline status": local("pipeline status", before="pipeline run"),
     "run info": Example(words="run info {run}"),
     "run list": Example(words="run list"),
     "run plot": Example(words="run plot {run}"),
@@ -181,6 +186,8 @@ def stage(
     write_folder(directory / "folder")
     for kind in KINDS:
         write_data(directory, kind)
+    for name, value in Pipeline(directory).environ.items():
+        monkeypatch.setenv(name, value)
     log = tmp_path / ".tinkex" / "logs" / "server.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\ntwo\n")

@@ -1,0 +1,174 @@
+"""`tinkex pipeline`: a base model from nothing, how far it is, and how it went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.context import Context, pass_context
+from tinkex.cli.errors import CliError
+from tinkex.cli.format import format_count
+from tinkex.cli.options import Argument, Group
+from tinkex.cli.output import announce, show
+from tinkex.cli.progress import tell
+
+if TYPE_CHECKING:
+    from tinkex.pipeline.config import PipelineConfig
+
+STAGES = ("tokenizer", "pretrain", "sft", "dpo", "r1")
+KINDS = (".png", ".svg", ".csv")
+
+
+def out_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option that says which pipeline is meant."""
+    return click.option(
+        "--out-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Where its stages are; OUT_DIR, or out, if not given.",
+    )(command)
+
+
+@click.group(cls=Group)
+def pipeline() -> None:
+    """Train a model from nothing, stage by stage."""
+
+
+@pipeline.command()
+@out_dir_option
+@click.option("--smoke-test", is_flag=True, help="A small model and few steps.")
+@click.option("--run-r1", is_flag=True, help="Train the reasoning stage too.")
+@click.option(
+    "--skip-pretrain", is_flag=True, help="Start SFT from PRETRAINED_PATH, or from what there is."
+)
+@click.option("--force-pretrain", is_flag=True, help="The same as --restart-from pretrain.")
+@click.option(
+    "--restart-from",
+    type=click.Choice(STAGES),
+    help="Throw away this stage and all later ones, and train them again.",
+)
+@pass_context
+def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
+    """Train a model from nothing: tokenizer, pretrain, SFT, DPO and, if asked, reasoning.
+
+    Run it again after an interruption, and it goes on where it stopped; a stage that is done is
+    skipped. Settings are variables: PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL and more.
+    """
+    from tinkex.pipeline.config import notes
+    from tinkex.pipeline.run.flags import RunFlags
+    from tinkex.pipeline.run.running import run_pipeline
+    from tinkex.pipeline.run.say import Voice
+
+    if flags.pop("force_pretrain"):
+        flags["restart_from"] = flags["restart_from"] or "pretrain"
+    if flags["skip_pretrain"] and flags["restart_from"] == "pretrain":
+        raise click.UsageError("--skip-pretrain and training pretrain again contradict each other.")
+    for note in notes():
+        tell(f"Note: {note}")
+    config = _config(out_dir, is_smoke=flags["smoke_test"])
+    voice = Voice(None if context.is_json else sys.stderr, keeps_stdout=True)
+    outcomes = run_pipeline(config, RunFlags(**flags), voice)
+    from tinkex.cli.output.pipeline import Results
+
+    show(context, Results(str(config.out_dir), outcomes))
+
+
+@pipeline.command()
+@out_dir_option
+@pass_context
+def status(context: Context, out_dir: Path | None) -> None:
+    """Show how far each stage is."""
+    from tinkex.cli.output.pipeline import Stages
+    from tinkex.pipeline.run.overview import look_over
+
+    place = _config(out_dir).out_dir
+    views = look_over(place)
+    if not views and not context.is_json:
+        tell(f"No stage has begun in {place}; `tinkex pipeline run` begins.")
+        return
+    show(context, Stages(str(place), views))
+    for view in views:
+        if view.stale:
+            tell(f"{view.stale}; `tinkex pipeline run --restart-from {view.stage}` trains it again")
+
+
+@pipeline.command()
+@out_dir_option
+@click.option(
+    "--from", "first", type=click.Choice(STAGES), help="Only this stage and those after it."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@pass_context
+def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) -> None:
+    """Remove all that the stages have made: checkpoints, models, metrics."""
+    from tinkex.cli.prompts import confirm
+    from tinkex.pipeline.run.clearing import clear, present
+    from tinkex.pipeline.run.lock import locked
+    from tinkex.pipeline.run.stages import from_stage
+
+    place = _config(out_dir).out_dir
+    found = present(from_stage(first or STAGES[0]), place)
+    names = [stage.name for stage in found]
+    if not names:
+        announce(context, f"There is nothing to remove in {place}", {"removed": []})
+        return
+    if not yes and not confirm(f"Remove {', '.join(names)} from {place}?"):
+        raise CliError("Nothing was removed", "Say y, or give --yes.")
+    with locked(place):
+        removed = clear(found, place)
+    announce(context, f"Removed {', '.join(removed)} from {place}", {"removed": removed})
+
+
+@pipeline.command()
+@click.argument("stage", type=click.Choice(STAGES[1:]), cls=Argument, summary="Which one.")
+@out_dir_option
+@click.option(
+    "--metric",
+    default="loss",
+    show_default=True,
+    metavar="NAME",
+    help="What to draw: loss, learning_rate, or another that the stage has told.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a picture (.png, .svg), or all numbers (.csv), instead of drawing here.",
+)
+@pass_context
+def plot(
+    context: Context, stage: str, out_dir: Path | None, metric: str, output: Path | None
+) -> None:
+    """Draw how a stage went."""
+    if output is not None and output.suffix.lower() not in KINDS:
+        raise click.BadParameter(
+            f"{output} is no {', '.join(KINDS[:-1])} or {KINDS[-1]} file.", param_hint="--output"
+        )
+    from tinkex.cli.output.pipeline import StagePlot, names_of
+    from tinkex.pipeline.run.overview import read_metrics
+
+    told = read_metrics(stage, _config(out_dir).out_dir)
+    known = names_of(told)
+    if metric not in known:
+        raise CliError(f"{stage} has no metric {metric!r}", f"It has: {', '.join(known)}.")
+    is_unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+    result = StagePlot(stage, metric, told, is_unicode=is_unicode)
+    if output is None:
+        show(context, result)
+        return
+    result.write(output.expanduser())
+    data = {"stage": stage, "metric": metric, "num_lines": len(told), "output": str(output)}
+    announce(context, f"Wrote {format_count(len(told), 'line')} to {output}", data)
+
+
+def _config(out_dir: Path | None, *, is_smoke: bool = False) -> PipelineConfig:
+    from tinkex.pipeline.config import read_config
+
+    config = read_config(is_smoke=is_smoke)
+    return config if out_dir is None else replace(config, out_dir=out_dir.expanduser())

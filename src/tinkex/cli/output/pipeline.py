@@ -1,0 +1,153 @@
+"""The stages of a pipeline, and their curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tinkex.cli.format import format_timestamp
+from tinkex.cli.output.base import Column, Output
+from tinkex.cli.output.plots import Plot
+from tinkex.cli.output.watching import format_number
+from tinkex.server.dashboard.curve import Point
+
+if TYPE_CHECKING:
+    from tinkex.pipeline.run.overview import StageView
+    from tinkex.pipeline.run.records import MetricChange
+    from tinkex.pipeline.run.report import Outcome
+
+
+def _change(metrics: Mapping[str, MetricChange]) -> str:
+    """A stage's own metric, before and after."""
+    for name, change in metrics.items():
+        return f"{name} {format_number(change.before)} -> {format_number(change.after)}"
+    return ""
+
+
+class Stages(Output):
+    """How far the stages of a directory are."""
+
+    def __init__(self, out_dir: str, views: Sequence[StageView]) -> None:
+        self._out_dir = out_dir
+        self._views = views
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that is known."""
+        import msgspec
+
+        stages = [msgspec.to_builtins(view) for view in self._views]
+        return {"out_dir": self._out_dir, "stages": stages}
+
+    def columns(self) -> Sequence[Column]:
+        """What people want to know first."""
+        names = (("Stage", 0), ("Status", 0), ("Step", 1), ("Saved", 3), ("Loss", 1))
+        more = (("Held out", 2), ("Changed", 4))
+        return [Column(name, rank) for name, rank in (*names, *more)]
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per stage."""
+        return [
+            [
+                view.stage,
+                f"{view.status}, stale" if view.stale else view.status,
+                "" if view.step is None else f"{view.step:,}",
+                "" if view.saved_step is None else f"{view.saved_step:,}",
+                "" if view.loss is None else format_number(view.loss),
+                _change(view.metrics),
+                format_timestamp(view.updated_at),
+            ]
+            for view in self._views
+        ]
+
+    def title(self) -> str:
+        """Where they are."""
+        return f"Pipeline in {self._out_dir}"
+
+
+class Results(Output):
+    """What came of a run."""
+
+    def __init__(self, out_dir: str, outcomes: Sequence[Outcome]) -> None:
+        self._out_dir = out_dir
+        self._outcomes = outcomes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stages with their results."""
+        import msgspec
+
+        stages = [
+            {"stage": one.stage, "action": one.action.value}
+            | (msgspec.to_builtins(one.result) if one.result is not None else {})
+            for one in self._outcomes
+        ]
+        return {"out_dir": self._out_dir, "stages": stages}
+
+    def columns(self) -> Sequence[Column]:
+        """Metrics before and after."""
+        names = (("Stage", 0), ("", 3), ("Metric", 0), ("Before", 0), ("After", 0))
+        more = (("Steps", 1), ("Tokens", 2), ("Seconds", 2))
+        return [Column(name, rank) for name, rank in (*names, *more)]
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per metric."""
+        from tinkex.pipeline.run.report import rows_of
+
+        return rows_of(self._outcomes)
+
+    def title(self) -> str:
+        """What they are."""
+        return "Results on held-out data"
+
+
+class StagePlot(Plot):
+    """One metric of a stage over its steps."""
+
+    def __init__(
+        self,
+        stage: str,
+        metric: str,
+        told: Sequence[Mapping[str, Any]],
+        *,
+        is_unicode: bool = True,
+    ) -> None:
+        super().__init__(stage, metric, [], is_unicode=is_unicode)
+        self._stage = stage
+        self._told = told
+
+    @property
+    def points(self) -> list[Point]:
+        """The steps that have the metric."""
+        return [
+            Point(row["step"], float(row[self._metric]))
+            for row in self._told
+            if is_number(row.get(self._metric))
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The points."""
+        points = [{"step": point.x, "value": point.y} for point in self.points]
+        return {"stage": self._stage, "metric": self._metric, "points": points}
+
+    def to_csv(self) -> bytes:
+        """All numbers of all lines."""
+        names = ["step", *names_of(self._told)]
+        text = io.StringIO()
+        out = csv.writer(text, lineterminator="\n")
+        out.writerow(names)
+        for row in self._told:
+            out.writerow([repr(row[name]) if is_number(row.get(name)) else "" for name in names])
+        return text.getvalue().encode()
+
+
+def names_of(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics that some line has a number for."""
+    found = (name for row in told for name, value in row.items() if is_number(value))
+    return [name for name in dict.fromkeys(found) if name != "step"]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value can be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,126 @@
+"""Conversations as ChatML: the text of each part, and whether it is the assistant's to learn.
+
+`TEMPLATE` says the same in Jinja, for whoever uses the finished model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+#: What a conversation is made of; no content may hold one of these.
+MARKS = (END_OF_TEXT, START, END)
+#: Tags that are one token each, and ordinary text to whoever reads an answer.
+TAGS = (
+    *("<think>", "</think>", "<answer>", "</answer>"),
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"),
+)
+ROLES = ("system", "user", "assistant", "tool")
+_TOOLS = (
+    "You may call these functions:\n<tools>\n{}\n</tools>\n"
+    'A call is <tool_call>{{"name": ..., "arguments": ...}}</tool_call>.'
+)
+
+TEMPLATE = """\
+{%- set first = 0 -%}
+{%- if tools -%}
+{{- '<|im_start|>system\\n' -}}
+{%- if messages[0].role == 'system' -%}
+{%- set first = 1 -%}
+{{- messages[0].content + '\\n\\n' -}}
+{%- endif -%}
+{{- 'You may call these functions:\\n<tools>\\n' -}}
+{%- for tool in tools -%}
+{{- tool | tojson -}}{{- '\\n' -}}
+{%- endfor -%}
+{{- '</tools>\\nA call is <tool_call>{"name": ..., "arguments": ...}</tool_call>.' -}}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages[first:] -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.role == 'tool' -%}
+{{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+{%- else -%}
+{%- if message.reasoning_content -%}
+{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>' + ((call.function or call) | tojson) + '</tool_call>' -}}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if enable_thinking is defined and enable_thinking is false -%}
+{{- '<think>\\n\\n</think>\\n\\n' -}}
+{%- endif -%}
+{%- endif -%}
+"""
+
+
+class Part(NamedTuple):
+    """A stretch of a conversation's text."""
+
+    text: str
+    is_learned: bool
+    """True for what an assistant writes, its end included."""
+
+
+def render(messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[Part]:
+    """The parts of a conversation; together they are the text that the template makes."""
+    return list(_merged(_parts(messages, tools)))
+
+
+def prompt(messages: Sequence[Message]) -> str:
+    """A conversation up to where the assistant begins to write."""
+    text = "".join(part.text for part in _parts(messages, ()))
+    return f"{text}{START}assistant\n"
+
+
+def _parts(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[Part]:
+    rest = list(messages)
+    if tools:
+        told = _TOOLS.format("\n".join(_json(tool) for tool in tools))
+        if rest[0]["role"] == "system":
+            told = f"{rest.pop(0)['content']}\n\n{told}"
+        yield Part(f"{START}system\n{told}{END}\n", False)
+    for message in rest:
+        is_learned = message["role"] == "assistant"
+        yield Part(f"{START}{message['role']}\n", False)
+        yield Part(f"{_content(message)}{END}", is_learned)
+        yield Part("\n", False)
+
+
+def _content(message: Message) -> str:
+    text = message.get("content") or ""
+    if message["role"] == "tool":
+        return f"<tool_response>\n{text}\n</tool_response>"
+    if thought := message.get("reasoning_content"):
+        text = f"<think>\n{thought}\n</think>\n\n{text}"
+    calls = (call.get("function") or call for call in message.get("tool_calls") or ())
+    return text + "".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
+
+
+def _merged(parts: Iterator[Part]) -> Iterator[Part]:
+    """Neighbours that are not learned become one: text is cut only where writing begins or ends."""
+    text = ""
+    for part in parts:
+        if not part.is_learned:
+            text += part.text
+            continue
+        if text:
+            yield Part(text, False)
+            text = ""
+        yield part
+    if text:
+        yield Part(text, False)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,284 @@
+"""What the environment says about a run of the pipeline; a sentence and a variable per field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tinkex.errors import ConfigError
+from tinkex.settings import given_variables
+
+T = TypeVar("T")
+STAGES = ("pretrain", "sft", "dpo", "r1")
+_YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off", ""})
+
+
+def _var(variable: str, read: Callable[[str], object]) -> dict[str, Any]:
+    return {"variable": variable, "read": read}
+
+
+def _count(text: str) -> int:
+    """A number that is not negative."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError("a whole number such as 4")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not (number := _count(text)):
+        raise ValueError("a whole number above 0")
+    return number
+
+
+def _number(text: str) -> str:
+    """A number as it was written: the trainer reads it, and nothing is lost on the way."""
+    try:
+        float(text)
+    except ValueError:
+        raise ValueError("a number such as 0.02") from None
+    return text
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _YES | _NO:
+        raise ValueError("1 or 0, true or false")
+    return text.lower() in _YES
+
+
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise ValueError("the name of a directory")
+    return Path(text).expanduser()
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(" or ".join(names))
+        return text
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSizes:
+    """How much of a stage is done; 0 leaves it to the trainer."""
+
+    limit: int = 0
+    """How many rows of the data are used."""
+    batch: int = 0
+    """Sequences in a batch, pairs for DPO."""
+    steps: int = 0
+    """Updates of the optimizer."""
+    eval_samples: int = 0
+    """Held-out rows that are evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """Everything a run of the pipeline can be told by variables."""
+
+    out_dir: Path = field(default=Path("out"), metadata=_var("OUT_DIR", _directory))
+    """Where every stage keeps what it makes."""
+    data_root: Path = field(default=Path("data"), metadata=_var("DATA_ROOT", _directory))
+    """Where data files are looked for that no variable names."""
+    tf_dir: Path | None = field(default=Path("tf_dir"), metadata=_var("TF_DIR", _path))
+    """Where curves for TensorBoard are written; empty for none."""
+    results_file: Path | None = field(default=None, metadata=_var("RESULTS_FILE", _path))
+    """Gets a line of JSON per stage; eval_results.jsonl in TF_DIR, else in OUT_DIR."""
+    pretrain_json: Path | None = field(default=None, metadata=_var("PRETRAIN_JSON", _path))
+    """Rows of text; pretrain_hq.jsonl in DATA_ROOT."""
+    sft_json: Path | None = field(default=None, metadata=_var("SFT_JSON", _path))
+    """Conversations; final/sft_high_quality.jsonl in DATA_ROOT."""
+    dpo_json: Path | None = field(default=None, metadata=_var("DPO_JSON", _path))
+    """Pairs of a chosen and a rejected answer; dpo_pairs.jsonl or dpo.jsonl in DATA_ROOT."""
+    r1_json: Path | None = field(default=None, metadata=_var("R1_JSON", _path))
+    """Conversations with reasoning; r1_mix_1024.jsonl in DATA_ROOT."""
+    hidden_size: int = field(default=512, metadata=_var("MODEL_HIDDEN_SIZE", _positive))
+    """How wide the model is; part of the names of the .pth files."""
+    num_layers: int = field(default=8, metadata=_var("MODEL_NUM_LAYERS", _positive))
+    """How many layers it has."""
+    num_heads: int = field(default=8, metadata=_var("MODEL_NUM_HEADS", _positive))
+    """How many attention heads a layer has."""
+    num_kv_heads: int = field(default=2, metadata=_var("MODEL_NUM_KV_HEADS", _positive))
+    """How many of them have keys and values of their own."""
+    max_seq_len: int = field(default=512, metadata=_var("MODEL_SEQ_LEN", _positive))
+    """Tokens in a packed sequence."""
+    vocab_size: int = field(default=6400, metadata=_var("VOCAB_SIZE", _positive))
+    """How many entries the tokenizer may have."""
+    use_moe: bool = field(default=False, metadata=_var("USE_MOE", _flag))
+    """Whether layers are mixtures of experts."""
+    num_experts: int = field(default=4, metadata=_var("NUM_EXPERTS", _positive))
+    """How many experts a layer has, if so."""
+    pretrained_path: Path | None = field(default=None, metadata=_var("PRETRAINED_PATH", _path))
+    """A Hugging Face folder or .pth file to start SFT from instead of a pretrain of our own."""
+    keep_last: int = field(default=3, metadata=_var("KEEP_LAST", _count))
+    """How many step checkpoints of a stage stay; 0 keeps all."""
+    save_interval: int = field(default=200, metadata=_var("SAVE_INTERVAL", _positive))
+    """Updates between two step checkpoints."""
+    batch_size: int = field(default=0, metadata=_var("BATCH_SIZE", _count))
+    """Sequences in a batch, pairs for DPO; 0 leaves it to the trainer."""
+    accum_steps: int = field(default=0, metadata=_var("ACCUM_STEPS", _count))
+    """Batches per update; 0 leaves it to the trainer."""
+    num_gpus: int = field(default=1, metadata=_var("NUM_GPUS", _count))
+    """With more than one, as many processes are started by torchrun."""
+    nproc: int = field(default=0, metadata=_var("NPROC", _count))
+    """The same for processes without GPUs; wins over NUM_GPUS."""
+    optimizer: str = field(default="adamw", metadata=_var("OPTIMIZER", _one_of("adamw", "muon")))
+    """adamw or muon."""
+    muon_lr: str = field(default="0.02", metadata=_var("MUON_LR", _number))
+    """The learning rate of Muon's share of the weights."""
+    weight_decay: str = field(default="0.01", metadata=_var("WEIGHT_DECAY", _number))
+    """How fast unused weights shrink."""
+    seed: int = field(default=1337, metadata=_var("SEED", _count))
+    """What every random choice follows from."""
+    device: str = field(default="auto", metadata=_var("DEVICE", str))
+    """Where it computes: auto, cpu, cuda."""
+    pretrain_args: str = field(default="", metadata=_var("PRETRAIN_ARGS", str))
+    """More options for the trainer of pretrain, quoted as in a shell; they win."""
+    sft_args: str = field(default="", metadata=_var("SFT_ARGS", str))
+    """The same for SFT."""
+    dpo_args: str = field(default="", metadata=_var("DPO_ARGS", str))
+    """The same for DPO."""
+    r1_args: str = field(default="", metadata=_var("R1_ARGS", str))
+    """The same for R1."""
+    tb_auto: bool = field(default=True, metadata=_var("TB_AUTO", _flag))
+    """Whether TensorBoard is started, if TF_DIR is not empty."""
+    tb_host: str = field(default="127.0.0.1", metadata=_var("TB_HOST", str))
+    """The address it listens on."""
+    tb_port: int = field(default=6006, metadata=_var("TB_PORT", _count))
+    """Its port; another one is taken if it is busy."""
+    tb_keep: bool = field(default=False, metadata=_var("TB_KEEP", _flag))
+    """Whether it stays when the run ends."""
+    trainer_dir: Path | None = field(default=None, metadata=_var("TRAINER_DIR", _path))
+    """Where the trainers' scripts are; those of the project if not given."""
+    is_smoke: bool = False
+    """Whether this is a quick try of everything."""
+    sizes: Mapping[str, StageSizes] = field(default_factory=dict)
+    """What the SMOKE_ variables say, by stage; nothing unless it is a quick try."""
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes train together."""
+        return max(1, self.nproc or self.num_gpus)
+
+    @property
+    def results_path(self) -> Path:
+        """Where the results of stages are noted."""
+        return self.results_file or (self.tf_dir or self.out_dir) / "eval_results.jsonl"
+
+    def data_file(self, stage: str) -> Path | None:
+        """The data file that a variable names for a stage."""
+        named: Path | None = getattr(self, f"{stage}_json")
+        return named
+
+    def extra_args(self, stage: str) -> str:
+        """The free options of a stage's trainer."""
+        text: str = getattr(self, f"{stage}_args")
+        return text
+
+    def usual_args(self, stage: str) -> str:
+        """What its trainer is told besides, unless the free options say otherwise."""
+        return SMOKE_ARGS[stage] if self.is_smoke else ""
+
+
+#: What a quick try does unless a variable says otherwise: the whole road, with a model so small
+#: that every stage is seen to learn in seconds.
+SMOKE_FIELDS: Mapping[str, object] = {
+    "hidden_size": 128,
+    "num_layers": 3,
+    "num_heads": 4,
+    "max_seq_len": 128,
+    "vocab_size": 1024,
+    "accum_steps": 1,
+}
+SMOKE_SIZES: Mapping[str, StageSizes] = {
+    "pretrain": StageSizes(batch=8, steps=150, eval_samples=32),
+    "sft": StageSizes(batch=8, steps=80, eval_samples=32),
+    "dpo": StageSizes(batch=8, steps=20, eval_samples=16),
+    "r1": StageSizes(batch=8, steps=250, eval_samples=32),
+}
+#: Small models learn fast; the steps end a stage, not the epochs.
+SMOKE_ARGS: Mapping[str, str] = {
+    "pretrain": "--learning_rate 3e-3 --epochs 100",
+    "sft": "--learning_rate 2e-3 --epochs 100",
+    "dpo": "--learning_rate 2e-5 --epochs 100",
+    "r1": "--learning_rate 3e-3 --epochs 100",
+}
+#: Other names of variables.
+ALIASES = {"MINILLM_PRETRAINED_PATH": "PRETRAINED_PATH"}
+#: Variables of similar scripts, and why they change nothing here.
+WITHOUT_MEANING: Mapping[str, str] = {
+    "QK_NORM": "queries and keys are always normalised",
+    "LOGIT_SOFTCAP": "the model has no such cap",
+    "MTP_LOSS_WEIGHT": "the model predicts one token at a time",
+    "USE_COMPILE": "the training pass is fused by hand",
+    "COMPILE_MODE": "the training pass is fused by hand",
+    "GRAD_CKPT": "activations are kept",
+    "TURBO": "the fast way is the only one",
+    "AUTO_DOWNLOAD": "nothing is downloaded",
+    "PREPROCESS_DATA": "token files are made when they are needed, and kept",
+    "PREPROCESS_WORKERS": "token files are made when they are needed, and kept",
+    "NUM_WORKERS": "batches are read from mapped files without workers",
+    "PREFETCH_FACTOR": "batches are read from mapped files without workers",
+    "GPU_MEM": "set BATCH_SIZE and ACCUM_STEPS instead",
+}
+
+
+def variable_names() -> list[str]:
+    """Every variable that is read, the SMOKE_ ones included."""
+    own = [row.metadata["variable"] for row in fields(PipelineConfig) if row.metadata]
+    return [*own, *(_smoke_name(stage, row.name) for stage in STAGES for row in fields(StageSizes))]
+
+
+def read_config(
+    *, is_smoke: bool = False, environ: Mapping[str, str] | None = None
+) -> PipelineConfig:
+    """Read all variables; one that makes no sense is an error that names it."""
+    given = given_variables([*variable_names(), *ALIASES], environ)
+    for other, name in ALIASES.items():
+        given.setdefault(name, given.get(other, ""))
+    values: dict[str, Any] = dict(SMOKE_FIELDS) if is_smoke else {}
+    for row in fields(PipelineConfig):
+        text = given.get(row.metadata["variable"]) if row.metadata else None
+        # Empty means something for a path alone: none.
+        if text or (text == "" and row.metadata["read"] is _path):
+            values[row.name] = _read(row.metadata["variable"], text, row.metadata["read"])
+    sizes = {stage: _sizes(stage, given) for stage in STAGES} if is_smoke else {}
+    return PipelineConfig(**values, is_smoke=is_smoke, sizes=sizes)
+
+
+def notes(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence about each variable that is set and changes nothing."""
+    given = given_variables(WITHOUT_MEANING, environ)
+    return [f"{name} changes nothing: {WITHOUT_MEANING[name]}" for name in given if given[name]]
+
+
+def _read(variable: str, text: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(text)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"{variable} must be {error}; got {text!r}") from None
+
+
+def _smoke_name(stage: str, size: str) -> str:
+    return f"SMOKE_{stage}_{size}".upper()
+
+
+def _sizes(stage: str, given: Mapping[str, str]) -> StageSizes:
+    usual = SMOKE_SIZES[stage]
+    read = {
+        row.name: _read(name, given[name], _count)
+        for row in fields(StageSizes)
+        if given.get(name := _smoke_name(stage, row.name))
+    }
+    if given.get("BATCH_SIZE"):
+        read.setdefault("batch", 0)
+    return replace(usual, **read)

@@ -1,0 +1,1 @@
+"""Rows of text become batches of tokens."""

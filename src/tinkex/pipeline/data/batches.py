@@ -1,0 +1,167 @@
+"""Batches of a token file: documents end to end without padding, found by epoch and index alone.
+
+Shape letters: T tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinkex.errors import InvalidInput
+from tinkex.pipeline.data.packing import Indices, Pieces, cut, pack, shuffled, whole
+from tinkex.pipeline.data.tokens import TokenFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Documents that lie end to end; none sees another."""
+
+    tokens_T: Tensor
+    targets_T: Tensor
+    """What follows each token."""
+    counted_T: Tensor
+    """True where the target is the model's to write."""
+    lengths: tuple[int, ...]
+    """Of the documents."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are computed; there is no padding."""
+        return len(self.tokens_T)
+
+    @property
+    def num_samples(self) -> int:
+        """How many documents there are."""
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairBatch:
+    """Pairs of documents: the better one and the other one, turn by turn."""
+
+    both: TokenBatch
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are computed."""
+        return self.both.num_tokens
+
+    @property
+    def num_samples(self) -> int:
+        """How many pairs there are."""
+        return self.both.num_samples // 2
+
+
+class PackedSource:
+    """Documents packed into sequences of at most `max_length`; a batch is some sequences.
+
+    With `is_cut`, what is too long goes on in another sequence; else its end is left out.
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        rows: Indices,
+        *,
+        max_length: int,
+        batch_size: int,
+        seed: int,
+        is_cut: bool,
+    ) -> None:
+        self._file, self._batch_size, self._seed = file, batch_size, seed
+        pieces = (cut if is_cut else whole)(file.starts, rows, max_length)
+        is_useful = _num_counted(file, pieces) > 0
+        self._pieces = Pieces(pieces.starts[is_useful], pieces.lengths[is_useful])
+        self.num_dropped = int(len(is_useful) - is_useful.sum())
+        """How many documents have nothing to learn from within the first `max_length` tokens."""
+        self._sequences = pack(self._pieces.lengths, max_length, seed)
+        self._order: tuple[int, Indices] | None = None
+        _refuse_nothing(len(self._sequences), max_length)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens an epoch has."""
+        return int(self._pieces.lengths.sum())
+
+    def num_batches(self, epoch: int) -> int:
+        """How many batches an epoch has; the last one may be smaller."""
+        return -(-len(self._sequences) // self._batch_size)
+
+    def batch(self, epoch: int, index: int) -> TokenBatch:
+        """The batch at a place of an epoch."""
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, shuffled(len(self._sequences), self._seed, epoch))
+        chosen = self._order[1][index * self._batch_size : (index + 1) * self._batch_size]
+        members = np.concatenate([self._sequences[number] for number in chosen])
+        # Attention takes neighbours of the same length together.
+        members = members[np.argsort(-self._pieces.lengths[members], kind="stable")]
+        return gather(self._file, self._pieces, members)
+
+
+class PairSource:
+    """Pairs of documents, each cut off at `max_length`; a batch is some pairs."""
+
+    def __init__(
+        self, file: TokenFile, rows: Indices, *, max_length: int, batch_size: int, seed: int
+    ) -> None:
+        self._file, self._batch_size, self._seed = file, batch_size, seed
+        documents = (2 * rows[:, None] + np.arange(2)).reshape(-1)
+        pieces = whole(file.starts, documents, max_length)
+        is_useful = _num_counted(file, pieces).reshape(-1, 2).min(axis=1) > 0
+        is_kept = np.repeat(is_useful, 2)
+        self._pieces = Pieces(pieces.starts[is_kept], pieces.lengths[is_kept])
+        self.num_dropped = int(len(is_useful) - is_useful.sum())
+        """How many pairs have an answer that begins after `max_length` tokens."""
+        self._num_pairs = int(is_useful.sum())
+        self._order: tuple[int, Indices] | None = None
+        _refuse_nothing(self._num_pairs, max_length)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens an epoch has."""
+        return int(self._pieces.lengths.sum())
+
+    def num_batches(self, epoch: int) -> int:
+        """How many batches an epoch has; the last one may be smaller."""
+        return -(-self._num_pairs // self._batch_size)
+
+    def batch(self, epoch: int, index: int) -> PairBatch:
+        """The batch at a place of an epoch."""
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, shuffled(self._num_pairs, self._seed, epoch))
+        chosen = self._order[1][index * self._batch_size : (index + 1) * self._batch_size]
+        members = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
+        return PairBatch(both=gather(self._file, self._pieces, members))
+
+
+def gather(file: TokenFile, pieces: Pieces, members: Indices) -> TokenBatch:
+    """Pieces of the file, end to end."""
+    starts, lengths = pieces.starts[members], pieces.lengths[members]
+    ends = np.cumsum(lengths)
+    at_T = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    return TokenBatch(
+        tokens_T=torch.from_numpy(file.tokens[at_T].astype(np.int64)),
+        targets_T=torch.from_numpy(file.tokens[at_T + 1].astype(np.int64)),
+        counted_T=torch.from_numpy(file.learned[at_T + 1].astype(np.bool_)),
+        lengths=tuple(lengths.tolist()),
+    )
+
+
+def _num_counted(file: TokenFile, pieces: Pieces) -> Indices:
+    """How many predictions of each piece are counted."""
+    before = np.zeros(len(file.learned) + 1, dtype=np.int64)
+    np.cumsum(file.learned, out=before[1:])
+    first = pieces.starts + 1
+    return np.asarray(before[first + pieces.lengths] - before[first])
+
+
+def _refuse_nothing(num_found: int, max_length: int) -> None:
+    if not num_found:
+        raise InvalidInput(
+            f"no row has anything to learn from within its first {max_length} tokens",
+            hint="Raise --max_seq_len, or use shorter rows.",
+        )

@@ -1,0 +1,185 @@
+"""Token files: the tokens of all rows, made once, and mapped into memory instead of read.
+
+A folder holds `tokens.bin`, `learned.bin` (a byte per token: is it the model's to write),
+`starts.bin` (where documents begin, and the end), `rows.bin` (a digest per row) and `meta.json`.
+A row is one document, or two where it is a pair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.checkpoint.atomic import new_directory, remove_directory
+from tinkex.errors import InvalidInput
+from tinkex.pipeline.chat import render
+from tinkex.pipeline.data.packing import Indices
+from tinkex.pipeline.rows import Line, digest_file, parse_line, read_lines
+from tinkex.pipeline.schemas import PARSERS, ChatRow, PairRow, TextRow
+from tinkex.pipeline.tokenizer import TextTokenizer
+
+#: A change of the layout, or of how rows become tokens, makes new files.
+_VERSION = 1
+_META = "meta.json"
+_ROWS_AT_ONCE = 512
+
+
+class Document(NamedTuple):
+    """The tokens of a text or a conversation."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+class TokenFile:
+    """The documents of a data file, in its order."""
+
+    def __init__(self, folder: Path) -> None:
+        meta = json.loads((folder / _META).read_bytes())
+        self.digest: str = meta["digest"]
+        """Of the rows and the tokenizer together."""
+        self.num_rows: int = meta["num_rows"]
+        self.documents_per_row: int = meta["documents_per_row"]
+        self.tokens = _mapped(folder / "tokens.bin", np.dtype(meta["dtype"]))
+        self.learned = _mapped(folder / "learned.bin", np.dtype(np.uint8))
+        self.starts: Indices = _mapped(folder / "starts.bin", np.dtype(np.int64))
+        self.row_digests = _mapped(folder / "rows.bin", np.dtype(np.uint64))
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents there are."""
+        return len(self.starts) - 1
+
+    def document(self, number: int) -> Document:
+        """A document in memory of its own."""
+        start, stop = self.starts[number], self.starts[number + 1]
+        return Document(
+            self.tokens[start:stop].tolist(), self.learned[start:stop].astype(bool).tolist()
+        )
+
+
+def open_tokens(
+    data: Path, tokenizer: TextTokenizer, stage: str, cache: Path, limit: int = 0
+) -> TokenFile:
+    """The token file of a data file; it is made if the data or the tokenizer changed."""
+    about = (_VERSION, stage, limit, digest_file(data), tokenizer.digest)
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()
+    folder = cache / f"{data.stem}-{digest[:16]}"
+    if not (folder / _META).is_file():
+        with new_directory(folder) as scratch:
+            _write(scratch, data, tokenizer, stage, limit, digest)
+        _forget_others(folder, data.stem)
+    return TokenFile(folder)
+
+
+def encode_rows(
+    rows: Sequence[TextRow | ChatRow | PairRow], tokenizer: TextTokenizer
+) -> Iterator[list[Document]]:
+    """The documents of each row."""
+    parts = [(part, at) for at, row in enumerate(rows) for part in _parts_of(row)]
+    ids_of_parts = tokenizer.encode_all([text for (text, _, _), _ in parts])
+    documents: list[dict[int, Document]] = [{} for _ in rows]
+    for ((_, is_learned, side), at), ids in zip(parts, ids_of_parts, strict=True):
+        document = documents[at].setdefault(side, Document([], []))
+        document.ids.extend(ids)
+        document.learned.extend([is_learned] * len(ids))
+    for row, found in zip(rows, documents, strict=True):
+        if isinstance(row, TextRow):
+            ids = [*(row.ids or found[0].ids), tokenizer.end_of_text]
+            yield [Document(ids, [True] * len(ids))]
+        else:
+            yield [found[side] for side in sorted(found)]
+
+
+def _parts_of(row: TextRow | ChatRow | PairRow) -> Iterator[tuple[str, bool, int]]:
+    """Texts that are tokenized on their own, whether they are learned, and whose they are."""
+    if isinstance(row, TextRow):
+        if not row.ids:
+            yield row.text, True, 0
+        return
+    chats = (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected)
+    for side, chat in enumerate(chats):
+        parts = render(chat.messages, chat.tools)
+        # The line after the last turn belongs to the next one, and there is none.
+        last = len(parts) - 1
+        for number, part in enumerate(parts):
+            text = part.text.removesuffix("\n") if number == last else part.text
+            if text:
+                yield text, part.is_learned, side
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def _write(
+    folder: Path, data: Path, tokenizer: TextTokenizer, stage: str, limit: int, digest: str
+) -> None:
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    num_rows, end = 0, 0
+    with ExitStack() as stack:
+        names = ("tokens.bin", "learned.bin", "starts.bin", "rows.bin")
+        files = [stack.enter_context((folder / name).open("wb")) for name in names]
+        tokens, learned, starts, rows = files
+        _put(starts, [0], np.int64)
+        for line, documents in _documents(data, tokenizer, stage, limit):
+            _put(rows, [line.digest], np.uint64)
+            num_rows += 1
+            for document in documents:
+                end += len(document.ids)
+                _put(tokens, document.ids, dtype)
+                _put(learned, document.learned, np.uint8)
+                _put(starts, [end], np.int64)
+    meta = {
+        "version": _VERSION,
+        "digest": digest,
+        "num_rows": num_rows,
+        "documents_per_row": 2 if stage == "dpo" else 1,
+        "dtype": dtype.name,
+    }
+    (folder / _META).write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def _documents(
+    data: Path, tokenizer: TextTokenizer, stage: str, limit: int
+) -> Iterator[tuple[Line, list[Document]]]:
+    lines = read_lines(data, limit)
+    while some := list(islice(lines, _ROWS_AT_ONCE)):
+        rows = [parse_line(data, line, PARSERS[stage]) for line in some]
+        for line, documents in zip(some, encode_rows(rows, tokenizer), strict=True):
+            _check(data, line, documents, tokenizer.vocab_size)
+            yield line, documents
+
+
+def _check(data: Path, line: Line, documents: Sequence[Document], vocab_size: int) -> None:
+    for document in documents:
+        if max(document.ids) >= vocab_size:
+            raise InvalidInput(
+                f"{data}, line {line.number}: token {max(document.ids)} is outside of the "
+                f"vocabulary of {vocab_size}"
+            )
+
+
+def _put(file: BinaryIO, numbers: Sequence[int], dtype: npt.DTypeLike) -> None:
+    file.write(np.asarray(numbers, dtype=dtype).tobytes())
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    # numpy cannot map an empty file.
+    if not path.stat().st_size:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _forget_others(folder: Path, stem: str) -> None:
+    """Remove what was made from another state of the same data."""
+    for other in folder.parent.glob(f"{stem}-" + "[0-9a-f]" * 16):
+        if other != folder:
+            remove_directory(other)

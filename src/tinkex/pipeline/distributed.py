@@ -1,0 +1,141 @@
+"""Several processes that train one model: who they are, and what they tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+#: Gradients are added up in buffers of about this many numbers.
+_BUCKET = 1 << 23
+_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process's place among those that train together."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """True for the one that saves, evaluates and reports."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """True when there is nobody to talk to."""
+        return self.world_size == 1
+
+    def sum_values(self, values: Sequence[float]) -> list[float]:
+        """Add up numbers over all ranks; every rank gets the sums."""
+        if self.is_alone:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=_collective_device())
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def sum_gradients(self, params: Sequence[Tensor]) -> None:
+        """Add up the gradients over all ranks, in place; who has none adds zero."""
+        if self.is_alone:
+            return
+        for bucket in _buckets(params):
+            for param in bucket:
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
+            flat = torch.cat([param.grad.reshape(-1) for param in bucket if param.grad is not None])
+            dist.all_reduce(flat)
+            parts = flat.split([param.numel() for param in bucket])
+            for param, part in zip(bucket, parts, strict=True):
+                assert param.grad is not None
+                param.grad.copy_(part.view_as(param))
+
+    @torch.no_grad()
+    def share_weights(self, weights: Sequence[Tensor]) -> None:
+        """Make every rank begin with the first one's weights."""
+        if not self.is_alone:
+            for weight in weights:
+                dist.broadcast(weight, src=0)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every rank, in order, on every rank."""
+        if self.is_alone:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def tell(self, value: Any) -> Any:
+        """The first rank's value, on every rank."""
+        if self.is_alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait(self) -> None:
+        """Go on when everybody is here."""
+        if not self.is_alone:
+            dist.barrier()
+
+
+def _buckets(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for param in params:
+        if bucket and (size + param.numel() > _BUCKET or param.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(param)
+        size += param.numel()
+    if bucket:
+        yield bucket
+
+
+def _collective_device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+@contextmanager
+def open_ranks() -> Iterator[Ranks]:
+    """Join the others if torchrun started this process, and leave them at the end.
+
+    nccl is used where every process can have a GPU of its own, else gloo. Inside of another
+    open_ranks this one joins nobody and leaves nobody.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield _current()
+        return
+    if not (dist.is_available() and dist.is_torchelastic_launched()):
+        yield Ranks()
+        return
+    dist.init_process_group(_backend(), timeout=_TIMEOUT)
+    try:
+        ranks = _current()
+        if dist.get_backend() == "nccl":
+            torch.cuda.set_device(ranks.local_rank)
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+def _current() -> Ranks:
+    return Ranks(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=dist.get_node_local_rank(fallback_rank=0),
+    )
+
+
+def _backend() -> str:
+    has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    local_rank = dist.get_node_local_rank(fallback_rank=0)
+    return "nccl" if has_gpus and local_rank < torch.cuda.device_count() else "gloo"

@@ -1,0 +1,73 @@
+"""What must be the same when a run goes on from a checkpoint, and how it differs when it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tinkex.pipeline.stage import Stage, TrainPlan
+
+#: Settings of a plan that change what is learned.
+_PLAN_FIELDS = (
+    "batch_size",
+    "accumulation_steps",
+    "learning_rate",
+    "warmup_steps",
+    "schedule",
+    "optimizer",
+    "weight_decay",
+    "grad_clip",
+    "seed",
+    "dtype",
+)
+#: Settings that matter only where the learning rate depends on how far the end is.
+_COSINE_FIELDS = ("epochs", "max_steps", "final_learning_rate")
+
+
+def describe_run(stage: Stage, plan: TrainPlan, world_size: int) -> dict[str, Any]:
+    """What config.json says of a run, as plain JSON."""
+    names = list(_PLAN_FIELDS)
+    if plan.schedule == "cosine":
+        names += _COSINE_FIELDS
+    if plan.optimizer == "muon":
+        names.append("muon_lr")
+    described = {
+        "stage": stage.name,
+        "plan": {name: getattr(plan, name) for name in names},
+        "settings": {**stage.config, "num_batches": stage.source.num_batches(0)},
+        "world_size": world_size,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
+    return plain
+
+
+def compare_runs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Each setting that differs, as `name: saved -> current`.
+
+    With another number of ranks the share of each may be another, too.
+    """
+    before, now = _flatten(saved), _flatten(current)
+    ignored = {"world_size"}
+    if before.get("world_size") != now.get("world_size"):
+        ignored.add("plan.accumulation_steps")
+    names = sorted({*before, *now} - ignored)
+    return [
+        f"{name}: {_show(before, name)} -> {_show(now, name)}"
+        for name in names
+        if not name.startswith("versions.") and _show(before, name) != _show(now, name)
+    ]
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            flat.update(_flatten(item, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = item
+    return flat
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "absent"

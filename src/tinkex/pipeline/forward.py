@@ -1,0 +1,139 @@
+"""The training pass: transformers' weights, with fewer and larger steps over packed documents.
+
+Queries, keys and values are one product, gate and up another; positions restart with each
+document, and no document sees another. What comes out equals transformers' own forward.
+
+Shape letters: T tokens, D hidden width, H query heads, G key heads, K head width, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tinkex.nn.attention import PackedAttention
+from tinkex.nn.running import Options
+from tinkex.pipeline.fused import rms_norm, rotate, swiglu
+from tinkex.pipeline.model import is_moe
+
+
+class Hidden(NamedTuple):
+    """What the layers make of tokens."""
+
+    states_TD: Tensor
+    """Ready for the head."""
+    balance: Tensor | None
+    """How unevenly experts are used, times its coefficient; None without experts."""
+
+
+class TrainingPass:
+    """Runs a model over documents that lie end to end."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
+        self._model: Any = model
+        self._dtype = dtype
+        self._angles: tuple[Tensor, Tensor] | None = None
+        self._has_experts = is_moe(model.config)
+
+    @property
+    def head_VD(self) -> Tensor:
+        """The weight that makes logits of hidden states."""
+        weight: Tensor = self._model.lm_head.weight
+        return weight
+
+    def __call__(self, tokens_T: Tensor, lengths: Sequence[int]) -> Hidden:
+        """Hidden states of all tokens."""
+        inner = self._model.model
+        angles = self._angles_of(lengths, tokens_T.device)
+        attention = PackedAttention(lengths)
+        x_TD = inner.embed_tokens(tokens_T).to(self._dtype)
+        routed: list[Tensor] = []
+        for layer in inner.layers:
+            x_TD = x_TD + self._attend(layer, x_TD, angles, attention)
+            h_TD = _normed(layer.post_attention_layernorm, x_TD)
+            if hasattr(layer.mlp, "experts"):
+                chosen_TD, logits_TE = _choose(layer.mlp, h_TD)
+                x_TD, routed = x_TD + chosen_TD, [*routed, logits_TE]
+            else:
+                x_TD = x_TD + _mlp(layer.mlp, h_TD)
+        return Hidden(_normed(inner.norm, x_TD), self._balance(routed))
+
+    def _attend(
+        self, layer: Any, x_TD: Tensor, angles: tuple[Tensor, Tensor], attention: PackedAttention
+    ) -> Tensor:
+        own = layer.self_attn
+        h_TD = _normed(layer.input_layernorm, x_TD)
+        all_T = _joined(h_TD, own.q_proj, own.k_proj, own.v_proj)
+        all_TNK = all_T.unflatten(-1, (-1, own.head_dim))
+        num_values = own.v_proj.out_features // own.head_dim
+        num_queries = own.q_proj.out_features // own.head_dim
+        turned_TNK, v_TGK = all_TNK.split([all_TNK.shape[1] - num_values, num_values], dim=1)
+        if hasattr(own, "q_norm"):
+            weight_NK = torch.cat(
+                [
+                    own.q_norm.weight.expand(num_queries, -1),
+                    own.k_norm.weight.expand(num_values, -1),
+                ]
+            )
+            eps = own.q_norm.variance_epsilon
+            turned_TNK = rms_norm(turned_TNK, weight_NK.to(h_TD.dtype), eps)
+        turned_TNK = rotate(turned_TNK, *angles)
+        q_THK, k_TGK = turned_TNK.split([num_queries, num_values], dim=1)
+        q_HTK, k_GTK, v_GTK = (one.transpose(0, 1) for one in (q_THK, k_TGK, v_TGK))
+        out_THK = attention.attend(own.layer_idx, q_HTK, k_GTK, v_GTK, Options(own.scaling))
+        return _joined(out_THK.flatten(1), own.o_proj)
+
+    def _angles_of(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, (T, 1, K / 2); the table is made once."""
+        longest = max(lengths)
+        if self._angles is None or len(self._angles[0]) < longest:
+            at = torch.arange(max(longest, 512), device=device)[None]
+            like = torch.empty(0, dtype=torch.float32, device=device)
+            # Both halves of a head have the same angles.
+            self._angles = tuple(
+                x[0].chunk(2, -1)[0] for x in self._model.model.rotary_emb(like, at)
+            )
+        at_T = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))
+        cos, sin = (table[at_T.to(device)].to(self._dtype) for table in self._angles)
+        return cos.unsqueeze(1), sin.unsqueeze(1)
+
+    def _balance(self, routed: Sequence[Tensor]) -> Tensor | None:
+        """Experts times the product of how often each is chosen and how likely it was."""
+        if not routed:
+            return None
+        config = self._model.config
+        chances_TE = torch.softmax(torch.cat(list(routed)).float(), dim=-1)
+        chosen = chances_TE.topk(config.num_experts_per_tok, dim=-1).indices
+        share_E = torch.bincount(chosen.flatten(), minlength=chances_TE.shape[-1]) / len(chances_TE)
+        product = (share_E * chances_TE.mean(dim=0)).sum() * chances_TE.shape[-1]
+        return product * float(config.router_aux_loss_coef)
+
+
+def _normed(norm: Any, x_TD: Tensor) -> Tensor:
+    return rms_norm(x_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
+
+
+def _joined(x_TD: Tensor, *linears: nn.Linear) -> Tensor:
+    """One product instead of several; to copy the weights together costs next to nothing."""
+    if len(linears) == 1:
+        (only,) = linears
+        bias = None if only.bias is None else only.bias.to(x_TD.dtype)
+        return nn.functional.linear(x_TD, only.weight.to(x_TD.dtype), bias)
+    weights: list[Tensor] = [one.weight for one in linears]
+    weight = torch.cat(weights).to(x_TD.dtype)
+    found: list[Tensor] = [one.bias for one in linears if one.bias is not None]
+    return nn.functional.linear(x_TD, weight, torch.cat(found).to(x_TD.dtype) if found else None)
+
+
+def _mlp(mlp: Any, h_TD: Tensor) -> Tensor:
+    return _joined(swiglu(_joined(h_TD, mlp.gate_proj, mlp.up_proj)), mlp.down_proj)
+
+
+def _choose(mlp: Any, h_TD: Tensor) -> tuple[Tensor, Tensor]:
+    logits_TE, scores, chosen = mlp.gate(h_TD)
+    return mlp.experts(h_TD, chosen, scores), logits_TE

@@ -1,0 +1,274 @@
+"""The training loop of every stage: updates, figures, saves, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinkex.errors import CheckpointError, InvalidInput
+from tinkex.pipeline.distributed import Ranks, open_ranks
+from tinkex.pipeline.drift import describe_run
+from tinkex.pipeline.metrics import MetricSink
+from tinkex.pipeline.optim import make_optimizer
+from tinkex.pipeline.resuming import Restorable, choose_step, restore
+from tinkex.pipeline.saving import Saver
+from tinkex.pipeline.schedule import (
+    Schedule,
+    count_updates,
+    is_evaluation_due,
+    make_schedule,
+    next_window,
+)
+from tinkex.pipeline.signals import STOP_SIGNALS, StopRequest, catch_signals
+from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
+from tinkex.pipeline.state import TrainState, capture_rng, restore_rng, seed_everything
+from tinkex.pipeline.update import Gathered, accumulate, scale_gradients, share
+from tinkex.pipeline.weights import named_weights
+
+#: Where the Hugging Face folder of a stage is, below out_dir.
+EXPORT_NAME = "hf"
+
+
+def train(
+    stage: Stage, plan: TrainPlan, *, sink: MetricSink, resume: Path | str | None = None
+) -> TrainResult:
+    """Train a stage to its end or until a signal; `resume` is a step's directory or `auto`.
+
+    Every save is whole, and a run that goes on from one computes the same bits as one that was
+    never stopped. An error is raised after the last finished update was saved.
+    """
+    with open_ranks() as ranks, catch_signals(StopRequest()) as stop:
+        run = _Run(stage, plan, sink if ranks.is_first else _Nowhere(), ranks, stop)
+        try:
+            run.begin(resume)
+            run.repeat()
+            return run.end()
+        finally:
+            run.close()
+
+
+class _Nowhere:
+    """The sink of ranks that do not report."""
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Nothing to begin."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Run:
+    """One process's run of a stage."""
+
+    def __init__(
+        self, stage: Stage, plan: TrainPlan, sink: MetricSink, ranks: Ranks, stop: StopRequest
+    ) -> None:
+        self._stage, self._plan, self._sink = stage, plan, sink
+        self._ranks, self._stop = ranks, stop
+        self._state = TrainState()
+        self._optimizer = make_optimizer(stage.model, plan)
+        self._config = describe_run(stage, plan, ranks.world_size)
+        self._saver = Saver(stage, plan, ranks, self._config)
+        self._width = plan.accumulation_steps * ranks.world_size
+        self._schedule = Schedule()
+        self._names: list[str] | None = None
+        self._stopped_by: int | None = None
+        self._tokens_since, self._seconds_since = 0, 0.0
+        # What the generators were after the last update; half an update may have moved them on.
+        self._rng: Any = None
+        self._is_amid_step = False
+
+    def begin(self, resume: Path | str | None) -> None:
+        """Put everything in place: as a checkpoint has it, or as a new run begins."""
+        plan, ranks = self._plan, self._ranks
+        if not self._stage.source.num_batches(0):
+            raise InvalidInput(f"stage {self._stage.name} has no data to train on")
+        self._saver.prepare()
+        seed_everything(plan.seed, ranks.rank)
+        self._restore(resume)
+        ranks.share_weights(list(named_weights(self._stage.model).values()))
+        state, source = self._state, self._stage.source
+        left = count_updates(state.position, plan.epochs, source.num_batches, self._width)
+        total = state.global_step + left
+        state.total_steps = min(total, plan.max_steps) if plan.max_steps else total
+        state.world_size = ranks.world_size
+        self._schedule = make_schedule(plan, state.total_steps)
+        self._rng = capture_rng()
+        self._sink.start(state.global_step, state.total_steps)
+        self._stage.model.train()
+        if state.global_step < state.total_steps:
+            self._evaluate_if_due()
+
+    def _restore(self, resume: Path | str | None) -> None:
+        root = self._plan.checkpoint_root
+        path = self._ranks.tell(choose_step(root, resume) if self._ranks.is_first else None)
+        if path is None:
+            return
+        target = Restorable(
+            model=self._stage.model,
+            optimizer=self._optimizer,
+            config=self._config,
+            rank=self._ranks.rank,
+            allow_partial=self._plan.allow_partial,
+        )
+        self._state = restore(path, target)
+        if path.parent.resolve() == root.resolve():
+            self._saver.saved_step = self._state.global_step
+
+    def repeat(self) -> None:
+        """Update after update, until all is trained or somebody asks for a stop."""
+        try:
+            while self._stopped_by is None and not self._is_over:
+                self._update()
+        except CheckpointError:
+            raise
+        except Exception:
+            # With others this one cannot save: they may wait in the middle of an update.
+            if self._ranks.is_alone and not self._is_amid_step and self._state.global_step:
+                self._saver.rescue(self._state, self._optimizer, self._rng)
+            raise
+
+    @property
+    def _is_over(self) -> bool:
+        return self._state.global_step >= self._state.total_steps
+
+    def _update(self) -> None:
+        state, started = self._state, time.monotonic()
+        num_batches = self._stage.source.num_batches(state.epoch)
+        window = next_window(state.position, num_batches, self._width)
+        is_stopping = self._stop.is_asked
+        gathered = accumulate(self._stage, window, self._ranks, is_stopping)
+        if gathered is None:
+            self._optimizer.zero_grad()
+            self._stopped_by = self._stop.signal
+            return
+        total, is_overdue = self._share(gathered)
+        norm = self._step(total.weight)
+        state.epoch, state.step_in_epoch = window.after.epoch, window.after.index
+        self._count(total, time.monotonic() - started)
+        self._log(total, norm)
+        is_best = self._evaluate_if_due()
+        self._saver.save_if_due(state, self._optimizer, self._rng, is_overdue or is_best)
+
+    def _share(self, gathered: Gathered) -> tuple[Gathered, bool]:
+        """The sums of all ranks; also agrees on a stop, a save and a failure."""
+        if self._names is None:
+            told = self._ranks.gather(list(gathered.metrics))
+            self._names = next((names for names in told if names), [])
+        asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
+        flags = [*asked, float(self._saver.is_overdue), float(self._saver.has_failed)]
+        total, (*asked, is_overdue, has_failed) = share(gathered, self._names, flags, self._ranks)
+        if has_failed:
+            self._saver.raise_failure()
+        self._note_stop(asked)
+        return total, bool(is_overdue)
+
+    def _note_stop(self, asked: list[float]) -> None:
+        for number, count in zip(STOP_SIGNALS, asked, strict=True):
+            if count and self._stopped_by is None:
+                self._stopped_by = number
+
+    def _step(self, weight: float) -> float:
+        norm = 0.0
+        self._optimizer.set_share(self._schedule.share(self._state.global_step))
+        if weight:
+            self._ranks.sum_gradients(self._optimizer.parameters)
+            norm = scale_gradients(self._optimizer.parameters, weight, self._plan.grad_clip)
+            self._is_amid_step = True
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._rng = capture_rng()
+        self._state.global_step += 1
+        return norm
+
+    def _count(self, total: Gathered, seconds: float) -> None:
+        state = self._state
+        state.tokens += round(total.tokens)
+        state.samples += round(total.samples)
+        state.seconds += seconds
+        self._tokens_since += round(total.tokens)
+        self._seconds_since += seconds
+        self._is_amid_step = False
+
+    def _log(self, total: Gathered, norm: float) -> None:
+        state = self._state
+        if state.global_step % self._plan.log_interval and not self._is_over:
+            return
+        values = {
+            **total.means,
+            "learning_rate": self._optimizer.param_groups[0]["lr"],
+            "grad_norm": norm,
+            "epoch": state.epoch,
+            "tokens": state.tokens,
+            "tokens_per_second": self._tokens_since / max(self._seconds_since, 1e-9),
+        }
+        self._tokens_since, self._seconds_since = 0, 0.0
+        self._sink.log(state.global_step, values)
+
+    def _evaluate_if_due(self) -> bool:
+        """Look at held-out data if it is time; True when the weights are the best so far."""
+        state = self._state
+        is_due = is_evaluation_due(self._plan, state.global_step)
+        if not is_due or state.evaluated_step == state.global_step:
+            return False
+        return self._evaluate()
+
+    def _evaluate(self) -> bool:
+        values = self._ranks.tell(self._held_out() if self._ranks.is_first else None)
+        asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
+        self._note_stop(self._ranks.sum_values(asked))
+        if values is None:
+            return False
+        self._sink.log(
+            self._state.global_step, {f"eval_{name}": value for name, value in values.items()}
+        )
+        return self._state.note_evaluation(values)
+
+    def _held_out(self) -> dict[str, float] | None:
+        """The stage's figures; None when a signal came. Training's generators do not notice."""
+        rng = capture_rng()
+        values = self._stop.run(self._stage.evaluate)
+        restore_rng(rng)
+        self._stage.model.train()
+        return None if values is None else dict(values)
+
+    def end(self) -> TrainResult:
+        """Save what is not saved; when all is trained, look at held-out data and export."""
+        if self._state.global_step:
+            self._saver.save(self._state, self._optimizer, self._rng)
+            self._saver.wait()
+        if self._stopped_by is None:
+            self._complete()
+        state = self._state
+        is_complete = self._stopped_by is None
+        return TrainResult(
+            stage=self._stage.name,
+            steps=state.global_step,
+            tokens=state.tokens,
+            samples=state.samples,
+            seconds=state.seconds,
+            before=state.before,
+            after=state.held_out if is_complete else {},
+            stopped_by=self._stopped_by,
+            checkpoint=self._saver.wait(),
+        )
+
+    def _complete(self) -> None:
+        if self._state.evaluated_step != self._state.global_step:
+            self._evaluate()
+        if self._stopped_by is not None:
+            return
+        if self._ranks.is_first:
+            self._saver.finish()
+            self._stage.export(self._plan.out_dir / EXPORT_NAME)
+        self._ranks.wait()
+
+    def close(self) -> None:
+        """Wait for the writer, whatever happened."""
+        self._sink.close()
+        self._saver.close()

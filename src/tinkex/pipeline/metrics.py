@@ -1,0 +1,231 @@
+"""Where the figures of a run go: a line for people, JSON for programs, curves for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from tinkex.checkpoint.atomic import write_file
+from tinkex.logs import get_logger
+from tinkex.pipeline.stage import TrainPlan
+
+_BAR_WIDTH = 24
+
+log = get_logger(__name__)
+
+
+class MetricSink(Protocol):
+    """Takes the figures of a run."""
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Begin, or go on, after `step` updates; what was told of later ones no longer holds."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the figures of one update; those on held-out data begin with `eval_`."""
+        ...
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        ...
+
+
+class Sinks:
+    """Gives every figure to several sinks."""
+
+    def __init__(self, parts: Sequence[MetricSink]) -> None:
+        self._parts = list(parts)
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Begin all."""
+        for part in self._parts:
+            part.start(step, total_steps)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Tell all."""
+        for part in self._parts:
+            part.log(step, values)
+
+    def close(self) -> None:
+        """Close all."""
+        for part in self._parts:
+            part.close()
+
+
+class JsonLines:
+    """One JSON object per line; a resumed run drops the lines it is going to write again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Keep the lines up to a step, and go on after them."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = "".join(f"{line}\n" for line in lines_until(lines, step))
+            write_file(self._path, kept.encode(), mode=0o644)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write one line; what JSON has no number for becomes null."""
+        if self._file is None:
+            return
+        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **known}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def lines_until(lines: Iterable[str], step: int) -> list[str]:
+    """The lines of updates up to `step`; a run that starts anew (0) keeps none.
+
+    A line that was cut off by a crash is dropped.
+    """
+    if step == 0:
+        return []
+    return [line for line in lines if _is_until(line, step)]
+
+
+def _is_until(line: str, step: int) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    found = record.get("step") if isinstance(record, dict) else None
+    return isinstance(found, int) and found <= step
+
+
+class Console:
+    """A bar that moves on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        self._label = label
+        self._stream = stream or sys.stderr
+        self._is_live = self._stream.isatty()
+        self._total_steps = 0
+        self._first_step = 0
+        self._started = 0.0
+        self._is_open = False
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Begin to measure the time that is left."""
+        self._first_step, self._total_steps = step, total_steps
+        self._started = time.monotonic()
+        if step:
+            self._print(f"[resume] {self._label} step={step}/{total_steps}")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Show where the run is, or what an evaluation came to."""
+        held_out = {name: value for name, value in values.items() if name.startswith("eval_")}
+        if held_out:
+            self._print(f"{self._label} step={step} {show(held_out)}")
+        if "loss" not in values:
+            return
+        elapsed = time.monotonic() - self._started
+        done = max(1, step - self._first_step)
+        left = elapsed / done * max(0, self._total_steps - step)
+        line = progress_line(self._label, step, self._total_steps, values, left)
+        if not self._is_live:
+            self._print(line)
+            return
+        self._stream.write(f"\r{line}\x1b[K")
+        self._stream.flush()
+        self._is_open = True
+
+    def _print(self, line: str) -> None:
+        self.close()
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the line of the bar."""
+        if self._is_open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._is_open = False
+
+
+def progress_line(
+    label: str, step: int, total_steps: int, values: Mapping[str, float], seconds_left: float
+) -> str:
+    """One line: bar, step, loss, learning rate, speed and the time that is left."""
+    share = min(1.0, step / total_steps) if total_steps else 1.0
+    filled = round(share * _BAR_WIDTH)
+    bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
+    parts = [f"{label} [{bar}] {step}/{total_steps}", f"loss {values['loss']:.4f}"]
+    if "learning_rate" in values:
+        parts.append(f"lr {values['learning_rate']:.2e}")
+    if "tokens_per_second" in values:
+        parts.append(f"{values['tokens_per_second']:,.0f} tok/s")
+    return "  ".join([*parts, f"ETA {show_seconds(seconds_left)}"])
+
+
+def show(values: Mapping[str, float]) -> str:
+    """Figures as `name=value`."""
+    return " ".join(f"{name}={value:.4f}" for name, value in values.items())
+
+
+def show_seconds(seconds: float) -> str:
+    """A time as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class TensorBoardSink:
+    """Curves that go on after a resume without a point told twice."""
+
+    def __init__(self, directory: Path, writer_type: Any) -> None:
+        self._directory = directory
+        self._writer_type = writer_type
+        self._writer: Any = None
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Open the curves, and take back what was told of later updates."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._writer = self._writer_type(str(self._directory), purge_step=step + 1)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
+        for name, value in values.items():
+            group = "eval" if name.startswith("eval_") else "train"
+            self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
+
+    def close(self) -> None:
+        """Write the last points."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> Sinks:
+    """The sinks of a plan: console, metrics.jsonl, and TensorBoard if a directory is given."""
+    path = metrics_file if metrics_file is not None else plan.out_dir / "metrics.jsonl"
+    parts: list[MetricSink] = [Console(label), JsonLines(path)]
+    if plan.tensorboard_dir is not None:
+        writer_type = find_event_writer()
+        if writer_type is None:
+            log.warning("no curves are written: tensorboard is missing (tinkex[pipeline] has it)")
+        else:
+            parts.append(TensorBoardSink(plan.tensorboard_dir, writer_type))
+    return Sinks(parts)
+
+
+def find_event_writer() -> Any:
+    """The class that writes TensorBoard's files, or None where the package is missing."""
+    try:
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
+    except ImportError:
+        return None

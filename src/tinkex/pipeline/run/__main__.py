@@ -1,0 +1,45 @@
+"""`python -m tinkex.pipeline.run`: the pipeline as run.sh starts it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from tinkex.errors import TinkexError
+from tinkex.logs import attach_logger
+from tinkex.pipeline.config import notes, read_config
+from tinkex.pipeline.run.flags import parse_flags
+from tinkex.pipeline.run.report import closing_line, rows_of, write_table
+from tinkex.pipeline.run.running import run_pipeline
+from tinkex.pipeline.run.say import Voice
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the pipeline; the exit code is 0, 130, 143, 2 for a wrong flag, else 1."""
+    flags = parse_flags(argv)
+    begun = time.monotonic()
+    attach_logger("warning")
+    voice = Voice(sys.stdout)
+    try:
+        for note in notes():
+            voice.say(f"note: {note}")
+        outcomes = run_pipeline(read_config(is_smoke=flags.smoke_test), flags, voice)
+        write_table(rows_of(outcomes), sys.stdout)
+        voice.say(closing_line(outcomes, time.monotonic() - begun))
+    except TinkexError as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"Error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"{error.hint}\n")
+        return int(getattr(error, "exit_code", 1))
+    except OSError as error:
+        sys.stderr.write(f"Error: {error.filename or 'the disk'}: {error.strerror or error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The options of a stage's trainer, and which of them make its result what it is."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from tinkex.errors import ConfigError
+from tinkex.pipeline.arguments import make_parser, option_names
+from tinkex.pipeline.config import PipelineConfig, StageSizes
+from tinkex.pipeline.run.stages import DPO, Stage
+
+#: Options by name, each with its values; a flag has none.
+Arguments = dict[str, tuple[str, ...]]
+
+#: What the run itself decides; PRETRAIN_ARGS and the like may not.
+_OURS = frozenset(
+    {"out_dir", "ckpt_dir", "resume", "data_path", "tokenizer_dir", "init_from", "tensorboard_dir"}
+)
+#: What does not change the weights that come out.
+_INCIDENTAL = frozenset(
+    {
+        *_OURS,
+        "device",
+        "eval_data_path",
+        "eval_interval",
+        "eval_samples",
+        "keep_every",
+        "keep_last_checkpoints",
+        "log_interval",
+        "metrics_file",
+        "ref_path",
+        "save_interval",
+        "save_interval_seconds",
+        "verify",
+    }
+)
+
+
+def stage_arguments(
+    stage: Stage, config: PipelineConfig, data: Path, tokenizer: Path, parent: Path | None
+) -> Arguments:
+    """The options of a stage's trainer, without those about resuming."""
+    out_dir = config.out_dir
+    sizes = config.sizes.get(stage.name, StageSizes())
+    values: dict[str, object] = {
+        "out_dir": stage.directory(out_dir),
+        "data_path": data,
+        "tokenizer_dir": tokenizer,
+        "init_from": parent,
+        # The reference of DPO must not follow from a checkpoint that is resumed.
+        "ref_path": parent if stage is DPO else None,
+        "max_seq_len": config.max_seq_len,
+        "batch_size": sizes.batch or config.batch_size or None,
+        "accumulation_steps": config.accum_steps or None,
+        "max_steps": sizes.steps or None,
+        "limit": sizes.limit or None,
+        "eval_samples": sizes.eval_samples or None,
+        "optimizer": config.optimizer,
+        "muon_lr": config.muon_lr if config.optimizer == "muon" else None,
+        "weight_decay": config.weight_decay,
+        "seed": config.seed,
+        "device": config.device,
+        "save_interval": config.save_interval,
+        "keep_last_checkpoints": config.keep_last,
+        "tensorboard_dir": config.tf_dir / stage.name if config.tf_dir else None,
+    }
+    # A folder knows the sizes of its model; to say them again could only contradict it.
+    if parent is None or parent.suffix == ".pth":
+        values |= _shape(config)
+    usual = {name: (str(value),) for name, value in values.items() if value is not None}
+    variable = f"{stage.name.upper()}_ARGS"
+    return (
+        usual
+        | parse_extra(variable, config.usual_args(stage.name))
+        | parse_extra(variable, config.extra_args(stage.name))
+    )
+
+
+def _shape(config: PipelineConfig) -> dict[str, object]:
+    return {
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "use_moe": "true" if config.use_moe else "false",
+        "num_experts": config.num_experts if config.use_moe else None,
+    }
+
+
+def check_arguments(stage: Stage, arguments: Arguments) -> None:
+    """Have the trainer's own parser read its options, long before its turn comes."""
+    variable = f"{stage.name.upper()}_ARGS"
+    for name in arguments:
+        if name not in option_names(stage.name):
+            raise ConfigError(
+                f"{variable} has --{name}, which the trainer of {stage.name} does not know",
+                hint=f"`python trainer/{stage.trainer} --help` lists what it knows.",
+            )
+    parser = make_parser(stage.name)
+    parser.exit_on_error = False
+    try:
+        parser.parse_args(to_words(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"the trainer of {stage.name} cannot be told this: {error}") from None
+
+
+def parse_extra(variable: str, text: str) -> Arguments:
+    """Free options, split as a shell would, which never sees them."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{variable} cannot be read: {error}; got {text!r}") from None
+    found: Arguments = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = (value,) if equals else ()
+        elif name:
+            found[name] = (*found[name], word)
+        else:
+            raise ConfigError(f"{variable} must be options such as --epochs 3; got {word!r}")
+    _refuse_ours(variable, found)
+    return found
+
+
+def _refuse_ours(variable: str, found: Arguments) -> None:
+    for name in found:
+        if name in _OURS:
+            raise ConfigError(f"{variable} may not have --{name}: the run itself decides it")
+
+
+def with_resume(arguments: Arguments, step_dir: Path | None) -> Arguments:
+    """The options of a trainer that goes on from a step checkpoint, if there is one."""
+    if step_dir is None:
+        return arguments
+    return arguments | {"resume": (str(step_dir),), "ckpt_dir": (str(step_dir.parent),)}
+
+
+def to_words(arguments: Arguments) -> list[str]:
+    """Options as a command line has them."""
+    words: list[str] = []
+    for name, values in arguments.items():
+        # A value that looks like an option must be part of its word.
+        if len(values) == 1 and values[0].startswith("-"):
+            words.append(f"--{name}={values[0]}")
+        else:
+            words += [f"--{name}", *values]
+    return words
+
+
+def recipe_of(arguments: Arguments, data_digest: str) -> dict[str, str]:
+    """What a stage's result follows from, apart from its parent: by this it is known again."""
+    told = {name: " ".join(v) for name, v in arguments.items() if name not in _INCIDENTAL}
+    return {"data": data_digest, **told}
+
+
+def changes_between(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Field by field, what was and what is."""
+    names = dict.fromkeys([*then, *now])
+    return [
+        f"{name}: {_shown(then.get(name))} -> {_shown(now.get(name))}"
+        for name in names
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "(not given)"
+    return value if len(value) < 40 else f"{value[:12]}..."

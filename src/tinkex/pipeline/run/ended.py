@@ -1,0 +1,64 @@
+"""How a run ends before its last stage is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinkex.errors import TinkexError, Verdict
+
+
+class RunEnded(TinkexError):
+    """A stage did not come to its end."""
+
+    verdict = Verdict(is_user_error=True, is_retryable=False)
+
+    def __init__(self, message: str, hint: str, exit_code: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+def refused(stage: str, out_dir: str, changes: Sequence[str]) -> RunEnded:
+    """Something that a stage was made from has changed."""
+    listed = "\n".join(f"  {change}" for change in changes)
+    return RunEnded(
+        f"{stage} in {out_dir} was made from something else; what changed:\n{listed}",
+        f"Run with --restart-from {stage} to throw it and all later stages away and train them "
+        "again, undo the change, or set another OUT_DIR.",
+    )
+
+
+def interrupted(stage: str, step: int | None, exit_code: int) -> RunEnded:
+    """Somebody stopped the run."""
+    saved = f"its work is saved at step {step}" if step is not None else "nothing was trained yet"
+    return RunEnded(
+        f"{stage} was interrupted; {saved}",
+        "Run the same command again, and it goes on from there.",
+        exit_code,
+    )
+
+
+def stopped(number: int) -> RunEnded:
+    """Somebody stopped the run while no trainer was at work."""
+    return RunEnded(
+        "the run was interrupted; nothing is lost",
+        "Run the same command again, and it goes on from there.",
+        128 + number,
+    )
+
+
+def failed(stage: str, step: int | None, exit_code: int, place: str = "above") -> RunEnded:
+    """A trainer gave up; its last lines are in a place."""
+    again = f"goes on from step {step}" if step is not None else "starts it again"
+    return RunEnded(
+        f"{stage} failed: its trainer ended with exit code {exit_code}; its last lines are {place}",
+        f"Put right what they say and run the same command again: it {again}.",
+        exit_code if 0 < exit_code < 126 else 1,
+    )
+
+
+def resultless(stage: str) -> RunEnded:
+    """A trainer said that all is well, and left nothing."""
+    return RunEnded(
+        f"{stage} failed: its trainer ended well and left no result",
+        f"Run with --restart-from {stage} to train it again.",
+    )

@@ -1,0 +1,45 @@
+"""The one-file weights of all stages under their old names in OUT_DIR."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tinkex.checkpoint.atomic import SCRATCH_PREFIX
+from tinkex.ids import new_id
+from tinkex.pipeline.run.stages import ORDER, Stage
+
+
+def legacy_files(stage: Stage, out_dir: Path) -> list[Path]:
+    """The .pth files that a stage has written."""
+    return sorted(stage.directory(out_dir).glob(f"{stage.legacy}_*.pth")) if stage.legacy else []
+
+
+def link_legacy(stage: Stage, out_dir: Path) -> list[Path]:
+    """Make each of them reachable in OUT_DIR itself; returns the names there."""
+    return [_link(target, out_dir / target.name) for target in legacy_files(stage, out_dir)]
+
+
+def _link(target: Path, link: Path) -> Path:
+    # Seen from the link's own directory: it then holds wherever OUT_DIR is moved to.
+    inside = os.path.relpath(target, link.parent)
+    scratch = link.with_name(f"{SCRATCH_PREFIX}{new_id()}")
+    try:
+        try:
+            scratch.symlink_to(inside)
+        except OSError:
+            shutil.copyfile(target, scratch)
+        scratch.replace(link)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return link
+
+
+def remove_dangling(out_dir: Path) -> None:
+    """Take away links whose stage is gone."""
+    for stage in ORDER:
+        names = out_dir.glob(f"{stage.legacy}_*.pth") if stage.legacy else ()
+        for link in names:
+            if link.is_symlink() and not link.exists():
+                link.unlink()

@@ -1,0 +1,116 @@
+"""One run at a time in an output directory: the second is told who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from tinkex.errors import ConfigError
+
+LOCK_NAME = "run.lock"
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who works in a directory."""
+
+    pid: int
+    host: str
+    since: str
+    stage: str | None = None
+    trainer_pid: int | None = None
+    """The trainer's process; it keeps the lock should it outlive the run."""
+
+
+class RunLock:
+    """The lock while it is held; says what its holder does."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        """Given to trainers, so that the lock lasts as long as any of them writes."""
+        self._holder = Holder(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat())
+        self.note(None, None)
+
+    def note(self, stage: str | None, trainer_pid: int | None) -> None:
+        """Write down which stage is being trained, and by which process."""
+        holder = msgspec.structs.replace(self._holder, stage=stage, trainer_pid=trainer_pid)
+        content = msgspec.json.encode(holder)
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, content, 0)
+
+
+@contextlib.contextmanager
+def locked(out_dir: Path) -> Iterator[RunLock]:
+    """Hold a directory, or say who does."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    path = out_dir / LOCK_NAME
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor, out_dir, path)
+        yield RunLock(descriptor)
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, out_dir: Path, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = read_holder(path)
+        who = describe(holder) if holder else "another run"
+        pid = (holder.trainer_pid if holder and not _lives(holder.pid) else None) or (
+            holder.pid if holder else None
+        )
+        raise ConfigError(
+            f"{out_dir} is in use by {who}",
+            hint=f"Wait for it, stop it{f' (kill {pid})' if pid else ''}, or set another OUT_DIR.",
+        ) from None
+
+
+def holder_of(out_dir: Path) -> Holder | None:
+    """Who works in a directory now; None if nobody does."""
+    path = out_dir / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return read_holder(path)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def read_holder(path: Path) -> Holder | None:
+    """What the lock file says; None if it says nothing."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def describe(holder: Holder) -> str:
+    """A holder in words."""
+    doing = f", training {holder.stage}" if holder.stage else ""
+    if holder.trainer_pid is not None and not _lives(holder.pid):
+        return f"trainer {holder.trainer_pid} of a run that has ended{doing}"
+    return f"process {holder.pid} on {holder.host} since {holder.since[:19]}{doing}"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

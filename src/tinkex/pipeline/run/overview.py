@@ -1,0 +1,142 @@
+"""The stages of an output directory as they are now; reads, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tinkex.errors import ConfigError
+from tinkex.pipeline.run.lock import holder_of
+from tinkex.pipeline.run.records import MetricChange, StageRecord, Status, read_record, read_result
+from tinkex.pipeline.run.stages import BY_NAME, ORDER, Stage
+from tinkex.pipeline.run.starts import result_digest
+from tinkex.pipeline.steps import is_valid_step, step_number
+
+METRICS_NAME = "metrics.jsonl"
+_TAIL_BYTES = 1 << 16
+
+
+class StageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage, as people and programs are told about it."""
+
+    stage: str
+    status: str
+    """running, complete, failed, interrupted; died: nobody trains it, and nobody said why."""
+    stale: str | None = None
+    """Why its parent is no more what it was made from."""
+    step: int | None = None
+    """The last update that was told of."""
+    saved_step: int | None = None
+    """The newest step checkpoint."""
+    loss: float | None = None
+    updated_at: datetime | None = None
+    pid: int | None = None
+    metrics: dict[str, MetricChange] = {}
+    directory: str
+
+
+def look_over(out_dir: Path) -> list[StageView]:
+    """Every stage that has begun, in their order."""
+    holder = holder_of(out_dir)
+    running = holder.stage if holder is not None else None
+    begun = [stage for stage in ORDER if stage.directory(out_dir).is_dir()]
+    return [_view(stage, out_dir, stage.name == running) for stage in begun]
+
+
+def _view(stage: Stage, out_dir: Path, is_running: bool) -> StageView:
+    directory = stage.directory(out_dir)
+    record, result = read_record(directory), read_result(directory)
+    last = _last_row(directory / METRICS_NAME)
+    return StageView(
+        stage=stage.name,
+        status=_status(record, is_running),
+        stale=_stale(stage, record, out_dir),
+        step=_step(last) or (result.steps if result is not None else None),
+        saved_step=_saved_step(stage.checkpoint_dir(out_dir)),
+        loss=_number(last, "loss"),
+        updated_at=_updated(directory),
+        pid=record.pid if record is not None and is_running else None,
+        metrics=result.metrics if result is not None else {},
+        directory=str(directory),
+    )
+
+
+def _status(record: StageRecord | None, is_running: bool) -> str:
+    if is_running:
+        return Status.RUNNING.value
+    if record is None:
+        return "unknown"
+    return "died" if record.status is Status.RUNNING else record.status.value
+
+
+def _stale(stage: Stage, record: StageRecord | None, out_dir: Path) -> str | None:
+    if record is None or record.parent not in BY_NAME:
+        return None
+    if result_digest(BY_NAME[record.parent], out_dir) == record.parent_digest:
+        return None
+    return f"{record.parent} is no more what {stage.name} was made from"
+
+
+def _saved_step(root: Path) -> int | None:
+    # Not by the function that trainers use: it tidies up, which a mere look must not.
+    steps = [step_number(path) for path in root.glob("step_*") if is_valid_step(path)]
+    return max((step for step in steps if step is not None), default=None)
+
+
+def _updated(directory: Path) -> datetime | None:
+    times = [path.stat().st_mtime for path in directory.iterdir() if path.is_file()]
+    return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+# --- metrics ------------------------------------------------------------------------------
+
+
+def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
+    """Every line of a stage's metrics; one that was cut off by a crash is left out."""
+    if stage not in BY_NAME:
+        raise ConfigError(f"there is no stage {stage!r}; there is: {', '.join(BY_NAME)}")
+    path = BY_NAME[stage].directory(out_dir) / METRICS_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{stage} has no metrics yet: there is no {path}",
+            hint="`tinkex pipeline status` shows which stages have begun.",
+        ) from None
+    return [row for line in content.splitlines() if (row := _row(line)) is not None]
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """The last line that tells a loss, read from the end: the file may be long."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    rows = [row for line in lines if (row := _row(line)) is not None]
+    return next((row for row in reversed(rows) if _number(row, "loss") is not None), {})
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and _step(row) is not None else None
+
+
+def _step(row: dict[str, Any]) -> int | None:
+    step = row.get("step")
+    return step if isinstance(step, int) else None
+
+
+def _number(row: dict[str, Any], name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,104 @@
+"""What came of a run: a table for people, a line of JSON per stage for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tinkex.pipeline.run.decisions import Action
+from tinkex.pipeline.run.records import MetricChange, StageResult
+
+HEADINGS = ("Stage", "", "Metric", "Before", "After", "Steps", "Tokens", "Seconds")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one stage in a run."""
+
+    stage: str
+    action: Action
+    result: StageResult | None = None
+    """What its trainer told; the tokenizer has none."""
+
+
+def rows_of(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """A row per metric; what is about the stage stands in its first."""
+    rows: list[tuple[str, ...]] = []
+    for outcome in outcomes:
+        result = outcome.result
+        if result is None:
+            continue
+        about = (f"{result.steps:,}", f"{result.tokens:,}", f"{result.seconds:,.1f}")
+        metrics = list(result.metrics.items()) or [("", MetricChange())]
+        for place, (name, change) in enumerate(metrics):
+            head = (outcome.stage, outcome.action.value) if place == 0 else ("", "")
+            tail = about if place == 0 else ("", "", "")
+            rows.append((*head, name, _number(change.before), _number(change.after), *tail))
+    return rows
+
+
+def write_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
+    """The rows under their headings, drawn on a terminal and plain elsewhere."""
+    if not rows:
+        return
+    if stream.isatty():
+        Console(file=stream).print(_drawn(rows))
+    else:
+        stream.write(plain_table([HEADINGS, *rows]))
+    stream.flush()
+
+
+def plain_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows with their cells below each other; numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < 3 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines)
+
+
+def closing_line(outcomes: Sequence[Outcome], seconds: float) -> str:
+    """The last line of a run."""
+    if all(outcome.action is Action.SKIP for outcome in outcomes):
+        return f"Nothing to do: every stage is complete ({seconds:.1f} s)."
+    return f"Done in {seconds:.1f} s."
+
+
+def append_results(path: Path, outcomes: Sequence[Outcome], out_dir: Path) -> None:
+    """A line of JSON for each stage that was trained in this run."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    lines = [
+        msgspec.json.encode(
+            {"time": now, "out_dir": str(out_dir), "action": outcome.action}
+            | msgspec.to_builtins(outcome.result)
+        )
+        for outcome in outcomes
+        if outcome.result is not None and outcome.action is not Action.SKIP
+    ]
+    if lines:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+
+
+def _drawn(rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title="Results on held-out data")
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if place < 3 else "right")
+    for place, row in enumerate(rows):
+        is_last = place + 1 == len(rows) or bool(rows[place + 1][0])
+        table.add_row(*row, end_section=is_last)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,13 @@
+"""A trainer by the name of its stage: `python -m tinkex.pipeline.run.trainer pretrain --help`."""
+
+from __future__ import annotations
+
+import sys
+
+from tinkex.pipeline.arguments import STAGES
+from tinkex.pipeline.trainers import main
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in STAGES:
+        sys.exit(f"the first word must be a stage: {', '.join(STAGES)}")
+    sys.exit(main(sys.argv.pop(1)))

@@ -1,0 +1,175 @@
+"""Rows of the sample data: sums, comparisons, opposites, days, and little talks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jon", "Kim", "Lea")
+PLACES = ("garden", "kitchen", "market", "library", "harbour", "forest", "station", "school")
+THINGS = ("apples", "books", "shells", "stones", "coins", "letters", "pears", "stamps")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+OPPOSITES = {
+    "hot": "cold",
+    "big": "small",
+    "fast": "slow",
+    "light": "dark",
+    "old": "new",
+    "up": "down",
+    "wet": "dry",
+    "open": "closed",
+    "early": "late",
+    "full": "empty",
+    "high": "low",
+    "soft": "hard",
+    "loud": "quiet",
+    "near": "far",
+    "long": "short",
+    "rich": "poor",
+}
+THANKS = ("Thank you.", "Thanks!", "Thanks a lot.", "Good, thank you.")
+WELCOMES = ("You are welcome.", "With pleasure.", "Any time.")
+_LARGEST_SUMMAND, _LARGEST = 20, 99
+
+
+class Task(NamedTuple):
+    """A question that has one right answer."""
+
+    question: str
+    answer: str
+    """The bare answer."""
+    sentence: str
+    """The answer as one says it."""
+    thought: str
+    """How one comes to it."""
+    wrong: str
+    """An answer that is not right."""
+
+
+def _sum(dice: Random) -> Task:
+    a, b = dice.randint(0, _LARGEST_SUMMAND), dice.randint(0, _LARGEST_SUMMAND)
+    question = dice.choice((f"What is {a} plus {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?"))
+    wrong = str(a + b + dice.choice((-3, -2, 2, 3)) if a + b >= 3 else a + b + 2)
+    thought = f"I start at {a} and go {b} further, which gives {a + b}."
+    return Task(question, str(a + b), f"{a} plus {b} is {a + b}.", thought, wrong)
+
+
+def _larger(dice: Random) -> Task:
+    a, b = dice.sample(range(_LARGEST + 1), 2)
+    question = dice.choice(
+        (f"Which is larger, {a} or {b}?", f"What is the maximum of {a} and {b}?")
+    )
+    best, least = max(a, b), min(a, b)
+    thought = f"I compare {a} with {b}. {best} is more than {least}."
+    return Task(question, str(best), f"{best} is larger than {least}.", thought, str(least))
+
+
+def _opposite(dice: Random) -> Task:
+    word, other = dice.choice(sorted(OPPOSITES.items()))
+    if dice.random() < 0.5:
+        word, other = other, word
+    question = dice.choice((f"What is the opposite of {word}?", f"Name the opposite of {word}."))
+    wrong = dice.choice(sorted(set(OPPOSITES) - {word, other}))
+    thought = f"What is not {word} is {other}."
+    return Task(question, other, f"The opposite of {word} is {other}.", thought, wrong)
+
+
+def _day(dice: Random) -> Task:
+    at, step = dice.randrange(7), dice.choice((-1, 1))
+    day, other, wrong = DAYS[at], DAYS[(at + step) % 7], DAYS[(at + 3) % 7]
+    word = "after" if step > 0 else "before"
+    question = f"Which day comes {word} {day}?"
+    thought = f"The days around {day} are {DAYS[at - 1]} and {DAYS[(at + 1) % 7]}."
+    return Task(question, other, f"{other} comes {word} {day}.", thought, wrong)
+
+
+_TASKS: tuple[Callable[[Random], Task], ...] = (_sum, _larger, _opposite, _day)
+#: Tasks of which there are many are asked more often.
+_SHARES = (4, 4, 1, 1)
+
+
+def _task(dice: Random) -> Task:
+    return dice.choices(_TASKS, _SHARES)[0](dice)
+
+
+# --- a row of each stage --------------------------------------------------------------------
+
+
+def pretrain_row(dice: Random) -> Mapping[str, Any]:
+    """A text: a story, or some statements."""
+    return {"text": _story(dice) if dice.random() < 0.4 else _statements(dice)}
+
+
+def sft_row(dice: Random) -> Mapping[str, Any]:
+    """A talk: a question and its answer, sometimes with a second one or a thank-you."""
+    task = _task(dice)
+    turns = [_user(task.question), _assistant(task.sentence)]
+    more = dice.random()
+    if more < 0.2:
+        turns += [_user(dice.choice(THANKS)), _assistant(dice.choice(WELCOMES))]
+    elif more < 0.4:
+        other = _task(dice)
+        turns += [_user(other.question), _assistant(other.sentence)]
+    return {"conversations": turns}
+
+
+def dpo_row(dice: Random) -> Mapping[str, Any]:
+    """A question with an answer that is right and said well, and one that is not."""
+    task = _task(dice)
+    bad = dice.choice(
+        (
+            f"{task.wrong}, I guess.",
+            "I do not want to answer that.",
+            f"Maybe {task.wrong}. Ask me later.",
+        )
+    )
+    return {
+        "chosen": [_user(task.question), _assistant(task.sentence)],
+        "rejected": [_user(task.question), _assistant(bad)],
+    }
+
+
+def r1_row(dice: Random) -> Mapping[str, Any]:
+    """A question that is thought about before it is answered."""
+    task = _task(dice)
+    said = f"<think>{task.thought}</think><answer>{task.answer}</answer>"
+    return {"conversations": [_user(task.question), _assistant(said)]}
+
+
+MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
+    "pretrain": pretrain_row,
+    "sft": sft_row,
+    "dpo": dpo_row,
+    "r1": r1_row,
+}
+
+
+def _user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def _assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def _statements(dice: Random) -> str:
+    tasks = [_task(dice) for _ in range(dice.randint(2, 6))]
+    return " ".join(f"{task.question} {task.sentence}" for task in tasks)
+
+
+def _story(dice: Random) -> str:
+    name, friend = dice.sample(NAMES, 2)
+    place, thing, day = dice.choice(PLACES), dice.choice(THINGS), dice.choice(DAYS)
+    had, got = dice.randint(1, _LARGEST_SUMMAND), dice.randint(1, _LARGEST_SUMMAND)
+    lines = (
+        f"On {day} {name} went to the {place} with {friend}.",
+        f"{name} had {had} {thing}, and {friend} gave {name} {got} more.",
+        f"Now {name} has {had + got} {thing}.",
+    )
+    ends = (
+        f"The {place} was quiet, and they stayed until it was dark.",
+        f"{friend} was glad, and {name} was glad too.",
+        f"They will come back to the {place} on {dice.choice(DAYS)}.",
+    )
+    return " ".join((*lines, dice.choice(ends)))

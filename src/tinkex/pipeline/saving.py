@@ -1,0 +1,120 @@
+"""When a run saves and what: one rank writes, with the generators of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tinkex.checkpoint.retention import Retention
+from tinkex.errors import CheckpointError
+from tinkex.logs import get_logger
+from tinkex.pipeline.distributed import Ranks
+from tinkex.pipeline.optim import Optimizers
+from tinkex.pipeline.schedule import is_save_due
+from tinkex.pipeline.stage import Stage, TrainPlan
+from tinkex.pipeline.state import TrainState
+from tinkex.pipeline.step_files import StepContent, check_space, num_bytes
+from tinkex.pipeline.steps import clean_root, step_name
+from tinkex.pipeline.weights import named_weights
+from tinkex.pipeline.writer import StepWriter
+
+#: Weights and the two moments of AdamW.
+_COPIES = 3
+
+log = get_logger(__name__)
+
+
+class Saver:
+    """The step checkpoints of a run."""
+
+    def __init__(
+        self, stage: Stage, plan: TrainPlan, ranks: Ranks, config: Mapping[str, Any]
+    ) -> None:
+        self._stage, self._plan, self._ranks, self._config = stage, plan, ranks, config
+        retention = Retention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
+        self._writer = StepWriter(plan.checkpoint_root, retention)
+        self._saved_at = time.monotonic()
+        self._has_saved = False
+        self.saved_step: int | None = None
+        """The step that is on disk, or on its way."""
+
+    def prepare(self) -> None:
+        """Clear what a dead run left, and refuse a disk that could not hold a checkpoint."""
+        if self._ranks.is_first:
+            root = self._plan.checkpoint_root
+            root.mkdir(parents=True, exist_ok=True)
+            clean_root(root)
+            check_space(root, _COPIES * num_bytes(named_weights(self._stage.model)))
+
+    @property
+    def is_overdue(self) -> bool:
+        """True when so much time has passed since the last save that another is due."""
+        seconds = time.monotonic() - self._saved_at
+        limit = self._plan.save_interval_seconds
+        return self._ranks.is_first and bool(limit) and seconds >= limit
+
+    @property
+    def has_failed(self) -> bool:
+        """True when the last save did not work."""
+        return self._writer.has_failed
+
+    def raise_failure(self) -> None:
+        """Raise what the save failed with."""
+        self._writer.wait()
+        raise CheckpointError("the first rank could not save", hint="Its own message says why.")
+
+    def save(self, state: TrainState, optimizer: Optimizers, rng: Any) -> None:
+        """Save a step unless it is saved already; every rank must ask for it."""
+        if state.global_step == self.saved_step:
+            return
+        rngs = self._ranks.gather(rng)
+        self.saved_step, self._saved_at = state.global_step, time.monotonic()
+        if not self._ranks.is_first:
+            return
+        record = {**state.to_record(), "args": dict(self._plan.args), "seed": self._plan.seed}
+        content = StepContent(
+            weights=named_weights(self._stage.model),
+            optimizer={"optimizer": optimizer.state_dict(), "scaler": {}},
+            state=record,
+            rng=rngs,
+            config=self._config,
+        )
+        self._writer.save(state.global_step, content, best=state.best_step, also=self._legacy)
+        self._has_saved = True
+
+    def save_if_due(self, state: TrainState, optimizer: Optimizers, rng: Any, is_due: bool) -> None:
+        """Save a step for its number, or because something else made it due on all ranks."""
+        if is_due or is_save_due(self._plan, state.global_step):
+            self.save(state, optimizer, rng)
+
+    def rescue(self, state: TrainState, optimizer: Optimizers, rng: Any) -> None:
+        """Save before an error ends the run; that it cannot be done is said, not raised."""
+        try:
+            self.save(state, optimizer, rng)
+            self._writer.wait()
+        except (CheckpointError, OSError) as error:
+            log.warning("the last update is not saved: %s", error)
+
+    def _legacy(self, weights: Mapping[str, Tensor]) -> None:
+        self._stage.write_legacy(weights, self._plan.out_dir)
+
+    def finish(self) -> None:
+        """Wait until all is on disk; a run that had nothing to save still has its weights file."""
+        self._writer.wait()
+        if self._ranks.is_first and not self._has_saved:
+            self._legacy(named_weights(self._stage.model))
+
+    def wait(self) -> Path | None:
+        """Wait until the newest step is on disk; where it is, on the rank that writes."""
+        self._writer.wait()
+        if not self._ranks.is_first or self.saved_step is None:
+            return None
+        return self._plan.checkpoint_root / step_name(self.saved_step)
+
+    def close(self) -> None:
+        """Wait for the last write, and end the thread."""
+        self._writer.close()

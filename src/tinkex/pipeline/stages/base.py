@@ -1,0 +1,88 @@
+"""What all stages share: a model with its parts, its identity, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.data.packing import Indices
+from tinkex.pipeline.data.tokens import TokenFile
+from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
+from tinkex.pipeline.forward import Hidden, TrainingPass
+from tinkex.pipeline.tokenizer import TextTokenizer
+
+#: Settings of a model's config that do not change what it computes.
+_INCIDENTAL = frozenset({"transformers_version", "_name_or_path", "dtype", "use_cache"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a token file."""
+
+    file: TokenFile
+    rows: Indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a stage is made from."""
+
+    arguments: Arguments
+    model: PreTrainedModel
+    tokenizer: TextTokenizer
+    train: Part
+    held_out: Part
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    parent: str = ""
+    """The digest of the weights that the model started from."""
+
+
+class BaseStage:
+    """A model that is trained, whatever on."""
+
+    name = ""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.model = setting.model
+        self.run = TrainingPass(setting.model, setting.dtype)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What must be the same when training goes on."""
+        known = self.setting.arguments
+        model = self.model.config.to_dict()
+        return {
+            "model": {name: model[name] for name in model if name not in _INCIDENTAL},
+            "tokenizer": self.setting.tokenizer.digest,
+            "data": self.setting.train.file.digest,
+            "num_rows": len(self.setting.train.rows),
+            "parent": self.setting.parent,
+            "max_seq_len": known.max_seq_len,
+            **self.own_config(),
+        }
+
+    def own_config(self) -> Mapping[str, Any]:
+        """Settings of this stage's loss."""
+        return {}
+
+    def write_legacy(self, weights: Mapping[str, Tensor], directory: Path) -> None:
+        """Write the one-file weights."""
+        write_legacy(weights, directory / legacy_name(self.name, self.model.config))
+
+    def export(self, directory: Path) -> None:
+        """Write the model folder."""
+        export_folder(self.model, self.setting.tokenizer, directory)
+
+
+def with_balance(total: Tensor, hidden: Hidden, weight: float) -> Tensor:
+    """A sum, and what the uneven use of experts adds to it."""
+    return total if hidden.balance is None else total + hidden.balance * weight

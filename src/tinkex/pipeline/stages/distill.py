@@ -1,0 +1,94 @@
+"""Reasoning distillation: thoughts and answers are learned, their tags most of all.
+
+A teacher's probabilities may be learned beside the text:
+alpha * cross-entropy + (1 - alpha) * T^2 * KL(teacher || student).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinkex.errors import ConfigError
+from tinkex.pipeline.data.batches import TokenBatch
+from tinkex.pipeline.evaluation import cases_of, exact_match, perplexity
+from tinkex.pipeline.forward import TrainingPass
+from tinkex.pipeline.head import Teacher, teacher_kl, weighted_nll
+from tinkex.pipeline.stage import Loss
+from tinkex.pipeline.stages.base import Setting, with_balance
+from tinkex.pipeline.stages.sft import SftStage
+
+
+class DistillStage(SftStage):
+    """Learns as SFT does, with a weight on the tags and perhaps a teacher."""
+
+    name = "r1"
+
+    def __init__(self, setting: Setting, teacher: PreTrainedModel | None, digest: str = "") -> None:
+        super().__init__(setting)
+        known, tokenizer = setting.arguments, setting.tokenizer
+        self._digest = digest
+        self.teacher = None if teacher is None else _heard(teacher, setting)
+        # A weight by token: 1, and more for each tag. It multiplies the mask, never replaces it.
+        tags = [tokenizer.id_of(tag) for tag in known.r1_tokens]
+        self._weight_V = torch.ones(setting.model.config.vocab_size, device=setting.device)
+        self._weight_V[tags] = known.r1_token_weight
+        part = setting.held_out
+        self._cases = cases_of(part.file, part.rows, tokenizer, known.max_seq_len)
+
+    def own_config(self) -> Mapping[str, Any]:
+        """The tags' weight and the teacher."""
+        known = self.setting.arguments
+        told: dict[str, Any] = {
+            "r1_tokens": list(known.r1_tokens),
+            "r1_token_weight": known.r1_token_weight,
+        }
+        if self.teacher is not None:
+            told["teacher"] = self._digest
+            told["distill_alpha"] = known.distill_alpha
+            told["distill_temperature"] = known.distill_temperature
+        return told
+
+    def loss(self, batch: TokenBatch) -> Loss:
+        """Weighted cross-entropy, divided by how many tokens count and not by their weights."""
+        device = self.setting.device
+        counted_T = batch.counted_T.to(device)
+        hidden = self.run(batch.tokens_T.to(device), batch.lengths)
+        states_PD, targets_P = hidden.states_TD[counted_T], batch.targets_T.to(device)[counted_T]
+        total = weighted_nll(states_PD, self.run.head_VD, targets_P, self._weight_V[targets_P])
+        weight = float(len(targets_P))
+        metrics = {"text_loss": float(total.detach())}
+        if self.teacher is not None:
+            known = self.setting.arguments
+            apart = self._teach(batch, states_PD, counted_T)
+            share = (1.0 - known.distill_alpha) * known.distill_temperature**2
+            total = known.distill_alpha * total + share * apart
+            metrics["teacher_kl"] = float(apart.detach())
+        return Loss(total=with_balance(total, hidden, weight), weight=weight, metrics=metrics)
+
+    def _teach(self, batch: TokenBatch, states_PD: Tensor, counted_T: Tensor) -> Tensor:
+        assert self.teacher is not None
+        with torch.no_grad():
+            hidden = self.teacher(batch.tokens_T.to(self.setting.device), batch.lengths)
+            known = Teacher(hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype))
+        temperature = self.setting.arguments.distill_temperature
+        return teacher_kl(states_PD, self.run.head_VD, known, temperature)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The share of held-out answers that are exactly right, and the loss."""
+        right = exact_match(self.model, self.setting.tokenizer, self._cases)
+        return {"exact_match": right, **perplexity(self.run, self.held_out, self.setting.device)}
+
+
+def _heard(teacher: PreTrainedModel, setting: Setting) -> TrainingPass:
+    own, other = setting.model.config.vocab_size, teacher.config.vocab_size
+    if own != other:
+        raise ConfigError(
+            f"the teacher has {other} tokens and the student {own}; they must share a tokenizer",
+            hint="Use a teacher that was made with the student's tokenizer, or none.",
+        )
+    return TrainingPass(teacher.requires_grad_(False).eval(), setting.dtype)

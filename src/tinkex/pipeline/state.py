@@ -1,0 +1,126 @@
+"""Where a run is: all that a later process needs to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinkex.errors import CheckpointError
+from tinkex.pipeline.schedule import Position
+
+#: Metrics whose name has one of these are better when they are higher.
+_HIGHER_IS_BETTER = ("accuracy", "match", "reward", "margin")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """The position of a run and what it counted; changed by the loop after each update alone."""
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    """Micro-batches of this epoch that are done, over all ranks."""
+    global_step: int = 0
+    """Updates of the weights."""
+    tokens: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    world_size: int = 1
+    total_steps: int = 0
+    """Where the schedule ends."""
+    best_metric: float | None = None
+    best_step: int | None = None
+    before: dict[str, float] = field(default_factory=dict)
+    """Held-out figures before the first update."""
+    held_out: dict[str, float] = field(default_factory=dict)
+    """The newest of them."""
+    evaluated_step: int = -1
+    """The step they are of."""
+
+    @property
+    def position(self) -> Position:
+        """Where in the data the run is."""
+        return Position(epoch=self.epoch, index=self.step_in_epoch)
+
+    def note_evaluation(self, values: Mapping[str, float]) -> bool:
+        """Remember held-out figures; True when the first of them is the best after an update."""
+        self.held_out, self.evaluated_step = dict(values), self.global_step
+        if not self.global_step:
+            self.before = dict(values)
+        name, value = next(iter(values.items()), ("", math.nan))
+        if not self.global_step or not math.isfinite(value):
+            return False
+        sign = 1.0 if is_higher_better(name) else -1.0
+        if self.best_metric is not None and sign * value <= sign * self.best_metric:
+            return False
+        self.best_metric, self.best_step = value, self.global_step
+        return True
+
+    def to_record(self) -> dict[str, Any]:
+        """The state as state.json has it; figures that JSON does not know become null."""
+        record = asdict(self)
+        for figures in ("before", "held_out"):
+            values = getattr(self, figures)
+            record[figures] = {name: _finite(value) for name, value in values.items()}
+        return record
+
+
+def is_higher_better(metric: str) -> bool:
+    """True for metrics like accuracy, False for those like loss."""
+    return any(word in metric for word in _HIGHER_IS_BETTER)
+
+
+def read_state(record: Mapping[str, Any]) -> TrainState:
+    """Read what to_record gave; the three numbers of an older checkpoint are enough."""
+    known = {item.name for item in fields(TrainState)}
+    state = TrainState(**{name: value for name, value in record.items() if name in known})
+    for name in ("epoch", "step_in_epoch", "global_step"):
+        value = record.get(name)
+        if not isinstance(value, int) or value < 0:
+            raise CheckpointError(f"state.json has {name} {value!r}, expected a count")
+    state.before, state.held_out = _figures(state.before), _figures(state.held_out)
+    return state
+
+
+def _figures(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def seed_everything(seed: int, rank: int) -> None:
+    """Seed every generator; each rank draws numbers of its own."""
+    random.seed(f"{seed}:{rank}")
+    np.random.seed((seed + 7919 * rank) % 2**32)
+    torch.manual_seed(seed + 7919 * rank)
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of every generator of this process, as plain values and tensors."""
+    version, numbers, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = numpy_state
+    return {
+        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_rng(saved: Mapping[str, Any]) -> None:
+    """Make every generator go on from where it was."""
+    version, numbers, gauss = saved["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    name, keys, position, has_gauss, cached = saved["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] and len(saved["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(saved["cuda"])

@@ -1,0 +1,178 @@
+"""One step's files: written whole or not at all, read back with nothing executed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinkex.checkpoint.atomic import new_directory
+from tinkex.checkpoint.manifest import write_manifest
+from tinkex.errors import CheckpointError
+from tinkex.pipeline.steps import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    REPLACED_PREFIX,
+    RNG_FILE,
+    STATE_FILE,
+    point_latest,
+    step_name,
+)
+
+FORMAT_VERSION = 1
+#: What a save needs beside its tensors, in bytes.
+_MARGIN = 1 << 20
+_FREE_SPACE = "Free some space, or give another --ckpt_dir; the checkpoints before it are whole."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContent:
+    """All that a step checkpoint holds."""
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    """`optimizer` and `scaler`."""
+    state: Mapping[str, Any]
+    rng: list[Any] = field(default_factory=list)
+    """One entry per rank; empty in checkpoints of the older kind."""
+    config: Mapping[str, Any] | None = None
+    """What must not change; None in checkpoints of the older kind."""
+
+
+def write_step(root: Path, step: int, content: StepContent) -> Path:
+    """Write a step's directory, atomically; the same step's older version stays until then."""
+    final = root / step_name(step)
+    root.mkdir(parents=True, exist_ok=True)
+    check_space(root, num_bytes(content))
+    aside = final.with_name(f"{REPLACED_PREFIX}{final.name}")
+    try:
+        with new_directory(final) as scratch:
+            _write_files(scratch, content)
+            write_manifest(scratch)
+            _set_aside(final, aside)
+    except (OSError, RuntimeError) as error:
+        _put_back(aside, final)
+        raise CheckpointError(
+            f"step {step} could not be saved in {root}: {_reason(error)}", hint=_FREE_SPACE
+        ) from error
+    shutil.rmtree(aside, ignore_errors=True)
+    point_latest(root, final)
+    return final
+
+
+def _write_files(directory: Path, content: StepContent) -> None:
+    _save(directory / MODEL_FILE, dict(content.weights))
+    _save(directory / OPTIMIZER_FILE, dict(content.optimizer))
+    if content.rng:
+        _save(directory / RNG_FILE, content.rng)
+    if content.config is not None:
+        versions = {"format": FORMAT_VERSION, "torch": torch.__version__}
+        _dump(directory / CONFIG_FILE, {**content.config, "versions": versions})
+    _dump(directory / STATE_FILE, content.state)
+
+
+def _save(path: Path, value: Any) -> None:
+    with path.open("wb") as file:
+        torch.save(value, file)
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said; torch's own words hide that a disk is full."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    return str(error).partition("\n")[0]
+
+
+def _dump(path: Path, value: Mapping[str, Any]) -> None:
+    # Arguments may hold devices and paths; their text is what a reader wants.
+    text = json.dumps(value, indent=2, sort_keys=True, default=str, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _set_aside(final: Path, aside: Path) -> None:
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+
+
+def _put_back(aside: Path, final: Path) -> None:
+    if aside.exists() and not final.exists():
+        with suppress(OSError):
+            aside.rename(final)
+
+
+def check_space(root: Path, needed: int, free_bytes: Callable[[Path], int] | None = None) -> None:
+    """Refuse a save for which the disk is too small, before anything is written."""
+    free = free_bytes(root) if free_bytes is not None else shutil.disk_usage(root).free
+    if free < needed + _MARGIN:
+        raise CheckpointError(
+            f"{root} has {free / 1e6:,.0f} MB free, and a checkpoint needs "
+            f"{(needed + _MARGIN) / 1e6:,.0f} MB",
+            hint=_FREE_SPACE,
+        )
+
+
+def num_bytes(value: Any) -> int:
+    """How many bytes the tensors in a tree have; tied ones count once."""
+    seen: dict[int, int] = {}
+    _count(value, seen)
+    return sum(seen.values())
+
+
+def _count(value: Any, seen: dict[int, int]) -> None:
+    if isinstance(value, Tensor):
+        seen[value.data_ptr() or id(value)] = value.numel() * value.element_size()
+    elif isinstance(value, StepContent):
+        _count([value.weights, value.optimizer, value.rng], seen)
+    elif isinstance(value, Mapping):
+        _count(list(value.values()), seen)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _count(item, seen)
+
+
+def read_step(path: Path, device: str | torch.device = "cpu") -> StepContent:
+    """Read a step's files; CheckpointError says which of them cannot be read."""
+    has_rng, has_config = (path / RNG_FILE).exists(), (path / CONFIG_FILE).exists()
+    return StepContent(
+        weights=_mapping(path / MODEL_FILE, _load(path / MODEL_FILE, device)),
+        optimizer=_mapping(path / OPTIMIZER_FILE, _load(path / OPTIMIZER_FILE, device)),
+        state=read_json(path / STATE_FILE),
+        rng=_load(path / RNG_FILE, "cpu") if has_rng else [],
+        config=read_json(path / CONFIG_FILE) if has_config else None,
+    )
+
+
+def _load(path: Path, device: str | torch.device) -> Any:
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path} cannot be read: {reason}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one of the JSON files of a step."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return dict(_mapping(path, value))
+
+
+def _mapping(path: Path, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{path} holds {type(value).__name__}, expected names and values")
+    return value

@@ -1,0 +1,144 @@
+"""The root of step checkpoints: which steps are in it, which can be trusted, which may go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tinkex.checkpoint.atomic import remove_directory, remove_scratch, write_file
+from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, read_manifest
+from tinkex.checkpoint.retention import Retention, choose_kept
+from tinkex.errors import CheckpointError
+from tinkex.logs import get_logger
+
+MODEL_FILE = "model.pth"
+OPTIMIZER_FILE = "optimizer.pt"
+STATE_FILE = "state.json"
+RNG_FILE = "rng.pt"
+CONFIG_FILE = "config.json"
+#: Without these a directory is no checkpoint; with these alone it is one of the older kind.
+REQUIRED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
+#: A file of this name in a step's directory keeps it from being pruned.
+PIN_FILE = "pinned"
+#: A file, not a link, that holds the name of the newest step.
+LATEST_FILE = "latest"
+#: A step that is being written again lies under this name until its new version is in place.
+REPLACED_PREFIX = ".replaced-"
+
+_STEP = re.compile(r"step_([0-9]+)")
+
+log = get_logger(__name__)
+
+
+def step_name(step: int) -> str:
+    """The directory of a step."""
+    return f"step_{step:08d}"
+
+
+def step_number(path: Path) -> int | None:
+    """The step a directory is named after, or None."""
+    found = _STEP.fullmatch(path.name)
+    return int(found[1]) if found else None
+
+
+def problem_of(path: Path, *, is_deep: bool = False) -> str | None:
+    """Why a directory cannot be trusted as a checkpoint, or None; deep reads every byte."""
+    if not path.is_dir():
+        return f"{path} is no directory"
+    for name in REQUIRED_FILES:
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if not file.stat().st_size:
+            return f"{name} is empty"
+    if not (path / MANIFEST_NAME).exists():
+        return None
+    return _problem_of_files(path, is_deep)
+
+
+def _problem_of_files(path: Path, is_deep: bool) -> str | None:
+    try:
+        if is_deep:
+            check_manifest(path)
+            return None
+        for name, expected in read_manifest(path).files.items():
+            size = (path / name).stat().st_size
+            if size != expected.size:
+                return f"{name} has {size} bytes, expected {expected.size}"
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return None
+
+
+def is_valid_step(path: Path) -> bool:
+    """True for a directory with the three files, as long as its manifest says if it has one."""
+    return problem_of(path) is None
+
+
+def list_steps(root: Path) -> Iterator[tuple[int, Path]]:
+    """Every directory named after a step, the highest number first, valid or not."""
+    if not root.is_dir():
+        return
+    recover(root)
+    found = [(step_number(path), path) for path in root.iterdir()]
+    numbered = [(step, path) for step, path in found if step is not None and path.is_dir()]
+    yield from sorted(numbered, reverse=True)
+
+
+def latest_step(root: Path, *, below: int | None = None, is_deep: bool = False) -> Path | None:
+    """The valid step with the highest number, or None; warns about what it passes over."""
+    for step, path in list_steps(root):
+        if below is not None and step >= below:
+            continue
+        problem = problem_of(path, is_deep=is_deep)
+        if problem is None:
+            return path
+        log.warning("checkpoint %s is passed over: %s", path, problem)
+    return None
+
+
+def prune_steps(root: Path, retention: Retention, *, best: int | None = None) -> list[Path]:
+    """Remove the steps nobody wants and the broken ones below the newest good; returns them."""
+    if retention.keep_last <= 0:
+        return []
+    steps = list(list_steps(root))
+    broken = {path: problem_of(path) for _, path in steps}
+    valid = [step for step, path in steps if broken[path] is None]
+    pinned = [step for step, path in steps if (path / PIN_FILE).exists()]
+    kept = choose_kept(valid, retention, best=best, pinned=pinned)
+    newest = max(valid, default=-1)
+    removed = []
+    for step, path in steps:
+        if step in pinned or step in kept or step >= newest:
+            continue
+        if broken[path] is not None:
+            log.warning("checkpoint %s is removed: %s", path, broken[path])
+        remove_directory(path)
+        removed.append(path)
+    return removed
+
+
+def point_latest(root: Path, path: Path) -> None:
+    """Write down which step is the newest, for those who look with other programs."""
+    write_file(root / LATEST_FILE, f"{path.name}\n".encode(), mode=0o644)
+
+
+def clean_root(root: Path) -> int:
+    """Remove what a dead writer left behind; only whoever alone writes here may ask for it."""
+    if not root.is_dir():
+        return 0
+    recover(root)
+    return remove_scratch(root)
+
+
+def recover(root: Path) -> None:
+    """Put back a step whose writer died while it replaced it, and drop what was replaced."""
+    for old in root.glob(f"{REPLACED_PREFIX}step_*"):
+        final = root / old.name.removeprefix(REPLACED_PREFIX)
+        if final.exists():
+            remove_directory(old)
+        else:
+            old.rename(final)

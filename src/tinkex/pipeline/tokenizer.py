@@ -1,0 +1,202 @@
+"""Byte-level BPE: trained once on a stage's data, saved as a Hugging Face folder, and read again.
+
+python -m tinkex.pipeline.tokenizer --data pretrain.jsonl sft.jsonl --out tokenizer
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tinkex.checkpoint.atomic import new_directory
+from tinkex.errors import ConfigError, TinkexError
+from tinkex.pipeline.chat import END, END_OF_TEXT, MARKS, START, TAGS, TEMPLATE, render
+from tinkex.pipeline.rows import digest_file, parse_line, read_lines
+from tinkex.pipeline.schemas import ChatRow, PairRow, TextRow, parse_any
+
+FILE = "tokenizer.json"
+#: What the folder was made from, to know whether it has to be made again.
+ORIGIN = "origin.json"
+#: Every byte has a token, so that any text has tokens.
+MIN_VOCAB_SIZE = 256 + len(MARKS) + len(TAGS)
+MAX_CONTEXT_TOKENS = 32768
+#: A change of the layout makes new folders.
+_VERSION = 1
+
+
+class TextTokenizer:
+    """A tokenizer as the pipeline uses it: text to ids and back, and the ids that mean an end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._inner = _read(folder / FILE)
+        self.digest = digest_file(folder / FILE)
+        """Tells tokenizers apart."""
+        self.end_of_text = self.id_of(END_OF_TEXT)
+        """Ends a document, and fills what is not looked at."""
+        self.end_of_turn = self.id_of(END)
+        self.start_of_turn = self.id_of(START)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are."""
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    def id_of(self, token: str) -> int:
+        """The id of something that is one token; raises if it is not."""
+        found = self._inner.token_to_id(token)
+        if found is None:
+            raise ConfigError(
+                f"{token!r} is not one token of the tokenizer in {self.folder}",
+                hint="Use a tokenizer that the pipeline trained, or one for ChatML.",
+            )
+        return int(found)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; nothing is added."""
+        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [one.ids for one in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, marks and tags included."""
+        return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+
+def load(folder: Path) -> TextTokenizer:
+    """Read a tokenizer's folder; what is missing is told."""
+    return TextTokenizer(folder)
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no tokenizer in {path.parent}: {path.name} is missing",
+            hint="Train one: python -m tinkex.pipeline.tokenizer --data FILE --out FOLDER",
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path} is no tokenizer: {error}", hint="Train it again.") from error
+
+
+# --- training -------------------------------------------------------------------------------
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Any:
+    """A tokenizer for texts; it may have fewer tokens than asked for if there is little text."""
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ConfigError(
+            f"vocab_size is {vocab_size}; at least {MIN_VOCAB_SIZE} are needed for bytes and tags"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    # Digits stand alone, so that numbers of any length are made of the same ten tokens.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*MARKS, *TAGS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def train_folder(data: Sequence[Path], out: Path, vocab_size: int) -> bool:
+    """Make a tokenizer's folder, whole or not at all; False if it is there already."""
+    origin = {"digest": _digest_of(data, vocab_size), "vocab_size": vocab_size}
+    if _origin_of(out) == origin:
+        return False
+    trained = train(_texts(data), vocab_size)
+    with new_directory(out) as scratch:
+        write(trained, scratch)
+        (scratch / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
+    return True
+
+
+def write(trained: Any, folder: Path) -> None:
+    """Write the files of a Hugging Face folder."""
+    made = json.loads(trained.to_str())
+    for token in made["added_tokens"]:
+        # Whoever leaves out the marks of an answer still wants to read its tags.
+        token["special"] = token["content"] in MARKS
+    (folder / FILE).write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": END,
+        "pad_token": END_OF_TEXT,
+        "unk_token": END_OF_TEXT,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_CONTEXT_TOKENS,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def _texts(data: Sequence[Path]) -> Iterator[str]:
+    for path in data:
+        for line in read_lines(path):
+            yield from _texts_of(parse_line(path, line, parse_any))
+
+
+def _texts_of(row: TextRow | ChatRow | PairRow) -> Iterator[str]:
+    if isinstance(row, TextRow):
+        if row.text:
+            yield row.text
+        return
+    for one in (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected):
+        yield from (part.text for part in render(one.messages, one.tools))
+
+
+def _digest_of(data: Sequence[Path], vocab_size: int) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {vocab_size} {MARKS} {TAGS} {TEMPLATE}".encode())
+    for path in data:
+        digest.update(digest_file(path).encode())
+    return digest.hexdigest()
+
+
+def _origin_of(folder: Path) -> Any:
+    try:
+        found = json.loads((folder / ORIGIN).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if (folder / FILE).is_file() else None
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train a tokenizer; the exit code is 0, or 1 with a sentence."""
+    parser = argparse.ArgumentParser(description="Train a tokenizer.", allow_abbrev=False)
+    parser.add_argument("--data", nargs="+", type=Path, required=True, help="JSONL files.")
+    parser.add_argument("--out", type=Path, required=True, help="The folder to make.")
+    parser.add_argument("--vocab_size", type=int, default=6400, help="Most tokens (default: 6400).")
+    known = parser.parse_args(argv)
+    try:
+        is_new = train_folder(known.data, known.out, known.vocab_size)
+        found = load(known.out)
+    except (TinkexError, OSError) as error:
+        sys.stderr.write(f"Error: {error}\n")
+        if isinstance(error, TinkexError) and error.hint:
+            sys.stderr.write(f"{error.hint}\n")
+        return 1
+    done = "made" if is_new else "is there already"
+    sys.stderr.write(f"tokenizer {known.out} {done}: {found.vocab_size} tokens\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

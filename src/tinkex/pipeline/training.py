@@ -1,0 +1,112 @@
+"""A stage trained as a command line asks for it, and what is told of it at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_log
+
+from tinkex.checkpoint.atomic import write_file
+from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.distributed import Ranks, open_ranks
+from tinkex.pipeline.export import digest_weights
+from tinkex.pipeline.loop import EXPORT_NAME, train
+from tinkex.pipeline.materials import make_stage
+from tinkex.pipeline.metrics import make_sink
+from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
+
+RESULT = "result.json"
+_MAX_WARMUP_STEPS = 200
+
+
+def run(name: str, known: Arguments) -> int:
+    """Train a stage; returns the exit code: 0, or 128 and a signal's number."""
+    # Its bars would break into ours.
+    transformers_log.disable_progress_bar()
+    try:
+        with open_ranks() as ranks:
+            return _train(name, known, ranks)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error).partition("\n")[0]) from error
+
+
+def _train(name: str, known: Arguments, ranks: Ranks) -> int:
+    stage = make_stage(name, known, ranks)
+    plan = make_plan(known, stage, ranks.world_size)
+    sink = make_sink(name, plan, known.metrics_file)
+    result = train(stage, plan, sink=sink, resume=known.resume)
+    if not ranks.is_first:
+        return result.exit_code
+    if result.is_complete:
+        write_result(result, known.out_dir)
+        sys.stderr.write(f"{headline(result)}\n")
+    return result.exit_code
+
+
+def make_plan(known: Arguments, stage: Stage, world_size: int) -> TrainPlan:
+    """The loop's plan, as a command line asks for it."""
+    warmup = known.warmup_steps
+    if warmup is None:
+        per_epoch = -(-stage.source.num_batches(0) // (known.accumulation_steps * world_size))
+        warmup = min(_MAX_WARMUP_STEPS, (known.max_steps or known.epochs * per_epoch) // 20)
+    same = {name: getattr(known, name) for name in _SAME}
+    return TrainPlan(
+        **same,
+        ckpt_dir=known.checkpoint_root,
+        min_learning_rate=known.lowest_rate,
+        warmup_steps=warmup,
+        device=known.device,
+        dtype=known.dtype,
+        args={key: plain(value) for key, value in asdict(known).items()},
+    )
+
+
+#: What arguments and plan call the same.
+_SAME = (
+    *("out_dir", "epochs", "max_steps", "batch_size", "accumulation_steps", "learning_rate"),
+    *("schedule", "optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
+    *("save_interval_seconds", "keep_last_checkpoints", "keep_every", "eval_interval"),
+    *("log_interval", "tensorboard_dir", "allow_partial"),
+)
+
+
+def plain(value: object) -> object:
+    """A value that JSON knows."""
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def write_result(result: TrainResult, out_dir: Path) -> None:
+    """Write result.json, whole or not at all."""
+    told: dict[str, Any] = {
+        "stage": result.stage,
+        "steps": result.steps,
+        "tokens": result.tokens,
+        "seconds": round(result.seconds, 3),
+        "metrics": moved(result.before, result.after),
+        "digest": digest_weights(out_dir / EXPORT_NAME),
+    }
+    text = json.dumps(told, indent=2) + "\n"
+    write_file(out_dir / RESULT, text.encode(), mode=0o644)
+
+
+def moved(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, dict[str, float | None]]:
+    """Each figure before and after."""
+    return {name: {"before": before.get(name), "after": value} for name, value in after.items()}
+
+
+def headline(result: TrainResult) -> str:
+    """The stage's own metric, before and after."""
+    name, after = next(iter(result.after.items()))
+    before = result.before.get(name)
+    was = "?" if before is None else f"{before:.4f}"
+    return f"{result.stage}: {name} {was} -> {after:.4f} ({result.steps} steps)"

@@ -1,0 +1,106 @@
+"""Weights by their own names: without the prefixes of wrappers, loaded strictly or with a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tinkex.errors import CheckpointError
+
+#: What torch.compile and data-parallel wrappers put before the names of weights.
+_WRAPPERS = ("module", "_orig_mod")
+#: How many names of each kind a refusal shows.
+_SHOWN = 5
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of its wrappers."""
+    for name in _WRAPPERS * 2:
+        inner = getattr(model, name, None)
+        if isinstance(inner, nn.Module):
+            model = inner
+    return model
+
+
+def clean_name(name: str) -> str:
+    """A weight's own name: wrappers may have put theirs before it, compiled parts inside it."""
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name.replace("_orig_mod.", "")
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the unwrapped model under clean names; tied weights are the same tensor."""
+    return {clean_name(name): value for name, value in unwrap(model).state_dict().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightDifference:
+    """How saved weights and a model do not fit."""
+
+    missing: tuple[str, ...]
+    """In the model, not in the file."""
+    unexpected: tuple[str, ...]
+    """In the file, not in the model."""
+    misshapen: tuple[str, ...]
+    """In both, with other shapes: what is said about each."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.misshapen)
+
+    def __str__(self) -> str:
+        parts = (
+            _some("missing", self.missing),
+            _some("not in the model", self.unexpected),
+            _some("of another shape", self.misshapen),
+        )
+        return "; ".join(part for part in parts if part)
+
+
+def compare_weights(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> WeightDifference:
+    """What would not load."""
+    both = [name for name in expected if name in found]
+    return WeightDifference(
+        missing=tuple(name for name in expected if name not in found),
+        unexpected=tuple(name for name in found if name not in expected),
+        misshapen=tuple(
+            f"{name} {_shape(found[name])} instead of {_shape(expected[name])}"
+            for name in both
+            if found[name].shape != expected[name].shape
+        ),
+    )
+
+
+@torch.no_grad()
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], *, allow_partial: bool = False
+) -> WeightDifference:
+    """Copy saved weights into a model; anything that does not fit is refused by name."""
+    own = named_weights(model)
+    saved = {clean_name(name): value for name, value in weights.items()}
+    difference = compare_weights(own, saved)
+    if difference and not allow_partial:
+        raise CheckpointError(
+            f"the saved weights do not fit the model: {difference}",
+            hint="Give the sizes the checkpoint was made with, or allow a partial load.",
+        )
+    for name, target in own.items():
+        if name in saved and saved[name].shape == target.shape:
+            target.copy_(saved[name])
+    return difference
+
+
+def _shape(value: Tensor) -> str:
+    return "x".join(map(str, value.shape)) or "scalar"
+
+
+def _some(label: str, names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {label} ({', '.join(names[:_SHOWN])}{more})"

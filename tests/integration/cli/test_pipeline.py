@@ -1,0 +1,103 @@
+"""`tinkex pipeline`, both for people and for programs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Tinkex
+from tests.integration.pipeline.run_scene import Scene
+from tinkex.cli.context import Context, Screen
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A project whose variables are set."""
+    scene = Scene(tmp_path)
+    for name, value in scene.environ.items():
+        monkeypatch.setenv(name, value)
+    return scene
+
+
+def test_a_run_shows_its_results(made: Scene, tinkex: Tinkex) -> None:
+    done = tinkex("pipeline", "run")
+    assert done.exit_code == 0, done.err
+    assert "Results on held-out data" in done.out
+    assert "eval_loss" in done.out
+    assert "[pretrain] $ " in done.err
+    assert "[pretrain] $ " not in done.out
+    again = tinkex("pipeline", "run", "--json")
+    assert [stage["action"] for stage in again.json["stages"]] == ["skipped"] * 4
+    assert again.json["stages"][1]["metrics"]["eval_loss"] == {"before": 9.0, "after": 2.25}
+
+
+def test_a_run_that_is_refused_fails_with_a_sentence(made: Scene, tinkex: Tinkex) -> None:
+    tinkex("pipeline", "run")
+    done = tinkex("pipeline", "run", "--smoke-test", "--json")
+    assert done.exit_code == 1
+    assert "max_steps: (not given) -> " in done.failure["message"]
+    assert "--restart-from pretrain" in done.failure["hint"]
+    assert tinkex("pipeline", "run", "--skip-pretrain", "--force-pretrain").exit_code == 2
+
+
+def test_status_tells_of_every_stage(made: Scene, tinkex: Tinkex) -> None:
+    empty = tinkex("pipeline", "status")
+    assert (empty.exit_code, empty.out) == (0, "")
+    assert "No stage has begun" in empty.err
+    assert tinkex("pipeline", "status", "--json").json == {"out_dir": str(made.out), "stages": []}
+    made.run()
+    found = tinkex("pipeline", "status", "--json").json["stages"]
+    assert [(row["stage"], row["status"]) for row in found] == [
+        (name, "complete") for name in ("tokenizer", "pretrain", "sft", "dpo")
+    ]
+    assert found[1]["step"] == 4
+    shown = tinkex("pipeline", "status", "--out-dir", str(made.out))
+    assert "complete" in shown.out
+    assert "eval_loss 9" in shown.out
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_status_fits_a_screen(made: Scene, tinkex: Tinkex, width: int) -> None:
+    made.run()
+    shown = tinkex("pipeline", "status", context=Context(stdout=Screen(width=width)))
+    body = [line for line in shown.out.splitlines() if not line.startswith("Pipeline in")]
+    assert all(len(line) <= width for line in body if str(made.out) not in line)
+    assert "pretrain" in shown.out
+
+
+def test_clean_asks_first(made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.run()
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert tinkex("pipeline", "clean").exit_code == 1
+    assert (made.out / "dpo").is_dir()
+    done = tinkex("pipeline", "clean", "--from", "sft", "--yes", "--json")
+    assert done.json == {"removed": ["sft", "dpo"]}
+    assert (made.out / "pretrain").is_dir()
+    assert not (made.out / "full_sft_512.pth").is_symlink()
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert tinkex("pipeline", "clean").exit_code == 0
+    assert not (made.out / "pretrain").exists()
+    assert tinkex("pipeline", "clean", "--yes", "--json").json == {"removed": []}
+
+
+def test_a_stage_is_drawn_here_or_into_a_file(made: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+    made.run()
+    drawn = tinkex("pipeline", "plot", "sft")
+    assert drawn.out.startswith("loss of sft: 9 to 2.25 in 4 steps")
+    points = tinkex("pipeline", "plot", "sft", "--json").json["points"]
+    assert points[-1] == {"step": 4, "value": 2.25}
+    for kind in ("csv", "svg"):
+        assert tinkex("pipeline", "plot", "sft", "-o", str(tmp_path / f"c.{kind}")).exit_code == 0
+    assert (tmp_path / "c.csv").read_text().splitlines()[:2] == ["step,loss", "1,9.0"]
+    assert (tmp_path / "c.svg").read_text().startswith("<svg")
+
+
+def test_a_plot_of_nothing_says_what_there_is(made: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+    made.run()
+    unknown = tinkex("pipeline", "plot", "sft", "--metric", "lss")
+    assert "It has: loss." in unknown.err
+    assert tinkex("pipeline", "plot", "r1").exit_code == 1
+    assert tinkex("pipeline", "plot", "rl").exit_code == 2
+    assert tinkex("pipeline", "plot", "sft", "-o", str(tmp_path / "c.gif")).exit_code == 2

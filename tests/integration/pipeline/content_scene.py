@@ -1,0 +1,83 @@
+"""Tokenizers, data and models of a few thousand numbers, for what the stages are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tinkex.pipeline import samples
+from tinkex.pipeline.arguments import Arguments, parse
+from tinkex.pipeline.data.tokens import TokenFile, open_tokens
+from tinkex.pipeline.model import Sizes, make_config, make_model
+from tinkex.pipeline.stages.base import Part, Setting
+from tinkex.pipeline.tokenizer import TextTokenizer, load, train_folder
+
+SIZES = Sizes(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, max_seq_len=96)
+SIZE_WORDS = (
+    *("--hidden_size", "32", "--num_layers", "2", "--num_heads", "4", "--num_kv_heads", "2"),
+    *("--max_seq_len", "96"),
+)
+ROWS = {"pretrain": 80, "sft": 80, "dpo": 60, "r1": 60}
+
+
+def write_samples(folder: Path, rows: Mapping[str, int] = ROWS) -> dict[str, Path]:
+    """Sample data, a few rows of it."""
+    return samples.write(folder, 7, rows)
+
+
+def make_tokenizer(folder: Path, data: Sequence[Path]) -> TextTokenizer:
+    """A small tokenizer for data."""
+    train_folder(data, folder, 400)
+    return load(folder)
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> Path:
+    """A file of rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A model whose every part matters: its weights are far from zero."""
+    sizes = Sizes(**{**{name: getattr(SIZES, name) for name in _NAMES}, **changes})
+    config = make_config(sizes, tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text)
+    model = make_model(config, seed)
+    dice = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape, generator=dice) * 0.05)
+    return model
+
+
+_NAMES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_seq_len")
+
+
+def known(stage: str, out: Path, data: Path, *words: str) -> Arguments:
+    """A command line."""
+    parent = ("--init_from", str(out / "none")) if stage == "dpo" else ()
+    return parse(stage, ["--out_dir", str(out), "--data_path", str(data), *parent, *words])
+
+
+def all_of(file: TokenFile) -> Part:
+    """Every row."""
+    return Part(file, np.arange(file.num_rows))
+
+
+def make_setting(
+    stage: str, tmp: Path, data: Path, tokenizer: TextTokenizer, *words: str, **changes: Any
+) -> Setting:
+    """What a stage is made from, with all rows on both sides."""
+    part = all_of(open_tokens(data, tokenizer, stage, tmp / "tokens"))
+    return Setting(
+        arguments=known(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
+        model=tiny_model(tokenizer, **changes),
+        tokenizer=tokenizer,
+        train=part,
+        held_out=part,
+        device=torch.device("cpu"),
+    )

@@ -1,0 +1,63 @@
+"""What each rank runs: the tiny stage, with a signal at one of its batches if asked."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.integration.pipeline.tiny_stage import SignalledStage, run
+
+
+def main(out_dir: Path, changes: dict[str, Any]) -> int:
+    torch.set_num_threads(1)
+    stage = SignalledStage(
+        is_plain=changes.pop("is_plain", False),
+        seconds_per_batch=changes.pop("seconds_per_batch", 0.0),
+    )
+    stage.signal_at = (signal.SIGTERM, changes.pop("stop_at_batch", 0))
+    return run(out_dir, stage=stage, **changes).exit_code
+
+
+def _run_rank(variables: dict[str, str], out_dir: Path, changes: dict[str, Any]) -> None:
+    os.environ.update(variables)
+    sys.exit(main(out_dir, changes))
+
+
+def run_ranks(out_dir: Path, num_ranks: int, **changes: Any) -> list[int | None]:
+    """The exit codes of ranks that were started with the variables torchrun gives them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+    }
+    processes = []
+    for rank in range(num_ranks):
+        variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(context.Process(target=_run_rank, args=(variables, out_dir, changes)))
+        processes[-1].start()
+    try:
+        for process in processes:
+            process.join(timeout=120)
+        return [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2])))

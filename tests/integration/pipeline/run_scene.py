@@ -1,0 +1,123 @@
+"""A project with data and fake trainers, and runs of the pipeline in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tinkex.pipeline.config import read_config
+from tinkex.pipeline.run.ended import RunEnded
+from tinkex.pipeline.run.flags import parse_flags
+from tinkex.pipeline.run.records import StageRecord, read_record
+from tinkex.pipeline.run.report import Outcome, closing_line, rows_of, write_table
+from tinkex.pipeline.run.running import run_pipeline
+from tinkex.pipeline.run.say import Voice
+
+FAKE = Path(__file__).with_name("fake_trainer.py")
+TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")
+PATIENCE_SECONDS = 60.0
+
+TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+WRONG = [TALK[0], {"role": "assistant", "content": "5"}]
+ROWS = {
+    "PRETRAIN_JSON": [{"text": f"the sum of {n} and {n} is {n + n}"} for n in range(9)],
+    "SFT_JSON": [{"conversations": TALK}],
+    "DPO_JSON": [{"chosen": TALK, "rejected": WRONG}],
+    "R1_JSON": [{"conversations": TALK}],
+}
+
+
+class Done(NamedTuple):
+    """How a run ended."""
+
+    text: str
+    outcomes: list[Outcome]
+    error: RunEnded | None = None
+
+    @property
+    def actions(self) -> dict[str, str]:
+        return {outcome.stage: outcome.action.value for outcome in self.outcomes}
+
+
+class Scene:
+    """A directory in which pipelines run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.out = root / "out"
+        trainers = root / "trainers"
+        trainers.mkdir()
+        for name in TRAINERS:
+            shutil.copy(FAKE, trainers / f"{name}.py")
+        self.environ = {
+            "OUT_DIR": str(self.out),
+            "TRAINER_DIR": str(trainers),
+            "TF_DIR": "",
+            "TB_AUTO": "0",
+            "VOCAB_SIZE": "400",
+            "SAVE_INTERVAL": "2",
+            "KEEP_LAST": "2",
+        }
+        for variable, rows in ROWS.items():
+            path = root / f"{variable.lower()}l"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            self.environ[variable] = str(path)
+
+    def run(self, *flags: str, **environ: str) -> Done:
+        """Run in this process; raises whatever is no end that a stage came to."""
+        told = parse_flags(flags)
+        stream = io.StringIO()
+        config = read_config(is_smoke=told.smoke_test, environ=self.environ | environ)
+        try:
+            outcomes = run_pipeline(config, told, Voice(stream))
+            write_table(rows_of(outcomes), stream)
+            return Done(f"{stream.getvalue()}{closing_line(outcomes, 0.1)}\n", outcomes)
+        except RunEnded as error:
+            return Done(stream.getvalue(), [], error)
+
+    def start(self, *flags: str, **environ: str) -> subprocess.Popen[str]:
+        """Run in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tinkex.pipeline.run", *flags],
+            cwd=self.root,
+            env=os.environ | self.environ | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for(self, path: Path, process: subprocess.Popen[str]) -> None:
+        """Wait until a file appears that a process is going to make."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not path.exists():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, f"{path} did not appear"
+            time.sleep(0.01)
+
+    def record(self, stage: str) -> StageRecord:
+        found = read_record(self.out / stage)
+        assert found is not None
+        return found
+
+    def steps(self, stage: str) -> list[str]:
+        return sorted(path.name for path in (self.out / stage / "checkpoints").glob("step_*"))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A project in which nothing was run yet."""
+    for name in ("FAKE", "SALT"):
+        monkeypatch.delenv(name, raising=False)
+    # A shell that starts tests in the background has its children ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return Scene(tmp_path)

@@ -1,0 +1,217 @@
+"""Token files and batches: every token in its place, made once, found in one step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.pipeline.content_scene import make_tokenizer, write_rows, write_samples
+from tinkex.errors import InvalidInput
+from tinkex.pipeline.data.batches import PackedSource, PairSource, TokenBatch
+from tinkex.pipeline.data.tokens import TokenFile, open_tokens
+from tinkex.pipeline.tokenizer import TextTokenizer
+
+ASK = {"role": "user", "content": "ab"}
+SAY = {"role": "assistant", "content": "cd"}
+BAD = {"role": "assistant", "content": "e"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return make_tokenizer(folder / "made", list(write_samples(folder).values()))
+
+
+def packed(file: TokenFile, *, max_length: int = 64, is_cut: bool = False) -> PackedSource:
+    rows = np.arange(file.num_rows)
+    return PackedSource(file, rows, max_length=max_length, batch_size=3, seed=1, is_cut=is_cut)
+
+
+def shown(batch: TokenBatch, tokenizer: TextTokenizer) -> list[tuple[str, str, bool]]:
+    """Each prediction: seen token, target, whether it counts."""
+    return [
+        (tokenizer.decode([seen]), tokenizer.decode([target]), counts)
+        for seen, target, counts in zip(
+            batch.tokens_T.tolist(),
+            batch.targets_T.tolist(),
+            batch.counted_T.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def test_the_mask_of_a_conversation_token_by_token(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    row = {"conversations": [{**ASK, "content": "1"}, {**SAY, "content": "23"}]}
+    data = write_rows(tmp_path / "a.jsonl", [row])
+    (batch,) = [packed(open_tokens(data, tokenizer, "sft", tmp_path)).batch(0, 0)]
+    pairs = shown(batch, tokenizer)
+    counted = [pair[:2] for pair in pairs if pair[2]]
+    # The line after "assistant" predicts the first word, the last word predicts the end.
+    assert counted == [("\n", "2"), ("2", "3"), ("3", "<|im_end|>")]
+    assert pairs[0][0] == "<|im_start|>"
+    # The end of the last turn is predicted and never looked at; nothing follows it.
+    assert pairs[-1] == ("3", "<|im_end|>", True)
+    assert ("1", "<|im_end|>", False) in pairs
+
+
+def test_every_turn_of_the_assistant_counts(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    talk = [{**ASK, "content": "1"}, {**SAY, "content": "2"}, ASK, {**SAY, "content": "3"}]
+    data = write_rows(tmp_path / "a.jsonl", [{"messages": talk}])
+    batch = packed(open_tokens(data, tokenizer, "sft", tmp_path)).batch(0, 0)
+    counted = [pair[:2] for pair in shown(batch, tokenizer) if pair[2]]
+    assert counted == [("\n", "2"), ("2", "<|im_end|>"), ("\n", "3"), ("3", "<|im_end|>")]
+
+
+def test_plain_text_ends_with_its_end_and_every_token_but_the_first_counts(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    data = write_rows(tmp_path / "a.jsonl", [{"text": "123"}, {"ids": [5, 6]}])
+    file = open_tokens(data, tokenizer, "pretrain", tmp_path)
+    batch = packed(file, is_cut=True).batch(0, 0)
+    one, two = batch.lengths
+    assert (one, two) == (3, 2)
+    assert shown(batch, tokenizer)[:3] == [
+        ("1", "2", True),
+        ("2", "3", True),
+        ("3", "<|endoftext|>", True),
+    ]
+    assert batch.tokens_T.tolist()[3:] == [5, 6]
+    assert batch.targets_T.tolist()[3:] == [6, 0]
+
+
+def test_a_long_text_goes_on_in_another_sequence_without_a_gap(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    ids = list(range(20, 45))
+    data = write_rows(tmp_path / "a.jsonl", [{"ids": ids}])
+    source = packed(open_tokens(data, tokenizer, "pretrain", tmp_path), max_length=8, is_cut=True)
+    batches = [source.batch(0, index) for index in range(source.num_batches(0))]
+    pairs = [
+        pair
+        for batch in batches
+        for pair in zip(batch.tokens_T.tolist(), batch.targets_T.tolist(), strict=True)
+    ]
+    assert sorted(pairs) == list(zip(ids, [*ids[1:], 0], strict=True))
+    assert max(length for batch in batches for length in batch.lengths) == 8
+
+
+def test_an_epoch_has_every_document_once_in_an_order_of_its_own(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    data = write_samples(tmp_path)["sft"]
+    file = open_tokens(data, tokenizer, "sft", tmp_path)
+    source = packed(file)
+    seen = []
+    for epoch in (0, 1):
+        batches = [source.batch(epoch, index) for index in range(source.num_batches(epoch))]
+        found = [
+            tuple(part.tolist())
+            for batch in batches
+            for part in batch.tokens_T.split(batch.lengths)
+        ]
+        expected = [tuple(file.document(row).ids[:-1]) for row in range(file.num_rows)]
+        assert Counter(found) == Counter(tokens[:64] for tokens in expected)
+        assert sum(batch.num_tokens for batch in batches) == source.num_tokens
+        seen.append(found)
+    assert seen[0] != seen[1]
+
+
+def test_a_batch_is_the_same_whatever_was_asked_for_before(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    file = open_tokens(write_samples(tmp_path)["sft"], tokenizer, "sft", tmp_path)
+    one, two = packed(file), packed(file)
+    for index in range(one.num_batches(0)):
+        one.batch(0, index)
+    for epoch, index in ((1, 2), (0, 1), (1, 0)):
+        a, b = one.batch(epoch, index), two.batch(epoch, index)
+        assert a.tokens_T.tolist() == b.tokens_T.tolist()
+        assert a.lengths == b.lengths
+
+
+def test_tokens_are_mapped_and_made_again_only_after_a_change(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    data, cache = write_rows(tmp_path / "a.jsonl", [{"text": "one two"}]), tmp_path / "cache"
+    file = open_tokens(data, tokenizer, "pretrain", cache)
+    assert isinstance(file.tokens, np.memmap)
+    assert file.tokens.dtype == np.uint16
+    (folder,) = cache.iterdir()
+    before = (folder / "tokens.bin").stat().st_ino
+    open_tokens(data, tokenizer, "pretrain", cache)
+    assert (folder / "tokens.bin").stat().st_ino == before
+    write_rows(data, [{"text": "one three"}])
+    changed = open_tokens(data, tokenizer, "pretrain", cache)
+    (other,) = cache.iterdir()
+    assert other != folder
+    assert changed.digest != file.digest
+    # Who has the old one mapped can still read it.
+    assert tokenizer.decode(file.tokens.tolist()) == "one two<|endoftext|>"
+
+
+def test_another_tokenizer_makes_other_tokens(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    data = write_rows(tmp_path / "a.jsonl", [{"text": "one two one two"}])
+    other = make_tokenizer(tmp_path / "other", [data])
+    first = open_tokens(data, tokenizer, "pretrain", tmp_path / "cache")
+    second = open_tokens(data, other, "pretrain", tmp_path / "cache")
+    assert first.digest != second.digest
+    assert other.decode(second.document(0).ids) == "one two one two<|endoftext|>"
+
+
+def test_a_broken_line_is_named_and_leaves_nothing(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"text": "a"}\n' * 700 + '{"text": \n')
+    with pytest.raises(InvalidInput, match=r"a\.jsonl, line 701 is not JSON"):
+        open_tokens(data, tokenizer, "pretrain", tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_token_outside_of_the_vocabulary_is_named(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    data = write_rows(tmp_path / "a.jsonl", [{"ids": [1]}, {"ids": [tokenizer.vocab_size]}])
+    with pytest.raises(InvalidInput, match="line 2: token"):
+        open_tokens(data, tokenizer, "pretrain", tmp_path / "cache")
+
+
+def test_an_answer_that_begins_too_late_is_left_out_and_counted(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    late = {"messages": [{**ASK, "content": "1" * 100}, SAY]}
+    data = write_rows(tmp_path / "a.jsonl", [late, {"messages": [ASK, SAY]}])
+    source = packed(open_tokens(data, tokenizer, "sft", tmp_path))
+    assert source.num_dropped == 1
+    assert source.batch(0, 0).num_samples == 1
+    alone = open_tokens(write_rows(tmp_path / "b.jsonl", [late]), tokenizer, "sft", tmp_path)
+    with pytest.raises(InvalidInput, match="first 64 tokens"):
+        packed(alone)
+
+
+def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    rows = [
+        {"chosen": [{**ASK, "content": str(n)}, SAY], "rejected": [{**ASK, "content": str(n)}, BAD]}
+        for n in range(5)
+    ]
+    file = open_tokens(write_rows(tmp_path / "a.jsonl", rows), tokenizer, "dpo", tmp_path)
+    source = PairSource(file, np.arange(5), max_length=64, batch_size=2, seed=1)
+    assert source.num_batches(0) == 3
+    asked = []
+    for index in range(3):
+        batch = source.batch(0, index)
+        texts = [
+            tokenizer.decode(part.tolist())
+            for part in batch.both.tokens_T.split(batch.both.lengths)
+        ]
+        for better, other in zip(texts[::2], texts[1::2], strict=True):
+            assert better.endswith("assistant\ncd")
+            assert other.endswith("assistant\ne")
+            assert better.split("assistant")[0] == other.split("assistant")[0]
+            asked.append(better)
+    assert len(set(asked)) == 5

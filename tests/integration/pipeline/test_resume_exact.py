@@ -1,0 +1,269 @@
+"""A run that was stopped in any way, any number of times, computes the bits of one that was not."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.pipeline.tiny_stage import (
+    Mishap,
+    TinyStage,
+    outcome,
+    run,
+    run_apart,
+    start,
+    told,
+)
+from tinkex.errors import CheckpointError, InvalidInput
+from tinkex.pipeline.steps import is_valid_step, latest_step, list_steps
+
+Outcome = tuple[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What a run that nobody stopped comes to."""
+    out_dir = tmp_path_factory.mktemp("whole") / "out"
+    assert run_apart(out_dir) == 0
+    return outcome(out_dir)
+
+
+def test_a_run_in_another_process_and_in_this_one_are_the_same(
+    tmp_path: Path, expected: Outcome
+) -> None:
+    result = run(tmp_path)
+    assert result.is_complete
+    assert result.steps == 12  # Seven batches in updates of two are four, three times.
+    assert outcome(tmp_path) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at_batch", [1, 2, 9, 20])
+def test_a_signal_saves_first_and_tells_by_the_exit_code(
+    tmp_path: Path, expected: Outcome, number: int, at_batch: int
+) -> None:
+    assert run_apart(tmp_path, Mishap(signal_at_batch=(number, at_batch))) == 128 + number
+    # A signal amid an update leaves it undone; at its last batch the update is finished first.
+    newest = latest_step(tmp_path / "checkpoints")
+    assert (newest is None) == (at_batch == 1)
+    assert run_apart(tmp_path) == 0
+    assert outcome(tmp_path) == expected
+
+
+def test_signals_at_every_few_batches_still_lead_to_the_same_end(
+    tmp_path: Path, expected: Outcome
+) -> None:
+    codes = [run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 4)))]
+    while codes[-1] == 143:
+        codes.append(run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 4))))
+        assert len(codes) < 20
+    assert codes[-1] == 0
+    assert len(codes) > 4
+    assert outcome(tmp_path) == expected
+
+
+def test_an_error_is_raised_after_the_last_update_was_saved(
+    tmp_path: Path, expected: Outcome
+) -> None:
+    with pytest.raises(ValueError, match="a bad row"):
+        run(tmp_path, stage=TinyStage(fail_at_batch=6), save_interval=100)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step_00000002"
+    run(tmp_path)
+    assert outcome(tmp_path) == expected
+
+
+def test_death_at_any_touch_of_a_file_leaves_a_run_that_goes_on(
+    tmp_path: Path, expected: Outcome
+) -> None:
+    codes = set()
+    # Saves, prunes and replacements of the first steps, and some of the last.
+    for nth in [*range(1, 60, 2), *range(60, 140, 9)]:
+        out_dir = tmp_path / str(nth)
+        codes.add(run_apart(out_dir, Mishap(kill_at_file_event=nth)))
+        for _, path in list_steps(out_dir / "checkpoints"):
+            assert is_valid_step(path)
+        run(out_dir)
+        assert outcome(out_dir) == expected
+        assert not list((out_dir / "checkpoints").glob(".*")), "nothing half written stays"
+        shutil.rmtree(out_dir)
+    assert codes == {-signal.SIGKILL}, "every one of them died"
+
+
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    dice, cut = random.Random(11), tmp_path / "cut"
+    for _ in range(5):
+        # Beyond what was told before, so that each run trains something before it dies.
+        goal = last_told(cut) + dice.randint(1, 3)
+        process = start(cut, Mishap(seconds_per_batch=0.03), epochs=6)
+        deadline = time.monotonic() + 60
+        while last_told(cut) < goal and process.is_alive() and time.monotonic() < deadline:
+            process.join(timeout=dice.uniform(0.001, 0.02))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it was hit in the middle"
+        for _, path in list_steps(cut / "checkpoints"):
+            assert is_valid_step(path)
+    assert run_apart(cut, epochs=6) == 0
+    assert run_apart(tmp_path / "whole", epochs=6) == 0
+    assert outcome(cut) == outcome(tmp_path / "whole")
+
+
+def last_told(out_dir: Path) -> int:
+    """The last update that a run has told of; it may be writing at this moment."""
+    try:
+        lines = (out_dir / "metrics.jsonl").read_text().splitlines()
+        return max((int(json.loads(line)["step"]) for line in lines), default=0)
+    except (OSError, ValueError):
+        return 0
+
+
+def test_a_full_disk_stops_the_run_with_its_checkpoints_whole(
+    tmp_path: Path, expected: Outcome
+) -> None:
+    assert run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 9))) == 143
+    before = [path.name for _, path in list_steps(tmp_path / "checkpoints")]
+    assert run_apart(tmp_path, Mishap(max_file_bytes=5000)) == 1
+    said = (tmp_path / "error").read_text()
+    assert "could not be saved" in said
+    assert "File too large" in said
+    assert [path.name for _, path in list_steps(tmp_path / "checkpoints")] == before
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+    run(tmp_path)
+    assert outcome(tmp_path) == expected
+
+
+def test_a_disk_that_is_too_small_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = TinyStage()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 5))  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="0 MB free"):
+        run(tmp_path, stage=stage)
+    assert stage.num_losses == 0
+
+
+def test_a_truncated_checkpoint_gives_way_to_the_one_before_and_says_why(
+    tmp_path: Path, expected: Outcome, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, max_steps=6, **NO_END)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    with (newest / "optimizer.pt").open("r+b") as file:
+        file.truncate(100)
+    result = run(tmp_path, resume=newest, **NO_END)
+    assert "optimizer.pt" in caplog.text
+    assert "has 100 bytes" in caplog.text
+    assert result.steps == 12
+
+
+#: Without a fixed end, the number of updates may change between runs.
+NO_END: dict[str, Any] = {"schedule": "constant"}
+
+
+def test_one_changed_bit_is_found_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, max_steps=6, **NO_END)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    content = bytearray((newest / "model.pth").read_bytes())
+    content[-200] ^= 1
+    (newest / "model.pth").write_bytes(content)
+    assert run(tmp_path, **NO_END).is_complete
+    assert "damaged" in caplog.text
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    with pytest.raises(InvalidInput, match=r"plan\.learning_rate: 0\.01 -> 0\.02"):
+        run(tmp_path, max_steps=4, learning_rate=0.02)
+    with pytest.raises(InvalidInput, match=r"plan\.max_steps: 4 -> 8"):
+        run(tmp_path, max_steps=8)
+    with pytest.raises(InvalidInput, match=r'plan\.optimizer: "adamw" -> "muon"'):
+        run(tmp_path, max_steps=4, optimizer="muon")
+    with pytest.raises(InvalidInput, match=r"settings\.width: 16 -> 8"):
+        run(tmp_path, max_steps=4, stage=TinyStage(width=8))
+
+
+def test_other_settings_can_be_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, max_steps=4)
+    assert run(tmp_path, max_steps=6, allow_partial=True).steps == 6
+    assert "plan.max_steps: 4 -> 6" in caplog.text
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    with pytest.raises(InvalidInput, match="earlier run"):
+        run(tmp_path, resume=None, max_steps=4)
+
+
+def test_a_missing_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no step directory"):
+        run(tmp_path, resume=tmp_path / "step_00000009")
+
+
+def test_a_finished_run_trains_nothing_more(tmp_path: Path, expected: Outcome) -> None:
+    run(tmp_path)
+    stage = TinyStage()
+    result = run(tmp_path, stage=stage)
+    assert stage.num_losses == 0
+    assert result.is_complete
+    assert result.steps == 12
+    assert outcome(tmp_path)[0] == expected[0]
+
+
+def test_a_checkpoint_of_three_files_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, max_steps=4, **NO_END)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    for name in ("manifest.json", "rng.pt", "config.json"):
+        (newest / name).unlink()
+    assert run(tmp_path, **NO_END).steps == 12
+    assert "no generators for rank 0" in caplog.text
+
+
+def test_a_run_that_was_stopped_tells_each_figure_once(tmp_path: Path) -> None:
+    run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 9)))
+    run(tmp_path)
+    steps = [record["step"] for record in told(tmp_path) if "loss" in record]
+    assert steps == list(range(1, 13))
+
+
+def test_muon_resumes_exactly_too(tmp_path: Path) -> None:
+    run(tmp_path / "whole", optimizer="muon")
+    run_apart(tmp_path / "cut", Mishap(signal_at_batch=(signal.SIGINT, 10)), optimizer="muon")
+    run(tmp_path / "cut", optimizer="muon")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_a_compiled_model_saves_and_resumes_under_plain_names(
+    tmp_path: Path, expected: Outcome
+) -> None:
+    stage = TinyStage()
+    # Named like a compiled one; compiling itself is not what is tested.
+    stage.model = _Compiled(stage.model)
+    run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 9)))
+    run(tmp_path, stage=stage)
+    assert outcome(tmp_path) == expected
+
+
+class _Compiled(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = inner
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._orig_mod(tokens)
+        return found

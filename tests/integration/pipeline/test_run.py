@@ -1,0 +1,290 @@
+"""Runs of the pipeline: what is trained, skipped, resumed and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
+from tinkex.errors import ConfigError, InvalidInput
+from tinkex.pipeline.run.records import Status
+
+__all__ = ["scene"]
+
+
+def test_a_first_run_trains_every_stage_from_its_parent(scene: Scene) -> None:
+    done = scene.run("--run-r1")
+    assert done.actions == dict.fromkeys(("tokenizer", "pretrain", "sft", "dpo", "r1"), "trained")
+    for stage, parent in (("sft", "pretrain"), ("dpo", "sft"), ("r1", "dpo")):
+        command = scene.record(stage).command
+        assert command[command.index("--init_from") + 1] == str(scene.out / parent / "hf")
+    command = scene.record("dpo").command
+    assert command[command.index("--ref_path") + 1] == str(scene.out / "sft" / "hf")
+    assert "--init_from" not in scene.record("pretrain").command
+
+
+def test_reasoning_is_trained_only_when_asked_for(scene: Scene) -> None:
+    assert list(scene.run().actions) == ["tokenizer", "pretrain", "sft", "dpo"]
+    assert not (scene.out / "r1").exists()
+    again = scene.run("--run-r1")
+    assert again.actions["r1"] == "trained"
+    assert {again.actions[name] for name in ("tokenizer", "pretrain", "sft", "dpo")} == {"skipped"}
+
+
+def test_the_published_check_holds(scene: Scene) -> None:
+    """SAVE_INTERVAL=2 KEEP_LAST=2, twice: step directories, then --resume in the log."""
+    first = scene.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
+    assert scene.steps("pretrain") == ["step_00000002", "step_00000004"]
+    assert "--resume" not in first.text
+    second = scene.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
+    newest = scene.out / "pretrain" / "checkpoints" / "step_00000004"
+    assert f"--resume {newest} --ckpt_dir {newest.parent}" in second.text
+
+
+def test_a_finished_run_has_nothing_to_do(scene: Scene) -> None:
+    scene.run()
+    before = {path: path.stat().st_mtime_ns for path in scene.out.rglob("*") if path.is_file()}
+    done = scene.run()
+    assert set(done.actions.values()) == {"skipped"}
+    assert "Nothing to do" in done.text
+    after = {path: path.stat().st_mtime_ns for path in scene.out.rglob("*") if path.is_file()}
+    changed = {path.name for path in after if before.get(path) != after[path]}
+    assert changed <= {"run.log", "run.lock"}
+
+
+def test_the_interval_and_the_number_kept_hold_in_every_stage(scene: Scene) -> None:
+    scene.run("--smoke-test", "--run-r1", SAVE_INTERVAL="3", KEEP_LAST="2")
+    for stage in ("pretrain", "sft", "dpo", "r1"):
+        command = scene.record(stage).command
+        assert command[command.index("--save_interval") + 1] == "3"
+        assert command[command.index("--keep_last_checkpoints") + 1] == "2"
+        assert len(scene.steps(stage)) == 2
+
+
+def test_a_failed_stage_stops_the_run_and_is_resumed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "fail sft 3")
+    done = scene.run()
+    assert done.error is not None
+    assert done.error.exit_code == 1
+    assert "sft failed" in done.error.message
+    assert "goes on from step 2" in str(done.error.hint)
+    assert scene.record("sft").status is Status.FAILED
+    assert not (scene.out / "dpo").exists()
+    monkeypatch.delenv("FAKE")
+    again = scene.run()
+    assert again.actions["sft"] == "resumed"
+    assert again.actions["dpo"] == "trained"
+    words = next(line for line in again.text.splitlines() if line.startswith("[sft] $ "))
+    step_dir = scene.out / "sft" / "checkpoints" / "step_00000002"
+    assert f"--resume {step_dir} --ckpt_dir {step_dir.parent}" in words
+    assert shlex.split(words.removeprefix("[sft] $ ")) == scene.record("sft").command
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
+def test_a_signal_reaches_the_trainer_and_its_code_comes_back(
+    scene: Scene, number: signal.Signals, code: int
+) -> None:
+    process = scene.start(FAKE="wait sft 3")
+    scene.wait_for(scene.out / "sft" / "waiting", process)
+    process.send_signal(number)
+    text = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert process.returncode == code, text
+    assert "sft was interrupted; its work is saved at step 3" in text
+    assert scene.record("sft").status is Status.INTERRUPTED
+    again = scene.run()
+    assert again.actions["sft"] == "resumed"
+    assert "checkpoints/step_00000003" in again.text
+
+
+def test_a_second_run_is_told_who_holds_the_directory(scene: Scene) -> None:
+    process = scene.start(FAKE="wait pretrain 1")
+    scene.wait_for(scene.out / "pretrain" / "waiting", process)
+    with pytest.raises(ConfigError, match=f"in use by process {process.pid} .*training pretrain"):
+        scene.run()
+    process.terminate()
+    process.communicate(timeout=PATIENCE_SECONDS)
+
+
+def test_a_trainer_that_outlives_its_run_keeps_the_directory(scene: Scene) -> None:
+    process = scene.start(FAKE="wait pretrain 1")
+    scene.wait_for(scene.out / "pretrain" / "waiting", process)
+    trainer = scene.record("pretrain").pid
+    assert trainer is not None
+    process.kill()
+    process.wait()
+    try:
+        with pytest.raises(ConfigError, match=f"in use by trainer {trainer} of a run that"):
+            scene.run()
+    finally:
+        os.kill(trainer, signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert scene.record("pretrain").status is Status.RUNNING
+    assert scene.run().actions["pretrain"] == "resumed"
+
+
+def test_a_changed_setting_is_shown_and_refused(scene: Scene) -> None:
+    scene.run()
+    done = scene.run(PRETRAIN_ARGS="--learning_rate 0.001", SEED="7")
+    assert done.error is not None
+    assert "learning_rate: (not given) -> 0.001" in done.error.message
+    assert "seed: 1337 -> 7" in done.error.message
+    assert "--restart-from pretrain" in str(done.error.hint)
+
+
+def test_changed_data_is_refused(scene: Scene) -> None:
+    scene.run()
+    path = Path(scene.environ["DPO_JSON"])
+    path.write_text(path.read_text() * 2)
+    done = scene.run()
+    assert done.error is not None
+    assert done.error.message.startswith("dpo in ")
+    assert "data: " in done.error.message
+
+
+def test_data_that_was_only_touched_is_the_same(scene: Scene) -> None:
+    scene.run()
+    os.utime(scene.environ["SFT_JSON"])
+    assert set(scene.run().actions.values()) == {"skipped"}
+
+
+def test_children_of_a_parent_that_was_trained_again_are_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.run()
+    result = scene.out / "pretrain" / "result.json"
+    told = json.loads(result.read_text())
+    result.write_text(json.dumps({**told, "digest": "f" * 64}))
+    done = scene.run()
+    assert done.error is not None
+    assert "parent: pretrain was trained again" in done.error.message
+    assert "--restart-from sft" in str(done.error.hint)
+
+
+@pytest.mark.parametrize("flags", [("--force-pretrain",), ("--restart-from", "pretrain")])
+def test_a_restart_throws_away_a_stage_and_its_children(
+    scene: Scene, flags: tuple[str, ...]
+) -> None:
+    scene.run("--run-r1")
+    (scene.out / "r1" / "old").touch()
+    done = scene.run(*flags, SEED="7")
+    assert done.actions == {
+        "tokenizer": "skipped",
+        "pretrain": "trained",
+        "sft": "trained",
+        "dpo": "trained",
+    }
+    assert not (scene.out / "r1").exists()
+    assert not list(scene.out.glob(".partial-*"))
+    assert not os.path.lexists(scene.out / "reason_512.pth")
+
+
+def test_a_stage_whose_result_was_removed_is_resumed(scene: Scene) -> None:
+    scene.run()
+    (scene.out / "dpo" / "hf" / "config.json").unlink()
+    assert scene.run().actions["dpo"] == "resumed"
+
+
+def test_old_names_lead_to_the_weights_wherever_the_directory_is(scene: Scene) -> None:
+    scene.run("--run-r1")
+    moved = scene.root / "moved"
+    scene.out.rename(moved)
+    for name, stage in (
+        ("pretrain_512.pth", "pretrain"),
+        ("full_sft_512.pth", "sft"),
+        ("rlhf_512.pth", "dpo"),
+        ("reason_512.pth", "r1"),
+    ):
+        link = moved / name
+        assert link.is_symlink()
+        assert not link.readlink().is_absolute()
+        assert link.read_text() == stage
+
+
+def test_pretrain_can_be_left_out(scene: Scene) -> None:
+    with pytest.raises(ConfigError, match="nothing to start SFT from"):
+        scene.run("--skip-pretrain")
+    scene.run()
+    assert scene.run("--skip-pretrain").actions == {"sft": "skipped", "dpo": "skipped"}
+
+
+def test_weights_from_elsewhere_take_the_place_of_pretrain(scene: Scene) -> None:
+    folder = scene.root / "base"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    done = scene.run(OUT_DIR=str(scene.root / "other"), PRETRAINED_PATH=str(folder))
+    assert done.actions == {"sft": "trained", "dpo": "trained"}
+    assert f"--tokenizer_dir {folder} --init_from {folder}" in done.text
+
+
+def test_a_broken_line_is_told_before_anything_is_trained(scene: Scene) -> None:
+    path = Path(scene.environ["DPO_JSON"])
+    path.write_text(path.read_text() + "{broken\n")
+    with pytest.raises(InvalidInput, match=r"dpo_jsonl, line 2 is not JSON"):
+        scene.run()
+    assert not (scene.out / "pretrain").exists()
+
+
+def test_a_file_that_is_named_must_be_there(scene: Scene) -> None:
+    with pytest.raises(InvalidInput, match="SFT_JSON names it"):
+        scene.run(SFT_JSON=str(scene.root / "nowhere.jsonl"))
+    assert not (scene.out / "tokenizer").exists()
+
+
+def test_an_option_that_no_trainer_knows_is_refused_before_anything_is_trained(
+    scene: Scene,
+) -> None:
+    with pytest.raises(ConfigError, match="DPO_ARGS has --bta"):
+        scene.run(DPO_ARGS="--bta 0.2")
+    with pytest.raises(ConfigError, match="--beta"):
+        scene.run(DPO_ARGS="--beta none")
+    assert not (scene.out / "tokenizer").exists()
+
+
+def test_free_options_reach_the_trainer_as_they_were_quoted(scene: Scene) -> None:
+    marker = scene.root / "made by a shell"
+    tags = f"<think>,$(touch '{marker}'); a b"
+    scene.run("--run-r1", R1_ARGS=f"--r1_tokens {shlex.quote(tags)} --epochs 3")
+    command = scene.record("r1").command
+    assert command[command.index("--r1_tokens") + 1] == tags
+    assert command[command.index("--epochs") + 1] == "3"
+    assert not marker.exists()
+
+
+def test_several_processes_are_started_by_torchrun(scene: Scene) -> None:
+    from tinkex.pipeline.config import read_config
+    from tinkex.pipeline.run.flags import RunFlags
+    from tinkex.pipeline.run.plan import make_plan
+    from tinkex.pipeline.run.stages import PRETRAIN
+    from tinkex.pipeline.run.starts import Start
+
+    for told in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
+        plan = make_plan(read_config(environ=scene.environ | told), RunFlags())
+        command = plan.command(PRETRAIN, Start(), None)
+        assert command[1:5] == [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+        ]
+
+
+def test_results_are_shown_and_noted(scene: Scene) -> None:
+    done = scene.run()
+    rows = [line.split() for line in done.text.splitlines()]
+    assert ["pretrain", "trained", "eval_loss", "9", "2.25", "4", "400", "1.5"] in rows
+    noted = scene.out / "eval_results.jsonl"
+    lines = [json.loads(line) for line in noted.read_text().splitlines()]
+    assert [line["stage"] for line in lines] == ["pretrain", "sft", "dpo"]
+    assert lines[0]["metrics"] == {"eval_loss": {"before": 9.0, "after": 2.25}}
+    scene.run()
+    assert len(noted.read_text().splitlines()) == 3

@@ -1,0 +1,95 @@
+"""The scripts, as a person starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
+
+__all__ = ["scene"]
+PROJECT = Path(__file__).parents[3]
+SCRIPTS = ("pipelines/run.sh", "scripts/run.sh")
+
+
+def call(
+    scene: Scene, script: str, *words: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    prefix = Path(sys.executable).parents[1]
+    return subprocess.run(
+        [PROJECT / script, *words],
+        cwd=scene.root,
+        env=os.environ | scene.environ | {"VENV_DIR": str(prefix)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_names_every_flag(scene: Scene, script: str) -> None:
+    done = call(scene, script, "-h")
+    assert done.returncode == 0
+    for flag in ("--smoke-test", "--skip-pretrain", "--run-r1", "--force-pretrain"):
+        assert flag in done.stdout
+    assert "--restart-from" in done.stdout
+
+
+def test_the_documented_command_twice(scene: Scene) -> None:
+    first = call(scene, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
+    assert first.returncode == 0, first.stderr
+    assert len(scene.steps("pretrain")) == 2
+    second = call(scene, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
+    assert second.returncode == 0, second.stderr
+    assert "--resume out/pretrain/checkpoints/step_" in second.stdout
+    assert "Nothing to do" in second.stdout
+
+
+def test_a_wrong_flag_ends_with_2_and_a_wrong_variable_with_1(scene: Scene) -> None:
+    assert call(scene, "pipelines/run.sh", "--smoke").returncode == 2
+    assert call(scene, "pipelines/run.sh", "--restart-from", "rl").returncode == 2
+    both = call(scene, "pipelines/run.sh", "--skip-pretrain", "--force-pretrain")
+    assert both.returncode == 2
+    wrong = call(scene, "pipelines/run.sh", SAVE_INTERVAL="often")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("Error: SAVE_INTERVAL must be")
+    assert "Traceback" not in wrong.stderr
+
+
+def test_a_failing_stage_ends_the_script_with_a_sentence(scene: Scene) -> None:
+    done = call(scene, "pipelines/run.sh", FAKE="fail pretrain 1")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-2:]
+    assert last[0].startswith("Error: pretrain failed: its trainer ended with exit code 1")
+    assert "run the same command again" in last[1]
+
+
+def test_without_tinkex_the_script_says_what_to_install(scene: Scene) -> None:
+    empty = scene.root / "empty" / "bin"
+    empty.mkdir(parents=True)
+    python = empty / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    done = call(scene, "pipelines/run.sh", VENV_DIR=str(empty.parent))
+    assert done.returncode == 1
+    assert "pip install -e '.[pipeline]'" in done.stderr
+
+
+def test_data_is_generated_and_said_to_be_when_none_is_given(scene: Scene) -> None:
+    for name in ("PRETRAIN_JSON", "SFT_JSON", "DPO_JSON", "R1_JSON"):
+        del scene.environ[name]
+    done = scene.run()
+    place = scene.out / "samples"
+    assert f"no data given for pretrain, sft, dpo: small generated files in {place}" in done.text
+    assert "PRETRAIN_JSON" in done.text
+    assert sorted(path.name for path in place.iterdir()) == [
+        "dpo.jsonl",
+        "pretrain.jsonl",
+        "sft.jsonl",
+    ]
+    assert set(scene.run().actions.values()) == {"skipped"}

@@ -1,0 +1,78 @@
+"""Signals at awkward moments: while held-out data is looked at, and once more while saving."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.integration.pipeline.tiny_stage import TinyStage, outcome, run
+from tinkex.pipeline.steps import latest_step
+
+ROOT = Path(__file__).parents[3]
+
+
+class AskedToStop(TinyStage):
+    """Gets a signal in one of its evaluations, which would go on for very long."""
+
+    at_evaluation = 0
+    num_evaluations = 0
+    has_gone_on = False
+
+    def evaluate(self) -> Mapping[str, float]:
+        self.num_evaluations += 1
+        if self.num_evaluations == self.at_evaluation:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.has_gone_on = True
+        return super().evaluate()
+
+
+@pytest.mark.parametrize(("at_evaluation", "saved"), [(1, None), (2, 3), (3, 6), (5, 12)])
+def test_an_evaluation_is_left_at_once_and_made_up_for(
+    tmp_path: Path, at_evaluation: int, saved: int | None
+) -> None:
+    stage = AskedToStop()
+    stage.at_evaluation = at_evaluation
+    result = run(tmp_path / "cut", stage=stage)
+    assert result.exit_code == 143
+    assert not stage.has_gone_on
+    newest = latest_step(tmp_path / "cut" / "checkpoints")
+    assert (newest and newest.name) == (saved and f"step_{saved:08d}")
+    assert run(tmp_path / "cut").is_complete
+    run(tmp_path / "whole")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from tests.integration.pipeline.tiny_stage import TinyStage, run
+
+class Stuck(TinyStage):
+    "Writes its weights so slowly that somebody presses Ctrl-C again."
+    def loss(self, batch):
+        if self.num_losses == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().loss(batch)
+    def write_legacy(self, weights, directory):
+        time.sleep(1.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    run(Path(sys.argv[1]), stage=Stuck(), save_interval=0, eval_interval=0)
+except KeyboardInterrupt:
+    sys.exit(77)
+"""
+
+
+def test_a_second_ctrl_c_later_on_ends_the_run_at_once(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, timeout=120)
+    assert done.returncode == 77
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step_00000003"

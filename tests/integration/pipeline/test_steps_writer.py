@@ -1,0 +1,131 @@
+"""Saving beside training: the copy is of one moment, whole on disk, and never too many at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.integration.pipeline.tiny_stage import TinyModel
+from tinkex.checkpoint.retention import Retention
+from tinkex.errors import CheckpointError
+from tinkex.pipeline.step_files import StepContent, check_space, num_bytes, read_step, write_step
+from tinkex.pipeline.steps import REPLACED_PREFIX, list_steps
+from tinkex.pipeline.weights import named_weights
+from tinkex.pipeline.writer import Snapshot, StepWriter
+
+STATE = {"epoch": 0, "step_in_epoch": 0, "global_step": 1}
+
+
+def content(value: float) -> StepContent:
+    weights = {"weight": torch.full((8,), value)}
+    return StepContent(weights=weights, optimizer={"optimizer": {}, "scaler": {}}, state=STATE)
+
+
+def test_a_copy_does_not_change_with_what_it_was_taken_of() -> None:
+    tensor = torch.ones(4)
+    copied = Snapshot().take({"a": [tensor, (tensor + 1, 5)], "b": "text"})
+    tensor.zero_()
+    assert copied["a"][0].tolist() == [1.0] * 4
+    assert copied["a"][1][0].tolist() == [2.0] * 4
+    assert (copied["a"][1][1], copied["b"]) == (5, "text")
+
+
+def test_memory_is_used_again_and_tied_tensors_stay_tied() -> None:
+    snapshot, weights = Snapshot(), named_weights(TinyModel(8))
+    first, second = snapshot.take(weights), snapshot.take(weights)
+    assert {name: value.data_ptr() for name, value in first.items()} == {
+        name: value.data_ptr() for name, value in second.items()
+    }
+    assert second["embed.weight"] is second["lm_head.weight"]
+    grown = snapshot.take(named_weights(TinyModel(16)))
+    assert grown["hidden.weight"].shape == (16, 16)
+
+
+def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
+    writer, model = StepWriter(tmp_path, Retention()), nn.Linear(4, 4)
+    may_write = threading.Event()
+
+    def slow(weights: Mapping[str, Tensor]) -> None:
+        assert may_write.wait(timeout=30)
+
+    expected = model.weight.detach().clone()
+    saved = StepContent(weights=named_weights(model), optimizer={"optimizer": {}}, state=STATE)
+    writer.save(1, saved, also=slow)
+    with torch.no_grad():
+        model.weight.zero_()
+    may_write.set()
+    assert writer.close() == tmp_path / "step_00000001"
+    assert torch.equal(read_step(tmp_path / "step_00000001").weights["weight"], expected)
+
+
+def test_who_saves_faster_than_the_disk_writes_waits(tmp_path: Path) -> None:
+    writer, may_write = StepWriter(tmp_path, Retention()), threading.Event()
+
+    def slow(weights: Mapping[str, Tensor]) -> None:
+        assert may_write.wait(timeout=30)
+
+    writer.save(1, content(1.0), also=slow)
+    second = threading.Thread(target=writer.save, args=(2, content(2.0)))
+    second.start()
+    second.join(timeout=0.2)
+    assert second.is_alive(), "the second save waits for the first"
+    may_write.set()
+    second.join(timeout=30)
+    writer.close()
+    assert [step for step, _ in list_steps(tmp_path)] == [2, 1]
+    assert read_step(tmp_path / "step_00000001").weights["weight"].tolist() == [1.0] * 8
+
+
+def test_a_failed_write_is_told_at_the_next_save_and_the_thread_still_ends(tmp_path: Path) -> None:
+    root = tmp_path / "file"
+    root.write_text("not a directory")
+    writer = StepWriter(root, Retention())
+    writer.save(1, content(1.0))
+    with pytest.raises(OSError, match="exists"):
+        writer.save(2, content(1.0))
+    assert writer.close() is None
+
+
+def test_the_same_step_again_replaces_the_old_one(tmp_path: Path) -> None:
+    write_step(tmp_path, 1, content(1.0))
+    path = write_step(tmp_path, 1, content(2.0))
+    assert read_step(path).weights["weight"].tolist() == [2.0] * 8
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latest", "step_00000001"]
+
+
+def test_a_replacement_that_fails_leaves_the_old_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_step(tmp_path, 1, content(1.0))
+
+    def fail(directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tinkex.checkpoint.atomic.sync_tree", fail)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        write_step(tmp_path, 1, content(2.0))
+    assert read_step(path).weights["weight"].tolist() == [1.0] * 8
+    assert not list(tmp_path.glob(f"{REPLACED_PREFIX}*"))
+
+
+def test_the_space_that_is_needed_counts_tied_weights_once() -> None:
+    weights = named_weights(TinyModel(8))
+    assert num_bytes(weights) == 4 * (32 * 8 + 8 * 8 + 8 + 8 + 8)
+
+
+def test_too_little_space_is_said_in_numbers(tmp_path: Path) -> None:
+    check_space(tmp_path, 10_000_000, lambda path: 20_000_000)
+    with pytest.raises(CheckpointError, match="5 MB free, and a checkpoint needs 11 MB"):
+        check_space(tmp_path, 10_000_000, lambda path: 5_000_000)
+
+
+def test_nothing_is_executed_when_a_step_is_read(tmp_path: Path) -> None:
+    path = write_step(tmp_path, 1, content(1.0))
+    torch.save({"weight": Path("x")}, path / "model.pth")
+    with pytest.raises(CheckpointError, match=r"model\.pth cannot be read"):
+        read_step(path)

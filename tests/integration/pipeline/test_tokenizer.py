@@ -1,0 +1,145 @@
+"""The tokenizer: tags are single tokens, text comes back as it was, template and renderer agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from tests.integration.pipeline.content_scene import make_tokenizer, write_rows, write_samples
+from tinkex.errors import ConfigError
+from tinkex.pipeline.chat import MARKS, TAGS, prompt, render
+from tinkex.pipeline.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, main, train_folder
+
+TOOLS = [{"name": "now", "arguments": {"zone": "é"}}]
+TALKS: list[tuple[list[dict[str, Any]], list[Any]]] = [
+    ([{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}], []),
+    (
+        [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "Time?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "now", "arguments": {}}]},
+            {"role": "tool", "content": "9"},
+            {"role": "assistant", "content": "9.", "reasoning_content": "It says 9."},
+        ],
+        TOOLS,
+    ),
+    (
+        [
+            {"role": "user", "content": "Sum?"},
+            {"role": "assistant", "content": "<think>2</think><answer>2</answer>"},
+        ],
+        TOOLS,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return make_tokenizer(folder / "made", list(write_samples(folder).values()))
+
+
+def test_marks_and_tags_are_one_token_each_wherever_they_stand(tokenizer: TextTokenizer) -> None:
+    for tag in (*MARKS, *TAGS):
+        (ids,) = tokenizer.encode_all([f"so{tag}then"])
+        assert ids.count(tokenizer.id_of(tag)) == 1
+        assert tokenizer.decode(ids) == f"so{tag}then"
+    assert [tokenizer.id_of(mark) for mark in MARKS] == [0, 1, 2]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_comes_back_as_it_was(tokenizer: TextTokenizer, text: str) -> None:
+    (ids,) = tokenizer.encode_all([text])
+    assert tokenizer.decode(ids) == text
+
+
+def test_digits_are_tokens_of_their_own(tokenizer: TextTokenizer) -> None:
+    (ids,) = tokenizer.encode_all(["1234"])
+    assert [tokenizer.decode([token]) for token in ids] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(("messages", "tools"), TALKS)
+def test_the_template_says_what_the_renderer_says(
+    tokenizer: TextTokenizer, messages: list[dict[str, Any]], tools: list[Any]
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
+    text = "".join(part.text for part in render(messages, tools))
+    assert theirs.apply_chat_template(messages, tools=tools or None, tokenize=False) == text
+    asked = messages[:1]
+    assert theirs.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) == prompt(
+        asked
+    )
+
+
+def test_parts_have_the_tokens_of_the_whole(tokenizer: TextTokenizer) -> None:
+    theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
+    for messages, tools in TALKS:
+        parts = tokenizer.encode_all([part.text for part in render(messages, tools)])
+        whole = theirs.apply_chat_template(messages, tools=tools or None, return_dict=False)
+        assert [token for ids in parts for token in ids] == whole
+
+
+def test_thinking_can_be_left_out(tokenizer: TextTokenizer) -> None:
+    theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
+    text = theirs.apply_chat_template(
+        TALKS[0][0][:1], tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    assert text.endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+def test_transformers_reads_the_folder_alike(tokenizer: TextTokenizer) -> None:
+    theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
+    text = "What is 3 plus 4? <think>7</think>"
+    assert theirs.encode(text) == tokenizer.encode_all([text])[0]
+    assert (theirs.eos_token, theirs.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    # Tags are read by people; marks are not.
+    ids = theirs.encode("<think>a</think><|im_end|>")
+    assert theirs.decode(ids, skip_special_tokens=True) == "<think>a</think>"
+
+
+def test_it_is_made_once_and_again_when_the_data_changed(tmp_path: Path) -> None:
+    data, out = write_rows(tmp_path / "a.jsonl", [{"text": "aaa bbb"}]), tmp_path / "made"
+    assert train_folder([data], out, 300) is True
+    before = (out / "tokenizer.json").stat().st_ino
+    assert train_folder([data], out, 300) is False
+    assert (out / "tokenizer.json").stat().st_ino == before
+    write_rows(data, [{"text": "ccc ddd"}])
+    assert train_folder([data], out, 300) is True
+    assert train_folder([data], out, 301) is True
+
+
+def test_the_command_makes_a_folder_and_tells_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_rows(tmp_path / "a.jsonl", [{"text": "aaa bbb aaa"}])
+    words = ["--out", str(tmp_path / "made"), "--vocab_size", "300"]
+    assert main(["--data", str(good), *words]) == 0
+    assert load(tmp_path / "made").vocab_size <= 300
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{oops\n')
+    assert main(["--data", str(good), str(bad), "--out", str(tmp_path / "other")]) == 1
+    assert f"{bad}, line 2" in capsys.readouterr().err
+    # Nothing half made is left.
+    assert not [
+        path for path in tmp_path.iterdir() if path.name not in {"a.jsonl", "bad.jsonl", "made"}
+    ]
+
+
+def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "a.jsonl", [{"text": "a"}])
+    with pytest.raises(ConfigError, match=str(MIN_VOCAB_SIZE)):
+        train_folder([data], tmp_path / "made", 100)
+
+
+def test_a_missing_or_foreign_tokenizer_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no tokenizer"):
+        load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is no tokenizer"):
+        load(tmp_path)

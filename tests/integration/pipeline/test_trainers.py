@@ -1,0 +1,206 @@
+"""The trainers from the command line on: four stages in a row, and what a person is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.integration.pipeline.content_scene import (
+    SIZE_WORDS,
+    make_tokenizer,
+    write_rows,
+    write_samples,
+)
+from tinkex.pipeline.arguments import parse
+from tinkex.pipeline.export import digest_weights
+from tinkex.pipeline.materials import choose_dtype, has_bfloat16
+from tinkex.pipeline.model import make_config, sizes_of
+from tinkex.pipeline.trainers import main
+
+ROOT = Path(__file__).parents[3]
+LEGACY = {"pretrain": "pretrain_32", "sft": "full_sft_32", "dpo": "rlhf_32", "r1": "reason_32"}
+PARENTS = {"sft": "pretrain", "dpo": "sft", "r1": "dpo"}
+SHORT = ("--max_steps", "3", "--batch_size", "2", "--save_interval", "2", "--eval_samples", "4")
+OWN = {"pretrain": "loss", "sft": "loss", "dpo": "preference_accuracy", "r1": "exact_match"}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scene")
+    made = write_samples(folder)
+    make_tokenizer(folder / "tokenizer", list(made.values()))
+    return folder
+
+
+def words_of(scene: Path, stage: str, out: Path, *more: str) -> list[str]:
+    parent = PARENTS.get(stage)
+    start = ("--init_from", str(scene / "out" / parent / "hf")) if parent else ()
+    return [
+        *("--out_dir", str(out), "--data_path", str(scene / f"{stage}.jsonl")),
+        *("--tokenizer_dir", str(scene / "tokenizer"), "--learning_rate", "3e-3"),
+        *(*SIZE_WORDS, *SHORT, *start, *more),
+    ]
+
+
+@pytest.mark.parametrize("stage", LEGACY)
+def test_a_stage_trains_from_its_parent_and_leaves_all_it_should(
+    scene: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = scene / "out" / stage
+    assert main(stage, words_of(scene, stage, out)) == 0
+    steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
+    assert steps == ["step_00000002", "step_00000003"]
+    weights = torch.load(out / f"{LEGACY[stage]}.pth", weights_only=True)
+    model = AutoModelForCausalLM.from_pretrained(out / "hf", dtype=torch.float32)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weights[name], weight.half())
+    result = json.loads((out / "result.json").read_bytes())
+    assert (result["stage"], result["steps"]) == (stage, 3)
+    assert result["digest"] == digest_weights(out / "hf")
+    assert next(iter(result["metrics"])) == OWN[stage]
+    assert all(set(both) == {"before", "after"} for both in result["metrics"].values())
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"{stage}: {OWN[stage]} ")
+    assert " -> " in last
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 3
+
+
+def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(scene: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = ("--schedule", "constant", "--warmup_steps", "0")
+    assert main("pretrain", words_of(scene, "pretrain", whole, *words)) == 0
+    first = words_of(scene, "pretrain", parts, *words, "--max_steps", "1")
+    assert main("pretrain", first) == 0
+    again = words_of(scene, "pretrain", parts, *words, "--resume", "auto")
+    assert main("pretrain", again) == 0
+    assert digest_weights(whole / "hf") == digest_weights(parts / "hf")
+
+
+def test_experts_are_trained_and_named(scene: Path, tmp_path: Path) -> None:
+    words = words_of(scene, "pretrain", tmp_path, "--use_moe", "true", "--num_experts", "3")
+    assert main("pretrain", words) == 0
+    assert (tmp_path / "pretrain_32_moe.pth").is_file()
+    config = json.loads((tmp_path / "hf/config.json").read_bytes())
+    assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 2)
+    # The next stage takes the parent's shape without being told.
+    told = ("--init_from", str(tmp_path / "hf"), "--out_dir", str(tmp_path / "next"))
+    assert main("sft", [*words_of(scene, "sft", tmp_path), *told]) == 0
+    assert (tmp_path / "next/full_sft_32_moe.pth").is_file()
+
+
+def test_without_a_tokenizer_one_is_made_for_the_data(scene: Path, tmp_path: Path) -> None:
+    words = ("--vocab_size", "300", "--data_path", str(scene / "pretrain.jsonl"))
+    assert main("pretrain", ["--out_dir", str(tmp_path), *words, *SIZE_WORDS, *SHORT]) == 0
+    assert (tmp_path / "hf/tokenizer.json").is_file()
+
+
+def test_data_to_evaluate_on_may_be_named(scene: Path, tmp_path: Path) -> None:
+    other = write_rows(tmp_path / "other.jsonl", [{"text": "12 plus 3 is 15."}])
+    words = words_of(scene, "pretrain", tmp_path / "out", "--eval_data_path", str(other))
+    assert main("pretrain", words) == 0
+    assert json.loads((tmp_path / "out/result.json").read_bytes())["metrics"]["loss"]["after"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
+        ("", "has no rows"),
+        ('{"messages": []}\n', "line 1: found the fields"),
+        ('{"text": "a b c"}\n', "none is left to train on"),
+    ],
+)
+def test_bad_data_is_one_sentence_with_file_and_line_and_code_1(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(content)
+    words = words_of(scene, "pretrain", tmp_path / "out", "--data_path", str(bad))
+    assert main("pretrain", words) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Error: ")
+    assert str(bad) in told
+    assert says in told
+    assert "Traceback" not in told
+    assert not list((tmp_path / "out").rglob("*.pth"))
+    assert not list((tmp_path / "out").rglob("*.partial*"))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--tokenizer_dir", "absent"), "there is no tokenizer in absent"),
+        (("--init_from", "absent"), "there is no model at absent"),
+        (("--device", "nowhere"), "device is 'nowhere'"),
+        (("--resume", "absent"), "absent"),
+    ],
+)
+def test_what_is_missing_is_one_sentence_and_code_1(
+    scene: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    says: str,
+) -> None:
+    assert main("pretrain", words_of(scene, "pretrain", tmp_path, *more)) == 1
+    told = capsys.readouterr().err
+    assert "Error: " in told
+    assert says in told
+
+
+def test_sizes_that_the_parent_does_not_have_are_refused(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("pretrain", words_of(scene, "pretrain", tmp_path / "parent")) == 0
+    told = ("--init_from", str(tmp_path / "parent/hf"), "--hidden_size", "64")
+    assert main("sft", [*words_of(scene, "sft", tmp_path / "sft"), *told]) == 1
+    assert "hidden_size is 64, but the model in" in capsys.readouterr().err
+
+
+def test_bfloat16_is_not_chosen_where_the_hardware_lacks_it() -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("auto", cpu) is torch.float32
+    asked = choose_dtype("bfloat16", cpu)
+    assert asked is (torch.bfloat16 if has_bfloat16(cpu) else torch.float32)
+
+
+@pytest.mark.parametrize(
+    "script", ["train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason"]
+)
+def test_a_script_is_its_trainer(script: str) -> None:
+    found = run_script(script, "--help")
+    assert found.returncode == 0
+    assert "--keep_last_checkpoints" in found.stdout
+    found = run_script(script, "--epochs", "none")
+    assert found.returncode == 2
+    assert "expected a whole number, got 'none'" in found.stderr
+
+
+def test_a_wrong_word_does_not_wait_for_torch() -> None:
+    probe = "import sys, tinkex.pipeline.trainers; print('torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "False"
+
+
+def run_script(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command: list[Any] = [sys.executable, ROOT / "trainer" / f"{script}.py", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_sizes_that_are_not_told_are_the_small_ones_of_a_chat_model() -> None:
+    known = parse("pretrain", ["--out_dir", "o", "--data_path", "d", "--num_layers", "3"])
+    config = make_config(sizes_of(known), 6400, 2, 0)
+    assert (config.hidden_size, config.num_hidden_layers) == (512, 3)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (8, 2)
+    assert config.intermediate_size == 1408
+    assert config.tie_word_embeddings

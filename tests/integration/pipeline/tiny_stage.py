@@ -1,0 +1,283 @@
+"""A stage of a few thousand weights with every kind of chance in it, and ways to interrupt it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinkex.errors import TinkexError
+from tinkex.pipeline.loop import train
+from tinkex.pipeline.metrics import JsonLines
+from tinkex.pipeline.stage import Loss, TrainPlan, TrainResult
+from tinkex.pipeline.weights import named_weights
+
+# torch loads a good deal with the first optimizer; here it does so once for all children.
+torch.optim.AdamW([torch.zeros(1)])
+
+VOCABULARY = 32
+LENGTH = 8
+
+
+@dataclass(frozen=True)
+class TinyBatch:
+    """A few rows; in the next-token sense the numbers count up."""
+
+    rows: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows.numel()
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class TinySource:
+    """Seven batches an epoch, the last one short: nothing divides evenly."""
+
+    seed: int = 3
+    num_rows: int = 27
+    batch_size: int = 4
+
+    def num_batches(self, epoch: int) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def batch(self, epoch: int, index: int) -> TinyBatch:
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_rows)
+        chosen = torch.from_numpy(order[index * self.batch_size :][: self.batch_size].copy())
+        return TinyBatch((chosen[:, None] + torch.arange(LENGTH + 1)) % VOCABULARY)
+
+
+class TinyModel(nn.Module):
+    """An embedding tied to its head, with dropout between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.hidden = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.2)
+        self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.lm_head(
+            self.norm(self.dropout(torch.relu(self.hidden(self.embed(tokens)))))
+        )
+        return found
+
+
+@dataclass
+class TinyStage:
+    """Draws from all three generators in its loss, so that none may be forgotten."""
+
+    width: int = 16
+    name: str = "pretrain"
+    source: TinySource = field(default_factory=TinySource)
+    is_plain: bool = False
+    """Without chance: what a batch gives depends on the batch alone."""
+    seconds_per_batch: float = 0.0
+    fail_at_batch: int = -1
+    num_losses: int = 0
+    exported: Path | None = None
+
+    def __post_init__(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.model: nn.Module = TinyModel(self.width)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return {"width": self.width, "rows": self.source.num_rows}
+
+    def loss(self, batch: TinyBatch) -> Loss:
+        self.num_losses += 1
+        if self.num_losses == self.fail_at_batch:
+            raise ValueError("a bad row")
+        time.sleep(self.seconds_per_batch)
+        if self.is_plain:
+            self.model.eval()
+            return self._measure(batch, 1.0)
+        scale = 1.0 + 0.1 * random.random() + 0.1 * float(np.random.random())
+        return self._measure(batch, scale)
+
+    def _measure(self, batch: TinyBatch, scale: float) -> Loss:
+        logits = self.model(batch.rows[:, :-1])
+        targets = batch.rows[:, 1:]
+        total = nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="sum"
+        )
+        right = float((logits.argmax(-1) == targets).sum())
+        return Loss(total=total * scale, weight=targets.numel(), metrics={"accuracy": right})
+
+    def evaluate(self) -> Mapping[str, float]:
+        torch.rand(3)
+        self.model.eval()
+        with torch.no_grad():
+            loss = self._measure(self.source.batch(99, 0), 1.0)
+        return {"loss": float(loss.total) / loss.weight}
+
+    def write_legacy(self, weights: Mapping[str, Tensor], directory: Path) -> None:
+        torch.save(dict(weights), directory / "tiny.pth")
+
+    def export(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "digest").write_text(digest(self.model))
+        self.exported = directory
+
+
+def digest(model: nn.Module) -> str:
+    """The bits of all weights."""
+    found = hashlib.sha256()
+    for name, value in sorted(named_weights(model).items()):
+        found.update(name.encode() + value.detach().numpy().tobytes())
+    return found.hexdigest()
+
+
+def make_plan(out_dir: Path, **changes: Any) -> TrainPlan:
+    settings: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 4,
+        "accumulation_steps": 2,
+        "learning_rate": 0.01,
+        "warmup_steps": 2,
+        "save_interval": 2,
+        "keep_last_checkpoints": 2,
+        "eval_interval": 3,
+        "log_interval": 1,
+    }
+    return TrainPlan(out_dir=out_dir, **(settings | changes))
+
+
+def run(
+    out_dir: Path,
+    *,
+    resume: Path | str | None = "auto",
+    stage: TinyStage | None = None,
+    **changes: Any,
+) -> TrainResult:
+    """Train the tiny stage in this process."""
+    sink = JsonLines(out_dir / "metrics.jsonl")
+    return train(stage or TinyStage(), make_plan(out_dir, **changes), sink=sink, resume=resume)
+
+
+#: Figures that depend on the clock.
+CLOCK = {"tokens_per_second"}
+
+
+def told(out_dir: Path) -> list[dict[str, Any]]:
+    """Every figure of a run that must not depend on how often it was stopped."""
+    lines = (out_dir / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [{k: v for k, v in record.items() if k not in CLOCK} for record in records]
+
+
+def outcome(out_dir: Path) -> tuple[str, list[dict[str, Any]]]:
+    """What two runs are compared by: the weights at the end, and all figures on the way."""
+    return (out_dir / "hf" / "digest").read_text(), told(out_dir)
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What befalls a run in a process of its own."""
+
+    kill_at_file_event: int = 0
+    """Dies, as by the power, right before it touches a file of its checkpoints for the nth time."""
+    max_file_bytes: int = 0
+    """No file may grow larger: the disk is full."""
+    signal_at_batch: tuple[int, int] = (0, 0)
+    """A signal, and the batch at which the run gets it."""
+    fail_at_batch: int = -1
+    seconds_per_batch: float = 0.0
+    """So slow that somebody else can hit it in the middle."""
+
+
+FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+def _die_at(root: Path, nth: int) -> None:
+    count = 0
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event not in FILE_EVENTS or not str(args[0]).startswith(str(root)):
+            return
+        count += 1
+        if count == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+class SignalledStage(TinyStage):
+    """Sends its own process a signal at one of its batches."""
+
+    signal_at: tuple[int, int] = (0, 0)
+
+    def loss(self, batch: TinyBatch) -> Loss:
+        number, at = self.signal_at
+        if self.num_losses + 1 == at:
+            os.kill(os.getpid(), number)
+        return super().loss(batch)
+
+
+def _run_in_child(out_dir: Path, mishap: Mishap, changes: dict[str, Any]) -> None:
+    import resource
+
+    torch.set_num_threads(1)
+    if mishap.kill_at_file_event:
+        _die_at(out_dir / "checkpoints", mishap.kill_at_file_event)
+    if mishap.max_file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (mishap.max_file_bytes, mishap.max_file_bytes))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    stage = SignalledStage(
+        fail_at_batch=mishap.fail_at_batch, seconds_per_batch=mishap.seconds_per_batch
+    )
+    stage.signal_at = mishap.signal_at_batch
+    try:
+        code = run(out_dir, stage=stage, **changes).exit_code
+    except TinkexError as error:
+        (out_dir / "error").write_text(str(error))
+        code = 1
+    sys.exit(code)
+
+
+_context: ForkServerContext | None = None
+
+
+def start(out_dir: Path, mishap: Mishap | None = None, **changes: Any) -> ForkServerProcess:
+    """Train in a process of its own, which has torch loaded already."""
+    global _context
+    if _context is None:
+        _context = multiprocessing.get_context("forkserver")
+        _context.set_forkserver_preload([__name__])
+    process = _context.Process(target=_run_in_child, args=(out_dir, mishap or Mishap(), changes))
+    process.start()
+    return process
+
+
+def run_apart(out_dir: Path, mishap: Mishap | None = None, **changes: Any) -> int:
+    """The exit code of a run in a process of its own; minus the signal that killed it."""
+    process = start(out_dir, mishap, **changes)
+    process.join(timeout=120)
+    code = process.exitcode
+    assert code is not None, "the run did not end"
+    process.close()
+    return code

@@ -1,0 +1,109 @@
+"""The trainers' command line: what is asked for is what is meant, and nonsense is code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tinkex.pipeline.arguments import STAGES, Arguments, make_parser, option_names, parse
+
+NEEDED = ("--out_dir", "out", "--data_path", "data.jsonl")
+
+
+def told(stage: str, *words: str) -> Arguments:
+    parent = ("--init_from", "parent") if stage == "dpo" else ()
+    return parse(stage, [*NEEDED, *parent, *words])
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
+)
+def test_experts_are_used_exactly_if_asked_for(word: str, meant: bool) -> None:
+    assert told("pretrain", "--use_moe", word).use_moe is meant
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_the_arguments_that_the_pipeline_passes(stage: str) -> None:
+    expected = {
+        *("out_dir", "data_path", "eval_data_path", "tokenizer_dir", "init_from", "hidden_size"),
+        *("num_layers", "num_heads", "num_kv_heads", "intermediate_size", "max_seq_len"),
+        *("use_moe", "num_experts", "vocab_size", "epochs", "max_steps", "batch_size"),
+        *("accumulation_steps", "learning_rate", "min_learning_rate", "warmup_steps", "schedule"),
+        *("optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
+        *("save_interval_seconds", "keep_last_checkpoints", "keep_every", "ckpt_dir", "resume"),
+        *("allow_partial", "eval_interval", "eval_samples", "log_interval", "device", "dtype"),
+        *("tensorboard_dir", "metrics_file", "limit", "verify"),
+    }
+    assert expected <= option_names(stage)
+    assert told(stage).keep_last_checkpoints == 3
+
+
+@pytest.mark.parametrize(
+    ("stage", "own"),
+    [
+        ("dpo", {"beta", "ref_path"}),
+        ("r1", {"teacher", "r1_token_weight", "r1_tokens", "distill_alpha", "distill_temperature"}),
+    ],
+)
+def test_options_of_one_stage_are_unknown_to_others(stage: str, own: set[str]) -> None:
+    for other in STAGES:
+        found = own & option_names(other)
+        assert found == (own if other == stage else set())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--epochs", "0"),
+        ("--epochs", "1.5"),
+        ("--batch_size", "-1"),
+        ("--learning_rate", "nan"),
+        ("--learning_rate", "inf"),
+        ("--learning_rate", "0"),
+        ("--use_moe", "maybe"),
+        ("--schedule", "linear"),
+        ("--hidden_size", "100"),
+        ("--num_heads", "8", "--num_kv_heads", "3"),
+        ("--min_learning_rate", "1"),
+        ("--out", "x"),
+    ],
+)
+def test_nonsense_ends_with_code_2(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        told("pretrain", *words)
+    assert ended.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_preferences_need_a_parent() -> None:
+    with pytest.raises(SystemExit):
+        parse("dpo", list(NEEDED))
+
+
+def test_what_is_not_told_follows_from_the_rest() -> None:
+    known = told("sft", "--learning_rate", "0.01")
+    assert known.lowest_rate == pytest.approx(0.001)
+    assert known.checkpoint_root == Path("out/checkpoints")
+    assert told("sft", "--ckpt_dir", "c").checkpoint_root == Path("c")
+    assert told("r1", "--r1_tokens", "<a>, <b>").r1_tokens == ("<a>", "<b>")
+
+
+def test_help_shows_every_option_with_its_default() -> None:
+    text = make_parser("r1").format_help()
+    assert all(f"--{name}" in text for name in option_names("r1"))
+    assert "<think>,</think>" in text
+    assert "None" not in text
+
+
+def test_reading_a_command_line_loads_no_torch() -> None:
+    probe = "import sys, tinkex.pipeline.arguments; print('torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "False"

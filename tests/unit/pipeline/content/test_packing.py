@@ -1,0 +1,74 @@
+"""Packing loses nothing and doubles nothing, and orders depend on the seed alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.pipeline.data.packing import cut, hold_out, pack, shuffled, whole
+
+CAPACITY = 16
+LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=60)
+
+
+@given(LENGTHS, st.integers(0, 5))
+def test_every_piece_is_in_one_sequence_and_none_is_too_full(lengths: list[int], seed: int) -> None:
+    sequences = pack(lengths, CAPACITY, seed)
+    assert sorted(piece for found in sequences for piece in found.tolist()) == list(
+        range(len(lengths))
+    )
+    assert all(sum(lengths[piece] for piece in found) <= CAPACITY for found in sequences)
+
+
+@given(LENGTHS)
+def test_a_sequence_is_begun_only_if_no_other_has_room(lengths: list[int]) -> None:
+    fills = [sum(lengths[piece] for piece in found) for found in pack(lengths, CAPACITY, 0)]
+    # Two that are at most half full would have been one.
+    assert sum(2 * fill <= CAPACITY for fill in fills) <= 1
+
+
+@given(st.lists(st.integers(2, 50), min_size=1, max_size=20))
+def test_cutting_keeps_every_prediction_once(sizes: list[int]) -> None:
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    pieces = cut(starts, np.arange(len(sizes)), CAPACITY)
+    found = np.concatenate(
+        [np.arange(s, s + n) for s, n in zip(pieces.starts, pieces.lengths, strict=True)]
+    )
+    # The last token of a document predicts nothing.
+    expected = np.concatenate([np.arange(a, b - 1) for a, b in pairwise(starts)])
+    assert found.tolist() == expected.tolist()
+    assert pieces.lengths.max() <= CAPACITY
+
+
+def test_a_whole_document_loses_its_end_alone() -> None:
+    pieces = whole(np.array([0, 5, 25]), np.array([0, 1]), CAPACITY)
+    assert pieces.starts.tolist() == [0, 5]
+    assert pieces.lengths.tolist() == [4, 16]
+
+
+def test_the_order_is_that_of_seed_and_epoch() -> None:
+    first = shuffled(50, 1, 0)
+    assert first.tolist() == shuffled(50, 1, 0).tolist()
+    assert sorted(first.tolist()) == list(range(50))
+    assert first.tolist() != shuffled(50, 1, 1).tolist()
+    assert first.tolist() != shuffled(50, 2, 0).tolist()
+
+
+def test_rows_held_out_are_not_trained_on_nor_are_their_copies() -> None:
+    digests = np.arange(100, dtype=np.uint64)
+    train, held = hold_out(digests, 5, seed=3)
+    assert len(held) == 5
+    assert not set(train) & set(held)
+    assert len(train) == 95
+    # Now every row has a copy.
+    train, held = hold_out(digests // 2, 5, seed=3)
+    assert not set((digests // 2)[train]) & set((digests // 2)[held])
+    assert hold_out(digests, 5, 3)[1].tolist() == hold_out(digests, 5, 3)[1].tolist()
+
+
+def test_few_rows_are_not_all_held_out() -> None:
+    train, held = hold_out(np.arange(8, dtype=np.uint64), 64, seed=0)
+    assert (len(train), len(held)) == (7, 1)

@@ -1,0 +1,50 @@
+"""The sample data: the same for the same seed, right in what it says, and readable by its stage."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import InvalidInput
+from tinkex.pipeline import samples
+from tinkex.pipeline.rows import parse_line, read_lines
+from tinkex.pipeline.schemas import PARSERS
+
+SMALL = {"pretrain": 60, "sft": 60, "dpo": 60, "r1": 60}
+
+
+def test_every_row_is_one_that_its_stage_reads_and_none_comes_twice(tmp_path: Path) -> None:
+    for stage, path in samples.write(tmp_path, 1, SMALL).items():
+        lines = list(read_lines(path))
+        assert len({line.content for line in lines}) == len(lines) == 60
+        for line in lines:
+            parse_line(path, line, PARSERS[stage])
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    a, b, c = (samples.write(tmp_path / str(i), seed, SMALL) for i, seed in enumerate((1, 1, 2)))
+    for stage in SMALL:
+        assert a[stage].read_bytes() == b[stage].read_bytes() != c[stage].read_bytes()
+
+
+def test_sums_and_comparisons_are_right(tmp_path: Path) -> None:
+    path = samples.write(tmp_path, 1, {"r1": 300})["r1"]
+    num_checked = 0
+    for line in read_lines(path):
+        ask, say = json.loads(line.content)["conversations"]
+        numbers = [int(found) for found in re.findall(r"\d+", ask["content"])]
+        answer = re.fullmatch(r"<think>.+</think><answer>(.+)</answer>", say["content"])
+        assert answer is not None
+        if len(numbers) == 2:
+            is_largest = re.search("larger|maximum", ask["content"])
+            assert int(answer[1]) == (max(numbers) if is_largest else sum(numbers))
+            num_checked += 1
+    assert num_checked > 100
+
+
+def test_a_stage_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="'ppo'"):
+        samples.write(tmp_path, 1, {"ppo": 3})

@@ -1,0 +1,148 @@
+"""Layouts of rows that are common are read alike, and the rest is refused with file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import InvalidInput
+from tinkex.pipeline.rows import parse_line, read_lines
+from tinkex.pipeline.schemas import (
+    ChatRow,
+    PairRow,
+    TextRow,
+    parse_any,
+    parse_chat,
+    parse_pair,
+    parse_text,
+)
+
+ASK = {"role": "user", "content": "Hi?"}
+SAY = {"role": "assistant", "content": "Ho."}
+BAD = {"role": "assistant", "content": "No."}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [ASK, SAY]},
+        {"messages": [ASK, SAY]},
+        {"conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Ho."}]},
+        {"instruction": "Hi?", "input": "", "output": "Ho."},
+        {"question": "Hi?", "answer": "Ho."},
+        {"prompt": "Hi?", "completion": "Ho."},
+    ],
+)
+def test_all_layouts_of_a_conversation_mean_the_same(row: dict[str, Any]) -> None:
+    assert parse_chat(row) == ChatRow((ASK, SAY))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [ASK, SAY], "rejected": [ASK, BAD]},
+        {"prompt": "Hi?", "chosen": "Ho.", "rejected": "No."},
+        {"prompt": [ASK], "chosen": [SAY], "rejected": [BAD]},
+        {"prompt": "Hi?", "preferred": "Ho.", "other": "No."},
+    ],
+)
+def test_all_layouts_of_a_pair_mean_the_same(row: dict[str, Any]) -> None:
+    assert parse_pair(row) == PairRow(ChatRow((ASK, SAY)), ChatRow((ASK, BAD)))
+
+
+def test_an_input_belongs_to_the_instruction() -> None:
+    row = parse_chat({"instruction": "Shorten:", "input": "a b", "output": "a"})
+    assert row.messages[0]["content"] == "Shorten:\na b"
+
+
+def test_plain_text_and_ready_tokens() -> None:
+    assert parse_text({"text": "Once."}) == TextRow("Once.")
+    assert parse_text({"ids": [3, 1]}) == TextRow("", (3, 1))
+
+
+@pytest.mark.parametrize(
+    ("parse", "row", "says"),
+    [
+        (parse_text, [], "expected"),
+        (parse_text, {"txt": "a"}, "'txt'"),
+        (parse_text, {"text": " "}, "empty"),
+        (parse_text, {"text": 3}, "expected text"),
+        (parse_text, {"ids": [1, "2"]}, "list of tokens"),
+        (parse_text, {"ids": [-1]}, "list of tokens"),
+        (parse_chat, {"messages": []}, "list of messages"),
+        (parse_chat, {"messages": [ASK]}, "nothing to learn"),
+        (parse_chat, {"messages": [{"role": "boss", "content": "x"}, SAY]}, "'boss'"),
+        (parse_chat, {"messages": [ASK, {"role": "assistant", "content": ""}]}, "expected text"),
+        (parse_chat, {"messages": [ASK, {**SAY, "content": "a<|im_end|>"}]}, "<|im_end|>"),
+        (parse_pair, {"chosen": [ASK, SAY]}, "expected"),
+        (parse_pair, {"chosen": "a", "rejected": "b"}, "no prompt"),
+        (parse_pair, {"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, "the same"),
+        (parse_pair, {"chosen": [SAY, ASK], "rejected": [ASK, SAY]}, "does not end"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_from_says_why(parse: Any, row: Any, says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse(row)
+    assert says in refused.value.message
+
+
+@given(JSON)
+def test_any_json_is_a_row_or_refused_with_a_sentence(value: Any) -> None:
+    for parse in (parse_text, parse_chat, parse_pair, parse_any):
+        try:
+            found = parse(value)
+        except InvalidInput as refused:
+            assert refused.message
+        else:
+            assert isinstance(found, TextRow | ChatRow | PairRow)
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [parse_line(path, line, parse_text) for line in read_lines(path)]
+
+
+def test_a_broken_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": "b"\n{"text": "c"}\n')
+    with pytest.raises(InvalidInput) as refused:
+        lines_of(path)
+    assert f"{path}, line 3 is not JSON" in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_row_of_another_layout_is_told_with_its_file_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"text": "a"}\n{"messages": []}\n')
+    with pytest.raises(InvalidInput, match="line 2"):
+        lines_of(path)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "none.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=r"none\.jsonl has no rows"):
+        lines_of(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"absent\.jsonl cannot be read"):
+        lines_of(tmp_path / "absent.jsonl")
+
+
+def test_a_mark_of_byte_order_and_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    rows = [{"text": str(number)} for number in range(5)]
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join(map(json.dumps, rows)).encode())
+    assert len(lines_of(path)) == 5
+    assert [line.number for line in read_lines(path, limit=2)] == [1, 2]

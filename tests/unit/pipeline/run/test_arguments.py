@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.errors import ConfigError
+from tinkex.pipeline.arguments import make_parser
+from tinkex.pipeline.config import STAGES, PipelineConfig, read_config
+from tinkex.pipeline.run.arguments import (
+    changes_between,
+    check_arguments,
+    parse_extra,
+    recipe_of,
+    stage_arguments,
+    to_words,
+    with_resume,
+)
+from tinkex.pipeline.run.stages import BY_NAME, DPO, PRETRAIN, SFT
+
+DATA, TOKENIZER, PARENT = Path("d.jsonl"), Path("tok"), Path("parent/hf")
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_trainer_understands_what_it_is_told(name: str) -> None:
+    told = {"USE_MOE": "true", "OPTIMIZER": "muon", "BATCH_SIZE": "3", "ACCUM_STEPS": "2"}
+    config = read_config(is_smoke=True, environ=told)
+    parent = None if name == "pretrain" else PARENT
+    arguments = stage_arguments(BY_NAME[name], config, DATA, TOKENIZER, parent)
+    check_arguments(BY_NAME[name], arguments)
+    words = to_words(with_resume(arguments, Path("out/x/checkpoints/step_00000002")))
+    found = make_parser(name).parse_args(words)
+    assert found.out_dir == Path("out") / name
+    assert found.resume == "out/x/checkpoints/step_00000002"
+    assert found.ckpt_dir == Path("out/x/checkpoints")
+    assert found.save_interval == 200
+    assert found.keep_last_checkpoints == 3
+    assert found.accumulation_steps == 2
+
+
+def test_experts_reach_the_trainer_of_pretrain() -> None:
+    config = read_config(environ={"USE_MOE": "true", "NUM_EXPERTS": "6"})
+    words = to_words(stage_arguments(PRETRAIN, config, DATA, TOKENIZER, None))
+    found = make_parser("pretrain").parse_args(words)
+    assert (found.use_moe, found.num_experts) == (True, 6)
+    plain = to_words(stage_arguments(PRETRAIN, PipelineConfig(), DATA, TOKENIZER, None))
+    assert make_parser("pretrain").parse_args(plain).use_moe is False
+
+
+def test_sizes_are_told_where_no_folder_knows_them() -> None:
+    config = PipelineConfig(hidden_size=64)
+    assert "hidden_size" not in stage_arguments(SFT, config, DATA, TOKENIZER, PARENT)
+    legacy = stage_arguments(SFT, config, DATA, TOKENIZER, Path("pretrain_64.pth"))
+    assert legacy["hidden_size"] == ("64",)
+
+
+def test_free_options_win() -> None:
+    config = PipelineConfig(dpo_args="--seed=5 --beta 0.3 --verify")
+    arguments = stage_arguments(DPO, config, DATA, TOKENIZER, PARENT)
+    found = make_parser("dpo").parse_args(to_words(arguments))
+    assert (found.seed, found.beta, found.verify) == (5, 0.3, True)
+    assert to_words(arguments).count("--seed") == 1
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda word: not word.startswith("--")), max_size=3))
+def test_quoted_words_stay_whole(words: list[str]) -> None:
+    assert parse_extra("SFT_ARGS", shlex.join(["--name", *words])) == {"name": tuple(words)}
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
+    try:
+        parse_extra("SFT_ARGS", text)
+    except ConfigError as error:
+        assert "SFT_ARGS" in error.message
+
+
+@pytest.mark.parametrize("text", ["epochs 3", "--out_dir x", "--resume=y", "--epochs 'three"])
+def test_what_is_no_free_option_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="PRETRAIN_ARGS"):
+        parse_extra("PRETRAIN_ARGS", text)
+
+
+def test_a_value_like_an_option_stays_a_value() -> None:
+    assert to_words({"seed": ("-1",), "verify": (), "out_dir": ("a b",)}) == [
+        "--seed=-1",
+        "--verify",
+        "--out_dir",
+        "a b",
+    ]
+
+
+def test_what_does_not_change_the_weights_is_no_change() -> None:
+    config = PipelineConfig()
+    one = recipe_of(stage_arguments(SFT, config, DATA, TOKENIZER, PARENT), "f00")
+    other = PipelineConfig(
+        out_dir=Path("elsewhere"), save_interval=7, keep_last=9, device="cpu", tf_dir=None
+    )
+    two = recipe_of(stage_arguments(SFT, other, Path("moved.jsonl"), TOKENIZER, PARENT), "f00")
+    assert changes_between(one, two) == []
+
+
+def test_changes_are_told_field_by_field() -> None:
+    then = {"seed": "1", "data": "a" * 64, "gone": "x"}
+    now = {"seed": "2", "data": "b" * 64, "new": "y"}
+    assert changes_between(then, now) == [
+        "seed: 1 -> 2",
+        "data: aaaaaaaaaaaa... -> bbbbbbbbbbbb...",
+        "gone: x -> (not given)",
+        "new: (not given) -> y",
+    ]

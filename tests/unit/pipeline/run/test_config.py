@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.pipeline.config import (
+    SMOKE_SIZES,
+    WITHOUT_MEANING,
+    PipelineConfig,
+    StageSizes,
+    notes,
+    read_config,
+    variable_names,
+)
+
+DOCS = Path(__file__).parents[4] / "docs" / "run_script_options.md"
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    config = read_config(environ={})
+    assert config == PipelineConfig()
+    assert (config.out_dir, config.save_interval, config.keep_last) == (Path("out"), 200, 3)
+    assert (config.tb_auto, config.tb_host, config.tb_port) == (True, "127.0.0.1", 6006)
+
+
+def test_every_variable_changes_its_field() -> None:
+    told = {
+        "OUT_DIR": "o",
+        "TF_DIR": "",
+        "USE_MOE": "true",
+        "MODEL_HIDDEN_SIZE": "64",
+        "OPTIMIZER": "muon",
+        "MUON_LR": "0.05",
+        "TB_AUTO": "0",
+        "MINILLM_PRETRAINED_PATH": "base",
+    }
+    config = read_config(environ=told)
+    assert config.out_dir == Path("o")
+    assert config.tf_dir is None
+    assert config.use_moe is True
+    assert config.hidden_size == 64
+    assert (config.optimizer, config.muon_lr) == ("muon", "0.05")
+    assert config.tb_auto is False
+    assert config.pretrained_path == Path("base")
+
+
+def test_an_empty_variable_counts_as_unset_unless_it_is_a_path_that_may_be_none() -> None:
+    config = read_config(environ={"OUT_DIR": "", "SAVE_INTERVAL": "", "TF_DIR": ""})
+    assert (config.out_dir, config.save_interval, config.tf_dir) == (Path("out"), 200, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SAVE_INTERVAL", "0"),
+        ("SAVE_INTERVAL", "-1"),
+        ("KEEP_LAST", "two"),
+        ("USE_MOE", "maybe"),
+        ("OPTIMIZER", "sgd"),
+        ("MUON_LR", "fast"),
+        ("MODEL_HIDDEN_SIZE", "5e2"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be .* got '{value}'"):
+        read_config(environ={name: value})
+
+
+def test_a_quick_try_is_small_unless_told_otherwise() -> None:
+    small = read_config(is_smoke=True, environ={})
+    assert small.num_layers < PipelineConfig().num_layers
+    assert small.hidden_size < PipelineConfig().hidden_size
+    assert "--epochs" in small.usual_args("r1")
+    assert PipelineConfig().usual_args("r1") == ""
+    assert small.sizes == SMOKE_SIZES
+    told = {"MODEL_NUM_LAYERS": "6", "SMOKE_DPO_STEPS": "3", "SMOKE_R1_LIMIT": "5"}
+    other = read_config(is_smoke=True, environ=told)
+    assert other.num_layers == 6
+    assert other.sizes["dpo"].steps == 3
+    assert other.sizes["r1"].limit == 5
+    assert read_config(environ=told).sizes == {}
+
+
+def test_a_batch_size_that_is_given_holds_in_a_quick_try_too() -> None:
+    told = {"BATCH_SIZE": "3", "SMOKE_SFT_BATCH": "5"}
+    config = read_config(is_smoke=True, environ=told)
+    assert (config.sizes["pretrain"].batch, config.batch_size) == (0, 3)
+    assert config.sizes["sft"].batch == 5
+
+
+def test_results_are_noted_beside_the_curves() -> None:
+    assert read_config(environ={}).results_path == Path("tf_dir/eval_results.jsonl")
+    assert read_config(environ={"TF_DIR": ""}).results_path == Path("out/eval_results.jsonl")
+    assert read_config(environ={"RESULTS_FILE": "r.jsonl"}).results_path == Path("r.jsonl")
+
+
+def test_a_variable_without_meaning_is_said_to_have_none() -> None:
+    assert notes({"QK_NORM": "1", "OUT_DIR": "o"}) == [
+        f"QK_NORM changes nothing: {WITHOUT_MEANING['QK_NORM']}"
+    ]
+
+
+def test_every_variable_is_explained() -> None:
+    page = DOCS.read_text()
+    assert len(variable_names()) > len(fields(StageSizes)) * 4 + 30
+    named = [name for name in variable_names() if not name.startswith("SMOKE_")]
+    missing = [name for name in [*named, *WITHOUT_MEANING] if f"`{name}`" not in page]
+    assert missing == []

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import CheckpointError, ConfigError
+from tinkex.pipeline.run.clearing import clear
+from tinkex.pipeline.run.fingerprints import combined, describe_data, digest_weights
+from tinkex.pipeline.run.links import link_legacy
+from tinkex.pipeline.run.lock import holder_of, locked
+from tinkex.pipeline.run.records import read_record, read_result
+from tinkex.pipeline.run.report import plain_table
+from tinkex.pipeline.run.stages import ORDER, PRETRAIN, from_stage, planned
+
+
+def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("one")
+    first = describe_data(path)
+    times = path.stat()
+    path.write_text("two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    # The same length and time: it is taken at its word.
+    assert describe_data(path, [first]) == first
+    os.utime(path, ns=(1, 1))
+    assert describe_data(path, [first]).sha256 != first.sha256
+
+
+def test_the_order_of_data_files_matters(tmp_path: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+        files.append(describe_data(tmp_path / name))
+    assert combined(files) != combined(files[::-1])
+    assert combined(files[:1]) == files[0].sha256
+
+
+def test_a_folder_is_known_by_its_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no model"):
+        digest_weights(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("w1")
+    first = digest_weights(tmp_path)
+    (tmp_path / "README.md").write_text("words")
+    assert digest_weights(tmp_path) == first
+    (tmp_path / "model.safetensors").write_text("w2")
+    assert digest_weights(tmp_path) != first
+
+
+def test_a_link_replaces_whatever_has_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / "pretrain_64.pth").write_text("new")
+    (tmp_path / "pretrain_64.pth").symlink_to("out/pretrain/pretrain_64.pth")
+    assert link_legacy(PRETRAIN, tmp_path) == [tmp_path / "pretrain_64.pth"]
+    assert (tmp_path / "pretrain_64.pth").read_text() == "new"
+    assert str((tmp_path / "pretrain_64.pth").readlink()) == "pretrain/pretrain_64.pth"
+
+
+def test_a_directory_has_one_holder(tmp_path: Path) -> None:
+    assert holder_of(tmp_path) is None
+    with locked(tmp_path) as lock:
+        lock.note("sft", None)
+        holder = holder_of(tmp_path)
+        assert holder is not None
+        assert (holder.pid, holder.stage) == (os.getpid(), "sft")
+        with pytest.raises(ConfigError, match="training sft"), locked(tmp_path):
+            pass
+    assert holder_of(tmp_path) is None
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("read", [read_record, read_result])
+def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, read: object) -> None:
+    assert callable(read)
+    assert read(tmp_path) is None
+    for name in ("stage.json", "result.json"):
+        (tmp_path / name).write_text('{"stage": ')
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        read(tmp_path)
+
+
+def test_clearing_takes_the_stages_and_leaves_the_rest(tmp_path: Path) -> None:
+    for stage in ORDER:
+        (tmp_path / stage.name).mkdir()
+    (tmp_path / ".partial-left").mkdir()
+    (tmp_path / "notes.txt").touch()
+    assert clear(from_stage("sft"), tmp_path) == ["sft", "dpo", "r1"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"notes.txt", "pretrain", "tokenizer"}
+
+
+def test_the_stages_of_a_run() -> None:
+    def names(**flags: bool) -> list[str]:
+        usual = {"run_r1": False, "skip_pretrain": False}
+        return [stage.name for stage in planned(**(usual | flags))]
+
+    assert names() == ["tokenizer", "pretrain", "sft", "dpo"]
+    assert names(run_r1=True)[-1] == "r1"
+    assert names(skip_pretrain=True, skip_tokenizer=True) == ["sft", "dpo"]
+    with pytest.raises(ConfigError, match="no stage 'rl'"):
+        from_stage("rl")
+
+
+def test_numbers_stand_below_each_other() -> None:
+    rows = [("a", "", "", "1", "2", "", "", ""), ("bbb", "", "", "100", "2", "", "", "")]
+    first, second = (line.split() for line in plain_table(rows).splitlines())
+    assert (first, second) == (["a", "1", "2"], ["bbb", "100", "2"])
+    ends = [line.rindex("  ") for line in plain_table(rows).splitlines()]
+    assert ends[0] == ends[1]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.pipeline.metrics import (
+    Console,
+    JsonLines,
+    Sinks,
+    lines_until,
+    progress_line,
+    show_seconds,
+)
+
+
+def write(path: Path, first: int, last: int, resumed_after: int = 0) -> None:
+    sink = Sinks([JsonLines(path)])
+    sink.start(resumed_after, 10)
+    for step in range(first, last + 1):
+        sink.log(step, {"loss": float(step)})
+    sink.close()
+
+
+def test_a_resumed_run_writes_each_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 6)
+    with path.open("a") as file:
+        file.write('{"step": 7, "lo')
+    write(path, 5, 8, resumed_after=4)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 9))
+
+
+def test_a_new_run_keeps_no_lines_of_an_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 6)
+    write(path, 1, 2)
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_what_json_has_no_number_for_becomes_null(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "metrics.jsonl")
+    sink.start(0, 1)
+    sink.log(1, {"loss": math.nan, "perplexity": math.inf})
+    sink.close()
+    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert record == {"step": 1, "loss": None, "perplexity": None}
+
+
+@given(st.lists(st.text()), st.integers(0, 5))
+def test_any_text_in_the_file_is_survived(lines: list[str], step: int) -> None:
+    assert set(lines_until(lines, step)) <= set(lines)
+
+
+def test_a_line_shows_loss_speed_and_the_time_left() -> None:
+    values = {"loss": 2.5, "learning_rate": 6e-4, "tokens_per_second": 12345.6}
+    line = progress_line("sft", 5, 10, values, 83.0)
+    assert line == (
+        "sft [############------------] 5/10  loss 2.5000  lr 6.00e-04  12,346 tok/s  ETA 1:23"
+    )
+    assert show_seconds(3661) == "1:01:01"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_the_bar_moves_on_one_line() -> None:
+    stream = Terminal()
+    console = Console("sft", stream)
+    console.start(0, 3)
+    for step in (1, 2):
+        console.log(step, {"loss": 1.0})
+    console.log(2, {"eval_loss": 0.5})
+    console.close()
+    first, second = stream.getvalue().splitlines()[-2:]
+    assert stream.getvalue().count("\r") == 2
+    assert "2/3" in first
+    assert second == "sft step=2 eval_loss=0.5000"
+
+
+def test_a_resume_is_said() -> None:
+    stream = io.StringIO()
+    Console("sft", stream).start(4, 10)
+    assert stream.getvalue() == "[resume] sft step=4/10\n"

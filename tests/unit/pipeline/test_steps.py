@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tinkex.checkpoint.atomic import SCRATCH_PREFIX
+from tinkex.checkpoint.manifest import write_manifest
+from tinkex.checkpoint.retention import Retention
+from tinkex.pipeline.steps import (
+    PIN_FILE,
+    REPLACED_PREFIX,
+    REQUIRED_FILES,
+    clean_root,
+    is_valid_step,
+    latest_step,
+    list_steps,
+    point_latest,
+    problem_of,
+    prune_steps,
+    step_name,
+    step_number,
+)
+
+
+def make(root: Path, step: int, *, has_manifest: bool = True) -> Path:
+    path = root / step_name(step)
+    path.mkdir(parents=True)
+    for name in REQUIRED_FILES:
+        (path / name).write_text("content")
+    if has_manifest:
+        write_manifest(path)
+    return path
+
+
+def test_names_have_eight_digits_and_only_digits_are_read() -> None:
+    assert step_name(123) == "step_00000123"
+    assert step_number(Path("step_00000123")) == 123
+    assert step_number(Path("step_123456789")) == 123456789
+    for name in ("step_", "step_1x", "xstep_1", "step_-1", "step_0000001.tmp"):
+        assert step_number(Path(name)) is None
+
+
+@pytest.mark.parametrize("name", REQUIRED_FILES)
+def test_a_missing_or_empty_file_is_named(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path, 1, has_manifest=False)
+    assert is_valid_step(path)
+    (path / name).write_text("")
+    assert problem_of(path) == f"{name} is empty"
+    (path / name).unlink()
+    assert problem_of(path) == f"{name} is missing"
+
+
+def test_only_a_deep_look_finds_a_changed_byte(tmp_path: Path) -> None:
+    path = make(tmp_path, 1)
+    (path / "model.pth").write_text("CONTENT")
+    assert problem_of(path) is None
+    assert "damaged" in str(problem_of(path, is_deep=True))
+
+
+def test_a_broken_manifest_and_a_file_it_misses_are_problems(tmp_path: Path) -> None:
+    path = make(tmp_path, 1)
+    (path / "manifest.json").write_text("{")
+    assert not is_valid_step(path)
+    other = make(tmp_path, 2)
+    (other / "rng.pt").write_text("x")
+    write_manifest(other)
+    (other / "rng.pt").unlink()
+    assert "rng.pt" in str(problem_of(other))
+
+
+def test_a_file_with_the_name_of_a_step_is_none(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001").write_text("x")
+    assert list(list_steps(tmp_path)) == []
+    assert latest_step(tmp_path) is None
+
+
+def test_pruning_takes_old_and_broken_steps_but_not_what_is_newer_than_the_newest_good(
+    tmp_path: Path,
+) -> None:
+    for step in (1, 2, 3, 5, 6):
+        make(tmp_path, step)
+    (tmp_path / step_name(4)).mkdir()
+    (tmp_path / step_name(7)).mkdir()
+    (tmp_path / step_name(1) / PIN_FILE).touch()
+    (tmp_path / "notes").mkdir()
+    prune_steps(tmp_path, Retention(keep_last=2), best=3)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["notes", *(step_name(step) for step in (1, 3, 5, 6, 7))]
+
+
+def test_nothing_is_pruned_when_nothing_is_good(tmp_path: Path) -> None:
+    (tmp_path / step_name(4)).mkdir()
+    assert prune_steps(tmp_path, Retention(keep_last=1)) == []
+
+
+def test_a_step_whose_replacement_was_not_finished_is_put_back(tmp_path: Path) -> None:
+    path = make(tmp_path, 3)
+    path.rename(tmp_path / f"{REPLACED_PREFIX}{path.name}")
+    assert latest_step(tmp_path) == path
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_was_replaced_and_what_dead_writers_left_is_cleaned(tmp_path: Path) -> None:
+    path = make(tmp_path, 3)
+    (tmp_path / f"{REPLACED_PREFIX}{path.name}").mkdir()
+    (tmp_path / f"{SCRATCH_PREFIX}1").mkdir()
+    assert clean_root(tmp_path) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert clean_root(tmp_path / "none") == 0
+
+
+def test_the_latest_is_written_as_a_file(tmp_path: Path) -> None:
+    point_latest(tmp_path, make(tmp_path, 3))
+    assert (tmp_path / "latest").read_text() == "step_00000003\n"
+    assert not (tmp_path / "latest").is_symlink()

@@ -1,0 +1,1 @@
+"""Entry points of the pipeline's stages; all they do is in tinkex.pipeline."""

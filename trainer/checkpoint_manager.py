@@ -1,0 +1,95 @@
+"""Step checkpoints for any training script: saved whole, found by number, loaded strictly.
+
+The files of a step and what makes them valid are described in tinkex.pipeline.steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253
+
+from tinkex.checkpoint.retention import Retention
+from tinkex.errors import CheckpointError
+from tinkex.pipeline.state import capture_rng, restore_rng
+from tinkex.pipeline.step_files import StepContent, read_step, write_step
+from tinkex.pipeline.steps import is_valid_step, latest_step, problem_of, prune_steps
+from tinkex.pipeline.weights import load_weights, named_weights
+
+__all__ = [
+    "is_valid_checkpoint",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "prune_checkpoints",
+    "save_checkpoint",
+]
+
+StrPath = str | os.PathLike[str]
+
+
+def is_valid_checkpoint(path: StrPath) -> bool:
+    """True for a directory whose three files are there, not empty, and as long as they should."""
+    return is_valid_step(Path(path))
+
+
+def latest_checkpoint(ckpt_root: StrPath) -> str | None:
+    """The valid step with the highest number, or None; warns about steps it passes over."""
+    found = latest_step(Path(ckpt_root))
+    return None if found is None else str(found)
+
+
+def prune_checkpoints(ckpt_root: StrPath, keep_last: int) -> None:
+    """Keep the `keep_last` highest valid steps and whatever is pinned; 0 or less keeps all."""
+    prune_steps(Path(ckpt_root), Retention(keep_last=keep_last))
+
+
+def save_checkpoint(
+    *,
+    ckpt_root: StrPath,
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
+    state: Mapping[str, Any],
+) -> str:
+    """Save a step, whole or not at all; returns its directory."""
+    content = StepContent(
+        weights=named_weights(model),
+        optimizer={
+            "optimizer": optimizer.state_dict(),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        },
+        state=state,
+        rng=[capture_rng()],
+    )
+    return str(write_step(Path(ckpt_root), step, content))
+
+
+def load_checkpoint(
+    *,
+    ckpt_path: StrPath,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
+    device: str | torch.device,
+) -> dict[str, Any]:
+    """Put model, optimizer, scaler and generators back as they were; returns the saved state."""
+    path = Path(ckpt_path)
+    problem = problem_of(path, is_deep=True)
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
+    content = read_step(path, device)
+    load_weights(model, content.weights)
+    try:
+        optimizer.load_state_dict(dict(content.optimizer["optimizer"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the optimizer of {path} does not fit: {error}") from error
+    # The state of a scaler that was switched off is empty, and one that is on refuses it.
+    if scaler is not None and content.optimizer.get("scaler"):
+        scaler.load_state_dict(content.optimizer["scaler"])
+    if content.rng:
+        restore_rng(content.rng[0])
+    return dict(content.state)

@@ -1,0 +1,10 @@
+"""Teach a base model to answer, from conversations: `python trainer/train_full_sft.py --help`."""
+
+from __future__ import annotations
+
+import sys
+
+from tinkex.pipeline.trainers import main
+
+if __name__ == "__main__":
+    sys.exit(main("sft"))
