@@ -24,7 +24,7 @@ from benchmarks.engine.sampling import (
     measure_group,
     measure_single,
 )
-from benchmarks.engine.serving import measure_serving
+from benchmarks.engine.serving import measure_serving, measure_snapshots
 from benchmarks.engine.shapes import LARGE, QUICK, SMALL, THREADS, WIDE, Shape
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.training import measure_adapters, measure_sft
@@ -38,6 +38,7 @@ ON_STAGE: dict[str, Callable[[Stage], Sequence[Figure]]] = {
     "arrivals": lambda made: [measure_arrivals(made)],
     "group": lambda made: [measure_group(made)],
     "server": measure_serving,
+    "snapshots": measure_snapshots,
 }
 NAMES = (*ON_STAGE, "memory", "growth")
 GROUPS = {

@@ -30,11 +30,16 @@ ROUND_TRIP_LIMIT, OVERHEAD_LIMIT = 1.3, 1.1
 ROUND_TRIP_TOKENS = 16
 NUM_TRIPS = 16
 LOOP_EXAMPLES, LOOP_TOKENS, LOOP_STEPS = 8, 64, 6
+SNAPSHOT_LIMIT = 1.05
+#: Short passes, beside which a snapshot weighs more; a turn has one, as the server is set up.
+SNAPSHOT_EXAMPLES, SNAPSHOT_TOKENS, SNAPSHOT_STEPS = 4, 32, 25
+NUM_SNAPSHOT_TURNS = 3
+NEVER = {"TINKEX_SNAPSHOT_CHANGES": "1000000000", "TINKEX_SNAPSHOT_SECONDS": "1000000000"}
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[tinkex.ServiceClient]:
-    """A server of one model, and a client of it."""
+def serve(folder: Path, **settings: str) -> Iterator[tinkex.ServiceClient]:
+    """A server of one model, and a client of it; settings are variables of its environment."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "tinkex", "serve", "--engine", "local", "--port", "0"]
         variables = {"TINKEX_LOG": "error", "TINKEX_THREADS": str(THREADS), "TINKER_TELEMETRY": "0"}
@@ -42,7 +47,7 @@ def serve(folder: Path) -> Iterator[tinkex.ServiceClient]:
             [*command, "--home", home, "--model", f"{MODEL}={folder}"],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | variables,
+            env=os.environ | variables | settings,
         )
         try:
             assert process.stdout is not None
@@ -148,3 +153,44 @@ def _overhead(stage: Stage, client: TrainingClient, name: str) -> Figure:
         spread=turns.spread,
         proof=agreement(turns.our_results[0], turns.baseline_results[0]),
     )
+
+
+def measure_snapshots(stage: Stage) -> list[Figure]:
+    """The same loop on a server that writes snapshots as usual, and on one that writes none."""
+    dice = np.random.default_rng(11)
+    size = stage.shape.vocab_size
+    data = [
+        [datum(workloads.example(dice, size, SNAPSHOT_TOKENS)) for _ in range(SNAPSHOT_EXAMPLES)]
+        for _ in range(SNAPSHOT_STEPS)
+    ]
+
+    def loop(client: TrainingClient) -> list[float]:
+        losses = []
+        for examples in data:
+            forward_backward = client.forward_backward(examples, "cross_entropy")
+            optim_step = client.optim_step(ADAM)
+            losses.append(forward_backward.result().metrics["loss:sum"])
+            optim_step.result()
+        return losses
+
+    with serve(stage.folder) as writing, serve(stage.folder, **NEVER) as resting:
+        clients = [
+            service.create_lora_training_client(MODEL, rank=RANK, seed=1)
+            for service in (writing, resting)
+        ]
+        turns = take_turns(
+            lambda turn: loop(clients[0]), lambda turn: loop(clients[1]), NUM_SNAPSHOT_TURNS
+        )
+    return [
+        Figure(
+            name=f"training of {SNAPSHOT_STEPS} steps with a snapshot : without",
+            model=stage.shape.name,
+            ours=1000 * turns.our_seconds / SNAPSHOT_STEPS,
+            baseline=1000 * turns.baseline_seconds / SNAPSHOT_STEPS,
+            unit="ms/step",
+            limit=SNAPSHOT_LIMIT,
+            is_less_better=True,
+            spread=turns.spread,
+            proof=agreement(turns.our_results[0], turns.baseline_results[0]),
+        )
+    ]

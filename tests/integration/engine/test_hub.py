@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.integration.small_server import SmallServer
 from tests.unit.engine.model_folders import CONFIG, NUM_PARAMETERS, safetensors
 from tinkex.engine.models.hub import Hub
 from tinkex.engine.models.shelf import find_folder
@@ -30,26 +30,14 @@ FILES = {
 }
 
 
-class LittleHub:
+class LittleHub(SmallServer):
     """As much of the hub as a download asks for; it remembers which files were fetched."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.status = 200
         self.fetched: list[str] = []
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(_Handler)
 
     def answer(self, path: str) -> Any:
         """The JSON of a question; None if the path is that of a file."""

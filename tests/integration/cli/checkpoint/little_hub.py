@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.integration.small_server import SmallServer
 
 TOKEN = "hf_test"
 USER = "anna"
@@ -34,7 +35,7 @@ class Commit:
     files: dict[str, bytes]
 
 
-class LittleHub:
+class LittleHub(SmallServer):
     """Keeps repositories in memory; a commit is checked as little as possible."""
 
     def __init__(self) -> None:
@@ -42,19 +43,7 @@ class LittleHub:
         self.commits: list[Commit] = []
         self.refuses: int | None = None
         """Answers every write with this status."""
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(_Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
