@@ -292,7 +292,7 @@ def read_names(*, outside: str) -> set[str]:
     ("names", "home"),
     [
         ([row.name for row in dataclasses.fields(Config)], "client/config.py"),
-        ([row.name for row in dataclasses.fields(Environment)], "tinkex/settings.py"),
+        (list(Environment._fields), "tinkex/settings.py"),
         (
             [*{*ClientConfigResponse.__struct_fields__} - {"use_pyqwest_transport"}],
             "types/config.py",

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,8 +45,14 @@ _PROBE_AGAIN_SECONDS = 0.05
 _MAX_LOOK_SECONDS = 5.0
 
 
-def serve(config: ServerConfig) -> None:
-    """Serve until a signal comes or nobody has asked for long enough."""
+def say_ready(state: ServerState) -> None:
+    """Tell whoever started the server where it is."""
+    sys.stdout.write(f"tinkex server ready at {state.url}\n")
+    sys.stdout.flush()
+
+
+def serve(config: ServerConfig, tell: Callable[[ServerState], None] = say_ready) -> None:
+    """Serve until a signal comes or nobody has asked for long enough; `tell` hears when it can."""
     # What tenants send is nobody else's to read on this machine.
     os.umask(0o077)
     home = Home(config.home)
@@ -56,7 +63,7 @@ def serve(config: ServerConfig) -> None:
             with open_store(config) as database:
                 bind(home, database)
                 prepare_keys(config, home, database)
-            asyncio.run(Supervisor(config, lock, listener).run())
+            asyncio.run(Supervisor(config, lock, listener, tell).run())
     finally:
         _forget(home, lock)
         lock.release()
@@ -77,8 +84,15 @@ def _listen(config: ServerConfig, home: Home) -> socket.socket:
 class Supervisor:
     """The processes of one server."""
 
-    def __init__(self, config: ServerConfig, lock: HomeLock, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        lock: HomeLock,
+        listener: socket.socket,
+        tell: Callable[[ServerState], None] = say_ready,
+    ) -> None:
         self._config = config
+        self._tell = tell
         self._home = Home(config.home)
         self._lock = lock
         self._listener = listener
@@ -139,8 +153,7 @@ class Supervisor:
         write_file(self._home.state_file, msgspec.json.encode(state))
         for child in self._children:
             child.was_ready = True
-        sys.stdout.write(f"tinkex server ready at {self._url}\n")
-        sys.stdout.flush()
+        self._tell(state)
 
     async def _answers(self, path: str, *statuses: int) -> None:
         url = self._url + path

@@ -22,12 +22,11 @@ from tests.acceptance.server.processes import eventually
 ROOT = Path(__file__).parents[3]
 #: The command itself, only that its models need no tokenizer from elsewhere.
 TALKING = """
-import dataclasses
 from tests.integration.cli.talking import make_service
 from tinkex.cli.context import Context
 from tinkex.cli.main import main
 
-main(obj=dataclasses.replace(Context.detect(), make_service=make_service))
+main(obj=Context.detect()._replace(make_service=make_service))
 """
 
 

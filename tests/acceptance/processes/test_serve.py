@@ -12,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import PATIENCE, answers, run_tinkex
+from tests.acceptance.processes.serving import PATIENCE, answers, eventually, run_tinkex
 from tinkex.presence import read_state
 
 MODEL = "tinkex/bigram"
@@ -33,6 +33,17 @@ def test_a_server_says_one_line_serves_and_stops_by_a_signal(
     assert not answers(url)
     assert read_state(serving.home) is None
     assert "Traceback" not in serving.said
+
+
+def test_programs_are_told_in_json_that_it_is_ready(serve: Serve, home: Path) -> None:
+    serving = serve(home, "--engine", "fake", "--json")
+    eventually(lambda: serving.output.read_text().endswith("}\n"))
+    told = json.loads(serving.output.read_text())
+    assert (told["status"], told["pid"]) == ("running", serving.pid)
+    assert answers(told["url"])
+    serving.send(signal.SIGTERM)
+    assert serving.process.wait(PATIENCE) == 0
+    assert json.loads(serving.output.read_text()) == told, "nothing else is said"
 
 
 def test_what_a_running_server_leaves_in_its_home(serve: Serve, home: Path) -> None:

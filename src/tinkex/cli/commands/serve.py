@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.commands.serve_control import HOME, home_option, logs, status, stop
+from tinkex.cli.commands.serve_control import HOME, facts_of, home_option, logs, status, stop
+from tinkex.cli.context import context_of
 from tinkex.cli.errors import needs_extra
 from tinkex.cli.options import Group
+from tinkex.cli.output import Facts
+
+if TYPE_CHECKING:
+    from tinkex.presence import ServerState
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -57,7 +63,16 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
         raise needs_extra(error, "server") from error
     config = read_config({"home": home, **flags, "models": flags["models"] or None}, config_file)
     attach_logger(config.log_level)
-    run(config)
+    if context_of(ctx).is_json:
+        run(config, _print_state)
+    else:
+        run(config)
+
+
+def _print_state(state: ServerState) -> None:
+    """For programs: where the server is, when it is ready."""
+    Facts({"status": "running", **facts_of(state)}).print("json")
+    sys.stdout.flush()
 
 
 for command in (logs, status, stop):

@@ -20,6 +20,7 @@ from tinkex.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinkex.home import Home
+    from tinkex.presence import ServerState
 
 #: Where the home that was named before the command is kept.
 HOME = "tinkex.cli.home"
@@ -65,12 +66,15 @@ def status(context: Context, home: Path | None) -> None:
     found = chosen_home(home)
     state = find_server(found)
     facts: dict[str, Any] = {"status": _word(found, state is not None), "home": str(found.root)}
-    if state is not None:
-        started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
-        facts |= {"url": state.url, "pid": state.pid, "version": state.version}
-        facts |= {"started": started, "log": state.log}
-    show(context, Facts(facts))
+    show(context, Facts(facts | (facts_of(state) if state is not None else {})))
     click.get_current_context().exit(0 if state is not None else 1)
+
+
+def facts_of(state: ServerState) -> dict[str, Any]:
+    """What a running server says of itself."""
+    started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
+    facts = {"url": state.url, "pid": state.pid, "version": state.version}
+    return {**facts, "started": started, "log": state.log}
 
 
 def _word(home: Home, answers: bool) -> str:

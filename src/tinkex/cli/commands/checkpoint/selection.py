@@ -10,7 +10,7 @@ from tinkex.cli.commands.checkpoint.list import all_checkpoints
 from tinkex.cli.commands.checkpoint.parameters import in_utc
 from tinkex.cli.context import Context
 from tinkex.cli.format import UNKNOWN, format_count, format_size, format_timestamp, plain_line
-from tinkex.errors import NotFoundError
+from tinkex.errors import NotFoundError, PermissionDeniedError
 from tinkex.ids import TYPE_BY_SEGMENT, parse_tinker_path
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def look_up(client: RestClient, paths: Sequence[str]) -> list[Chosen]:
     for answer in asked:
         try:
             known |= {saved.tinker_path: saved for saved in answer.result().checkpoints}
-        except NotFoundError:
+        except (NotFoundError, PermissionDeniedError):
             # Deleting will say so, of each one.
             continue
     return [Chosen(path, known.get(path)) for path in paths]
