@@ -1,6 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
-`python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark.
+`python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
+`pipeline` takes options too.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from os import cpu_count
 from pathlib import Path
 from statistics import median
 
-from benchmarks import Row, at_most, bench_codec, bench_engine
+from benchmarks import Row, at_most, bench_codec, bench_engine, bench_pipeline
 
 NAMES = sorted(
     path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
 )
 CODEC_ROUNDS = 10
+#: Benchmarks that take options of their own.
+WITH_OPTIONS = {"engine": bench_engine.main, "pipeline": bench_pipeline.main}
 HEADINGS = ("benchmark", "ours", "other", "ratio", "target", "met")
 
 
@@ -30,8 +33,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(NAMES)}")
     options, rest = parser.parse_known_args()
     names = options.names or NAMES
-    if rest and names != ["engine"]:
-        parser.error(f"{rest[0]} is an option of the benchmark 'engine'; name it first, and alone")
+    if rest and (len(names) != 1 or names[0] not in WITH_OPTIONS):
+        known = " or ".join(map(repr, WITH_OPTIONS))
+        parser.error(f"{rest[0]} is an option of the benchmark {known}; name it first, and alone")
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
@@ -50,8 +54,8 @@ def rows_of(name: str, options: Sequence[str]) -> list[Row]:
     """What one benchmark measured."""
     if name == "codec":
         return codec_rows()
-    if name == "engine":
-        return bench_engine.main(options)
+    if name in WITH_OPTIONS:
+        return WITH_OPTIONS[name](options)
     return [Row(*row) for row in importlib.import_module(f"benchmarks.bench_{name}").main()]
 
 

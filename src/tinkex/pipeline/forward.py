@@ -18,8 +18,11 @@ from transformers import PreTrainedModel
 
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.running import Options
-from tinkex.pipeline.fused import rms_norm, rotate, swiglu
+from tinkex.pipeline.fused import add_norm, rms_norm, split_heads, swiglu
 from tinkex.pipeline.model import is_moe
+from tinkex.pipeline.native import attention as native
+from tinkex.pipeline.native.layers import Turning
+from tinkex.pipeline.native.memory import keep_memory
 
 
 class Hidden(NamedTuple):
@@ -39,6 +42,7 @@ class TrainingPass:
         self._dtype = dtype
         self._angles: tuple[Tensor, Tensor] | None = None
         self._has_experts = is_moe(model.config)
+        keep_memory()
 
     @property
     def head_VD(self) -> Tensor:
@@ -50,43 +54,29 @@ class TrainingPass:
         """Hidden states of all tokens."""
         inner = self._model.model
         angles = self._angles_of(lengths, tokens_T.device)
-        attention = PackedAttention(lengths)
+        attention = _Attention(lengths)
         x_TD = inner.embed_tokens(tokens_T).to(self._dtype)
+        h_TD = _normed(inner.layers[0].input_layernorm, x_TD)
         routed: list[Tensor] = []
-        for layer in inner.layers:
-            x_TD = x_TD + self._attend(layer, x_TD, angles, attention)
-            h_TD = _normed(layer.post_attention_layernorm, x_TD)
+        # Each norm is taken together with the sum before it: that of the next layer, or the last.
+        following = [*(layer.input_layernorm for layer in inner.layers[1:]), inner.norm]
+        for layer, norm in zip(inner.layers, following, strict=True):
+            delta_TD = self._attend(layer.self_attn, h_TD, angles, attention)
+            x_TD, h_TD = _added(layer.post_attention_layernorm, x_TD, delta_TD)
             if hasattr(layer.mlp, "experts"):
-                chosen_TD, logits_TE = _choose(layer.mlp, h_TD)
-                x_TD, routed = x_TD + chosen_TD, [*routed, logits_TE]
+                delta_TD, logits_TE = _choose(layer.mlp, h_TD)
+                routed.append(logits_TE)
             else:
-                x_TD = x_TD + _mlp(layer.mlp, h_TD)
-        return Hidden(_normed(inner.norm, x_TD), self._balance(routed))
+                delta_TD = _mlp(layer.mlp, h_TD)
+            x_TD, h_TD = _added(norm, x_TD, delta_TD)
+        return Hidden(h_TD, self._balance(routed))
 
     def _attend(
-        self, layer: Any, x_TD: Tensor, angles: tuple[Tensor, Tensor], attention: PackedAttention
+        self, own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor], attention: _Attention
     ) -> Tensor:
-        own = layer.self_attn
-        h_TD = _normed(layer.input_layernorm, x_TD)
         all_T = _joined(h_TD, own.q_proj, own.k_proj, own.v_proj)
-        all_TNK = all_T.unflatten(-1, (-1, own.head_dim))
-        num_values = own.v_proj.out_features // own.head_dim
-        num_queries = own.q_proj.out_features // own.head_dim
-        turned_TNK, v_TGK = all_TNK.split([all_TNK.shape[1] - num_values, num_values], dim=1)
-        if hasattr(own, "q_norm"):
-            weight_NK = torch.cat(
-                [
-                    own.q_norm.weight.expand(num_queries, -1),
-                    own.k_norm.weight.expand(num_values, -1),
-                ]
-            )
-            eps = own.q_norm.variance_epsilon
-            turned_TNK = rms_norm(turned_TNK, weight_NK.to(h_TD.dtype), eps)
-        turned_TNK = rotate(turned_TNK, *angles)
-        q_THK, k_TGK = turned_TNK.split([num_queries, num_values], dim=1)
-        q_HTK, k_GTK, v_GTK = (one.transpose(0, 1) for one in (q_THK, k_TGK, v_TGK))
-        out_THK = attention.attend(own.layer_idx, q_HTK, k_GTK, v_GTK, Options(own.scaling))
-        return _joined(out_THK.flatten(1), own.o_proj)
+        parts = split_heads(all_T.unflatten(-1, (-1, own.head_dim)), _turning(own, h_TD, angles))
+        return _joined(attention(*parts, own.scaling).flatten(1), own.o_proj)
 
     def _angles_of(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions, (T, 1, K / 2); the table is made once."""
@@ -114,8 +104,37 @@ class TrainingPass:
         return product * float(config.router_aux_loss_coef)
 
 
+class _Attention:
+    """Attention within each document: by our own kernel, or by torch where that is not suited."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._documents, self._packed = native.Documents(lengths), PackedAttention(lengths)
+
+    def __call__(self, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, scaling: float) -> Tensor:
+        if native.is_suited(q_THK, k_TGK, v_TGK):
+            return native.attend(q_THK, k_TGK, v_TGK, self._documents, scaling)
+        q_HTK, k_GTK, v_GTK = (one.transpose(0, 1) for one in (q_THK, k_TGK, v_TGK))
+        return self._packed.attend(0, q_HTK, k_GTK, v_GTK, Options(scaling))
+
+
 def _normed(norm: Any, x_TD: Tensor) -> Tensor:
     return rms_norm(x_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
+
+
+def _added(norm: Any, x_TD: Tensor, delta_TD: Tensor) -> tuple[Tensor, Tensor]:
+    return add_norm(x_TD, delta_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
+
+
+def _turning(own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor]) -> Turning:
+    has_norms = hasattr(own, "q_norm")
+    return Turning(
+        own.q_proj.out_features // own.head_dim,
+        own.k_proj.out_features // own.head_dim,
+        own.q_norm.variance_epsilon if has_norms else 0.0,
+        *angles,
+        own.q_norm.weight.to(h_TD.dtype) if has_norms else None,
+        own.k_norm.weight.to(h_TD.dtype) if has_norms else None,
+    )
 
 
 def _joined(x_TD: Tensor, *linears: nn.Linear) -> Tensor:

@@ -1,9 +1,10 @@
 """The small steps of a layer, each as one function with a short way back.
 
-They compute what transformers' Qwen3 does in a third of the passes over memory. Weights are
-trained, so their gradients are here too.
+They compute what transformers' Qwen3 does in a third of the passes over memory, or in one where
+`native` has a kernel for it. Weights are trained, so their gradients are here too.
 
-Shape letters: T tokens, N heads, K numbers that are normed together, F width of the MLP.
+Shape letters: T tokens, N heads, H query heads, G key heads, K numbers that are normed together,
+F width of the MLP.
 """
 
 from __future__ import annotations
@@ -14,33 +15,110 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinkex.pipeline.native import layers
+from tinkex.pipeline.native.layers import Turning
+
+
+class _AddNorm(torch.autograd.Function):
+    """Two tensors' sum, and its norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.is_native, ctx.eps = layers.are_suited(x, delta, weight), eps
+        if ctx.is_native:
+            total, y = layers.add_norm(x, delta, weight, eps)
+            ctx.save_for_backward(total, weight)
+            return total, y
+        total = x + delta
+        y, size = _normed(total, weight, eps)
+        ctx.save_for_backward(total, weight, size)
+        return total, y
+
+    @staticmethod
+    def backward(
+        ctx: Any, dtotal: Tensor | None, dy: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        if dy is None:
+            return dtotal, dtotal, None, None
+        total, weight, *size = ctx.saved_tensors
+        if ctx.is_native:
+            more = None if dtotal is None else dtotal.contiguous()
+            dx, dweight = layers.add_norm_back(total, weight, ctx.eps, more, dy.contiguous())
+        else:
+            dx, dweight = _norm_pulled(total, weight, size[0], dy)
+            dx = dx if dtotal is None else dx.add_(dtotal)
+        return dx, dx, dweight, None
+
 
 class _RmsNorm(torch.autograd.Function):
     """x / sqrt(mean(x^2) + eps) * w, as x / s * w sqrt(K) with s = sqrt(|x|^2 + K eps)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        width = x.shape[-1]
-        floor = torch.tensor(sqrt(width * eps), device=x.device)
-        size = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
+        ctx.is_native, ctx.eps = weight.ndim == 1 and layers.are_suited(x, weight), eps
+        if ctx.is_native:
+            ctx.save_for_backward(x, weight)
+            return layers.add_norm(x, None, weight, eps)[1]
+        y, size = _normed(x, weight, eps)
         ctx.save_for_backward(x, weight, size)
-        return torch.div(x, size).mul_(weight * sqrt(width))
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, size = ctx.saved_tensors
-        scale = sqrt(x.shape[-1])
-        both = dy * x
-        if weight.ndim == 1:
-            dweight = size.reciprocal().squeeze(-1) @ both
-            along = (both @ weight).unsqueeze(-1)
+        x, weight, *size = ctx.saved_tensors
+        if ctx.is_native:
+            dx, dweight = layers.add_norm_back(x, weight, ctx.eps, None, dy.contiguous())
         else:
-            dweight = torch.einsum("tnk,tn->nk", both, size.reciprocal().squeeze(-1))
-            along = torch.linalg.vecdot(both, weight).unsqueeze(-1)
-        along = along.div_(size).div_(size)
-        # `both` is not needed any more; its memory is.
-        dx = torch.mul(dy, weight, out=both).addcmul_(x, along, value=-1.0).div_(size).mul_(scale)
-        return dx, dweight * scale, None
+            dx, dweight = _norm_pulled(x, weight, size[0], dy)
+        return dx, dweight, None
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    floor = torch.tensor(sqrt(width * eps), device=x.device)
+    size = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
+    return torch.div(x, size).mul_(weight * sqrt(width)), size
+
+
+def _norm_pulled(x: Tensor, weight: Tensor, size: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    scale = sqrt(x.shape[-1])
+    both = dy * x
+    if weight.ndim == 1:
+        dweight = size.reciprocal().squeeze(-1) @ both
+        along = (both @ weight).unsqueeze(-1)
+    else:
+        dweight = torch.einsum("tnk,tn->nk", both, size.reciprocal().squeeze(-1))
+        along = torch.linalg.vecdot(both, weight).unsqueeze(-1)
+    along = along.div_(size).div_(size)
+    # `both` is not needed any more; its memory is.
+    dx = torch.mul(dy, weight, out=both).addcmul_(x, along, value=-1.0).div_(size).mul_(scale)
+    return dx, dweight * scale
+
+
+class _Turned(torch.autograd.Function):
+    """Queries and keys, normed and turned, and values, of rows that hold all three."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, all_TNK: Tensor, q_weight_K: Tensor, k_weight_K: Tensor, how: Turning
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(all_TNK)
+        ctx.how = how
+        q_THK, k_TGK = layers.turn(all_TNK, how)
+        return q_THK, k_TGK, all_TNK[:, how.num_queries + how.num_keys :]
+
+    @staticmethod
+    def backward(
+        ctx: Any, dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        (all_TNK,) = ctx.saved_tensors
+        dall_TNK, dweights_2K = layers.turn_back(all_TNK, ctx.how, dq_THK, dk_TGK, dv_TGK)
+        if ctx.how.q_weight_K is None:
+            return dall_TNK, None, None, None
+        return dall_TNK, dweights_2K[0], dweights_2K[1], None
 
 
 class _Rotation(torch.autograd.Function):
@@ -71,12 +149,18 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both_T2F: Tensor) -> Tensor:
         ctx.save_for_backward(both_T2F)
+        # Halves of a row must be whole for the kernels too.
+        ctx.is_native = both_T2F.shape[-1] % 16 == 0 and layers.are_suited(both_T2F)
+        if ctx.is_native:
+            return layers.gate(both_T2F)
         gate_TF, up_TF = both_T2F.chunk(2, -1)
         return nn.functional.silu(gate_TF).mul_(up_TF)
 
     @staticmethod
     def backward(ctx: Any, dy_TF: Tensor) -> Tensor:
         (both_T2F,) = ctx.saved_tensors
+        if ctx.is_native:
+            return layers.gate_back(both_T2F, dy_TF.contiguous())
         gate_TF, up_TF = both_T2F.chunk(2, -1)
         dboth_T2F = torch.empty_like(both_T2F)
         dgate_TF, dup_TF = dboth_T2F.chunk(2, -1)
@@ -89,6 +173,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Norm over the last dimension; the weight is (K,), or (N, K) for heads of their own."""
     y: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return y
+
+
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of both, and its norm over the last dimension."""
+    found: tuple[Tensor, Tensor] = _AddNorm.apply(x, delta, weight, eps)  # type: ignore[no-untyped-call]
+    return found
+
+
+def split_heads(all_TNK: Tensor, how: Turning) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, normed if they have norms, and turned by their positions; and values."""
+    weights = (how.q_weight_K, how.k_weight_K)
+    if how.is_suited(all_TNK):
+        found: tuple[Tensor, Tensor, Tensor] = _Turned.apply(all_TNK, *weights, how)  # type: ignore[no-untyped-call]
+        return found
+    sizes = [how.num_queries, how.num_keys]
+    turned_TNK, v_TGK = all_TNK.split([sum(sizes), how.num_keys], dim=1)
+    if how.q_weight_K is not None and how.k_weight_K is not None:
+        spread = zip((how.q_weight_K, how.k_weight_K), sizes, strict=True)
+        weight_NK = torch.cat([weight_K.expand(num, -1) for weight_K, num in spread])
+        turned_TNK = rms_norm(turned_TNK, weight_NK, how.eps)
+    q_THK, k_TGK = rotate(turned_TNK, how.cos_T1h, how.sin_T1h).split(sizes, dim=1)
+    return q_THK, k_TGK, v_TGK
 
 
 def rotate(x_TNK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

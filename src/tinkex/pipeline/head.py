@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinkex.pipeline.native import layers
+
 #: Matrix products of fewer rows are slow; more rows leave the caches.
 CHUNK_ROWS = 512
 
@@ -26,15 +28,15 @@ class _WeightedNll(torch.autograd.Function):
         dhidden_PD = torch.empty_like(hidden_PD) if needs else None
         dweight_VD = torch.zeros_like(weight_VD) if needs else None
         total = hidden_PD.new_zeros((), dtype=torch.float32)
+        # One memory for the logits of all chunks: fresh memory costs more than what is done in it.
+        room_pV = hidden_PD.new_empty(min(CHUNK_ROWS, len(hidden_PD)), len(weight_VD))
         for rows in _chunks(len(hidden_PD)):
-            h_pD, w_p, y_p1 = hidden_PD[rows], weights_P[rows], targets_P[rows, None]
-            logprobs_pV = _logprobs(h_pD, weight_VD, 1.0)
-            total -= logprobs_pV.gather(1, y_p1).squeeze(1) @ w_p
+            h_pD, w_p = hidden_PD[rows], weights_P[rows]
+            logits_pV = torch.mm(h_pD, weight_VD.t(), out=room_pV[: len(h_pD)])
+            losses_p, slope_pV = _nll_and_slope(logits_pV, targets_P[rows], w_p)
+            total += losses_p @ w_p
             if dhidden_PD is None or dweight_VD is None:
                 continue
-            slope_pV = logprobs_pV.exp_().mul_(w_p[:, None])
-            slope_pV.scatter_add_(1, y_p1, -w_p[:, None])
-            slope_pV = slope_pV.to(h_pD.dtype)
             torch.mm(slope_pV, weight_VD, out=dhidden_PD[rows])
             dweight_VD.addmm_(slope_pV.t(), h_pD)
         ctx.gradients = (dhidden_PD, dweight_VD)
@@ -129,6 +131,18 @@ def teacher_kl(
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), teacher, temperature)
     total: Tensor = _TeacherKl.apply(*inputs)  # type: ignore[no-untyped-call]
     return total
+
+
+def _nll_and_slope(logits_pV: Tensor, targets_p: Tensor, w_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses, and the gradient of their weighted sum; the logits may be used up."""
+    if layers.are_suited(logits_pV) and w_p.dtype == torch.float32:
+        losses_p = layers.nll(logits_pV, targets_p.contiguous(), w_p.contiguous())
+        return losses_p, logits_pV
+    logprobs_pV = torch.log_softmax(logits_pV.float(), dim=-1)
+    losses_p = -logprobs_pV.gather(1, targets_p[:, None]).squeeze(1)
+    slope_pV = logprobs_pV.exp_().mul_(w_p[:, None])
+    slope_pV.scatter_add_(1, targets_p[:, None], -w_p[:, None])
+    return losses_p, slope_pV.to(logits_pV.dtype)
 
 
 def _logprobs(h_pD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:

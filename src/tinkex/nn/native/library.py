@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,23 +42,29 @@ class Job(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The kernels, compiled once in a process; None if this machine cannot, which is no error."""
+    found = compiled([_HERE / name for name in _SOURCES])
+    return None if found is None else _declared(found)
+
+
+def compiled(sources: Sequence[Path]) -> ctypes.CDLL | None:
+    """Kernels of these files, which may include `lanes.h`; None if this machine cannot."""
     compilers = [found for found in map(shutil.which, _COMPILERS) if found]
     for compiler in compilers:
         try:
-            return _declared(_compiled(compiler))
+            return _compiled(compiler, sources)
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or b""
             LOG.info("%s cannot compile the kernels: %s %s", compiler, error, said.decode()[:500])
-    LOG.info("no C compiler compiles the kernels; torch computes alone, and sampling is slower")
+    LOG.info("no C compiler compiles the kernels; torch computes alone, and more slowly")
     return None
 
 
-def _compiled(compiler: str) -> ctypes.CDLL:
+def _compiled(compiler: str, sources: Sequence[Path]) -> ctypes.CDLL:
     place = TemporaryDirectory(prefix="tinkex-kernels-", ignore_cleanup_errors=True)
     with place as directory:
         made = Path(directory) / "kernels.so"
         subprocess.run(
-            [compiler, *_FLAGS, "-o", made, *(_HERE / name for name in _SOURCES), "-lm"],
+            [compiler, *_FLAGS, "-I", _HERE, "-o", made, *sources, "-lm"],
             check=True,
             capture_output=True,
             timeout=_TIMEOUT_SECONDS,

@@ -1,0 +1,1 @@
+"""The pipeline's trainers against transformers' Trainer, on the same model and data."""

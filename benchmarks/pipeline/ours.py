@@ -1,0 +1,61 @@
+"""Our side: `tinkex.pipeline.loop.train` itself, watched through its data and its metrics."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.pipeline.timeline import Timeline
+from tinkex.pipeline.loop import train
+from tinkex.pipeline.stage import Batch, Source
+from tinkex.pipeline.training import make_plan
+
+
+class _Watched:
+    """A source that notes when it is asked; all batches of this benchmark are whole updates."""
+
+    def __init__(self, source: Source, timeline: Timeline) -> None:
+        self._source, self._timeline = source, timeline
+
+    def num_batches(self, epoch: int) -> int:
+        return self._source.num_batches(epoch)
+
+    def batch(self, epoch: int, index: int) -> Batch:
+        self._timeline.begin()
+        found = self._source.batch(epoch, index)
+        self._timeline.tokens.append(found.num_tokens)
+        return found
+
+
+class _Noted:
+    """A sink that notes when an update is told."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def start(self, step: int, total_steps: int) -> None:
+        pass
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if "loss" in values:
+            self._timeline.end()
+            self._timeline.losses.append(values["loss"])
+
+    def close(self) -> None:
+        pass
+
+
+def run(stage: Any, *, num_updates: int = 0, **changes: Any) -> Timeline:
+    """Train a stage for some updates, or for an epoch; its model goes on from where it is."""
+    timeline, source = Timeline(), stage.source
+    plan = replace(make_plan(stage.setting.arguments, stage, 1), max_steps=num_updates, **changes)
+    stage.source = _Watched(source, timeline)
+    try:
+        train(stage, plan, sink=_Noted(timeline))
+    finally:
+        stage.source = source
+        # The next run begins anew, and would not mix its steps with these.
+        shutil.rmtree(plan.checkpoint_root, ignore_errors=True)
+    return timeline

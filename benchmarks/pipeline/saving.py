@@ -1,0 +1,86 @@
+"""How long a checkpoint keeps training from going on, against a plain torch.save of the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.engine.figures import Figure
+from benchmarks.pipeline import ours
+from benchmarks.pipeline.scene import Scene
+from benchmarks.pipeline.timeline import Timeline
+
+SAVE_INTERVAL = 4
+
+
+def measure_saving(scene: Scene, is_quick: bool) -> Sequence[Figure]:
+    """The gaps between updates after which a step is saved, less those after which none is."""
+    num_saves = 3 if is_quick else 5
+    num_updates = SAVE_INTERVAL * num_saves + 1
+    stage = scene.pretrain(num_blocks=num_updates, batch_size=1)
+    before = [_plain_save(stage, scene) for _ in range(3)]
+    timeline = ours.run(stage, num_updates=num_updates, save_interval=SAVE_INTERVAL)
+    seconds = [*before, *(_plain_save(stage, scene) for _ in range(3))]
+    blocked = _gaps(timeline, is_saved=True)
+    usual = median(_gaps(timeline, is_saved=False))
+    slowed = _slowing(timeline)
+    proof = f"first save {1000 * blocked[0]:.0f} ms, in fresh memory; the plain one is not synced"
+    return [
+        _figure("a save keeps training waiting", median(blocked) - usual, seconds, 0.25, proof),
+        _figure("  and slows the updates beside it by", slowed, seconds, None, "writer's thread"),
+    ]
+
+
+def _figure(
+    name: str, mine: float, seconds: Sequence[float], limit: float | None, proof: str
+) -> Figure:
+    return Figure(
+        name=name,
+        model="",
+        ours=1000.0 * mine,
+        baseline=1000.0 * median(seconds),
+        unit="ms",
+        limit=limit,
+        is_less_better=True,
+        proof=proof,
+    )
+
+
+def _gaps(timeline: Timeline, *, is_saved: bool) -> list[float]:
+    numbered = enumerate(timeline.gaps, start=1)
+    return [gap for step, gap in numbered if (step % SAVE_INTERVAL == 0) == is_saved]
+
+
+def _slowing(timeline: Timeline) -> float:
+    """What the updates between two saves take longer than as many that nothing is written beside.
+
+    The update before the next save is one of these: by then the writer has ended.
+    """
+    spans = [end - begin for begin, end in zip(timeline.begins, timeline.ends, strict=True)]
+    blocks = [
+        spans[at : at + SAVE_INTERVAL]
+        for at in range(SAVE_INTERVAL, len(spans) - SAVE_INTERVAL + 1, SAVE_INTERVAL)
+    ]
+    return max(0.0, median(sum(block) - SAVE_INTERVAL * block[-1] for block in blocks))
+
+
+def _plain_save(stage: Any, scene: Scene) -> float:
+    """Seconds to save the model and an AdamW that has stepped."""
+    optimizer = torch.optim.AdamW(stage.model.parameters())
+    for param in optimizer.param_groups[0]["params"]:
+        optimizer.state[param] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.zeros_like(param),
+            "exp_avg_sq": torch.zeros_like(param),
+        }
+    both = {"model": stage.model.state_dict(), "optimizer": optimizer.state_dict()}
+    path = scene.folder / "plain.pt"
+    started = time.perf_counter()
+    torch.save(both, path)
+    seconds = time.perf_counter() - started
+    path.unlink()
+    return seconds

@@ -1,0 +1,122 @@
+"""What is trained and on what: one size of model, blocks of text, conversations of mixed lengths.
+
+Words are drawn from an alphabet of syllables; what they say does not matter to the speed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tinkex.pipeline import tokenizer as tokenizers
+from tinkex.pipeline.arguments import Arguments, parse
+from tinkex.pipeline.distributed import Ranks
+from tinkex.pipeline.materials import make_stage
+from tinkex.pipeline.tokenizer import TextTokenizer
+
+SEQ_LEN = 512
+VOCAB_SIZE = 6400
+SIZES = ("--hidden_size", "512", "--num_layers", "8", "--num_heads", "8", "--num_kv_heads", "2")
+LEARNING_RATE = 6e-4
+WEIGHT_DECAY = 0.01
+SHORTEST, LONGEST = 32, 512
+PROMPT_SHARE = 0.6
+SEED = 1337
+
+_SYLLABLES = [one + two for one in "bdfgklmnprstvz" for two in ("a", "e", "i", "o", "u", "an")]
+_NUM_WORDS = 12_000
+
+
+class Scene:
+    """Data and tokenizer in a folder; stages are made from them as a trainer makes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._dice = random.Random(SEED)
+        self._words = ["".join(self._dice.choices(_SYLLABLES, k=3)) for _ in range(_NUM_WORDS)]
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """A tokenizer of exactly the wanted size."""
+        texts = self._write("words", ({"text": self._text(50)} for _ in range(1500)))
+        tokenizers.train_folder([texts], self.folder / "tokenizer", VOCAB_SIZE)
+        made = tokenizers.load(self.folder / "tokenizer")
+        assert made.vocab_size == VOCAB_SIZE, made.vocab_size
+        return made
+
+    def pretrain(self, *, num_blocks: int, batch_size: int) -> Any:
+        """A stage whose every row fills a sequence."""
+        lowest = self.tokenizer.vocab_size // 10
+        rows = (
+            {"ids": self._dice.choices(range(lowest, VOCAB_SIZE), k=SEQ_LEN)}
+            # One more row is held out.
+            for _ in range(num_blocks + 1)
+        )
+        return self._stage("pretrain", rows, batch_size)
+
+    def chats(self, *, num_chats: int, batch_size: int) -> Any:
+        """A stage on conversations of mixed lengths, of which the answers count."""
+        sample = self._text(400)
+        per_word = len(self.tokenizer.encode_all([sample])[0]) / 400
+        rows = (self._chat(per_word) for _ in range(num_chats + 1))
+        return self._stage("sft", rows, batch_size)
+
+    def _chat(self, tokens_per_word: float) -> dict[str, Any]:
+        # Roles, marks and line ends take about twelve tokens.
+        num_words = (self._dice.uniform(SHORTEST, LONGEST) - 12) / tokens_per_word
+        asked, answered = PROMPT_SHARE * num_words, (1 - PROMPT_SHARE) * num_words
+        said = (("user", asked), ("assistant", answered))
+        turns = [{"role": role, "content": self._text(round(num) or 1)} for role, num in said]
+        return {"conversations": turns}
+
+    def _text(self, num_words: int) -> str:
+        return " ".join(self._dice.choices(self._words, k=num_words))
+
+    def _write(self, name: str, rows: Iterable[Any]) -> Path:
+        path = self.folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def _stage(self, name: str, rows: Iterable[Any], batch_size: int) -> Any:
+        data = self._write(f"{name}-{batch_size}", rows)
+        return make_stage(name, self._arguments(name, data, batch_size), Ranks())
+
+    def _arguments(self, name: str, data: Path, batch_size: int) -> Arguments:
+        words: dict[str, object] = {
+            "out_dir": self.folder / data.stem,
+            "data_path": data,
+            "tokenizer_dir": self.tokenizer.folder,
+            "max_seq_len": SEQ_LEN,
+            "batch_size": batch_size,
+            "accumulation_steps": 1,
+            "learning_rate": LEARNING_RATE,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "weight_decay": WEIGHT_DECAY,
+            "save_interval": 0,
+            "eval_samples": 1,
+            "log_interval": 1,
+            "seed": SEED,
+        }
+        given = [text for key, value in words.items() for text in (f"--{key}", str(value))]
+        return parse(name, [*given, *SIZES])
+
+
+def flops_per_token(model: Any, length: int) -> float:
+    """What training computes per token: products with weights and head, and causal attention."""
+    config = model.config
+    matrices = [weight for name, weight in _matrices(model) if "embed_tokens" not in name]
+    num_weights = sum(weight.numel() for weight in matrices) + VOCAB_SIZE * config.hidden_size
+    # Scores and mixing, 2 FLOPs each per pair and number, half of the pairs, three times over.
+    width = config.num_attention_heads * config.head_dim
+    return 6.0 * num_weights + 6.0 * config.num_hidden_layers * length * width
+
+
+def _matrices(model: Any) -> Iterator[tuple[str, Tensor]]:
+    return (item for item in model.named_parameters() if item[1].dim() > 1)

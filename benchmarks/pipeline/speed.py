@@ -1,0 +1,121 @@
+"""Tokens per second: pretraining on whole blocks, and fine-tuning on mixed lengths."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.engine.figures import Figure, agreement, take_turns
+from benchmarks.pipeline import ours, plain
+from benchmarks.pipeline.scene import SEED, SEQ_LEN, Scene, flops_per_token
+from benchmarks.pipeline.timeline import Timeline
+
+BATCH_SIZE = 4
+CHATS_PER_BATCH = 8
+PEAK_SIZE = 2048
+
+
+def measure_pretrain(scene: Scene, is_quick: bool) -> Sequence[Figure]:
+    """Blocks of the full length: no padding on either side."""
+    num_updates, num_rounds = (3, 2) if is_quick else (4, 3)
+    stage = scene.pretrain(num_blocks=BATCH_SIZE * num_updates, batch_size=BATCH_SIZE)
+    model, rows = copy.deepcopy(stage.model), plain.rows_of(stage, num_updates)
+    peaks: list[float] = []
+
+    def train_ours(_: int) -> Timeline:
+        peaks.append(matmul_peak())
+        found = ours.run(stage, num_updates=num_updates)
+        peaks.append(matmul_peak())
+        return found
+
+    def train_plain(_: int) -> Timeline:
+        return plain.run(model, rows, BATCH_SIZE, num_updates, scene.folder / "plain")
+
+    turns = take_turns(train_ours, train_plain, num_rounds)
+    mine = median(one.warm_speed for one in turns.our_results)
+    theirs = [one.warm_speed for one in turns.baseline_results]
+    spread = (max(theirs) - min(theirs)) / median(theirs)
+    gflops = mine * flops_per_token(stage.model, SEQ_LEN) / 1e9
+    about = f"{sum(one.numel() for one in stage.model.parameters()) / 1e6:.1f} M weights"
+    return [
+        Figure(
+            name="pretrain, 512 x 8 x 512",
+            model="",
+            ours=mine,
+            baseline=median(theirs),
+            unit="tokens/s",
+            limit=1.15,
+            proof=f"{_same_losses(turns.our_results, turns.baseline_results)}; "
+            f"spread of the other {spread:.0%}",
+        ),
+        Figure(
+            name="  of the matmul peak",
+            model="",
+            ours=gflops,
+            baseline=median(peaks),
+            unit="GFLOP/s",
+            limit=0.70,
+            proof=f"{about}, {flops_per_token(stage.model, SEQ_LEN) / 1e6:.0f} MFLOP per token",
+        ),
+    ]
+
+
+def measure_packing(scene: Scene, is_quick: bool) -> Sequence[Figure]:
+    """The same conversations once: packed, and padded to the longest of each batch."""
+    num_chats, num_rounds = (24, 1) if is_quick else (40, 2)
+    stage = scene.chats(num_chats=num_chats, batch_size=BATCH_SIZE)
+    model, rows = copy.deepcopy(stage.model), plain.rows_of(stage, stage.source.num_batches(0))
+    # Our batches are sorted by length, which would spare the other side its padding.
+    random.Random(SEED).shuffle(rows)
+    num_batches = -(-len(rows) // CHATS_PER_BATCH)
+
+    def train_plain(_: int) -> Timeline:
+        return plain.run(model, rows, CHATS_PER_BATCH, num_batches, scene.folder / "plain")
+
+    turns = take_turns(lambda _: ours.run(stage), train_plain, num_rounds)
+    num_tokens = [sum(one.tokens) for one in (turns.our_results[0], turns.baseline_results[0])]
+    assert num_tokens[0] == num_tokens[1], num_tokens
+    return [
+        Figure(
+            name="packed SFT of 32 to 512 tokens, against padded",
+            model="",
+            ours=median(one.speed for one in turns.our_results),
+            baseline=median(one.speed for one in turns.baseline_results),
+            unit="tokens/s",
+            limit=2.0,
+            proof=f"{len(rows)} conversations, {num_tokens[0]:,} tokens on both sides; "
+            f"{_padding(rows):.0%} of the other's rows are padding",
+        )
+    ]
+
+
+def _padding(rows: Sequence[plain.Example]) -> float:
+    some = [rows[at : at + CHATS_PER_BATCH] for at in range(0, len(rows), CHATS_PER_BATCH)]
+    computed = sum(plain.collate(batch)["input_ids"].numel() for batch in some)
+    return 1.0 - sum(len(one.tokens) for one in rows) / computed
+
+
+def _same_losses(mine: Sequence[Timeline], theirs: Sequence[Timeline]) -> str:
+    """The mean losses of each turn; the baseline took one turn more."""
+    both = [[one.mean_loss for one in side] for side in (mine, theirs[: len(mine)])]
+    return agreement(*both)
+
+
+def matmul_peak() -> float:
+    """The best of some square products, in GFLOP/s."""
+    one, other = torch.randn(2, PEAK_SIZE, PEAK_SIZE)
+    out = torch.mm(one, other)
+    best = min(_seconds(one, other, out) for _ in range(6))
+    return 2.0 * PEAK_SIZE**3 / best / 1e9
+
+
+def _seconds(one: Any, other: Any, out: Any) -> float:
+    started = time.perf_counter()
+    torch.mm(one, other, out=out)
+    return time.perf_counter() - started

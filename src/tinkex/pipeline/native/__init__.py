@@ -1,0 +1,1 @@
+"""Kernels for training, compiled by this machine: what torch does in many passes over memory."""

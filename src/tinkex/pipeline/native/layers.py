@@ -1,0 +1,173 @@
+"""The kernels of `layers.c`, called with tensors; whoever calls asks first whether they are suited.
+
+Shape letters: R rows, W numbers that are normed together, T tokens, H query heads, G key heads,
+K head width, F width of the MLP, P positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from math import sqrt
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tinkex.nn.native.library import LANES, compiled
+
+_PARTS = 16
+_WIDEST_HEAD = 512
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+@cache
+def kernels() -> ctypes.CDLL | None:
+    """The kernels of training, compiled once in a process; None if this machine cannot."""
+    found = compiled([Path(__file__).with_name(name) for name in ("layers.c", "attention.c")])
+    if found is None:
+        return None
+    seen = [*(_POINTER, _LONG) * 3, _POINTER, *(_LONG,) * 4, _FLOAT]
+    turned = [*(_POINTER,) * 3, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4]
+    arguments = {
+        "add_norm": [*(_POINTER,) * 3, _FLOAT, _LONG, _LONG, _POINTER, _POINTER],
+        "add_norm_back": [*(_POINTER,) * 4, _FLOAT, _LONG, _LONG, _POINTER, _POINTER],
+        "turn": [*turned, _POINTER, _POINTER],
+        "turn_back": [*turned, *(_POINTER,) * 5],
+        "gate": [_POINTER, _LONG, _LONG, _POINTER],
+        "gate_back": [_POINTER, _POINTER, _LONG, _LONG, _POINTER],
+        "attend": [*seen, *(_POINTER,) * 3, _LONG],
+        "attend_back": [*seen, *(_POINTER,) * 7, _LONG],
+        "nll": [_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER],
+    }
+    for name, kinds in arguments.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = None, [*kinds, _INT]
+    found.attention_scratch.restype = _LONG
+    found.attention_scratch.argtypes = [_LONG, _LONG]
+    return found
+
+
+def call(name: str, *arguments: object) -> None:
+    """Run a kernel on tensors and numbers, with as many threads as torch has."""
+    plain = (one.data_ptr() if isinstance(one, Tensor) else one for one in arguments)
+    getattr(kernels(), name)(*plain, torch.get_num_threads())
+
+
+def are_suited(*tensors: Tensor) -> bool:
+    """Whether the kernels read these: numbers of float32 in this machine's memory, in eights."""
+    return (
+        all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+        and all(x.shape[-1] % LANES == 0 and x.is_contiguous() for x in tensors)
+        and kernels() is not None
+    )
+
+
+# --- norms ----------------------------------------------------------------------------------
+
+
+def add_norm(
+    x_RW: Tensor, delta_RW: Tensor | None, weight_W: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The sum of both, and its norm; without a delta the sum is the input itself."""
+    width = x_RW.shape[-1]
+    sum_RW = x_RW if delta_RW is None else torch.empty_like(x_RW)
+    y_RW = torch.empty_like(x_RW)
+    scale_W = weight_W * sqrt(width)
+    call(
+        *("add_norm", x_RW, delta_RW, scale_W, width * eps),
+        *(x_RW.numel() // width, width, sum_RW, y_RW),
+    )
+    return sum_RW, y_RW
+
+
+def add_norm_back(
+    sum_RW: Tensor, weight_W: Tensor, eps: float, dsum_RW: Tensor | None, dy_RW: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the sum and of the weight."""
+    width = sum_RW.shape[-1]
+    dx_RW, dscales_PW = torch.empty_like(sum_RW), sum_RW.new_empty(_PARTS, width)
+    call(
+        *("add_norm_back", sum_RW, dy_RW, dsum_RW, weight_W * sqrt(width), width * eps),
+        *(sum_RW.numel() // width, width, dx_RW, dscales_PW),
+    )
+    return dx_RW, dscales_PW.sum(0).mul_(sqrt(width))
+
+
+# --- turning --------------------------------------------------------------------------------
+
+
+class Turning(NamedTuple):
+    """How queries and keys are normed and turned."""
+
+    num_queries: int
+    num_keys: int
+    eps: float
+    cos_T1h: Tensor
+    """Of half a head."""
+    sin_T1h: Tensor
+    q_weight_K: Tensor | None
+    k_weight_K: Tensor | None
+
+    def is_suited(self, all_TNK: Tensor) -> bool:
+        """Whether the kernels can do it."""
+        angles = (self.cos_T1h, self.sin_T1h)
+        return all_TNK.shape[-1] <= _WIDEST_HEAD and are_suited(all_TNK, *angles)
+
+    def told(self, all_TNK: Tensor) -> tuple[object, ...]:
+        """What both kernels begin with; scales live as long as what is returned."""
+        width = all_TNK.shape[-1]
+        weights = (self.q_weight_K, self.k_weight_K)
+        scales = (None if one is None else one * sqrt(width) for one in weights)
+        return (
+            *(all_TNK, *scales, width * self.eps, self.cos_T1h, self.sin_T1h),
+            *(len(all_TNK), self.num_queries, self.num_keys, width),
+        )
+
+
+def turn(all_TNK: Tensor, how: Turning) -> tuple[Tensor, Tensor]:
+    """Queries and keys, normed and turned."""
+    width = all_TNK.shape[-1]
+    q_THK = all_TNK.new_empty(len(all_TNK), how.num_queries, width)
+    k_TGK = all_TNK.new_empty(len(all_TNK), how.num_keys, width)
+    told = how.told(all_TNK)
+    call("turn", *told, q_THK, k_TGK)
+    return q_THK, k_TGK
+
+
+def turn_back(
+    all_TNK: Tensor, how: Turning, dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the rows, and (2, K) of the norms' weights."""
+    width = all_TNK.shape[-1]
+    dall_TNK, dscales_P2K = torch.empty_like(all_TNK), all_TNK.new_empty(_PARTS, 2, width)
+    pulls = [one.contiguous() for one in (dq_THK, dk_TGK, dv_TGK)]
+    told = how.told(all_TNK)
+    call("turn_back", *told, *pulls, dall_TNK, dscales_P2K)
+    return dall_TNK, dscales_P2K.sum(0).mul_(sqrt(width))
+
+
+# --- gates and losses -----------------------------------------------------------------------
+
+
+def gate(both_T2F: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    width = both_T2F.shape[-1] // 2
+    y_TF = both_T2F.new_empty(len(both_T2F), width)
+    call("gate", both_T2F, len(both_T2F), width, y_TF)
+    return y_TF
+
+
+def gate_back(both_T2F: Tensor, dy_TF: Tensor) -> Tensor:
+    """The gradient of gate and up."""
+    dboth_T2F = torch.empty_like(both_T2F)
+    call("gate_back", both_T2F, dy_TF, len(both_T2F), dy_TF.shape[-1], dboth_T2F)
+    return dboth_T2F
+
+
+def nll(logits_PV: Tensor, targets_P: Tensor, weights_P: Tensor) -> Tensor:
+    """The loss of each position; the logits become the slopes of the weighted losses."""
+    losses_P = torch.empty_like(weights_P)
+    call("nll", logits_PV, targets_P, weights_P, *logits_PV.shape, losses_P)
+    return losses_P
