@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tinkex.errors import TinkexError
+
+Made = TypeVar("Made")
 #: Gradients are added up in buffers of about this many numbers.
 _BUCKET = 1 << 23
 _TIMEOUT = timedelta(minutes=30)
+
+
+class RankFailed(TinkexError):
+    """Another rank gave up, so this one does too."""
+
+    def __init__(self) -> None:
+        super().__init__("another rank failed", hint="Its own message says why.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +91,22 @@ class Ranks:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def wait(self) -> None:
-        """Go on when everybody is here."""
-        if not self.is_alone:
-            dist.barrier()
+    def from_first(self, make: Callable[[], Made]) -> Made:
+        """What the first rank makes, on every rank; when it fails, all fail, and none waits."""
+        if self.is_alone:
+            return make()
+        if not self.is_first:
+            told: tuple[Made] | None = self.tell(None)
+            if told is None:
+                raise RankFailed
+            return told[0]
+        try:
+            made = make()
+        except Exception:
+            self.tell(None)
+            raise
+        self.tell((made,))
+        return made
 
 
 def _buckets(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -45,18 +45,26 @@ def describe_run(stage: Stage, plan: TrainPlan, world_size: int) -> dict[str, An
 def compare_runs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Each setting that differs, as `name: saved -> current`.
 
-    With another number of ranks the share of each may be another, too.
+    With another number of ranks the share of each and the length of the warm-up may be others.
     """
     before, now = _flatten(saved), _flatten(current)
     ignored = {"world_size"}
     if before.get("world_size") != now.get("world_size"):
-        ignored.add("plan.accumulation_steps")
+        ignored |= {"plan.accumulation_steps", "plan.warmup_steps"}
     names = sorted({*before, *now} - ignored)
     return [
         f"{name}: {_show(before, name)} -> {_show(now, name)}"
         for name in names
         if not name.startswith("versions.") and _show(before, name) != _show(now, name)
     ]
+
+
+def batches_per_update(config: Mapping[str, Any]) -> int | None:
+    """How many micro-batches of all ranks make an update; None if it is not said."""
+    try:
+        return int(config["plan"]["accumulation_steps"]) * int(config["world_size"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -122,9 +122,12 @@ def answer_in(text: str) -> str:
 
 
 def exact_match(model: PreTrainedModel, tokenizer: TextTokenizer, cases: Sequence[Case]) -> float:
-    """The share of cases whose answer is the known one to the letter, each written greedily."""
+    """The share of cases whose answer is the known one to the letter, each written greedily.
+
+    Without a case it is no number: nothing was asked.
+    """
     if not cases:
-        return 0.0
+        return math.nan
     num_right = 0
     # Those of similar length together, so that little is filled up.
     ordered = sorted(cases, key=lambda case: len(case.prompt))

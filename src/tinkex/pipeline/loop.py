@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.pipeline.distributed import Ranks, open_ranks
+from tinkex.nn.optim import NonFiniteGradient
+from tinkex.pipeline.distributed import RankFailed, Ranks, open_ranks
 from tinkex.pipeline.drift import describe_run
 from tinkex.pipeline.metrics import MetricSink
 from tinkex.pipeline.optim import make_optimizer
@@ -16,6 +17,7 @@ from tinkex.pipeline.resuming import Restorable, choose_step, restore
 from tinkex.pipeline.saving import Saver
 from tinkex.pipeline.schedule import (
     Schedule,
+    Window,
     count_updates,
     is_evaluation_due,
     make_schedule,
@@ -24,7 +26,7 @@ from tinkex.pipeline.schedule import (
 from tinkex.pipeline.signals import STOP_SIGNALS, StopRequest, catch_signals
 from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
 from tinkex.pipeline.state import TrainState, capture_rng, restore_rng, seed_everything
-from tinkex.pipeline.update import Gathered, accumulate, scale_gradients, share
+from tinkex.pipeline.update import Gathered, accumulate, check_loss, scale_gradients, share
 from tinkex.pipeline.weights import named_weights
 
 #: Where the Hugging Face folder of a stage is, below out_dir.
@@ -82,13 +84,14 @@ class _Run:
         # What the generators were after the last update; half an update may have moved them on.
         self._rng: Any = None
         self._is_amid_step = False
+        # True when a failure was told to all ranks, so that they stop at the same place.
+        self._is_agreed = False
 
     def begin(self, resume: Path | str | None) -> None:
         """Put everything in place: as a checkpoint has it, or as a new run begins."""
         plan, ranks = self._plan, self._ranks
         if not self._stage.source.num_batches(0):
             raise InvalidInput(f"stage {self._stage.name} has no data to train on")
-        self._saver.prepare()
         seed_everything(plan.seed, ranks.rank)
         self._restore(resume)
         ranks.share_weights(list(named_weights(self._stage.model).values()))
@@ -106,7 +109,7 @@ class _Run:
 
     def _restore(self, resume: Path | str | None) -> None:
         root = self._plan.checkpoint_root
-        path = self._ranks.tell(choose_step(root, resume) if self._ranks.is_first else None)
+        path = self._ranks.from_first(lambda: self._prepare(resume))
         if path is None:
             return
         target = Restorable(
@@ -120,6 +123,10 @@ class _Run:
         if path.parent.resolve() == root.resolve():
             self._saver.saved_step = self._state.global_step
 
+    def _prepare(self, resume: Path | str | None) -> Path | None:
+        self._saver.prepare()
+        return choose_step(self._plan.checkpoint_root, resume)
+
     def repeat(self) -> None:
         """Update after update, until all is trained or somebody asks for a stop."""
         try:
@@ -127,11 +134,17 @@ class _Run:
                 self._update()
         except CheckpointError:
             raise
-        except Exception:
-            # With others this one cannot save: they may wait in the middle of an update.
-            if self._ranks.is_alone and not self._is_amid_step and self._state.global_step:
+        except Exception as error:
+            if self._can_rescue(error):
                 self._saver.rescue(self._state, self._optimizer, self._rng)
             raise
+
+    def _can_rescue(self, error: Exception) -> bool:
+        """Whether there are whole updates to save, and all ranks are here to do it together."""
+        # Whether a gradient is finite is known from sums, which are the same on every rank.
+        is_together = self._is_agreed or isinstance(error, NonFiniteGradient)
+        is_whole = not self._is_amid_step and self._state.global_step > 0
+        return is_whole and (self._ranks.is_alone or is_together)
 
     @property
     def _is_over(self) -> bool:
@@ -141,30 +154,44 @@ class _Run:
         state, started = self._state, time.monotonic()
         num_batches = self._stage.source.num_batches(state.epoch)
         window = next_window(state.position, num_batches, self._width)
-        is_stopping = self._stop.is_asked
-        gathered = accumulate(self._stage, window, self._ranks, is_stopping)
+        gathered = self._accumulate(window)
         if gathered is None:
             self._optimizer.zero_grad()
             self._stopped_by = self._stop.signal
             return
         total, is_overdue = self._share(gathered)
-        norm = self._step(total.weight)
+        norm = self._step(total)
         state.epoch, state.step_in_epoch = window.after.epoch, window.after.index
         self._count(total, time.monotonic() - started)
         self._log(total, norm)
         is_best = self._evaluate_if_due()
         self._saver.save_if_due(state, self._optimizer, self._rng, is_overdue or is_best)
 
-    def _share(self, gathered: Gathered) -> tuple[Gathered, bool]:
+    def _accumulate(self, window: Window) -> Gathered | None:
+        try:
+            return accumulate(self._stage, window, self._ranks, self._stop.is_asked)
+        except Exception:
+            if not self._ranks.is_alone:
+                # The others would wait for the sums of this rank for ever.
+                self._share(Gathered(), is_failing=True)
+            raise
+
+    def _share(self, gathered: Gathered, is_failing: bool = False) -> tuple[Gathered, bool]:
         """The sums of all ranks; also agrees on a stop, a save and a failure."""
         if self._names is None:
             told = self._ranks.gather(list(gathered.metrics))
             self._names = next((names for names in told if names), [])
         asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
-        flags = [*asked, float(self._saver.is_overdue), float(self._saver.has_failed)]
-        total, (*asked, is_overdue, has_failed) = share(gathered, self._names, flags, self._ranks)
+        saving = [float(self._saver.is_overdue), float(self._saver.has_failed)]
+        flags = [*asked, *saving, float(is_failing)]
+        total, (*asked, is_overdue, has_failed, num_failing) = share(
+            gathered, self._names, flags, self._ranks
+        )
         if has_failed:
             self._saver.raise_failure()
+        self._is_agreed = bool(num_failing)
+        if num_failing and not is_failing:
+            raise RankFailed
         self._note_stop(asked)
         return total, bool(is_overdue)
 
@@ -173,12 +200,14 @@ class _Run:
             if count and self._stopped_by is None:
                 self._stopped_by = number
 
-    def _step(self, weight: float) -> float:
+    def _step(self, total: Gathered) -> float:
         norm = 0.0
+        check_loss(total.loss, self._state.global_step)
         self._optimizer.set_share(self._schedule.share(self._state.global_step))
-        if weight:
-            self._ranks.sum_gradients(self._optimizer.parameters)
-            norm = scale_gradients(self._optimizer.parameters, weight, self._plan.grad_clip)
+        if total.weight:
+            params = self._optimizer.parameters
+            self._ranks.sum_gradients(params)
+            norm = scale_gradients(params, total.weight, self._plan.grad_clip)
             self._is_amid_step = True
             self._optimizer.step()
         self._optimizer.zero_grad()
@@ -219,7 +248,7 @@ class _Run:
         return self._evaluate()
 
     def _evaluate(self) -> bool:
-        values = self._ranks.tell(self._held_out() if self._ranks.is_first else None)
+        values = self._ranks.from_first(self._held_out)
         asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
         self._note_stop(self._ranks.sum_values(asked))
         if values is None:
@@ -241,7 +270,6 @@ class _Run:
         """Save what is not saved; when all is trained, look at held-out data and export."""
         if self._state.global_step:
             self._saver.save(self._state, self._optimizer, self._rng)
-            self._saver.wait()
         if self._stopped_by is None:
             self._complete()
         state = self._state
@@ -259,16 +287,22 @@ class _Run:
         )
 
     def _complete(self) -> None:
-        if self._state.evaluated_step != self._state.global_step:
+        state = self._state
+        if state.evaluated_step != state.global_step:
             self._evaluate()
-        if self._stopped_by is not None:
-            return
-        if self._ranks.is_first:
-            self._saver.finish()
-            self._stage.export(self._plan.out_dir / EXPORT_NAME)
-        self._ranks.wait()
+            if self._stopped_by is None and state.global_step:
+                # With its figures, so that nobody has to look at held-out data a second time.
+                self._saver.save(state, self._optimizer, self._rng, is_again=True)
+        if self._stopped_by is None:
+            self._ranks.from_first(self._export)
+
+    def _export(self) -> None:
+        self._saver.finish()
+        self._stage.export(self._plan.out_dir / EXPORT_NAME)
 
     def close(self) -> None:
         """Wait for the writer, whatever happened."""
-        self._sink.close()
-        self._saver.close()
+        try:
+            self._sink.close()
+        finally:
+            self._saver.close()

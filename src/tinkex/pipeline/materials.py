@@ -27,6 +27,8 @@ from tinkex.pipeline.stages.sft import SftStage
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 LOG = get_logger(__name__)
+#: Below out_dir: rows as tokens, made once.
+TOKENS_DIR = "tokens"
 Made = TypeVar("Made")
 
 
@@ -47,19 +49,31 @@ def make_stage(name: str, known: Arguments, ranks: Ranks) -> PretrainStage | Dpo
         parent=parent,
     )
     stage = _MAKERS[name](setting)
-    if stage.source.num_dropped:
+    if ranks.is_first:
+        _tell_lost(stage, known)
+    return stage
+
+
+def _tell_lost(stage: PretrainStage | DpoStage, known: Arguments) -> None:
+    """Say what of the data is too long to be learned."""
+    source = stage.source
+    if source.num_shortened:
+        LOG.warning(
+            "%d conversations of %s are longer than --max_seq_len %d and lose their end",
+            *(source.num_shortened, known.data_path, known.max_seq_len),
+        )
+    if source.num_dropped:
         LOG.warning(
             "%d rows of %s have nothing to learn from within %d tokens, and are left out",
-            *(stage.source.num_dropped, known.data_path, known.max_seq_len),
+            *(source.num_dropped, known.data_path, known.max_seq_len),
         )
-    return stage
 
 
 def _first_then_all(ranks: Ranks, make: Callable[[], Made]) -> Made:
     """Files are made by the first rank and found by the others, not made by all at once."""
-    made = make() if ranks.is_first else None
-    ranks.wait()
-    return make() if made is None else made
+    made: list[Made] = []
+    ranks.from_first(lambda: made.append(make()))
+    return made[0] if made else make()
 
 
 def _make_dpo(setting: Setting) -> DpoStage:
@@ -107,7 +121,7 @@ def open_tokenizer(known: Arguments) -> TextTokenizer:
 
 def open_parts(name: str, known: Arguments, tokenizer: TextTokenizer) -> tuple[Part, Part]:
     """Rows to train on and rows to evaluate on."""
-    cache = known.out_dir / "tokens"
+    cache = known.out_dir / TOKENS_DIR
     file = open_tokens(known.data_path, tokenizer, name, cache, known.limit)
     if known.eval_data_path is not None:
         other = open_tokens(known.eval_data_path, tokenizer, name, cache, known.eval_samples)

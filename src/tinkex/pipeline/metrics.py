@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -53,9 +54,10 @@ class Sinks:
             part.log(step, values)
 
     def close(self) -> None:
-        """Close all."""
-        for part in self._parts:
-            part.close()
+        """Close all, even if one of them fails."""
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.callback(part.close)
 
 
 class JsonLines:
@@ -85,7 +87,9 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            # Every line was written when it was told; one that could not be has been complained of.
+            with suppress(OSError):
+                self._file.close()
             self._file = None
 
 
@@ -196,7 +200,9 @@ class TensorBoardSink:
     def start(self, step: int, total_steps: int) -> None:
         """Open the curves, and take back what was told of later updates."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._writer = self._writer_type(str(self._directory), purge_step=step + 1)
+        # What is known of the step itself stays; a run that begins anew has nothing to keep.
+        first = step + 1 if step else 0
+        self._writer = self._writer_type(str(self._directory), purge_step=first)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each curve."""

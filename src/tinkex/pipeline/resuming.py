@@ -11,7 +11,7 @@ from torch import nn
 
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.pipeline.drift import compare_runs
+from tinkex.pipeline.drift import batches_per_update, compare_runs
 from tinkex.pipeline.optim import Optimizers
 from tinkex.pipeline.state import TrainState, read_state, restore_rng
 from tinkex.pipeline.step_files import StepContent, read_step
@@ -103,6 +103,13 @@ def _refuse_drift(path: Path, content: StepContent, target: Restorable) -> None:
         )
     for difference in differences:
         log.warning("%s was made with another setting: %s", path, difference)
+    before, now = batches_per_update(content.config), batches_per_update(target.config)
+    if before != now:
+        log.warning(
+            "%s was made with %s batches per update over all ranks, and now there are %s: "
+            "the number of updates and the learning rate of each change",
+            *(path, before, now),
+        )
 
 
 def _restore_optimizer(path: Path, content: StepContent, target: Restorable) -> None:

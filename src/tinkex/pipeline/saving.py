@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tinkex.checkpoint.retention import Retention
 from tinkex.errors import CheckpointError
 from tinkex.logs import get_logger
 from tinkex.pipeline.distributed import Ranks
+from tinkex.pipeline.holding import hold
 from tinkex.pipeline.optim import Optimizers
 from tinkex.pipeline.schedule import is_save_due
 from tinkex.pipeline.stage import Stage, TrainPlan
@@ -37,18 +39,18 @@ class Saver:
         self._stage, self._plan, self._ranks, self._config = stage, plan, ranks, config
         retention = Retention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
         self._writer = StepWriter(plan.checkpoint_root, retention)
+        self._open = ExitStack()
         self._saved_at = time.monotonic()
         self._has_saved = False
         self.saved_step: int | None = None
         """The step that is on disk, or on its way."""
 
     def prepare(self) -> None:
-        """Clear what a dead run left, and refuse a disk that could not hold a checkpoint."""
-        if self._ranks.is_first:
-            root = self._plan.checkpoint_root
-            root.mkdir(parents=True, exist_ok=True)
-            clean_root(root)
-            check_space(root, _COPIES * num_bytes(named_weights(self._stage.model)))
+        """Be the only one who saves here, clear what a dead run left, and refuse a small disk."""
+        root = self._plan.checkpoint_root
+        self._open.enter_context(hold(root))
+        clean_root(root)
+        check_space(root, _COPIES * num_bytes(named_weights(self._stage.model)))
 
     @property
     def is_overdue(self) -> bool:
@@ -67,9 +69,11 @@ class Saver:
         self._writer.wait()
         raise CheckpointError("the first rank could not save", hint="Its own message says why.")
 
-    def save(self, state: TrainState, optimizer: Optimizers, rng: Any) -> None:
+    def save(
+        self, state: TrainState, optimizer: Optimizers, rng: Any, *, is_again: bool = False
+    ) -> None:
         """Save a step unless it is saved already; every rank must ask for it."""
-        if state.global_step == self.saved_step:
+        if state.global_step == self.saved_step and not is_again:
             return
         rngs = self._ranks.gather(rng)
         self.saved_step, self._saved_at = state.global_step, time.monotonic()
@@ -116,5 +120,6 @@ class Saver:
         return self._plan.checkpoint_root / step_name(self.saved_step)
 
     def close(self) -> None:
-        """Wait for the last write, and end the thread."""
-        self._writer.close()
+        """Wait for the last write, end the thread, and let others save here."""
+        with self._open:
+            self._writer.close()

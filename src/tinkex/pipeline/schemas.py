@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
+
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.chat import MARKS, ROLES, Message
 from tinkex.pipeline.rows import shown
@@ -168,8 +170,9 @@ def _message(where: str, given: Any) -> Message:
     calls = given.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise InvalidInput(f"{where} has the tool_calls {shown(calls)}; expected a list of objects")
-    if content is None and calls:
-        content = ""
+    if calls:
+        _unmarked(where, msgspec.json.encode(calls).decode())
+        content = "" if content is None else content
     if not isinstance(content, str) or not (content or calls):
         raise InvalidInput(f"{where} has the content {shown(content)}; expected text")
     message: dict[str, Any] = {"role": role, "content": _unmarked(where, content)}
@@ -185,6 +188,7 @@ def _tools(row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Any, ..
         raise InvalidInput(f"tools is {shown(tools)}; expected a list")
     if tools and not messages:
         raise InvalidInput("there are tools and no messages")
+    _unmarked("tools", msgspec.json.encode(tools).decode())
     return tuple(tools)
 
 

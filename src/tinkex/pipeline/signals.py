@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TypeVar
 
@@ -38,7 +38,9 @@ class StopRequest:
         """Note a signal; a second Ctrl-C waits for nothing but the write under way."""
         if self.signal is None:
             self.signal, self._asked_at = number, now
-            log.warning("%s: saving, then stopping", signal.Signals(number).name)
+            # It may have come in the middle of a write to the same stream, which refuses another.
+            with suppress(RuntimeError):
+                log.warning("%s: saving, then stopping", signal.Signals(number).name)
             if self._may_raise:
                 raise Interrupted
         elif number == signal.SIGINT and now - self._asked_at >= _SAME_PRESS_SECONDS:
@@ -62,20 +64,25 @@ class StopRequest:
 
 @contextmanager
 def catch_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Let SIGINT and SIGTERM ask for a stop while the block runs.
+    """Let signals ask for a stop while the block runs.
 
-    Only the main thread may do so; in others the request is never asked.
+    A closed terminal asks as SIGTERM does, unless it was to be ignored (nohup). Only the main
+    thread may do so; in others the request is never asked.
     """
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        request.ask(number, time.monotonic())
+        asked = signal.SIGTERM if number == signal.SIGHUP else number
+        request.ask(asked, time.monotonic())
 
-    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    numbers = [*STOP_SIGNALS]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinkex.checkpoint.atomic import new_directory
+from tinkex.checkpoint.atomic import new_directory, sync_tree
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.errors import CheckpointError
 from tinkex.pipeline.steps import (
@@ -58,6 +58,8 @@ def write_step(root: Path, step: int, content: StepContent) -> Path:
         with new_directory(final) as scratch:
             _write_files(scratch, content)
             write_manifest(scratch)
+            # Slow, so it comes first: while the old version is aside, the step has no name.
+            sync_tree(scratch)
             _set_aside(final, aside)
     except (OSError, RuntimeError) as error:
         _put_back(aside, final)

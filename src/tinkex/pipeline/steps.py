@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinkex.checkpoint.atomic import remove_directory, remove_scratch, write_file
+from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory, remove_scratch, write_file
 from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, read_manifest
 from tinkex.checkpoint.retention import Retention, choose_kept
 from tinkex.errors import CheckpointError
@@ -25,6 +27,9 @@ PIN_FILE = "pinned"
 LATEST_FILE = "latest"
 #: A step that is being written again lies under this name until its new version is in place.
 REPLACED_PREFIX = ".replaced-"
+
+#: What was not touched for so long is nobody's any more.
+_ABANDONED_SECONDS = 3600.0
 
 _STEP = re.compile(r"step_([0-9]+)")
 
@@ -46,15 +51,26 @@ def problem_of(path: Path, *, is_deep: bool = False) -> str | None:
     """Why a directory cannot be trusted as a checkpoint, or None; deep reads every byte."""
     if not path.is_dir():
         return f"{path} is no directory"
+    missing = _problem_of_required(path)
+    if missing is not None:
+        return missing
+    if (path / MANIFEST_NAME).exists():
+        return _problem_of_files(path, is_deep)
+    # Somebody else may have taken it away just now: then it is no checkpoint of the older kind.
+    return _problem_of_required(path)
+
+
+def _problem_of_required(path: Path) -> str | None:
     for name in REQUIRED_FILES:
         file = path / name
-        if not file.is_file():
+        try:
+            if not file.stat().st_size:
+                return f"{name} is empty"
+        except OSError:
             return f"{name} is missing"
-        if not file.stat().st_size:
-            return f"{name} is empty"
-    if not (path / MANIFEST_NAME).exists():
-        return None
-    return _problem_of_files(path, is_deep)
+        if not file.is_file():
+            return f"{name} is no file"
+    return None
 
 
 def _problem_of_files(path: Path, is_deep: bool) -> str | None:
@@ -79,10 +95,12 @@ def is_valid_step(path: Path) -> bool:
 
 
 def list_steps(root: Path) -> Iterator[tuple[int, Path]]:
-    """Every directory named after a step, the highest number first, valid or not."""
+    """Every directory named after a step, the highest number first, valid or not.
+
+    Only looks: whoever reads must not rename what somebody else is writing.
+    """
     if not root.is_dir():
         return
-    recover(root)
     found = [(step_number(path), path) for path in root.iterdir()]
     numbered = [(step, path) for step, path in found if step is not None and path.is_dir()]
     yield from sorted(numbered, reverse=True)
@@ -100,25 +118,44 @@ def latest_step(root: Path, *, below: int | None = None, is_deep: bool = False) 
     return None
 
 
-def prune_steps(root: Path, retention: Retention, *, best: int | None = None) -> list[Path]:
-    """Remove the steps nobody wants and the broken ones below the newest good; returns them."""
-    if retention.keep_last <= 0:
+def prune_steps(
+    root: Path, retention: Retention, *, best: int | None = None, newest: int | None = None
+) -> list[Path]:
+    """Remove the steps nobody wants and the broken ones below the newest good; returns them.
+
+    With `newest`, the step that a run has just written, later ones are left alone and do not
+    count: the run has passed over them or went back behind them.
+    """
+    if retention.keep_last <= 0 or not root.is_dir():
         return []
-    steps = list(list_steps(root))
+    recover(root)
+    _remove_abandoned(root)
+    steps = [(step, path) for step, path in list_steps(root) if newest is None or step <= newest]
     broken = {path: problem_of(path) for _, path in steps}
     valid = [step for step, path in steps if broken[path] is None]
     pinned = [step for step, path in steps if (path / PIN_FILE).exists()]
     kept = choose_kept(valid, retention, best=best, pinned=pinned)
-    newest = max(valid, default=-1)
+    last = max(valid, default=-1)
     removed = []
     for step, path in steps:
-        if step in pinned or step in kept or step >= newest:
+        if step in pinned or step in kept or step >= last:
             continue
         if broken[path] is not None:
             log.warning("checkpoint %s is removed: %s", path, broken[path])
         remove_directory(path)
         removed.append(path)
     return removed
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove what dead writers left long ago; the living touch theirs."""
+    for path in root.glob(f"{SCRATCH_PREFIX}*"):
+        try:
+            age_seconds = time.time() - path.stat().st_mtime
+        except OSError:
+            continue
+        if age_seconds > _ABANDONED_SECONDS and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def point_latest(root: Path, path: Path) -> None:
@@ -135,7 +172,10 @@ def clean_root(root: Path) -> int:
 
 
 def recover(root: Path) -> None:
-    """Put back a step whose writer died while it replaced it, and drop what was replaced."""
+    """Put back a step whose writer died while it replaced it, and drop what was replaced.
+
+    Only whoever alone writes here may ask for it.
+    """
     for old in root.glob(f"{REPLACED_PREFIX}step_*"):
         final = root / old.name.removeprefix(REPLACED_PREFIX)
         if final.exists():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_log
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import remove_scratch, write_file
 from tinkex.pipeline.arguments import Arguments
 from tinkex.pipeline.distributed import Ranks, open_ranks
 from tinkex.pipeline.export import digest_weights
+from tinkex.pipeline.holding import hold
 from tinkex.pipeline.loop import EXPORT_NAME, train
-from tinkex.pipeline.materials import make_stage
+from tinkex.pipeline.materials import TOKENS_DIR, make_stage
 from tinkex.pipeline.metrics import make_sink
 from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
 
@@ -30,10 +33,18 @@ def run(name: str, known: Arguments) -> int:
     # Its bars would break into ours.
     transformers_log.disable_progress_bar()
     try:
-        with open_ranks() as ranks:
+        with open_ranks() as ranks, ExitStack() as stack:
+            ranks.from_first(lambda: _take(known.out_dir, stack))
             return _train(name, known, ranks)
     except torch.OutOfMemoryError as error:
         raise MemoryError(str(error).partition("\n")[0]) from error
+
+
+def _take(out_dir: Path, stack: ExitStack) -> None:
+    """Be the only one who writes here, and clear away what a dead trainer had begun."""
+    stack.enter_context(hold(out_dir))
+    for folder in (out_dir, out_dir / TOKENS_DIR):
+        remove_scratch(folder)
 
 
 def _train(name: str, known: Arguments, ranks: Ranks) -> int:
@@ -93,15 +104,22 @@ def write_result(result: TrainResult, out_dir: Path) -> None:
         "metrics": moved(result.before, result.after),
         "digest": digest_weights(out_dir / EXPORT_NAME),
     }
-    text = json.dumps(told, indent=2) + "\n"
+    text = json.dumps(told, indent=2, allow_nan=False) + "\n"
     write_file(out_dir / RESULT, text.encode(), mode=0o644)
 
 
 def moved(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, dict[str, float | None]]:
-    """Each figure before and after."""
-    return {name: {"before": before.get(name), "after": value} for name, value in after.items()}
+    """Each figure before and after; None for what is no number, which JSON could not say."""
+    return {
+        name: {"before": _finite(before.get(name)), "after": _finite(value)}
+        for name, value in after.items()
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def headline(result: TrainResult) -> str:

@@ -85,6 +85,23 @@ def share(
     return total, sums[len(own) :]
 
 
+class NonFiniteUpdate(NonFiniteGradient):
+    """An update came to no number, so it was not taken."""
+
+    hint = (
+        "Lower --learning_rate, keep --grad_clip above 0, or look for odd rows in the data; "
+        "--resume auto goes on from the last step."
+    )
+
+
+def check_loss(loss: float, num_done: int) -> None:
+    """Refuse an update whose loss is no number, before it does any harm."""
+    if not math.isfinite(loss):
+        raise NonFiniteUpdate(
+            f"the loss of update {num_done + 1} is {loss}, so training stops at step {num_done}"
+        )
+
+
 @torch.no_grad()
 def scale_gradients(params: Sequence[Tensor], weight: float, clip: float) -> float:
     """Divide the gradients by a weight and clip their norm, in one pass; returns that norm."""
@@ -94,7 +111,7 @@ def scale_gradients(params: Sequence[Tensor], weight: float, clip: float) -> flo
     norms = torch.stack([gradient.norm().to("cpu") for gradient in gradients])
     norm = float(norms.norm()) / weight
     if not math.isfinite(norm):
-        raise NonFiniteGradient("the gradient has NaN or infinity, so the update was not taken")
+        raise NonFiniteUpdate("the gradient has NaN or infinity, so the update was not taken")
     factor = 1.0 / weight
     if clip and norm > clip:
         factor *= clip / (norm + _CLIP_EPS)

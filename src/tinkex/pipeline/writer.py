@@ -91,7 +91,7 @@ class StepWriter:
         path = write_step(self._root, step, content)
         if also is not None:
             also(content.weights)
-        prune_steps(self._root, self._retention, best=best)
+        prune_steps(self._root, self._retention, best=best, newest=step)
         return path
 
     @property

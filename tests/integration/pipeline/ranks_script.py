@@ -1,4 +1,4 @@
-"""What each rank runs: the tiny stage, with a signal at one of its batches if asked."""
+"""What each rank runs: the tiny stage, with a signal or a failure at one of its batches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tests.integration.pipeline.tiny_stage import SignalledStage, run
+from tinkex.errors import TinkexError
 
 
 def main(out_dir: Path, changes: dict[str, Any]) -> int:
@@ -23,7 +24,14 @@ def main(out_dir: Path, changes: dict[str, Any]) -> int:
         seconds_per_batch=changes.pop("seconds_per_batch", 0.0),
     )
     stage.signal_at = (signal.SIGTERM, changes.pop("stop_at_batch", 0))
-    return run(out_dir, stage=stage, **changes).exit_code
+    rank, at_batch = changes.pop("fail_at", (-1, -1))
+    own = int(os.environ["RANK"])
+    stage.fail_at_batch = at_batch if rank == own else -1
+    try:
+        return run(out_dir, stage=stage, **changes).exit_code
+    except (TinkexError, ValueError) as error:
+        (out_dir / f"error-{own}").write_text(str(error))
+        return 1
 
 
 def _run_rank(variables: dict[str, str], out_dir: Path, changes: dict[str, Any]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
+from tinkex.pipeline.run.records import Status
 
 __all__ = ["scene"]
 PROJECT = Path(__file__).parents[3]
@@ -26,7 +31,7 @@ def call(
         env=os.environ | scene.environ | {"VENV_DIR": str(prefix)} | environ,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=3 * PATIENCE_SECONDS,
         check=False,
     )
 
@@ -67,6 +72,46 @@ def test_a_failing_stage_ends_the_script_with_a_sentence(scene: Scene) -> None:
     last = done.stderr.splitlines()[-2:]
     assert last[0].startswith("Error: pretrain failed: its trainer ended with exit code 1")
     assert "run the same command again" in last[1]
+
+
+def test_curves_are_served_on_another_port_when_theirs_is_busy(scene: Scene) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = {"TB_AUTO": "1", "TF_DIR": "curves", "TB_PORT": str(port)}
+        done = call(scene, "scripts/run.sh", **told)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"TensorBoard: http://127\.0\.0\.1:(\d+)/ \(pid (\d+)\)", done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) != port
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[2]), 0)
+
+
+def test_without_curves_no_server_is_started(scene: Scene) -> None:
+    for told in ({"TB_AUTO": "0", "TF_DIR": "curves"}, {"TB_AUTO": "1", "TF_DIR": ""}):
+        done = call(scene, "scripts/run.sh", **told)
+        assert done.returncode == 0, done.stderr
+        assert "TensorBoard" not in done.stdout
+
+
+def test_two_processes_train_one_stage_together(scene: Scene) -> None:
+    shutil.copy(PROJECT / "trainer" / "train_pretrain.py", scene.root / "trainers")
+    sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
+    told = {f"MODEL_{name}": value for name, value in sizes.items()}
+    told |= {"OMP_NUM_THREADS": "1", "FAKE": "fail sft 1", "MODEL_SEQ_LEN": "64"}
+    told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 2 --accumulation_steps 1"
+    together = call(scene, "scripts/run.sh", NPROC="2", **told)
+    assert "--nproc_per_node=2" in together.stdout
+    assert scene.record("pretrain").status is Status.COMPLETE, together.stderr
+    newest = scene.out / "pretrain" / "checkpoints" / scene.steps("pretrain")[-1]
+    state = json.loads((newest / "state.json").read_text())
+    assert (state["world_size"], state["samples"]) == (2, 16)
+    # The same files are complete for one process, too.
+    alone = call(scene, "scripts/run.sh", **told)
+    assert "[pretrain] complete at step" in alone.stdout, alone.stderr
 
 
 def test_without_tinkex_the_script_says_what_to_install(scene: Scene) -> None:

@@ -114,3 +114,15 @@ def test_curves_go_on_after_a_resume_without_a_point_told_twice(tmp_path: Path) 
     steps = [point.step for point in found.Scalars("train/loss")]
     assert steps == list(range(1, 13))
     assert [point.step for point in found.Scalars("eval/loss")] == [0, 3, 6, 9, 12]
+
+
+def test_a_run_that_begins_anew_has_no_points_of_the_old_one(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for name in ("first", "second"):
+        plan = make_plan(tmp_path / name, tensorboard_dir=tmp_path / "tb")
+        train(TinyStage(), plan, sink=make_sink("tiny", plan))
+    found = EventAccumulator(str(tmp_path / "tb"))
+    found.Reload()
+    assert [point.step for point in found.Scalars("train/loss")] == list(range(1, 13))
+    assert [point.step for point in found.Scalars("eval/loss")] == [0, 3, 6, 9, 12]

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.drift import compare_runs
+from tinkex.pipeline.drift import batches_per_update, compare_runs
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -29,11 +29,20 @@ def test_each_difference_is_named_with_both_values() -> None:
 
 
 def test_versions_and_the_number_of_ranks_may_change() -> None:
-    saved = {"world_size": 2, "versions": {"torch": "1"}, "plan": {"accumulation_steps": 1}}
-    assert compare_runs(saved, {"world_size": 1, "plan": {"accumulation_steps": 2}}) == []
+    before = {"accumulation_steps": 1, "warmup_steps": 5}
+    saved = {"world_size": 2, "versions": {"torch": "1"}, "plan": before}
+    # The length of the warm-up follows from the number of updates.
+    now = {"accumulation_steps": 2, "warmup_steps": 9}
+    assert compare_runs(saved, {"world_size": 1, "plan": now}) == []
 
 
 def test_with_as_many_ranks_the_accumulation_may_not() -> None:
     saved = {"world_size": 1, "plan": {"accumulation_steps": 1}}
     current = {"world_size": 1, "plan": {"accumulation_steps": 2}}
     assert compare_runs(saved, current) == ["plan.accumulation_steps: 1 -> 2"]
+
+
+def test_batches_of_all_ranks_make_an_update() -> None:
+    config = {"plan": {"accumulation_steps": 2}, "world_size": 3}
+    assert batches_per_update(config) == 6
+    assert batches_per_update({"plan": {}}) is None

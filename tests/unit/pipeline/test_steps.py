@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tinkex.pipeline.steps import (
     point_latest,
     problem_of,
     prune_steps,
+    recover,
     step_name,
     step_number,
 )
@@ -94,9 +96,31 @@ def test_nothing_is_pruned_when_nothing_is_good(tmp_path: Path) -> None:
     assert prune_steps(tmp_path, Retention(keep_last=1)) == []
 
 
-def test_a_step_whose_replacement_was_not_finished_is_put_back(tmp_path: Path) -> None:
+def test_what_is_later_than_the_step_just_written_neither_counts_nor_goes(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 9):
+        make(tmp_path, step)
+    prune_steps(tmp_path, Retention(keep_last=2), newest=3)
+    assert [step for step, _ in list_steps(tmp_path)] == [9, 3, 2]
+
+
+def test_what_a_dead_writer_left_long_ago_is_pruned_and_what_is_new_is_not(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    for name in ("old", "new"):
+        (tmp_path / f"{SCRATCH_PREFIX}{name}").mkdir()
+    os.utime(tmp_path / f"{SCRATCH_PREFIX}old", (1.0, 1.0))
+    prune_steps(tmp_path, Retention(keep_last=1))
+    assert not (tmp_path / f"{SCRATCH_PREFIX}old").exists()
+    assert (tmp_path / f"{SCRATCH_PREFIX}new").is_dir()
+
+
+def test_a_step_whose_replacement_was_not_finished_is_put_back_by_its_writer(
+    tmp_path: Path,
+) -> None:
     path = make(tmp_path, 3)
-    path.rename(tmp_path / f"{REPLACED_PREFIX}{path.name}")
+    aside = path.rename(tmp_path / f"{REPLACED_PREFIX}{path.name}")
+    assert latest_step(tmp_path) is None
+    assert aside.is_dir(), "a look renames nothing"
+    recover(tmp_path)
     assert latest_step(tmp_path) == path
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

@@ -78,6 +78,8 @@ class PackedSource:
         self._pieces = Pieces(pieces.starts[is_useful], pieces.lengths[is_useful])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
         """How many documents have nothing to learn from within the first `max_length` tokens."""
+        self.num_shortened = 0 if is_cut else _num_longer(file, rows, max_length)
+        """How many documents lose their end."""
         self._sequences = pack(self._pieces.lengths, max_length, seed)
         self._order: tuple[int, Indices] | None = None
         _refuse_nothing(len(self._sequences), max_length)
@@ -116,6 +118,8 @@ class PairSource:
         self._pieces = Pieces(pieces.starts[is_kept], pieces.lengths[is_kept])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
         """How many pairs have an answer that begins after `max_length` tokens."""
+        self.num_shortened = _num_longer(file, documents, max_length)
+        """How many answers lose their end."""
         self._num_pairs = int(is_useful.sum())
         self._order: tuple[int, Indices] | None = None
         _refuse_nothing(self._num_pairs, max_length)
@@ -149,6 +153,11 @@ def gather(file: TokenFile, pieces: Pieces, members: Indices) -> TokenBatch:
         counted_T=torch.from_numpy(file.learned[at_T + 1].astype(np.bool_)),
         lengths=tuple(lengths.tolist()),
     )
+
+
+def _num_longer(file: TokenFile, documents: Indices, max_length: int) -> int:
+    """How many documents are longer than a sequence."""
+    return int((file.starts[documents + 1] - file.starts[documents] - 1 > max_length).sum())
 
 
 def _num_counted(file: TokenFile, pieces: Pieces) -> Indices:

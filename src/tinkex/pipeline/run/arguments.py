@@ -1,37 +1,39 @@
-"""The options of a stage's trainer, and which of them make its result what it is."""
+"""The command lines by which stages are trained, and which options make a result what it is."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.arguments import make_parser, option_names
 from tinkex.pipeline.config import PipelineConfig, StageSizes
-from tinkex.pipeline.run.stages import DPO, Stage
+from tinkex.pipeline.run.stages import DPO, TOKENIZER, Stage
 
 #: Options by name, each with its values; a flag has none.
 Arguments = dict[str, tuple[str, ...]]
 
+#: Beside `src` in the project.
+_PROJECT_TRAINERS = Path(__file__).resolve().parents[4] / "trainer"
 #: What the run itself decides; PRETRAIN_ARGS and the like may not.
 _OURS = frozenset(
     {"out_dir", "ckpt_dir", "resume", "data_path", "tokenizer_dir", "init_from", "tensorboard_dir"}
 )
-#: What does not change the weights that come out.
+#: What does not change the weights that come out. How many rows are held out does: these are
+#: not trained on.
 _INCIDENTAL = frozenset(
     {
         *_OURS,
+        "allow_partial",
         "device",
-        "eval_data_path",
         "eval_interval",
-        "eval_samples",
         "keep_every",
         "keep_last_checkpoints",
         "log_interval",
         "metrics_file",
-        "ref_path",
         "save_interval",
         "save_interval_seconds",
         "verify",
@@ -155,7 +157,11 @@ def to_words(arguments: Arguments) -> list[str]:
 
 def recipe_of(arguments: Arguments, data_digest: str) -> dict[str, str]:
     """What a stage's result follows from, apart from its parent: by this it is known again."""
-    told = {name: " ".join(v) for name, v in arguments.items() if name not in _INCIDENTAL}
+    left_out = set(_INCIDENTAL)
+    if arguments.get("ref_path") == arguments.get("init_from"):
+        # The parent's digest says more than its path.
+        left_out.add("ref_path")
+    told = {name: " ".join(v) for name, v in arguments.items() if name not in left_out}
     return {"data": data_digest, **told}
 
 
@@ -173,3 +179,41 @@ def _shown(value: str | None) -> str:
     if value is None:
         return "(not given)"
     return value if len(value) < 40 else f"{value[:12]}..."
+
+
+# --- what is started ------------------------------------------------------------------------
+
+
+def train_command(stage: Stage, arguments: Arguments, config: PipelineConfig) -> list[str]:
+    """What trains a stage; with several processes, torchrun starts them."""
+    script = trainer_of(stage, config)
+    if config.num_processes == 1:
+        return [sys.executable, *script, *to_words(arguments)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    count = f"--nproc_per_node={config.num_processes}"
+    return [*launcher, count, *script, *to_words(arguments)]
+
+
+def trainer_of(stage: Stage, config: PipelineConfig) -> list[str]:
+    """The trainer's script, or its module where only the package is installed."""
+    directory = config.trainer_dir or _PROJECT_TRAINERS
+    script = directory / stage.trainer
+    if script.is_file():
+        return [_as_seen(script)]
+    if config.trainer_dir is not None:
+        raise ConfigError(f"there is no {stage.trainer} in {directory}, which TRAINER_DIR names")
+    return ["-m", "tinkex.pipeline.run.trainer", stage.name]
+
+
+def tokenizer_command(data: Sequence[Path], folder: Path, vocab_size: int) -> list[str]:
+    """What trains the tokenizer."""
+    words = ["--data", *map(str, data), "--out", str(folder), "--vocab_size", str(vocab_size)]
+    return [sys.executable, "-m", TOKENIZER.trainer, *words]
+
+
+def _as_seen(script: Path) -> str:
+    """A path as a person in this directory would write it."""
+    try:
+        return str(script.relative_to(Path.cwd()))
+    except ValueError:
+        return str(script)

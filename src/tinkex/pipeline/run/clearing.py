@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tinkex.checkpoint.atomic import remove_directory, remove_scratch
+from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run.links import remove_dangling
 from tinkex.pipeline.run.stages import Stage
 
@@ -21,7 +22,9 @@ def clear(stages: Iterable[Stage], out_dir: Path) -> list[str]:
     # A child without its parent would be kept as it is; a parent without its child is only early.
     for stage in reversed(list(stages)):
         if stage.directory(out_dir).is_dir():
-            remove_directory(stage.directory(out_dir))
+            # Not under the hands of a trainer that somebody started by itself.
+            with hold(stage.directory(out_dir)):
+                remove_directory(stage.directory(out_dir))
             gone.append(stage.name)
     remove_dangling(out_dir)
     # What an earlier clearing had put aside when it was stopped.

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tinkex.errors import ConfigError
+from tinkex.pipeline.holding import Held, flocked
 
 LOCK_NAME = "run.lock"
 
@@ -48,30 +49,23 @@ class RunLock:
 @contextlib.contextmanager
 def locked(out_dir: Path) -> Iterator[RunLock]:
     """Hold a directory, or say who does."""
-    out_dir.mkdir(parents=True, exist_ok=True)
     path = out_dir / LOCK_NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _take(descriptor, out_dir, path)
-        yield RunLock(descriptor)
-        os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)
+        with flocked(path) as descriptor:
+            yield RunLock(descriptor)
+    except Held:
+        raise _refusal(out_dir, read_holder(path)) from None
 
 
-def _take(descriptor: int, out_dir: Path, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = read_holder(path)
-        who = describe(holder) if holder else "another run"
-        pid = (holder.trainer_pid if holder and not _lives(holder.pid) else None) or (
-            holder.pid if holder else None
-        )
-        raise ConfigError(
-            f"{out_dir} is in use by {who}",
-            hint=f"Wait for it, stop it{f' (kill {pid})' if pid else ''}, or set another OUT_DIR.",
-        ) from None
+def _refusal(out_dir: Path, holder: Holder | None) -> ConfigError:
+    who = describe(holder) if holder else "another run"
+    pid = (holder.trainer_pid if holder and not _lives(holder.pid) else None) or (
+        holder.pid if holder else None
+    )
+    return ConfigError(
+        f"{out_dir} is in use by {who}",
+        hint=f"Wait for it, stop it{f' (kill {pid})' if pid else ''}, or set another OUT_DIR.",
+    )
 
 
 def holder_of(out_dir: Path) -> Holder | None:

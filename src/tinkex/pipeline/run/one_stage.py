@@ -20,7 +20,7 @@ from tinkex.pipeline.run.report import Outcome
 from tinkex.pipeline.run.say import Voice
 from tinkex.pipeline.run.stages import TOKENIZER, Stage
 from tinkex.pipeline.run.starts import Start, result_digest, start_of
-from tinkex.pipeline.steps import latest_step, step_number
+from tinkex.pipeline.steps import latest_step, recover, step_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ def look_at(stage: Stage, plan: RunPlan) -> Look:
     start = start_of(stage, plan.config, skip_pretrain=plan.skips_pretrain)
     data = plan.describe_data(stage)
     recipe = plan.recipe(stage, start, data)
+    # Nobody writes there: the run holds the directory, and a trainer that outlived it would too.
+    recover(stage.checkpoint_dir(plan.config.out_dir))
     found = Found(
         record=records.read_record(directory),
         step_dir=latest_step(stage.checkpoint_dir(plan.config.out_dir)),

@@ -89,8 +89,16 @@ def _saved_step(root: Path) -> int | None:
 
 
 def _updated(directory: Path) -> datetime | None:
-    times = [path.stat().st_mtime for path in directory.iterdir() if path.is_file()]
+    times = [time for path in directory.iterdir() if (time := _file_time(path)) is not None]
     return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+def _file_time(path: Path) -> float | None:
+    """When a file was written last; None for others, and for one that is gone by now."""
+    try:
+        return path.stat().st_mtime if path.is_file() else None
+    except FileNotFoundError:
+        return None
 
 
 # --- metrics ------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from tinkex.pipeline.run.arguments import (
     check_arguments,
     recipe_of,
     stage_arguments,
+    tokenizer_command,
+    train_command,
     with_resume,
 )
-from tinkex.pipeline.run.fingerprints import combined, describe_data
 from tinkex.pipeline.run.flags import RunFlags
-from tinkex.pipeline.run.launch import tokenizer_command, train_command
 from tinkex.pipeline.run.materials import Material
-from tinkex.pipeline.run.records import DataFile, read_record
+from tinkex.pipeline.run.records import DataFile, combined, describe_data, read_record
 from tinkex.pipeline.run.stages import PRETRAIN, SFT, TOKENIZER, Stage, planned
 from tinkex.pipeline.run.starts import Start, tokenizer_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from tinkex.checkpoint.atomic import write_file
-from tinkex.errors import CheckpointError
+from tinkex.errors import CheckpointError, ConfigError
+from tinkex.pipeline.rows import digest_file
 from tinkex.types.base import learned
 
 T = TypeVar("T")
@@ -76,6 +78,27 @@ class StageResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, MetricChange] = {}
     """By name; the first is the stage's own."""
     digest: str
+
+
+def describe_data(path: Path, known: Sequence[DataFile] = ()) -> DataFile:
+    """A data file with its digest; one that is known and untouched is not read again."""
+    try:
+        stat = path.stat()
+        for file in known:
+            same = (file.path, file.size, file.modified_ns)
+            if same == (str(path), stat.st_size, stat.st_mtime_ns):
+                return file
+        digest = digest_file(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    return DataFile(path=str(path), size=stat.st_size, modified_ns=stat.st_mtime_ns, sha256=digest)
+
+
+def combined(files: Sequence[DataFile]) -> str:
+    """One digest for several files, in their order."""
+    if len(files) == 1:
+        return files[0].sha256
+    return hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
 
 
 def hash_config(config: dict[str, str]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.rows import digest_file
-from tinkex.pipeline.run.fingerprints import digest_weights
 from tinkex.pipeline.run.records import read_result
 from tinkex.pipeline.run.stages import BY_NAME, PRETRAIN, TOKENIZER, Stage
 from tinkex.pipeline.steps import MODEL_FILE, latest_step
@@ -34,6 +34,21 @@ def result_digest(stage: Stage, out_dir: Path) -> str | None:
         return digest_file(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else None
     result = read_result(stage.directory(out_dir))
     return result.digest if result is not None and (folder / "config.json").exists() else None
+
+
+def digest_weights(path: Path) -> str:
+    """The digest of a .pth file, or of a folder's weights and configuration."""
+    if path.is_file():
+        return digest_file(path)
+    files = sorted([*path.glob("*.safetensors"), *path.glob("*.bin"), path / "config.json"])
+    found = [file for file in files if file.is_file()]
+    if len(found) < 2:
+        raise ConfigError(
+            f"{path} is no model: it has no config.json beside weights",
+            hint="Name a Hugging Face folder or a .pth file.",
+        )
+    digests = "".join(f"{file.name} {digest_file(file)}\n" for file in found)
+    return hashlib.sha256(digests.encode()).hexdigest()
 
 
 def start_of(stage: Stage, config: PipelineConfig, *, skip_pretrain: bool) -> Start:

@@ -14,7 +14,7 @@ from tinkex.errors import InvalidInput
 from tinkex.pipeline.samples.rows import MAKERS
 
 #: Rows of each stage's file, unless told otherwise.
-SIZES: Mapping[str, int] = {"pretrain": 2000, "sft": 1500, "dpo": 600, "r1": 1000}
+SIZES: Mapping[str, int] = {"pretrain": 2000, "sft": 1500, "dpo": 600, "r1": 800}
 #: So many repetitions in a row mean that there is nothing new to say.
 _MAX_REPEATS = 2000
 

@@ -30,7 +30,7 @@ OPPOSITES = {
 }
 THANKS = ("Thank you.", "Thanks!", "Thanks a lot.", "Good, thank you.")
 WELCOMES = ("You are welcome.", "With pleasure.", "Any time.")
-_LARGEST_SUMMAND, _LARGEST = 20, 99
+_LARGEST_SUMMAND, _LARGEST = 9, 20
 
 
 class Task(NamedTuple):

@@ -67,6 +67,7 @@ class BaseStage:
             "num_rows": len(self.setting.train.rows),
             "parent": self.setting.parent,
             "max_seq_len": known.max_seq_len,
+            "computes_with": str(self.setting.dtype).removeprefix("torch."),
             **self.own_config(),
         }
 

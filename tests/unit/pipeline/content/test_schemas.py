@@ -84,6 +84,9 @@ def test_plain_text_and_ready_tokens() -> None:
         (parse_chat, {"messages": [{"role": "boss", "content": "x"}, SAY]}, "'boss'"),
         (parse_chat, {"messages": [ASK, {"role": "assistant", "content": ""}]}, "expected text"),
         (parse_chat, {"messages": [ASK, {**SAY, "content": "a<|im_end|>"}]}, "<|im_end|>"),
+        (parse_chat, {"messages": [ASK, {**SAY, "tool_calls": [{"x": "<|im_end|>"}]}]}, "<|im_end"),
+        (parse_chat, {"messages": [ASK, SAY], "tools": [{"x": "<|im_start|>"}]}, "<|im_start"),
+        (parse_chat, {"conversations": []}, "list of messages"),
         (parse_pair, {"chosen": [ASK, SAY]}, "expected"),
         (parse_pair, {"chosen": "a", "rejected": "b"}, "no prompt"),
         (parse_pair, {"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, "the same"),
@@ -120,6 +123,16 @@ def test_a_broken_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:
     assert refused.value.hint
 
 
+@pytest.mark.parametrize(
+    "line", [b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 5000, b"NaN", b'{"text": NaN}']
+)
+def test_bytes_that_are_no_json_are_told_with_their_line(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(b'{"text": "a"}\r\n' + line + b"\r\n")
+    with pytest.raises(InvalidInput, match="line 2 is not JSON"):
+        lines_of(path)
+
+
 def test_a_row_of_another_layout_is_told_with_its_file_and_number(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "a"}\n{"messages": []}\n')
@@ -140,9 +153,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         lines_of(tmp_path / "absent.jsonl")
 
 
-def test_a_mark_of_byte_order_and_a_limit(tmp_path: Path) -> None:
+def test_a_mark_of_byte_order_line_ends_of_windows_and_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     rows = [{"text": str(number)} for number in range(5)]
-    path.write_bytes(b"\xef\xbb\xbf" + "\n".join(map(json.dumps, rows)).encode())
-    assert len(lines_of(path)) == 5
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(map(json.dumps, rows)).encode())
+    assert [row.text for row in lines_of(path)] == ["0", "1", "2", "3", "4"]
     assert [line.number for line in read_lines(path, limit=2)] == [1, 2]

@@ -103,6 +103,24 @@ def test_what_does_not_change_the_weights_is_no_change() -> None:
     assert changes_between(one, two) == []
 
 
+def recipe(text: str) -> dict[str, str]:
+    config = PipelineConfig(dpo_args=text)
+    return recipe_of(stage_arguments(DPO, config, DATA, TOKENIZER, PARENT), "f00")
+
+
+@pytest.mark.parametrize(
+    "text", ["--eval_samples 9", "--eval_data_path other.jsonl", "--ref_path other", "--beta 0.2"]
+)
+def test_what_changes_the_rows_or_the_reference_is_a_change(text: str) -> None:
+    """Rows that are held out are not trained on, so how many matters."""
+    assert changes_between(recipe(""), recipe(text))
+
+
+@pytest.mark.parametrize("text", ["--allow_partial", "--eval_interval 3", "--verify"])
+def test_how_to_go_on_and_what_to_look_at_is_none(text: str) -> None:
+    assert not changes_between(recipe(""), recipe(text))
+
+
 def test_changes_are_told_field_by_field() -> None:
     then = {"seed": "1", "data": "a" * 64, "gone": "x"}
     now = {"seed": "2", "data": "b" * 64, "new": "y"}

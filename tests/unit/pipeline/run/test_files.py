@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import CheckpointError, ConfigError
+from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run.clearing import clear
-from tinkex.pipeline.run.fingerprints import combined, describe_data, digest_weights
 from tinkex.pipeline.run.links import link_legacy
 from tinkex.pipeline.run.lock import holder_of, locked
-from tinkex.pipeline.run.records import read_record, read_result
+from tinkex.pipeline.run.records import combined, describe_data, read_record, read_result
 from tinkex.pipeline.run.report import plain_table
 from tinkex.pipeline.run.stages import ORDER, PRETRAIN, from_stage, planned
+from tinkex.pipeline.run.starts import digest_weights
 
 
 def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> None:
@@ -90,6 +91,14 @@ def test_clearing_takes_the_stages_and_leaves_the_rest(tmp_path: Path) -> None:
     assert clear(from_stage("sft"), tmp_path) == ["sft", "dpo", "r1"]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"notes.txt", "pretrain", "tokenizer"}
+
+
+def test_what_a_trainer_writes_to_is_not_cleared(tmp_path: Path) -> None:
+    (tmp_path / "sft").mkdir()
+    with hold(tmp_path / "sft"), pytest.raises(ConfigError, match="in use by another trainer"):
+        clear(from_stage("sft"), tmp_path)
+    assert (tmp_path / "sft").is_dir()
+    assert clear(from_stage("sft"), tmp_path) == ["sft"]
 
 
 def test_the_stages_of_a_run() -> None:

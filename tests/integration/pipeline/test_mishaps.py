@@ -1,0 +1,315 @@
+"""What must not be lost: damaged steps, two trainers, a full disk, no number, a rank that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.pipeline.ranks_script import run_ranks
+from tests.integration.pipeline.tiny_stage import (
+    TinyStage,
+    make_plan,
+    outcome,
+    run,
+    run_apart,
+    told,
+)
+from tinkex.checkpoint.retention import Retention
+from tinkex.nn.optim import NonFiniteGradient
+from tinkex.pipeline.holding import LOCK_FILE, hold
+from tinkex.pipeline.loop import train
+from tinkex.pipeline.metrics import JsonLines, Sinks
+from tinkex.pipeline.stage import Loss
+from tinkex.pipeline.step_files import StepContent, write_step
+from tinkex.pipeline.steps import (
+    REPLACED_PREFIX,
+    is_valid_step,
+    latest_step,
+    list_steps,
+    prune_steps,
+)
+
+ROOT = Path(__file__).parents[3]
+NO_END: dict[str, Any] = {"schedule": "constant"}
+
+
+def names_of(out_dir: Path) -> list[str]:
+    return [path.name for _, path in list_steps(out_dir / "checkpoints")]
+
+
+# --- what stays ---------------------------------------------------------------------------------
+
+
+def test_a_step_that_looks_good_and_is_not_never_displaces_a_good_one(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=6, keep_last_checkpoints=0, **NO_END)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    content = bytearray((newest / "model.pth").read_bytes())
+    content[-200] ^= 1
+    (newest / "model.pth").write_bytes(content)
+
+    class Failing(TinyStage):
+        """Gives up after one update, of which the next run should know."""
+
+        def loss(self, batch: Any) -> Loss:
+            assert self.num_losses < 2, "given up"
+            return super().loss(batch)
+
+    with pytest.raises(AssertionError, match="given up"):
+        run(tmp_path, stage=Failing(), keep_last_checkpoints=1, **NO_END)
+    # The damaged one would be the only one left if its number counted.
+    assert "step_00000005" in names_of(tmp_path)
+    result = run(tmp_path, keep_last_checkpoints=1, **NO_END)
+    assert result.steps == 12
+    assert names_of(tmp_path)[0] == "step_00000012"
+
+
+def test_a_run_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
+    run(tmp_path, keep_last_checkpoints=0, **NO_END)
+    back = tmp_path / "checkpoints" / "step_00000004"
+    run(tmp_path, resume=back, max_steps=8, keep_last_checkpoints=1, eval_interval=0, **NO_END)
+    kept = names_of(tmp_path)
+    assert "step_00000008" in kept
+    assert "step_00000012" in kept, "what was trained before is not thrown away unasked"
+    assert "step_00000006" not in kept
+
+
+def test_whoever_reads_renames_nothing(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4, keep_last_checkpoints=0)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    aside = newest.with_name(f"{REPLACED_PREFIX}{newest.name}")
+    newest.rename(aside)
+    # A writer is between two renames now.
+    older = latest_step(tmp_path / "checkpoints")
+    assert older is not None
+    assert older.name == "step_00000003"
+    assert aside.is_dir()
+    assert run(tmp_path, max_steps=4).steps == 4
+    assert newest.is_dir()
+
+
+def test_readers_beside_a_writer_that_prunes_are_never_surprised(tmp_path: Path) -> None:
+    is_over = threading.Event()
+    failures: list[str] = []
+
+    def look() -> None:
+        while not is_over.is_set():
+            for _, path in list_steps(tmp_path):
+                is_valid_step(path)
+            found = latest_step(tmp_path)
+            if found is None and is_begun.is_set():
+                failures.append("no step was found")
+
+    is_begun = threading.Event()
+    readers = [threading.Thread(target=_noting(look, failures)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    content = StepContent(
+        weights={"w": torch.zeros(8)},
+        optimizer={"optimizer": {}, "scaler": {}},
+        state={"epoch": 0, "step_in_epoch": 0, "global_step": 0},
+    )
+    try:
+        for step in range(1, 60):
+            write_step(tmp_path, step, content)
+            prune_steps(tmp_path, Retention(keep_last=2), newest=step)
+            if step > 3:
+                is_begun.set()
+    finally:
+        is_over.set()
+        for reader in readers:
+            reader.join(timeout=30)
+    assert failures == []
+
+
+def _noting(work: Any, failures: list[str]) -> Any:
+    def wrapped() -> None:
+        try:
+            work()
+        except OSError as error:
+            failures.append(repr(error))
+
+    return wrapped
+
+
+# --- one at a time ------------------------------------------------------------------------------
+
+
+def test_a_second_trainer_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    class Nosy(TinyStage):
+        """Another trainer is started while this one trains."""
+
+        said = ""
+
+        def loss(self, batch: Any) -> Loss:
+            if self.num_losses == 6:
+                (tmp_path / "b").mkdir()
+                assert run_apart(tmp_path / "b", ckpt_dir=tmp_path / "a" / "checkpoints") == 1
+                Nosy.said = (tmp_path / "b" / "error").read_text()
+            return super().loss(batch)
+
+    assert run(tmp_path / "a", stage=Nosy()).is_complete
+    assert f"in use by another trainer (process {os.getpid()})" in Nosy.said
+    run(tmp_path / "c")
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "c")
+    # Nobody holds it any more, whatever the file says.
+    with hold(tmp_path / "a" / "checkpoints"):
+        pass
+    assert (tmp_path / "a" / "checkpoints" / LOCK_FILE).read_text() == ""
+
+
+# --- no number ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_with_a_sentence_at_the_last_good_step(
+    tmp_path: Path, value: float
+) -> None:
+    class Odd(TinyStage):
+        """Its loss is no number once, though its gradient is."""
+
+        def loss(self, batch: Any) -> Loss:
+            found = super().loss(batch)
+            odd = found.total.detach() * value if self.num_losses == 6 else 0.0
+            return Loss(total=found.total + odd, weight=found.weight, metrics=found.metrics)
+
+    with pytest.raises(NonFiniteGradient, match=r"update 3 is (nan|inf).* stops at step 2") as odd:
+        run(tmp_path / "cut", stage=Odd(), save_interval=0)
+    assert "--learning_rate" in str(odd.value.hint)
+    assert names_of(tmp_path / "cut") == ["step_00000002"]
+    # Without the odd batch it goes on as if nothing had been.
+    run(tmp_path / "cut")
+    run(tmp_path / "whole")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_looks_at_held_out_data_once(tmp_path: Path) -> None:
+    first = run(tmp_path, eval_interval=0)
+    before = told(tmp_path)
+
+    class Blind(TinyStage):
+        """Must not be asked."""
+
+        def evaluate(self) -> Mapping[str, float]:
+            raise AssertionError("held-out data was looked at again")
+
+    again = run(tmp_path, stage=Blind(), eval_interval=0)
+    assert again.after == first.after
+    assert again.before == first.before
+    assert told(tmp_path) == before
+
+
+def test_a_sink_that_fails_at_the_end_does_not_lose_the_save(tmp_path: Path) -> None:
+    class Broken(JsonLines):
+        """Cannot be closed."""
+
+        def close(self) -> None:
+            super().close()
+            raise OSError(28, "No space left on device")
+
+    sink = Sinks([Broken(tmp_path / "a.jsonl"), JsonLines(tmp_path / "metrics.jsonl")])
+    with pytest.raises(OSError, match="No space left"):
+        train(TinyStage(), make_plan(tmp_path), sink=sink)
+    assert names_of(tmp_path)[0] == "step_00000012"
+    assert (tmp_path / "hf" / "digest").is_file()
+    with hold(tmp_path / "checkpoints"):
+        pass
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_fails_ends_all_after_the_last_update_was_saved(tmp_path: Path) -> None:
+    codes = run_ranks(tmp_path / "cut", 2, fail_at=(1, 5), save_interval=0, eval_interval=0)
+    assert codes == [1, 1]
+    assert "another rank failed" in (tmp_path / "cut" / "error-0").read_text()
+    assert "a bad row" in (tmp_path / "cut" / "error-1").read_text()
+    assert names_of(tmp_path / "cut") == ["step_00000002"]
+    newest = latest_step(tmp_path / "cut" / "checkpoints")
+    assert newest is not None
+    assert len(torch.load(newest / "rng.pt", weights_only=True)) == 2
+    again = {"save_interval": 0, "eval_interval": 0}
+    assert run_ranks(tmp_path / "cut", 2, **again) == [0, 0]
+    assert run_ranks(tmp_path / "whole", 2, **again) == [0, 0]
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_what_the_first_rank_refuses_ends_all(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, 2, resume=str(tmp_path / "step_00000009")) == [1, 1]
+    assert "no step directory" in (tmp_path / "error-0").read_text()
+    assert "another rank failed" in (tmp_path / "error-1").read_text()
+
+
+def test_with_fewer_ranks_the_change_of_the_updates_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run_ranks(tmp_path, 2, stop_at_batch=4) == [143, 143]
+    run(tmp_path)
+    assert "made with 4 batches per update over all ranks, and now there are 2" in caplog.text
+
+
+# --- a full disk --------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.integration.pipeline.tiny_stage import TinyStage, run
+from tinkex.errors import TinkexError
+
+class Filling(TinyStage):
+    "Somebody else fills the disk while it trains."
+    def loss(self, batch):
+        if self.num_losses == 9:
+            with open(Path(sys.argv[1]) / "other", "wb") as file:
+                try:
+                    while file.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+        return super().loss(batch)
+
+try:
+    run(Path(sys.argv[1]) / "out", stage=Filling(width=64))
+except (TinkexError, OSError) as error:
+    sys.exit(f"stopped: {error}")
+"""
+
+
+def test_a_disk_that_fills_up_stops_the_run_with_its_checkpoints_whole(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o size=4m none "$1" && "$2" -c "$3" "$1"; code=$?; '
+    script += 'rm -f "$1/other"; cp -r "$1/out" "$4"; exit $code'
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*own, "true"], check=False).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    words = ["sh", "-c", script, "sh", str(disk), sys.executable, PROGRAM, str(copy)]
+    done = subprocess.run(
+        [*own, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "stopped: " in done.stderr
+    assert "No space left" in done.stderr or "MB free" in done.stderr
+    steps = list(list_steps(copy / "checkpoints"))
+    assert steps
+    assert all(is_valid_step(path) for _, path in steps)
+    assert not list((copy / "checkpoints").glob(".partial-*"))
+    json.loads((steps[0][1] / "state.json").read_text())
+    # With room again it ends as if nothing had been.
+    run(copy, stage=TinyStage(width=64))
+    run(tmp_path / "whole", stage=TinyStage(width=64))
+    assert outcome(copy) == outcome(tmp_path / "whole")

@@ -1,0 +1,70 @@
+"""The pages about the pipeline are true: their rows are read, their code runs, names exist."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tinkex.pipeline.arguments import option_names
+from tinkex.pipeline.config import STAGES, variable_names
+from tinkex.pipeline.schemas import PARSERS
+from tinkex.pipeline.steps import CONFIG_FILE, REQUIRED_FILES, RNG_FILE
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+STEPS = (ROOT / "docs" / "step-checkpoints.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "tutorials" / "from-nothing.md").read_text(encoding="utf-8")
+#: Names in capitals that are no variables of a run.
+OTHER_WORDS = {"TINKEX_HOME"}
+#: Options of `tinkex`, torchrun and the run script.
+OTHER_OPTIONS = {"help", "json", "metric", "from", "standalone", "nproc_per_node"}
+OTHER_OPTIONS |= {"smoke-test", "run-r1", "restart-from"}
+
+
+def rows() -> dict[str, str]:
+    """The example of each stage's data."""
+    found = re.findall(r"`(\w+)_JSON`.*?```json\n(.*?)\n```", GUIDE, re.DOTALL)
+    return {stage.lower(): row for stage, row in found}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_guide_shows_a_row_that_the_stage_reads(stage: str) -> None:
+    assert PARSERS[stage](json.loads(rows()[stage]))
+
+
+@pytest.mark.parametrize("page", [GUIDE, STEPS, TUTORIAL], ids=["guide", "steps", "tutorial"])
+def test_every_variable_and_option_that_a_page_names_exists(page: str) -> None:
+    words = set(re.findall(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b", page))
+    assert sorted(words - set(variable_names()) - OTHER_WORDS) == []
+    known = {name for stage in STAGES for name in option_names(stage)} | OTHER_OPTIONS
+    prose = re.sub(r"```sh\n.*?```|`tinkex [^`]*`", "", page, flags=re.DOTALL)
+    assert sorted(set(re.findall(r"--([a-z][a-z0-9_-]+)", prose)) - known) == []
+
+
+def test_the_page_about_checkpoints_names_every_file() -> None:
+    for name in (*REQUIRED_FILES, RNG_FILE, CONFIG_FILE, "manifest.json", "latest", "pinned"):
+        assert f"`{name}`" in STEPS or f"\n    {name} " in STEPS or f"\n  {name} " in STEPS, name
+
+
+def test_the_code_about_checkpoints_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", STEPS, re.DOTALL)
+    assert len(blocks) == 2
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "checkpoints/step_00000005 5"
+    assert second == "5 {'weight': (2, 4), 'bias': (2,)}"
