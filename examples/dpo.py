@@ -1,66 +1,102 @@
 """Direct preference optimization on one page: prefer one answer to another.
 
-    python examples/dpo.py [--base-url https://host --api-key tml-... --base-model NAME]
+    python examples/dpo.py [--base-model NAME] [--steps 15]
 
-The loss is -log sigmoid(beta * margin). `tinkex train dpo` does the same with batches and resume.
+The loss of a pair is -log sigmoid(m), m = BETA * (how much more the chosen answer has gained than
+the rejected one since the start). `tinkex train dpo` does the same with batches and resume.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from connection import training_client
+from connection import Progress, connect, make_parser, start
+from lessons import answer_tokens, make_datum, prompt_tokens, read_rows
 
 import tinkex
-from tinkex import AdamParams, Datum, ModelInput
+from tinkex import AdamParams, Datum
 
 BETA = 0.1
-DATA = Path(__file__).parent / "data" / "dpo.jsonl"
+#: So many pairs are measured and not learned.
+NUM_HELD_OUT = 3
 
 
-def main() -> None:
-    rows = [json.loads(line) for line in DATA.read_text().splitlines()]
-    with training_client(__doc__, num_steps=20) as (training, num_steps):
-        train(training, rows, num_steps)
-        print(f"saved {training.save_weights_for_sampler('dpo').result().path}")
+def main() -> int:
+    options = make_parser(__doc__, steps=15, learning_rate=5e-4).parse_args()
+    rows = read_rows("dpo.jsonl")
+    with connect(options) as (service, base_model):
+        training = service.create_lora_training_client(base_model, rank=16, seed=0)
+        pairs = Pairs(training, rows[:-NUM_HELD_OUT])
+        others = Pairs(training, rows[-NUM_HELD_OUT:])
+        losses = train(training, pairs, options.steps, options.learning_rate)
+        margins, other_margins = pairs.margins(), others.margins()
+        saved = training.save_weights_for_sampler("dpo").result().path
+    num_preferred = sum(margin > 0 for margin in margins)
+    print(f"saved {saved}")
+    print(f"the chosen answer gained more in {num_preferred} of {len(margins)} pairs")
+    print(f"margin 0.000 -> {fmean(margins):.3f}")
+    print(f"held-out margin 0.000 -> {fmean(other_margins):.3f}")
+    print(f"loss {losses[0]:.3f} -> {fmean(map(loss_of, margins)):.3f}")
+    return 0
 
 
-def train(training: tinkex.TrainingClient, rows: list[Any], num_steps: int) -> None:
-    tokenizer = training.get_tokenizer()
-    pairs = [(row["prompt"], row[name]) for row in rows for name in ("chosen", "rejected")]
-    data = [make_datum(tokenizer, *pair, 1.0) for pair in pairs]
-    start = scores(training, data)
+class Pairs:
+    """Pairs of answers: chosen, rejected, chosen, rejected ..."""
+
+    def __init__(self, training: tinkex.TrainingClient, rows: list[Any]) -> None:
+        tokenizer = training.get_tokenizer()
+        self._training = training
+        self._told = [
+            (prompt_tokens(tokenizer, row["prompt"]), answer_tokens(tokenizer, row[name]))
+            for row in rows
+            for name in ("chosen", "rejected")
+        ]
+        # A new adapter changes nothing yet, so this is what the base model thinks of them.
+        self._start = self._scores()
+
+    def margins(self) -> list[float]:
+        """How far the weights of this moment prefer the chosen answer of each pair."""
+        gains = [now - then for now, then in zip(self._scores(), self._start, strict=True)]
+        return [BETA * (c - r) for c, r in zip(gains[0::2], gains[1::2], strict=True)]
+
+    def data(self, weights: list[float]) -> list[Datum]:
+        """All answers, each with a weight for its tokens."""
+        return [
+            make_datum(prompt, answer, [weight] * len(answer))
+            for (prompt, answer), weight in zip(self._told, weights, strict=True)
+        ]
+
+    def _scores(self) -> list[float]:
+        """The log-probability of each answer."""
+        data = self.data([1.0] * len(self._told))
+        scored = self._training.forward(data, "cross_entropy").result().loss_fn_outputs
+        masks = [datum.loss_fn_inputs["weights"].array for datum in data]
+        logprobs = [each["logprobs"].array for each in scored]
+        return [float((one * mask).sum()) for one, mask in zip(logprobs, masks, strict=True)]
+
+
+def train(
+    training: tinkex.TrainingClient, pairs: Pairs, num_steps: int, learning_rate: float
+) -> list[float]:
+    """The loss of every step."""
+    progress, losses = Progress(num_steps), []
     for step in range(1, num_steps + 1):
-        moved = [now - then for now, then in zip(scores(training, data), start, strict=True)]
-        margins = [BETA * (c - r) for c, r in zip(moved[0::2], moved[1::2], strict=True)]
-        loss = fmean(math.log1p(math.exp(-margin)) for margin in margins)
+        margins = pairs.margins()
+        losses.append(fmean(map(loss_of, margins)))
         # Cross entropy has the slope -weight, and this is the slope of the loss above.
-        pulls = [s * BETA / (1 + math.exp(m)) / len(margins) for m in margins for s in (1, -1)]
-        weighted = [make_datum(tokenizer, *p, w) for p, w in zip(pairs, pulls, strict=True)]
-        training.forward_backward(weighted, "cross_entropy")
-        training.optim_step(AdamParams(learning_rate=0.05)).result()
-        print(f"step {step:3}   loss {loss:.4f}   margin {fmean(margins):+.3f}")
+        pulls = [BETA / (1.0 + math.exp(margin)) / len(margins) for margin in margins]
+        data = pairs.data([sign * pull for pull in pulls for sign in (1.0, -1.0)])
+        training.forward_backward(data, "cross_entropy")
+        training.optim_step(AdamParams(learning_rate=learning_rate)).result()
+        progress.tell(step, loss=losses[-1], margin=fmean(margins))
+    return losses
 
 
-def scores(training: tinkex.TrainingClient, data: list[Datum]) -> list[float]:
-    """The log-probability of each answer."""
-    scored = training.forward(data, "cross_entropy").result().loss_fn_outputs
-    masks = (datum.loss_fn_inputs["weights"].array for datum in data)
-    return [float((each["logprobs"].array * next(masks)).sum()) for each in scored]
-
-
-def make_datum(tokenizer: Any, prompt: str, answer: str, weight: float) -> Datum:
-    """Position i predicts token i + 1; only the answer has weight."""
-    start = tokenizer.encode(prompt)
-    tokens = [*start, *tokenizer.encode(answer), tokenizer.eos_token_id]
-    weights = [0.0] * (len(start) - 1) + [weight] * (len(tokens) - len(start))
-    targets = {"target_tokens": tokens[1:], "weights": weights}
-    return Datum(model_input=ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=targets)
+def loss_of(margin: float) -> float:
+    return math.log1p(math.exp(-margin))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,60 +1,51 @@
 """Supervised fine-tuning on one page: learn what the assistant says.
 
-    python examples/sft.py                                         # a server inside this process
-    python examples/sft.py --base-url https://host --api-key tml-... --base-model NAME
+    python examples/sft.py [--base-model NAME] [--steps 25]
 
-`tinkex train sft` does the same with batches, checkpoints and resume.
+It uses the server of this machine, or one named by --base-url and --api-key. `tinkex train sft`
+does the same with batches, checkpoints and resume.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-from connection import training_client
+from connection import Progress, connect, make_parser, start
+from lessons import ask, make_batch, read_rows
 
 import tinkex
-from tinkex import AdamParams, Datum, ModelInput
-
-DATA = Path(__file__).parent / "data" / "sft.jsonl"
+from tinkex import AdamParams, Datum
 
 
-def main() -> None:
-    rows = [json.loads(line) for line in DATA.read_text().splitlines()]
-    with training_client(__doc__, num_steps=40) as (training, num_steps):
-        train(training, rows, num_steps)
-        print(f"saved {training.save_weights_for_sampler('sft').result().path}")
+def main() -> int:
+    options = make_parser(__doc__, steps=25, learning_rate=1e-3).parse_args()
+    talks = [row["messages"] for row in read_rows("sft.jsonl")]
+    pairs = [(user["content"], assistant["content"]) for user, assistant in talks]
+    with connect(options) as (service, base_model):
+        training = service.create_lora_training_client(base_model, rank=16, seed=0)
+        question = pairs[0][0]
+        before = ask(training, [question])[0]
+        data = make_batch(training.get_tokenizer(), pairs)
+        losses = train(training, data, options.steps, options.learning_rate)
+        after = ask(training, [question])[0]
+        saved = training.save_weights_for_sampler("sft").result().path
+    print(f"{question}\n  before: {before!r}\n  after:  {after!r}\nsaved {saved}")
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    return 0
 
 
-def train(training: tinkex.TrainingClient, rows: list[Any], num_steps: int) -> None:
-    tokenizer = training.get_tokenizer()
-    data = [make_datum(tokenizer, row["messages"]) for row in rows]
-    num_learned = sum(sum(datum.loss_fn_inputs["weights"].tolist()) for datum in data)
+def train(
+    training: tinkex.TrainingClient, data: list[Datum], num_steps: int, learning_rate: float
+) -> list[float]:
+    """The loss of every step."""
+    progress, losses = Progress(num_steps), []
     for step in range(1, num_steps + 1):
         # Both are sent before either is waited for; the server keeps them in order.
         passed = training.forward_backward(data, "cross_entropy")
-        stepped = training.optim_step(AdamParams(learning_rate=0.1))
-        loss = passed.result().metrics["loss:sum"] / num_learned
+        stepped = training.optim_step(AdamParams(learning_rate=learning_rate))
+        losses.append(passed.result().metrics["loss:sum"])
         stepped.result()
-        print(f"step {step:3}   loss {loss:.3f}", flush=True)
-
-
-def make_datum(tokenizer: Any, messages: list[dict[str, str]]) -> Datum:
-    """Position i predicts token i + 1; only the last answer has weight.
-
-    A model with a chat template wants tokenizer.apply_chat_template() here.
-    """
-    *before, last = messages
-    lines = [f"{message['role']}: {message['content']}\n" for message in before]
-    start = tokenizer.encode("".join(lines) + "assistant: ")
-    tokens = [*start, *tokenizer.encode(last["content"]), tokenizer.eos_token_id]
-    weights = [0.0] * (len(start) - 1) + [1.0] * (len(tokens) - len(start))
-    return Datum(
-        model_input=ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": weights},
-    )
+        progress.tell(step, loss=losses[-1])
+    return losses
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
