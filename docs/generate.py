@@ -12,7 +12,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,7 @@ from tinkex.cli.commands.serve import serve
 from tinkex.cli.main import main as tinkex_command
 from tinkex.cli.options import GlobalOption
 from tinkex.client.config import Config
+from tinkex.pipeline import arguments
 from tinkex.server import metrics
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import variable_of
@@ -37,6 +38,9 @@ DOCS = Path(__file__).parent
 BEGIN, END = "<!-- generated: {name} -->", "<!-- end generated -->"
 #: What a reader looks for first; the rest follows by name.
 FIRST_TYPES = ("inputs", "tensors", "training", "optimizers", "sampling", "models", "checkpoints")
+#: What trainers' options are about, from the option on that is named.
+TRAINER_GROUPS = {"out_dir": "Places", "hidden_size": "Model", "epochs": "Training"}
+TRAINER_GROUPS |= {"save_interval": "Checkpoints", "eval_interval": "Figures, and where to compute"}
 FIRST = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
 
 
@@ -150,6 +154,34 @@ def default_value(cls: type, name: str) -> Any:
 def toml_value(value: Any) -> str:
     """A value as TOML writes it; JSON's spelling is TOML's for all that occurs here."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def trainer_tables() -> str:
+    """Every option of the pipeline's trainers, group by group; those of one stage at the end."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    heading = ""
+    for option in fields(arguments.Arguments):
+        heading = TRAINER_GROUPS.get(option.name, heading)
+        stage = option.metadata.get("only")
+        row = (f"`--{option.name}`", trainer_default(option), option.metadata["help"])
+        group = f"{stage.upper()} alone" if stage else heading
+        rows.setdefault(group, []).append(tuple(cell.replace("<", "&lt;") for cell in row))
+    order = sorted(rows, key=lambda group: group.endswith("alone"))
+    headings = ("option", "default", "meaning")
+    return "\n\n".join(f"### {group}\n\n{table(headings, rows[group])}" for group in order)
+
+
+def trainer_default(option: Field[Any]) -> str:
+    """What an option is if it is not given; by stage where they differ."""
+    if option.default is MISSING:
+        return "required"
+    told = [own.get(option.name, option.default) for own in arguments.DEFAULTS.values()]
+    if len(set(told)) > 1:
+        pairs = zip(arguments.DEFAULTS, told, strict=True)
+        return ", ".join(f"{stage} {value}" for stage, value in pairs)
+    if isinstance(option.default, tuple):
+        return ", ".join(option.default)
+    return "" if option.default is None or option.default is False else str(option.default)
 
 
 def metrics_table() -> str:
@@ -319,6 +351,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "cli/reference.md": {"global": global_table, "commands": command_list},
     "configuration.md": {"settings": settings_table, "environment": environment_table},
     "endpoints.md": {"endpoints": endpoint_table},
+    "pipeline.md": {"trainers": trainer_tables},
     "server/configuration.md": {"server": server_table, "example": server_toml},
     "server/operations.md": {"metrics": metrics_table},
     "reference/clients.md": {"clients": client_list},
