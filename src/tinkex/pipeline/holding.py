@@ -54,3 +54,14 @@ def hold(directory: Path) -> Iterator[None]:
             f"{directory} is in use by another trainer{f' (process {pid})' if pid else ''}",
             hint="Wait for it or stop it, or give another --out_dir.",
         ) from None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number is there, whoever's it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -21,6 +21,7 @@ from typing import Any
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import TinkexError
 from tinkex.logs import get_logger
+from tinkex.pipeline.holding import is_alive
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 6006
@@ -112,7 +113,7 @@ def find_running(logdir: Path) -> TensorBoard | None:
         return None
     if _served_directory(url) != str(logdir):
         return None
-    is_reused = owner != os.getpid() and _is_alive(owner)
+    is_reused = owner != os.getpid() and is_alive(owner)
     if not is_reused:
         _write_record(logdir, url, pid)
     return TensorBoard(url, pid, logdir, is_reused)
@@ -186,23 +187,13 @@ def _write_record(logdir: Path, url: str, pid: int) -> None:
     write_file(logdir / RECORD_FILE, json.dumps(record).encode() + b"\n")
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _end(pid: int, process: subprocess.Popen[bytes] | None) -> None:
     """Ask a server and its children to stop, and make them after a while."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while time.monotonic() < deadline:
-        is_over = process.poll() is not None if process is not None else not _is_alive(pid)
+        is_over = process.poll() is not None if process is not None else not is_alive(pid)
         if is_over:
             return
         time.sleep(_PAUSE_SECONDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.holding import Held, flocked
+from tinkex.pipeline.holding import Held, flocked, is_alive
 
 LOCK_NAME = "run.lock"
 
@@ -59,7 +59,7 @@ def locked(out_dir: Path) -> Iterator[RunLock]:
 
 def _refusal(out_dir: Path, holder: Holder | None) -> ConfigError:
     who = describe(holder) if holder else "another run"
-    pid = (holder.trainer_pid if holder and not _lives(holder.pid) else None) or (
+    pid = (holder.trainer_pid if holder and not is_alive(holder.pid) else None) or (
         holder.pid if holder else None
     )
     return ConfigError(
@@ -95,16 +95,6 @@ def read_holder(path: Path) -> Holder | None:
 def describe(holder: Holder) -> str:
     """A holder in words."""
     doing = f", training {holder.stage}" if holder.stage else ""
-    if holder.trainer_pid is not None and not _lives(holder.pid):
+    if holder.trainer_pid is not None and not is_alive(holder.pid):
         return f"trainer {holder.trainer_pid} of a run that has ended{doing}"
     return f"process {holder.pid} on {holder.host} since {holder.since[:19]}{doing}"
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
