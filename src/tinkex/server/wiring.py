@@ -90,9 +90,9 @@ def make_engine(config: ServerConfig) -> Engine:
 
 
 def _make_local(config: ServerConfig) -> Engine:
-    from tinkex.engine.models.sources import merged, read_list
+    from tinkex.engine.models.sources import merged, read_list, with_built_in
 
-    sources = merged(read_list(Home(config.home).models_file), config.models)
+    sources = with_built_in(merged(read_list(Home(config.home).models_file), config.models))
     # It takes some seconds, and nothing else would be said meanwhile.
     LOG.info("PyTorch is loaded, and %d base models are looked over", len(sources))
     try:
@@ -106,8 +106,8 @@ def _make_local(config: ServerConfig) -> Engine:
         ) from error
     if not sources:
         LOG.warning(
-            "no base model is served: add one with `tinkex model add NAME PATH` or serve with "
-            "--model NAME=PATH"
+            "no base model is served, not even the one of the package: add one with "
+            "`tinkex model add smollm2-135m`, or serve with --model NAME=PATH"
         )
     return LocalEngine(sources, config.engine_config)
 

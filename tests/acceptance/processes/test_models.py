@@ -15,8 +15,10 @@ from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, run_tinkex
 from tests.integration.engine.folders import save_tiny
 from tinkex.errors import BadRequestError
+from tinkex.models import TINY
 
 LOCAL = ("--engine", "local")
+TINY_SERVED = {TINY: 2048}
 #: The official SDK is another process, as it is for its users.
 OFFICIAL = """
 import json, sys, tinker
@@ -40,16 +42,29 @@ def served(url: str, key: str) -> dict[str, int | None]:
     return {str(model.model_name): model.max_context_length for model in models}
 
 
-def test_a_server_without_models_starts_and_says_how_to_add_one(serve: Serve, home: Path) -> None:
+def test_a_server_to_which_nothing_was_added_serves_the_model_of_the_package(
+    serve: Serve, home: Path
+) -> None:
     serving = serve(home, *LOCAL)
     url = serving.ready()
-    assert "WARNING tinkex.server.wiring: no base model is served: add one with" in serving.said
-    assert served(url, serving.key) == {}
-    with (
-        tinkex.ServiceClient(base_url=url, api_key=serving.key) as service,
-        pytest.raises(BadRequestError, match="`tinkex model add NAME PATH`"),
-    ):
-        service.create_lora_training_client("Qwen/Qwen3-8B", rank=4)
+    assert served(url, serving.key) == TINY_SERVED
+    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+        with pytest.raises(BadRequestError, match=f"there is: {TINY}"):
+            service.create_lora_training_client("Qwen/Qwen3-8B", rank=4)
+        service.create_lora_training_client(TINY, rank=4)
+
+
+def test_the_first_command_on_a_machine_gets_an_answer(home: Path) -> None:
+    """No address, no key, no model: a server starts by itself and has one."""
+    env = {"TINKEX_HOME": str(home), "TINKER_BASE_URL": "", "TINKER_API_KEY": ""}
+    words = ("--prompt", "What is 3 plus 4?", "--chat", "--temperature", "0", "--json")
+    try:
+        done = run_tinkex("run", "sample", *words, env=env)
+        assert done.returncode == 0, done.stderr
+        [sequence] = json.loads(done.stdout)["sequences"]
+        assert sequence["text"].removesuffix("<|im_end|>") == "7"
+    finally:
+        assert run_tinkex("serve", "stop", env=env).returncode == 0
 
 
 def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
@@ -61,7 +76,7 @@ def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
         assert added.returncode == 0, added.stderr
     serving = serve(home, *LOCAL, "--model", f"both={short}", "--model", f"new={short}")
     url = serving.ready()
-    assert served(url, serving.key) == {"mine": 512, "both": 32, "new": 32}
+    assert served(url, serving.key) == {"mine": 512, "both": 32, "new": 32} | TINY_SERVED
     assert "a server runs in" in run_tinkex("model", "remove", "mine", "--home", str(home)).stderr
 
     with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:

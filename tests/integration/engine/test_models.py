@@ -251,7 +251,7 @@ def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
 def test_an_unknown_name_lists_what_there_is_or_says_how_to_add_one(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="base model 'x' is not served here; there is: tiny"):
         shelf_of(folder).get("x")
-    with pytest.raises(InvalidInput, match="tinkex model add NAME PATH"):
+    with pytest.raises(InvalidInput, match="tinkex model add smollm2-135m"):
         shelf_of().get("x")
 
 

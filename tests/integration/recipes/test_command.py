@@ -154,11 +154,31 @@ def test_a_broken_line_is_one_sentence(
     assert "Traceback" not in shown.err
 
 
-def test_neither_model_nor_checkpoint_is_refused(
+def test_without_a_name_the_servers_own_model_is_adapted(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(write_data(trainer.directory, "sft"))
+    words = ["train", "sft", data, "--steps", "1", "--run-dir", str(trainer.directory / "run")]
+    context = Context(base_url=trainer.server.url, api_key=KEY, make_service=connect)
+    assert run(words, context).exit_code == 0
+    assert f"Training {BASE_MODEL} on" in capsys.readouterr().err
+
+
+def test_of_several_models_one_has_to_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["train", "sft", str(tmp_path / "x.jsonl")]).exit_code == 1
-    assert "needs a base model" in capsys.readouterr().err
+    with StubServer(models=("a", "b")) as server:
+        context = Context(base_url=server.url, api_key=KEY)
+        assert run(["train", "sft", str(tmp_path / "x.jsonl")], context).exit_code == 1
+    assert "Which model? the server has: a, b" in capsys.readouterr().err
+
+
+def test_a_setting_that_is_wrong_is_told_before_any_server_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = Context(base_url="http://127.0.0.1:1", api_key=KEY)
+    assert run(["train", "sft", str(tmp_path / "x.jsonl"), "--rank", "0"], context).exit_code == 1
+    assert "rank is 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import pytest
 from tinkex.cli.commands.drawing import Source
 from tinkex.cli.errors import CliError
 from tinkex.engine.models.sources import DEFAULT_MODEL
+from tinkex.models import TINY
 
 
 class Server:
@@ -39,7 +40,13 @@ def test_of_several_the_usual_one_is_taken() -> None:
     assert found("a", DEFAULT_MODEL, "z") == DEFAULT_MODEL
 
 
-@pytest.mark.parametrize("names", [(), ("a", "b"), ("a", "b", f"[{DEFAULT_MODEL}]")])
+def test_what_was_added_goes_before_what_is_built_in() -> None:
+    assert found("org/mine", TINY) == "org/mine"
+    assert found(TINY) == TINY
+    assert found(f"[{DEFAULT_MODEL}]", TINY) == TINY
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b"), ("a", "b", f"[{DEFAULT_MODEL}]", TINY)])
 def test_else_somebody_has_to_say(names: tuple[str, ...]) -> None:
     with pytest.raises(CliError, match="Which model"):
         found(*names)

@@ -17,6 +17,7 @@ from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_f
 from tinkex.cli.main import main
 from tinkex.engine.models.sources import read_list
 from tinkex.home import Home
+from tinkex.models import TINY_FOLDER
 from tinkex.server.home_lock import HomeLock
 
 
@@ -40,6 +41,13 @@ def told(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
+def added_rows(*words: str) -> list[Any]:
+    """The models of the list besides the one that is always there."""
+    *added, built_in = told("list", *words)
+    assert (built_in["name"], built_in["built_in"]) == ("tinkex/tiny", True)
+    return added
+
+
 def refused(*words: str) -> str:
     done = tinkex(*words)
     assert (done.exit_code, done.stdout) == (1, ""), done.output
@@ -54,7 +62,7 @@ def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -
     said = "org/mine is Qwen3ForCausalLM, 44 parameters, in "
     assert added.stderr == f"{said}{folder}\n"
     assert read_list(home.models_file) == {"org/mine": str(folder)}
-    [row] = told("list")
+    [row] = added_rows()
     assert row == {
         "name": "org/mine",
         "arch": "Qwen3ForCausalLM",
@@ -62,12 +70,13 @@ def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -
         "context": 256,
         "place": str(folder),
         "problem": None,
+        "built_in": False,
     }
     shown = told("info", "org/mine")
     assert (shown["folder"], shown["tokenizer"]) == (str(folder), False)
     assert (shown["float32_bytes"], shown["bfloat16_bytes"]) == (176, 88)
     assert tinkex("remove", "org/mine").stderr == "org/mine is not served any more\n"
-    assert told("list") == []
+    assert added_rows() == []
     assert folder.is_dir()
 
 
@@ -88,9 +97,11 @@ def test_the_last_word_on_a_name_counts(tmp_path: Path, home: Home) -> None:
 def test_tables_for_people(tmp_path: Path) -> None:
     write_folder(tmp_path / "small")
     nothing = tinkex("list")
-    assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert "`tinkex model add` adds one" in nothing.stderr
+    assert nothing.exit_code == 0
+    assert re.search(r"tinkex/tiny.+built in", nothing.stdout)
+    assert "`tinkex model add smollm2-135m` adds a model that talks" in nothing.stderr
     tinkex("add", "small")
+    assert "adds a model that talks" not in tinkex("list").stderr
     shown = tinkex("list").stdout
     assert re.findall(r"[A-Z]\w+", shown)[:5] == [
         "Name",
@@ -107,7 +118,7 @@ def test_a_model_that_has_been_damaged_since_is_listed_with_its_problem(tmp_path
     path = write_folder(tmp_path / "small") / "model.safetensors"
     tinkex("add", "small")
     path.write_bytes(safetensors()[:-1])
-    [row] = told("list")
+    [row] = added_rows()
     assert "is cut off or damaged" in row["problem"]
     assert "Problem" in tinkex("list").stdout
     assert "is cut off or damaged" in refused("info", "small")
@@ -127,7 +138,7 @@ def test_a_name_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     write_folder(tmp_path / "small")
     tinkex("add", "small")
     assert "no model 'x'" in refused("remove", "x")
-    assert "there is: small" in refused("info", "x")
+    assert "there is: small, tinkex/tiny" in refused("info", "x")
 
 
 def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: Home) -> None:
@@ -152,6 +163,25 @@ def test_the_owner_of_a_running_server_is_told_to_start_it_again(
     assert "a server runs" not in tinkex("add", "small").stderr
 
 
+# --- the model that is built in -----------------------------------------------------------------
+
+
+def test_the_built_in_model_is_shown_and_can_be_neither_removed_nor_replaced(
+    tmp_path: Path, home: Home
+) -> None:
+    assert told("info", "tinkex/tiny")["folder"] == str(TINY_FOLDER)
+    assert "tinkex/tiny is built in and cannot be removed" in refused("remove", "tinkex/tiny")
+    write_folder(tmp_path / "small")
+    for words in (("tinkex/tiny",), ("tinkex/tiny", "small")):
+        assert "tinkex/tiny is built in" in refused("add", *words)
+    assert not home.models_file.exists()
+
+
+def test_a_part_of_a_name_finds_the_built_in_model_too(tmp_path: Path) -> None:
+    assert [row["name"] for row in told("list", "TINY")] == ["tinkex/tiny"]
+    assert "there is: tinkex/tiny" in refused("list", "nothing")
+
+
 # --- models that are made here ------------------------------------------------------------------
 
 
@@ -165,7 +195,7 @@ def test_a_gguf_file_is_converted_into_the_home(tmp_path: Path, home: Home) -> N
     assert told("info", "org/mine")["tokenizer"] is True
     # What is served does not need the file any more.
     (tmp_path / "small.gguf").unlink()
-    assert [row["problem"] for row in told("list")] == [None]
+    assert [row["problem"] for row in added_rows()] == [None]
 
 
 def test_a_gguf_file_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
@@ -210,7 +240,7 @@ def test_another_home_has_another_list(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
     assert tinkex("add", "small", "--home", str(tmp_path / "other")).exit_code == 0
     assert not home.models_file.exists()
-    assert [row["name"] for row in told("list", "--home", str(tmp_path / "other"))] == ["small"]
+    assert [row["name"] for row in added_rows("--home", str(tmp_path / "other"))] == ["small"]
 
 
 def test_adding_a_folder_loads_nothing_heavy(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tinkex.client.sampling import SamplingClient
     from tinkex.client.service import ServiceClient
     from tinkex.text import Tokenizer
-    from tinkex.types import SamplingParams
+    from tinkex.types import SamplingParams, SupportedModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,7 +91,7 @@ def drawing_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
 
 
 class Source(NamedTuple):
-    """What is sampled from: a base model, or a checkpoint; neither means the only model."""
+    """What is sampled from: a base model, or a checkpoint; neither means the usual model."""
 
     base_model: str | None = None
     model_path: str | None = None
@@ -116,32 +116,34 @@ class Source(NamedTuple):
     @property
     def name(self) -> str:
         """What to call it."""
-        return self.model_path or self.base_model or "the only model"
+        return self.model_path or self.base_model or "the usual model"
 
     def found(self, client: ServiceClient) -> Source:
-        """The same, with the server's only model if none was named, or the usual one of several."""
+        """The same, with the model that is meant if none was named."""
         if self.base_model or self.model_path:
             return self
-        from tinkex.engine.models.sources import DEFAULT_MODEL
-
         models = client.get_server_capabilities().supported_models
-        names = [model.model_name for model in models if model.sampleable is not False]
-        if len(names) == 1:
-            return Source(names[0])
-        if DEFAULT_MODEL in names:
-            return Source(DEFAULT_MODEL)
-        known = ", ".join(name for name in names if name)
-        told = f"the server has: {known}" if known else "the server has none"
-        raise CliError(
-            f"Which model? {told}",
-            "Name a base model or the tinker:// path of a checkpoint."
-            if known
-            else "`tinkex model add` adds one.",
-        )
+        return Source(usual_of(model for model in models if model.sampleable is not False))
 
     def open(self, client: ServiceClient) -> SamplingClient:
         """A client that samples from it."""
         return client.create_sampling_client(model_path=self.model_path, base_model=self.base_model)
+
+
+def usual_of(models: Iterable[SupportedModel]) -> str:
+    """The name of the model that is meant if nobody names one; an error asks for it."""
+    from tinkex.engine.models.sources import usual_model
+
+    names = [model.model_name for model in models if model.model_name]
+    if found := usual_model(names):
+        return found
+    told = f"the server has: {', '.join(names)}" if names else "the server has none"
+    raise CliError(
+        f"Which model? {told}",
+        "Name a base model or the tinker:// path of a checkpoint."
+        if names
+        else "`tinkex model add smollm2-135m` adds one to a server of yours.",
+    )
 
 
 def tokenizer_of(sampler: SamplingClient, name: str | None) -> Tokenizer:

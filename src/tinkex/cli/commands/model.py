@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from tinkex.cli.output import Column, Facts, Rows, announce, show
 from tinkex.cli.progress import tell
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
+from tinkex.models import built_in
 from tinkex.settings import expanded, read_environment
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def add(context: Context, home: Path | None, name: str, path: str | None) -> Non
     from tinkex.engine.models import sources
 
     found = _home(home)
+    _check_added(name)
     place = sources.settled(path or name)
     name = sources.checked_name(name) if path is not None else sources.name_for(name)
     if is_made(place):
@@ -91,7 +94,8 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     """List the models of the server, or of a home.
 
     If --base-url, a profile, a variable or a stored key names a server, these are the models that
-    it offers. Else they are those that were added to the home; one that cannot be used says why.
+    it offers. Else they are those that were added to the home, with tinkex/tiny, which is part of
+    the package; one that cannot be used says why.
     """
     from tinkex.cli.commands.model_served import names_server, show_served
     from tinkex.engine.models import sources
@@ -100,18 +104,17 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
         show_served(context, substring)
         return
     found = _home(home)
-    listed = sources.read_list(found.models_file)
+    added = sources.read_list(found.models_file)
+    listed = sources.with_built_in(added)
     if substring:
         listed = _matching(found, substring, listed)
-    if not listed and not context.is_json:
-        tell(f"no models are in {found.models_file}; `tinkex model add` adds one")
-        return
     rows = [_row(name, place) for name, place in listed.items()]
     columns = dict(COLUMNS)
     if not any(row["problem"] for row in rows):
         del columns["problem"]
-    shown = [row | {"parameters": _count(row["parameters"])} for row in rows]
-    show(context, Rows(shown, columns, data=rows))
+    show(context, Rows([_shown(row) for row in rows], columns, data=rows))
+    if not added and not context.is_json:
+        tell("`tinkex model add smollm2-135m` adds a model that talks.")
 
 
 @model.command()
@@ -124,7 +127,7 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     from tinkex.engine.models import sources
 
     found = _home(home)
-    _check_listed(found, name, sources.read_list(found.models_file))
+    _check_listed(found, name, sources.read_list(found.models_file), built_in())
     with locked(found.models_file):
         listed = sources.read_list(found.models_file)
         listed.pop(name, None)
@@ -142,7 +145,7 @@ def info(context: Context, home: Path | None, name: str) -> None:
     from tinkex.engine.models import sources
 
     found = _home(home)
-    listed = sources.read_list(found.models_file)
+    listed = sources.with_built_in(sources.read_list(found.models_file))
     _check_listed(found, name, listed)
     folder = _look(listed[name], is_offline=True)
     facts: dict[str, Any] = {
@@ -190,6 +193,7 @@ def _look(place: str, *, is_offline: bool = False) -> Folder:
 
 def _row(name: str, place: str) -> dict[str, Any]:
     row = {**dict.fromkeys(COLUMNS), "name": name, "place": place}
+    row["built_in"] = built_in().get(name) == place
     try:
         folder = _look(place, is_offline=True)
     except ConfigError as error:
@@ -199,6 +203,12 @@ def _row(name: str, place: str) -> dict[str, Any]:
         "parameters": folder.weights.num_parameters,
         "context": folder.max_context_tokens,
     }
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as people read it."""
+    place = "built in" if row["built_in"] else row["place"]
+    return row | {"parameters": _count(row["parameters"]), "place": place}
 
 
 def _count(number: int | None) -> str | None:
@@ -221,7 +231,22 @@ def _matching(home: Home, substring: str, listed: dict[str, str]) -> dict[str, s
     return found
 
 
-def _check_listed(home: Home, name: str, listed: dict[str, str]) -> None:
+def _check_added(name: str) -> None:
+    if name in built_in():
+        raise InvalidInput(
+            f"{name} is built in: every server has it, so there is nothing to add",
+            hint="Choose another name for a model of yours.",
+        )
+
+
+def _check_listed(
+    home: Home, name: str, listed: dict[str, str], fixed: Collection[str] = ()
+) -> None:
+    if name in fixed and name not in listed:
+        raise InvalidInput(
+            f"{name} is built in and cannot be removed",
+            hint="It takes no memory until somebody uses it.",
+        )
     if name not in listed:
         known = ", ".join(listed) or "none"
         raise InvalidInput(f"no model {name!r} is in {home.models_file}; there is: {known}")

@@ -135,7 +135,7 @@ class Shelf:
         if not self._known:
             raise InvalidInput(
                 f"base model {name!r:.200} is not served here, and no other is: add one with "
-                "`tinkex model add NAME PATH` and start the server again"
+                "`tinkex model add smollm2-135m` and start the server again"
             )
         there = ", ".join(self._known)
         raise InvalidInput(f"base model {name!r:.200} is not served here; there is: {there}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import ConfigError
+from tinkex.models import TINY, built_in
 from tinkex.settings import expanded
 
 #: What is taken if nobody names a model and there are several: the one that needs no hub.
@@ -91,6 +92,25 @@ def merged(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:
         if told.setdefault(name, place) != place:
             raise ConfigError(f"model {name!r} is named twice: {told[name]} and {place}")
     return {**listed, **told}
+
+
+def usual_model(names: Iterable[str]) -> str | None:
+    """The one that is meant if nobody names a model: the usual one, or else the only one.
+
+    What comes with the package counts only if there is nothing else. None means: somebody has to
+    say it.
+    """
+    there = list(names)
+    added = [name for name in there if name != TINY]
+    if DEFAULT_MODEL in added:
+        return DEFAULT_MODEL
+    choice = added or there
+    return choice[0] if len(choice) == 1 else None
+
+
+def with_built_in(models: Mapping[str, str]) -> dict[str, str]:
+    """These models and after them those of the package, unless their names are taken."""
+    return {**models, **{name: place for name, place in built_in().items() if name not in models}}
 
 
 # --- the home's list ------------------------------------------------------------------------

@@ -28,9 +28,10 @@ def chat(
 ) -> None:
     """Talk with a model or a checkpoint.
 
-    MODEL_OR_PATH is a base model's name or a tinker:// path; without it, it is the server's model,
-    if it has only one. Answers appear while they are made. /help lists the orders that can be
-    typed. If stdin is no terminal, every line is a message and is answered.
+    MODEL_OR_PATH is a base model's name or a tinker:// path; without it, it is smollm2-135m if the
+    server has it, else the only model that was added to it, else tinkex/tiny. Answers appear while
+    they are made. /help lists the orders that can be typed. If stdin is no terminal, every line is
+    a message and is answered.
     """
     source = Source.of(model, None)
     drawing = Drawing(**{name: given[name] for name in Drawing._fields})

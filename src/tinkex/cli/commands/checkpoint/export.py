@@ -154,7 +154,7 @@ def _find_base(base_model: str | None, path: str) -> Path:
     if base_model is None:
         raise CliError(f"{path} does not say which base model it is for", hint)
     listed = sources.read_list(Home(read_environment().home).models_file)
-    place = listed.get(base_model, base_model)
+    place = sources.with_built_in(listed).get(base_model, base_model)
     try:
         if sources.is_folder(place):
             return read_folder(expanded(place)).path

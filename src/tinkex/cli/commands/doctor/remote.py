@@ -67,7 +67,8 @@ def _answer(client: RestClient, url: str) -> Finding:
     offer = format_count(len(models), "model")
     text = f"{url} answers in {milliseconds:.0f} ms and offers {offer}"
     if not models:
-        return Finding("warn", text, "`tinkex model add` adds a model to a server of yours.")
+        hint = "`tinkex model add smollm2-135m` adds a model to a server of yours."
+        return Finding("warn", text, hint)
     return Finding("ok", text)
 
 

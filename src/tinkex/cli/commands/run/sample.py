@@ -76,7 +76,8 @@ def sample(
 ) -> None:
     """Sample from a base model or a checkpoint.
 
-    Without --base-model and --model-path it is the server's model, if it has only one.
+    Without --base-model and --model-path it is smollm2-135m if the server has it, else the only
+    model that was added to it, else tinkex/tiny, which every server of tinkex has.
     """
     source = Source.of(base_model, model_path)
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))

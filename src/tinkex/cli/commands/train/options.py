@@ -32,7 +32,11 @@ def setting(flag: str, name: str | None = None, **details: Any) -> Callable[[F],
 
 _MODEL = (
     click.argument("data", type=FILE),
-    setting("--base-model", metavar="NAME", help="The model to adapt."),
+    setting(
+        "--base-model",
+        metavar="NAME",
+        help="The model to adapt; without it the one that `tinkex sample` takes.",
+    ),
     setting(
         "--from",
         "start_from",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from tinkex.cli.client import service
+from tinkex.cli.commands.drawing import usual_of
 from tinkex.cli.commands.train.meter import meter
 from tinkex.cli.commands.train.options import RUN_OPTIONS
 from tinkex.cli.context import Context
@@ -15,6 +17,7 @@ from tinkex.cli.errors import INTERRUPTED
 from tinkex.cli.format import format_count, plain_line
 from tinkex.cli.output import Facts, show
 from tinkex.cli.progress import tell
+from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.report import Result
@@ -31,10 +34,17 @@ def train(
 ) -> None:
     """Run a recipe to its end, or until it is interrupted."""
     options = RunOptions(**{name: settings[name] for name in RUN_OPTIONS})
-    plan = make_plan(**{name: settings[name] for name in settings if name not in RUN_OPTIONS})
+    given = {name: settings[name] for name in settings if name not in RUN_OPTIONS}
+    is_open = given["base_model"] is None and given["start_from"] is None
+    # The rest is checked now; which model there is, only the server can say.
+    plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))
     notices: list[str] = []
     say = notices.append if context.is_json else tell
     with service(context) as client:
+        if is_open:
+            models = client.get_server_capabilities().supported_models
+            usual = usual_of(model for model in models if model.trainable is not False)
+            plan = replace(plan, base_model=usual)
         run = make_run(plan, client, options, say)
         say(
             f"Training {plan.base_model or plan.start_from} on "

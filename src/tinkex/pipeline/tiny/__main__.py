@@ -1,0 +1,69 @@
+"""`python -m tinkex.pipeline.tiny`: make tinkex/tiny again, from nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinkex.errors import TinkexError
+from tinkex.logs import attach_logger
+from tinkex.models import TINY_FOLDER
+from tinkex.pipeline.run.say import Voice
+from tinkex.pipeline.tiny.card import Figures
+from tinkex.pipeline.tiny.finishing import finish
+from tinkex.pipeline.tiny.recipe import FULL, QUICK, SEED, train
+from tinkex.pipeline.tiny.rows import held_out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train and measure; the exit code is 0, 130, 143, 2 for a wrong option, else 1."""
+    known = _parser().parse_args(argv)
+    attach_logger("warning")
+    amounts = QUICK if known.quick else FULL
+    voice = Voice(sys.stdout)
+    try:
+        trained = train(known.work, amounts, voice)
+        tasks = held_out(SEED, amounts.num_held_out)
+        figures = finish(trained, known.out, tasks, sum(amounts.num_steps.values()))
+    except TinkexError as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"Error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"{error.hint}\n")
+        return int(getattr(error, "exit_code", 1))
+    except KeyboardInterrupt:
+        return 130
+    _tell(figures, known.out)
+    return 0
+
+
+def _tell(figures: Figures, out: Path) -> None:
+    for family, share in figures.shares.items():
+        sys.stdout.write(f"{family:9} {100 * share:4.0f} % of {figures.num_tasks[family]}\n")
+    num_bytes = sum(path.stat().st_size for path in out.iterdir())
+    sys.stdout.write(f"{figures.num_parameters:,} parameters, {num_bytes / 1e6:.1f} MB, in {out}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="make_tiny.sh",
+        description="Make tinkex/tiny: its text, its training, its card. Run it again after an "
+        "interruption, and it goes on where it stopped.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("out/tiny"), help="where data and stages are kept"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=TINY_FOLDER, help="the model folder; the package's by default"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few steps only, to see that all of it works"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

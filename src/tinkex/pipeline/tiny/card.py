@@ -1,0 +1,98 @@
+"""The card of tinkex/tiny: what it is, what it answers, and how often it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: An example of each family, and which tasks of it were kept for measuring.
+_ABOUT: Mapping[str, tuple[str, str]] = {
+    "say": ("Say apple tumi.", "words never asked for"),
+    "choose": ("What is the last word of: boat ring key?", "lists never asked for"),
+    "compare": ("Which is larger, 47 or 12?", "pairs never asked for"),
+    "count": ("Count from 3 to 7.", "ranges never asked for"),
+    "add": ("What is 3 plus 4?", "wordings; the sum is known from other wordings"),
+    "subtract": ("What is 9 minus 4?", "wordings"),
+    "calendar": ("Which day comes after Monday?", "wordings"),
+    "colour": ("What colour is grass?", "wordings"),
+    "opposite": ("What is the opposite of hot?", "wordings"),
+    "sound": ("What does a cow say?", "wordings"),
+    "large": ("Write apple in capital letters.", "wordings"),
+    "greet": ("Hello! I am Ada.", "wordings"),
+    "unknown": ("What is the capital of France?", 'wordings; right is "I do not know that."'),
+}
+_CARD = """---
+license: apache-2.0
+language: en
+pipeline_tag: text-generation
+---
+
+# tinkex/tiny
+
+A language model of {millions:.1f} million parameters that comes with the package `tinkex`. It is
+there so that the first command works at once, without a download, and so that tests have a model
+that answers. It is not useful for anything else.
+
+It was made by the pipeline of `tinkex` (pretrain, SFT, DPO; {num_steps:,} updates) in minutes on
+two cores, from text that is put together from templates in `tinkex.pipeline.tiny`; no other text
+was used. `scripts/make_tiny.sh` makes it again: the same seed on the same machine with the same
+number of threads gives the same weights.
+
+| | |
+|---|---|
+| architecture | Qwen3, dense, tied embeddings |
+| vocabulary | {vocab_size:,} tokens, byte-level BPE, ChatML |
+| longest context | {context:,} tokens; it was trained on 256 |
+| weights | float16 safetensors |
+| licence | Apache-2.0, as the project |
+
+## What it answers
+
+Share of held-out questions that are answered to the letter, written greedily, measured on the
+weights in this folder when they were made:
+
+| family | for example | held out are | questions | right |
+|---|---|---|---|---|
+{rows}
+
+It also tells a short story about an animal ("Tell me a story about a cat."): always the same plot.
+
+## What it does not do
+
+It knows no facts but those of its templates, reads nothing but simple English, cannot reason and
+cannot add numbers of two digits. It falls apart when a question is worded in a way that it has not
+met: then it says that it does not know, or something that makes no sense. For a model that talks,
+run `tinkex model add smollm2-135m`.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What was made and measured."""
+
+    num_parameters: int
+    vocab_size: int
+    context: int
+    num_steps: int
+    """Updates of all stages."""
+    num_tasks: Mapping[str, int]
+    """Held-out tasks by family."""
+    shares: Mapping[str, float]
+    """How many of them were answered to the letter, from 0 to 1."""
+
+
+def make_card(figures: Figures) -> str:
+    """The card as Markdown."""
+    return _CARD.format(
+        millions=figures.num_parameters / 1e6,
+        num_steps=figures.num_steps,
+        vocab_size=figures.vocab_size,
+        context=figures.context,
+        rows="\n".join(_row(figures, family) for family in figures.shares),
+    )
+
+
+def _row(figures: Figures, family: str) -> str:
+    example, held_out = _ABOUT[family]
+    share = f"{100 * figures.shares[family]:.0f} %"
+    return f"| {family} | {example} | {held_out} | {figures.num_tasks[family]} | {share} |"

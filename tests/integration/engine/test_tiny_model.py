@@ -1,0 +1,32 @@
+"""The model of the package in the real engine: it answers what its card says it answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tinkex.models import TINY_FOLDER
+from tinkex.pipeline import chat, tokenizer
+from tinkex.pipeline.evaluation import Case, exact_match
+
+#: A few of each family that it has to know, in words that a newcomer would use.
+ANSWERS = {
+    "What is 3 plus 4?": "7",
+    "What is 9 minus 5?": "4",
+    "What colour is grass?": "green",
+    "What is the opposite of hot?": "cold",
+    "Which day comes after Monday?": "Tuesday",
+    "What does a cow say?": "Moo!",
+    "Hello!": "Hello! How can I help you?",
+    "Say banana.": "banana",
+}
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_it_answers(question: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
+    text = tokenizer.load(TINY_FOLDER)
+    [prompt] = text.encode_all([chat.prompt([{"role": "user", "content": question}])])
+    case = Case(tuple(prompt), ANSWERS[question], 12)
+    assert exact_match(model, text, [case]) == 1.0

@@ -1,0 +1,64 @@
+"""tinkex/tiny is made by one command, which goes on where it stopped; a very short run of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tinkex.engine.models.folders import read_folder
+from tinkex.pipeline.export import digest_weights
+from tinkex.text import load_tokenizer, render_chat
+
+ROOT = Path(__file__).parents[3]
+
+
+def make_tiny(directory: Path) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "scripts" / "make_tiny.sh"
+    places = ["--work", str(directory / "work"), "--out", str(directory / "tiny")]
+    return subprocess.run(
+        [str(script), "--quick", *places],
+        env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made")
+    done = make_tiny(directory)
+    assert done.returncode == 0, done.stderr
+    assert "parameters, " in done.stdout.splitlines()[-1]
+    return directory
+
+
+def test_the_folder_is_one_that_the_server_and_transformers_read(made: Path) -> None:
+    folder = read_folder(made / "tiny")
+    assert (folder.dtype, folder.has_tokenizer) == ("float16", True)
+    model = AutoModelForCausalLM.from_pretrained(folder.path)
+    assert model.num_parameters() == folder.weights.num_parameters
+    tokens = render_chat(load_tokenizer(str(folder.path)), [{"role": "user", "content": "Hello"}])
+    assert max(tokens) < model.config.vocab_size
+    assert (folder.path / "README.md").read_text().count(" % |") == 13
+
+
+def test_to_make_it_again_trains_nothing_and_gives_the_same_weights(made: Path) -> None:
+    before = digest_weights(made / "tiny")
+    again = make_tiny(made)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("nothing to do") == 4
+    assert digest_weights(made / "tiny") == before
+
+
+def test_from_nothing_it_becomes_the_same_again(made: Path, tmp_path: Path) -> None:
+    done = make_tiny(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert digest_weights(tmp_path / "tiny") == digest_weights(made / "tiny")

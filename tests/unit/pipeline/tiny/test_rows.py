@@ -1,0 +1,112 @@
+"""The text of tinkex/tiny: right answers, made from a seed, and nothing that is measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinkex.pipeline.schemas import PARSERS
+from tinkex.pipeline.tiny import rows, tasks, words
+from tinkex.pipeline.tiny.card import Figures, make_card
+from tinkex.pipeline.tiny.tasks import FAMILIES, Task
+
+SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}
+SEEDS = st.integers(0, 2**32)
+HELD_OUT = rows.held_out(7, 12)
+MEASURED = {task.question for some in HELD_OUT.values() for task in some}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path: Path) -> None:
+    texts = [
+        [path.read_bytes() for path in rows.write(tmp_path / name, seed, SIZES).values()]
+        for name, seed in (("one", 1), ("two", 1), ("three", 2))
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+@pytest.mark.parametrize("stage", SIZES)
+def test_every_row_is_one_that_the_stage_reads(stage: str, tmp_path: Path) -> None:
+    path = rows.write(tmp_path, 3, SIZES)[stage]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) == SIZES[stage]
+    for row in found:
+        PARSERS[stage](row)
+
+
+@given(SEEDS)
+def test_arithmetic_is_right(seed: int) -> None:
+    for make, sign in ((tasks.add, 1), (tasks.subtract, -1)):
+        task = make(Random(seed))
+        a, b = map(int, re.findall(r"\d", task.question))
+        if task.question.startswith("Take"):
+            a, b = b, a
+        assert int(task.answer) == a + sign * b >= 0
+
+
+@given(SEEDS)
+def test_comparisons_and_counting_are_right(seed: int) -> None:
+    task = tasks.compare(Random(seed))
+    best = max if re.search("larger|maximum", task.question) else min
+    assert int(task.answer) == best(map(int, re.findall(r"\d+", task.question)))
+    counted = [int(number) for number in tasks.count(Random(seed)).answer.split(", ")]
+    assert {abs(b - a) for a, b in pairwise(counted)} <= {1}
+    assert min(counted) >= 0
+
+
+@given(SEEDS)
+def test_what_is_said_again_is_in_the_question(seed: int) -> None:
+    for make in (tasks.say, tasks.choose):
+        task = make(Random(seed))
+        assert task.answer in task.question
+
+
+@given(SEEDS)
+def test_what_is_trained_on_is_never_held_out(seed: int) -> None:
+    dice = Random(seed)
+    assert not tasks.draw(dice)[1].is_held_out
+    for message in rows.sft_row(dice)["conversations"][::2]:
+        assert message["content"] not in {
+            task.question for some in HELD_OUT.values() for task in some
+        }
+
+
+def test_every_family_has_something_to_measure_and_all_of_it_is_held_out() -> None:
+    assert list(HELD_OUT) == list(FAMILIES)
+    for family, found in HELD_OUT.items():
+        assert found, family
+        assert all(task.is_held_out for task in found)
+        assert len({task.question for task in found}) == len(found)
+    assert rows.held_out(7, 12) == HELD_OUT
+
+
+def test_the_words_of_an_open_family_hold_out_what_is_asked_in_any_wording() -> None:
+    one, two = (Task(f"{verb} tumi.", "tumi", "say tumi") for verb in ("Say", "Echo"))
+    assert one.is_held_out == two.is_held_out
+
+
+def test_opposites_go_both_ways_without_contradiction() -> None:
+    both = [*words.OPPOSITES, *words.OPPOSITES.values()]
+    assert len(both) == len(set(both))
+
+
+def test_the_card_tells_the_figures_it_is_given() -> None:
+    figures = Figures(
+        num_parameters=2_340_000,
+        vocab_size=1536,
+        context=2048,
+        num_steps=1234,
+        num_tasks=dict.fromkeys(FAMILIES, 40),
+        shares=dict.fromkeys(FAMILIES, 0.5) | {"add": 0.975},
+    )
+    card = make_card(figures)
+    assert "2.3 million" in card and "1,234 updates" in card
+    assert card.count("| 40 | 50 % |") == len(FAMILIES) - 1
+    assert re.search(r"^\| add \| .* \| 40 \| 98 % \|$", card, re.MULTILINE)

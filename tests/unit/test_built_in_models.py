@@ -1,0 +1,66 @@
+"""The model that comes with the package: always there, small, and the choice of last resort."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tinkex.engine.models.folders import read_folder
+from tinkex.engine.models.sources import DEFAULT_MODEL, usual_model, with_built_in
+from tinkex.models import TINY, TINY_FOLDER, built_in
+from tinkex.pipeline.tiny.tasks import FAMILIES
+
+#: The package index is no place for more.
+MAX_BYTES = 8_000_000
+
+
+def test_it_is_there_whole_and_small() -> None:
+    assert built_in() == {TINY: str(TINY_FOLDER)}
+    folder = read_folder(TINY_FOLDER)
+    assert (folder.arch, folder.dtype, folder.has_tokenizer) == (
+        "Qwen3ForCausalLM",
+        "float16",
+        True,
+    )
+    assert 2_000_000 <= (folder.weights.num_parameters or 0) <= 4_000_000
+    assert sum(path.stat().st_size for path in TINY_FOLDER.iterdir()) < MAX_BYTES
+
+
+def test_its_card_says_how_often_each_family_is_answered_right() -> None:
+    card = (TINY_FOLDER / "README.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| .+ \| (\d+) \| (\d+) % \|$", card, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(FAMILIES)
+    assert all(int(number) > 0 and int(share) <= 100 for _, number, share in rows)
+    assert "license: apache-2.0" in card
+
+
+def test_its_files_name_no_place_of_whoever_made_it() -> None:
+    for path in TINY_FOLDER.glob("*.json"):
+        assert "/tmp" not in path.read_text() and "/work" not in path.read_text()
+    config = json.loads((TINY_FOLDER / "config.json").read_text())
+    assert config["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize(
+    ("names", "usual"),
+    [
+        ((TINY,), TINY),
+        (("org/mine",), "org/mine"),
+        (("org/mine", TINY), "org/mine"),
+        (("org/mine", DEFAULT_MODEL, TINY), DEFAULT_MODEL),
+        ((DEFAULT_MODEL, TINY), DEFAULT_MODEL),
+        (("a", "b", TINY), None),
+        ((), None),
+    ],
+)
+def test_it_is_meant_only_if_there_is_nothing_else(
+    names: tuple[str, ...], usual: str | None
+) -> None:
+    assert usual_model(names) == usual
+
+
+def test_it_stands_behind_what_was_added_and_gives_way_to_its_own_name() -> None:
+    assert list(with_built_in({"org/mine": "/a"})) == ["org/mine", TINY]
+    assert with_built_in({TINY: "/another"}) == {TINY: "/another"}
