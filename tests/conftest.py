@@ -15,6 +15,8 @@ from tinkex.logs import ROOT, attach_once
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every program under
 # test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same with a terminal that goes away, if nohup started this.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Whoever runs the tests may say how wide his terminal is; tables must not be as wide as that.
 os.environ.pop("COLUMNS", None)
 

@@ -76,8 +76,8 @@ RUNNABLE = {
         (block.line, block.code) for block in python_blocks(page) if block.is_run
     ]
     for page in [ROOT / "README.md", *PAGES]
-    # Those of the server run against a real one, in tests/acceptance/test_docs_commands.py.
-    if page.parent.name != "server"
+    # Those of the server and of tutorials run against real ones, in tests/acceptance/test_docs_*.
+    if page.parent.name not in {"server", "tutorials"}
 }
 RUNNABLE = {name: blocks for name, blocks in RUNNABLE.items() if blocks}
 

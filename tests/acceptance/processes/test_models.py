@@ -57,6 +57,7 @@ def test_a_server_to_which_nothing_was_added_serves_the_model_of_the_package(
 def test_the_first_command_on_a_machine_gets_an_answer(home: Path) -> None:
     """No address, no key, no model: a server starts by itself and has one."""
     env = {"TINKEX_HOME": str(home), "TINKER_BASE_URL": "", "TINKER_API_KEY": ""}
+    env["TINKEX_ENGINE"] = "local"
     words = ("--prompt", "What is 3 plus 4?", "--chat", "--temperature", "0", "--json")
     try:
         done = run_tinkex("run", "sample", *words, env=env)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.cli.conftest import Tinkex
 from tests.unit.engine.model_folders import write_folder
+from tinkex.models import TINY
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +44,10 @@ def test_models(tinkex: Tinkex, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "small")
     added = tinkex("--json", "model", "add", "mine", str(folder)).json
     assert (added["name"], added["folder"], added["parameters"]) == ("mine", str(folder), 44)
-    assert [row["name"] for row in tinkex("model", "list", "-f", "json").json] == ["mine"]
+    assert [row["name"] for row in tinkex("model", "list", "-f", "json").json] == ["mine", TINY]
     assert tinkex("model", "info", "mine", "-f", "json").json["parameters"] == 44
     assert tinkex("model", "remove", "mine", "--json").json == {"name": "mine", "removed": True}
-    assert tinkex("model", "list", "--json").json == []
+    assert [row["name"] for row in tinkex("model", "list", "--json").json] == [TINY]
 
 
 def test_a_server_that_does_not_run(tinkex: Tinkex, home: Path) -> None:

@@ -24,7 +24,7 @@ LISTS: dict[str, Any] = {
     "run list": {"runs": [], "total": 0, "shown": 0},
     "checkpoint list": {"checkpoints": [], "total": 0, "shown": 0},
     "session list": None,
-    "model list --home {dir}/empty": [],
+    "model list --home {dir}/empty": None,  # one is always there
     "usage tokens": None,
     "usage storage": None,
     "billing checkpoint-storage": None,

@@ -14,6 +14,7 @@ from tests.integration.conftest import BASE_MODEL, KEY, Serve
 from tests.unit.engine.model_folders import write_folder
 from tinkex.cli.commands.doctor import checks, findings, remote
 from tinkex.cli.context import Context
+from tinkex.models import TINY
 from tinkex.testing import Fault
 
 
@@ -187,7 +188,7 @@ def test_models_of_a_home_if_it_is_named(scene: Scene, tinkex: Tinkex, tmp_path:
     home = ("--home", str(tmp_path / "home"))
     folder = write_folder(tmp_path / "small")
     assert tinkex("model", "add", "mine", str(folder), *home).exit_code == 0
-    assert [row["name"] for row in tinkex("model", "list", *home, "--json").json] == ["mine"]
+    assert [row["name"] for row in tinkex("model", "list", *home, "--json").json] == ["mine", TINY]
     assert [row["name"] for row in tinkex("model", "list", "MI", *home, "--json").json] == ["mine"]
     missing = tinkex("model", "list", "zzz", *home)
     assert "has 'zzz' in its name; there is: mine" in missing.err

@@ -34,9 +34,9 @@ there so that the first command works at once, without a download, and so that t
 that answers. It is not useful for anything else.
 
 It was made by the pipeline of `tinkex` (pretrain, SFT, DPO; {num_steps:,} updates) in minutes on
-two cores, from text that is put together from templates in `tinkex.pipeline.tiny`; no other text
-was used. `scripts/make_tiny.sh` makes it again: the same seed on the same machine with the same
-number of threads gives the same weights.
+one core, from text that is put together from templates in `tinkex.pipeline.tiny`; no other text
+was used. `scripts/make_tiny.sh` runs the recipe again. It is seeded; the last bits of the weights
+also depend on the version, the machine and the number of threads.
 
 | | |
 |---|---|
@@ -60,9 +60,9 @@ It also tells a short story about an animal ("Tell me a story about a cat."): al
 ## What it does not do
 
 It knows no facts but those of its templates, reads nothing but simple English, cannot reason and
-cannot add numbers of two digits. It falls apart when a question is worded in a way that it has not
-met: then it says that it does not know, or something that makes no sense. For a model that talks,
-run `tinkex model add smollm2-135m`.
+cannot add numbers of two digits; where the table says little, it is mostly wrong. It falls apart
+when a question is worded in a way that it has not met: then it says that it does not know, or
+something that makes no sense. For a model that talks, run `tinkex model add smollm2-135m`.
 """
 
 

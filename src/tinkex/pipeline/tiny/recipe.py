@@ -32,7 +32,7 @@ class Amounts:
     """Tasks of each family that are measured."""
 
 
-#: About ten minutes on two cores.
+#: About a quarter of an hour on one core.
 FULL = Amounts(
     num_rows={"pretrain": 12_000, "sft": 40_000, "dpo": 400},
     num_steps={"pretrain": 900, "sft": 600, "dpo": 10},

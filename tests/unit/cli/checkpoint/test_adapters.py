@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tinkex.cli.commands.checkpoint.adapters import (
@@ -97,6 +97,7 @@ def test_the_choices_are_those_of_the_engine() -> None:
 
 
 @given(st.text(max_size=200))
+@example("..")
 def test_the_hub_takes_every_tidied_name(text: str) -> None:
     name = tidy(f"tinker-{text}-x")
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,94}[A-Za-z0-9_]", name)

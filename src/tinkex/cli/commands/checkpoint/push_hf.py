@@ -118,7 +118,8 @@ def _target(
 
 def tidy(name: str) -> str:
     """A name of which the hub takes every letter."""
-    return re.sub(r"-{2,}|\.{2,}", "-", _ODD.sub("-", name)).strip("-._")[:96].rstrip("-._")
+    single = re.sub(r"\.{2,}", "-", _ODD.sub("-", name))
+    return re.sub(r"-{2,}", "-", single).strip("-._")[:96].rstrip("-._")
 
 
 def _check_origin(uploader: Uploader, path: str, repo_id: str, revision: str | None) -> None:
