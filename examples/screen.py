@@ -99,17 +99,19 @@ def training_bar(num_steps: int) -> Iterator[Report]:
         SpinnerColumn(),
         TextColumn("step {task.completed:>3}/{task.total}"),
         BarColumn(24),
-        TextColumn("loss [bold]{task.fields[loss]:6.3f}[/] [green]{task.fields[curve]}[/]"),
+        TextColumn("loss [bold]{task.fields[loss]:>6}[/] [green]{task.fields[curve]}[/]"),
         TextColumn("[dim]{task.fields[rate]:.0f} tokens/s[/]"),
         TimeRemainingColumn(),
     )
     losses: list[float] = []
     with Progress(*columns, console=console) as progress:
-        shown = progress.add_task("", total=num_steps, loss=float("nan"), curve="", rate=0.0)
+        shown = progress.add_task("", total=num_steps, loss="...", curve="", rate=0.0)
 
         def bar(step: int, loss: float, rate: float) -> None:
             losses.append(loss)
-            progress.update(shown, completed=step, loss=loss, curve=curve(losses), rate=rate)
+            progress.update(
+                shown, completed=step, loss=f"{loss:.3f}", curve=curve(losses), rate=rate
+            )
 
         yield bar
 
