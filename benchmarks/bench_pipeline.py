@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks import Row
+from benchmarks.fresh import rows_of
 
 #: Neither side asks a hub, or reports anywhere.
 VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
@@ -17,19 +14,7 @@ VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DIS
 
 def main(options: Sequence[str] = ()) -> list[Row]:
     """Rows for the common table; the proofs are printed before them."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.pipeline", *options],
-        env=os.environ | VARIABLES,
-        cwd=Path(__file__).parent.parent,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"benchmarks.pipeline failed with {done.returncode}")
-    text, _, last = done.stdout.rstrip().rpartition("\n")
-    print(text)
-    return [Row(*row) for row in json.loads(last)["rows"]]
+    return rows_of("benchmarks.pipeline", VARIABLES, options)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -20,11 +20,11 @@ import numpy as np
 import tinkex
 from benchmarks.engine import workloads
 from benchmarks.engine.baseline import collate
-from benchmarks.engine.figures import Figure, agreement, take_turns
+from benchmarks.engine.figures import Figure, Turns, agreement, take_turns
 from benchmarks.engine.ours import ADAM, MODEL, a_pass, datum
 from benchmarks.engine.shapes import RANK, THREADS
 from benchmarks.engine.stage import Stage
-from tinkex import TrainingClient
+from tinkex import Datum, TrainingClient
 
 ROUND_TRIP_LIMIT, OVERHEAD_LIMIT = 1.3, 1.1
 ROUND_TRIP_TOKENS = 16
@@ -131,28 +131,9 @@ def _overhead(stage: Stage, client: TrainingClient, name: str) -> Figure:
             stage.ours.optim_step(name)
         return losses
 
-    def served(turn: int) -> list[float]:
-        losses = []
-        for examples in data:
-            # Both are sent before either is waited for, as loops are written.
-            forward_backward = client.forward_backward(examples, "cross_entropy")
-            optim_step = client.optim_step(ADAM)
-            losses.append(forward_backward.result().metrics["loss:sum"])
-            optim_step.result()
-        return losses
-
-    turns = take_turns(served, bare, 2)
-    return Figure(
-        name=f"SDK loop of {LOOP_EXAMPLES} x {LOOP_TOKENS} tokens through HTTP : bare engine",
-        model=stage.shape.name,
-        ours=1000 * turns.our_seconds / LOOP_STEPS,
-        baseline=1000 * turns.baseline_seconds / LOOP_STEPS,
-        unit="ms/step",
-        limit=OVERHEAD_LIMIT,
-        is_less_better=True,
-        spread=turns.spread,
-        proof=agreement(turns.our_results[0], turns.baseline_results[0]),
-    )
+    turns = take_turns(lambda turn: _loop(client, data), bare, 2)
+    title = f"SDK loop of {LOOP_EXAMPLES} x {LOOP_TOKENS} tokens through HTTP : bare engine"
+    return _per_step(title, stage, turns, LOOP_STEPS, OVERHEAD_LIMIT)
 
 
 def measure_snapshots(stage: Stage) -> list[Figure]:
@@ -164,33 +145,41 @@ def measure_snapshots(stage: Stage) -> list[Figure]:
         for _ in range(SNAPSHOT_STEPS)
     ]
 
-    def loop(client: TrainingClient) -> list[float]:
-        losses = []
-        for examples in data:
-            forward_backward = client.forward_backward(examples, "cross_entropy")
-            optim_step = client.optim_step(ADAM)
-            losses.append(forward_backward.result().metrics["loss:sum"])
-            optim_step.result()
-        return losses
-
     with serve(stage.folder) as writing, serve(stage.folder, **NEVER) as resting:
         clients = [
             service.create_lora_training_client(MODEL, rank=RANK, seed=1)
             for service in (writing, resting)
         ]
         turns = take_turns(
-            lambda turn: loop(clients[0]), lambda turn: loop(clients[1]), NUM_SNAPSHOT_TURNS
+            lambda turn: _loop(clients[0], data),
+            lambda turn: _loop(clients[1], data),
+            NUM_SNAPSHOT_TURNS,
         )
-    return [
-        Figure(
-            name=f"training of {SNAPSHOT_STEPS} steps with a snapshot : without",
-            model=stage.shape.name,
-            ours=1000 * turns.our_seconds / SNAPSHOT_STEPS,
-            baseline=1000 * turns.baseline_seconds / SNAPSHOT_STEPS,
-            unit="ms/step",
-            limit=SNAPSHOT_LIMIT,
-            is_less_better=True,
-            spread=turns.spread,
-            proof=agreement(turns.our_results[0], turns.baseline_results[0]),
-        )
-    ]
+    title = f"training of {SNAPSHOT_STEPS} steps with a snapshot : without"
+    return [_per_step(title, stage, turns, SNAPSHOT_STEPS, SNAPSHOT_LIMIT)]
+
+
+def _loop(client: TrainingClient, data: Sequence[Sequence[Datum]]) -> list[float]:
+    """The losses of a training loop, one step for each batch."""
+    losses = []
+    for examples in data:
+        # Both are sent before either is waited for, as loops are written.
+        forward_backward = client.forward_backward(list(examples), "cross_entropy")
+        optim_step = client.optim_step(ADAM)
+        losses.append(forward_backward.result().metrics["loss:sum"])
+        optim_step.result()
+    return losses
+
+
+def _per_step(name: str, stage: Stage, turns: Turns, num_steps: int, limit: float) -> Figure:
+    return Figure(
+        name=name,
+        model=stage.shape.name,
+        ours=1000 * turns.our_seconds / num_steps,
+        baseline=1000 * turns.baseline_seconds / num_steps,
+        unit="ms/step",
+        limit=limit,
+        is_less_better=True,
+        spread=turns.spread,
+        proof=agreement(turns.our_results[0], turns.baseline_results[0]),
+    )

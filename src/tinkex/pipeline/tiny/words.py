@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tinkex.pipeline.samples import rows
+
 NAMES = (
     *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jon", "Kim", "Lea"),
     *("Max", "Nina", "Otto", "Paul", "Rosa", "Sam", "Tom", "Uma", "Vera", "Will", "Yara", "Zoe"),
@@ -44,22 +46,7 @@ COLOURS = {
     "a flamingo": "pink",
 }
 OPPOSITES = {
-    "hot": "cold",
-    "big": "small",
-    "fast": "slow",
-    "light": "dark",
-    "old": "new",
-    "up": "down",
-    "wet": "dry",
-    "open": "closed",
-    "early": "late",
-    "full": "empty",
-    "high": "low",
-    "soft": "hard",
-    "loud": "quiet",
-    "near": "far",
-    "long": "short",
-    "rich": "poor",
+    **rows.OPPOSITES,
     "good": "bad",
     "happy": "sad",
     "left": "right",
