@@ -223,7 +223,6 @@ class Arguments:
     distill_temperature: float = field(
         default=1.5, metadata=_told(_RATE, "How soft a teacher is heard.", only="r1")
     )
-    verify: bool = _flag("Check the digest of every file of a checkpoint that is resumed.")
 
     @property
     def checkpoint_root(self) -> Path:

@@ -36,7 +36,6 @@ _INCIDENTAL = frozenset(
         "metrics_file",
         "save_interval",
         "save_interval_seconds",
-        "verify",
     }
 )
 

@@ -36,7 +36,7 @@ def test_every_stage_has_the_arguments_that_the_pipeline_passes(stage: str) -> N
         *("optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
         *("save_interval_seconds", "keep_last_checkpoints", "keep_every", "ckpt_dir", "resume"),
         *("allow_partial", "eval_interval", "eval_samples", "log_interval", "device", "dtype"),
-        *("tensorboard_dir", "metrics_file", "limit", "verify"),
+        *("tensorboard_dir", "metrics_file", "limit"),
     }
     assert expected <= option_names(stage)
     assert told(stage).keep_last_checkpoints == 3

@@ -58,10 +58,10 @@ def test_sizes_are_told_where_no_folder_knows_them() -> None:
 
 
 def test_free_options_win() -> None:
-    config = PipelineConfig(dpo_args="--seed=5 --beta 0.3 --verify")
+    config = PipelineConfig(dpo_args="--seed=5 --beta 0.3 --allow_partial")
     arguments = stage_arguments(DPO, config, DATA, TOKENIZER, PARENT)
     found = make_parser("dpo").parse_args(to_words(arguments))
-    assert (found.seed, found.beta, found.verify) == (5, 0.3, True)
+    assert (found.seed, found.beta, found.allow_partial) == (5, 0.3, True)
     assert to_words(arguments).count("--seed") == 1
 
 
@@ -85,9 +85,9 @@ def test_what_is_no_free_option_is_refused(text: str) -> None:
 
 
 def test_a_value_like_an_option_stays_a_value() -> None:
-    assert to_words({"seed": ("-1",), "verify": (), "out_dir": ("a b",)}) == [
+    assert to_words({"seed": ("-1",), "allow_partial": (), "out_dir": ("a b",)}) == [
         "--seed=-1",
-        "--verify",
+        "--allow_partial",
         "--out_dir",
         "a b",
     ]
@@ -116,7 +116,7 @@ def test_what_changes_the_rows_or_the_reference_is_a_change(text: str) -> None:
     assert changes_between(recipe(""), recipe(text))
 
 
-@pytest.mark.parametrize("text", ["--allow_partial", "--eval_interval 3", "--verify"])
+@pytest.mark.parametrize("text", ["--allow_partial", "--eval_interval 3", "--log_interval 7"])
 def test_how_to_go_on_and_what_to_look_at_is_none(text: str) -> None:
     assert not changes_between(recipe(""), recipe(text))
 
