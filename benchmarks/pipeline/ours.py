@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.pipeline.timeline import Timeline
 from tinkex.pipeline.loop import train
+from tinkex.pipeline.saving import Saver
 from tinkex.pipeline.stage import Batch, Source
 from tinkex.pipeline.training import make_plan
 
@@ -47,13 +51,27 @@ class _Noted:
         pass
 
 
+@contextmanager
+def _note_waits(timeline: Timeline) -> Iterator[None]:
+    let_change = Saver.let_change
+
+    def timed(saver: Saver) -> None:
+        started = time.perf_counter()
+        let_change(saver)
+        timeline.waits.append(time.perf_counter() - started)
+
+    with patch.object(Saver, "let_change", timed):
+        yield
+
+
 def run(stage: Any, *, num_updates: int = 0, **changes: Any) -> Timeline:
     """Train a stage for some updates, or for an epoch; its model goes on from where it is."""
     timeline, source = Timeline(), stage.source
     plan = replace(make_plan(stage.setting.arguments, stage, 1), max_steps=num_updates, **changes)
     stage.source = _Watched(source, timeline)
     try:
-        train(stage, plan, sink=_Noted(timeline))
+        with _note_waits(timeline):
+            train(stage, plan, sink=_Noted(timeline))
     finally:
         stage.source = source
         # The next run begins anew, and would not mix its steps with these.

@@ -18,7 +18,10 @@ SAVE_INTERVAL = 4
 
 
 def measure_saving(scene: Scene, is_quick: bool) -> Sequence[Figure]:
-    """The gaps between updates after which a step is saved, less those after which none is."""
+    """The gaps between updates after which a step is saved, less those after which none is.
+
+    To a gap belongs what the next update waits before it may change the weights.
+    """
     num_saves = 3 if is_quick else 5
     num_updates = SAVE_INTERVAL * num_saves + 1
     stage = scene.pretrain(num_blocks=num_updates, batch_size=1)
@@ -51,7 +54,8 @@ def _figure(
 
 
 def _gaps(timeline: Timeline, *, is_saved: bool) -> list[float]:
-    numbered = enumerate(timeline.gaps, start=1)
+    both = zip(timeline.gaps, timeline.waits[1:], strict=True)
+    numbered = enumerate((gap + wait for gap, wait in both), start=1)
     return [gap for step, gap in numbered if (step % SAVE_INTERVAL == 0) == is_saved]
 
 

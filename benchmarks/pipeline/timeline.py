@@ -16,6 +16,8 @@ class Timeline:
     losses: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """Of each update, without padding."""
+    waits: list[float] = field(default_factory=list)
+    """The seconds that each update waited for a save to have its copy."""
 
     def begin(self) -> None:
         """An update asks for its data."""

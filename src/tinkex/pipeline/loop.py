@@ -203,6 +203,7 @@ class _Run:
     def _step(self, total: Gathered) -> float:
         norm = 0.0
         check_loss(total.loss, self._state.global_step)
+        self._saver.let_change()
         self._optimizer.set_share(self._schedule.share(self._state.global_step))
         if total.weight:
             params = self._optimizer.parameters

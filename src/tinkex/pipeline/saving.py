@@ -95,6 +95,10 @@ class Saver:
         if is_due or is_save_due(self._plan, state.global_step):
             self.save(state, optimizer, rng)
 
+    def let_change(self) -> None:
+        """Return once the weights may change: a save under way has its copy of them."""
+        self._writer.wait_for_copy()
+
     def rescue(self, state: TrainState, optimizer: Optimizers, rng: Any) -> None:
         """Save before an error ends the run; that it cannot be done is said, not raised."""
         try:

@@ -1,4 +1,4 @@
-"""Saving beside training: a copy is taken at once, and a thread writes it to disk."""
+"""Saving beside training: a thread copies what is to be saved, then writes it to disk."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ class StepWriter:
         self._retention = retention
         self._snapshot = Snapshot()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tinkex-writer")
+        self._copying: Future[StepContent] | None = None
         self._pending: Future[Path] | None = None
 
     def save(
@@ -78,21 +79,33 @@ class StepWriter:
         best: int | None = None,
         also: AlsoWrite | None = None,
     ) -> None:
-        """Copy the content and have it written; raises what the write before it failed with."""
+        """Have the content copied and written; raises what the write before it failed with.
+
+        Nothing in it may change before `wait_for_copy` returns.
+        """
         self.wait()
-        tensors = {"weights": content.weights, "optimizer": content.optimizer}
-        copy = self._snapshot.take(tensors)
-        kept = replace(content, weights=copy["weights"], optimizer=copy["optimizer"])
-        self._pending = self._pool.submit(self._write, step, kept, best, also)
+        self._copying = self._pool.submit(self._copy, content)
+        self._pending = self._pool.submit(self._write, step, self._copying, best, also)
+
+    def _copy(self, content: StepContent) -> StepContent:
+        copy = self._snapshot.take({"weights": content.weights, "optimizer": content.optimizer})
+        return replace(content, weights=copy["weights"], optimizer=copy["optimizer"])
 
     def _write(
-        self, step: int, content: StepContent, best: int | None, also: AlsoWrite | None
+        self, step: int, copying: Future[StepContent], best: int | None, also: AlsoWrite | None
     ) -> Path:
+        content = copying.result()
         path = write_step(self._root, step, content)
         if also is not None:
             also(content.weights)
         prune_steps(self._root, self._retention, best=best, newest=step)
         return path
+
+    def wait_for_copy(self) -> None:
+        """Wait until what is being saved may change; a copy that failed is raised by `wait`."""
+        if self._copying is not None:
+            self._copying.exception()
+            self._copying = None
 
     @property
     def has_failed(self) -> bool:

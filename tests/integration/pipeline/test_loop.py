@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from tinkex.nn.optim import NonFiniteGradient
 from tinkex.pipeline.loop import train
 from tinkex.pipeline.metrics import Console
 from tinkex.pipeline.stage import Loss
+from tinkex.pipeline.step_files import read_step
 from tinkex.pipeline.steps import PIN_FILE, latest_step, list_steps
+from tinkex.pipeline.writer import Snapshot
 
 
 def steps_of(out_dir: Path) -> list[int]:
@@ -70,6 +73,25 @@ def test_time_makes_a_save_due(tmp_path: Path) -> None:
         keep_last_checkpoints=0,
     )
     assert steps_of(tmp_path) == list(range(1, 13))
+
+
+def test_the_weights_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "usual", save_interval=1, keep_last_checkpoints=0)
+    take = Snapshot.take
+
+    def late(self: Snapshot, tree: Any) -> Any:
+        # Long enough for the loop to take its next update, if nothing made it wait.
+        time.sleep(0.05)
+        return take(self, tree)
+
+    monkeypatch.setattr(Snapshot, "take", late)
+    run(tmp_path / "late", save_interval=1, keep_last_checkpoints=0)
+    for step, path in list_steps(tmp_path / "usual" / "checkpoints"):
+        twin = tmp_path / "late" / "checkpoints" / path.name
+        usual, found = read_step(path), read_step(twin)
+        assert found.state["global_step"] == step
+        torch.testing.assert_close(found.weights, usual.weights, rtol=0, atol=0)
+        torch.testing.assert_close(found.optimizer, usual.optimizer, rtol=0, atol=0)
 
 
 def test_newest_every_kth_best_and_pinned_stay(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
     expected = model.weight.detach().clone()
     saved = StepContent(weights=named_weights(model), optimizer={"optimizer": {}}, state=STATE)
     writer.save(1, saved, also=slow)
+    writer.wait_for_copy()
     with torch.no_grad():
         model.weight.zero_()
     may_write.set()
