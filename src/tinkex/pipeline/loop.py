@@ -249,7 +249,10 @@ class _Run:
         return self._evaluate()
 
     def _evaluate(self) -> bool:
+        # All ranks know when the first fails at this, so they can save together.
+        self._is_agreed = True
         values = self._ranks.from_first(self._held_out)
+        self._is_agreed = False
         asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
         self._note_stop(self._ranks.sum_values(asked))
         if values is None:

@@ -27,6 +27,7 @@ def main(out_dir: Path, changes: dict[str, Any]) -> int:
     rank, at_batch = changes.pop("fail_at", (-1, -1))
     own = int(os.environ["RANK"])
     stage.fail_at_batch = at_batch if rank == own else -1
+    stage.fail_at_evaluation = changes.pop("fail_at_evaluation", -1)
     try:
         return run(out_dir, stage=stage, **changes).exit_code
     except (TinkexError, ValueError) as error:

@@ -248,6 +248,14 @@ def test_a_rank_that_fails_ends_all_after_the_last_update_was_saved(tmp_path: Pa
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
+def test_a_failing_look_at_held_out_data_ends_all_after_a_save(tmp_path: Path) -> None:
+    changes = {"save_interval": 0, "eval_interval": 3}
+    assert run_ranks(tmp_path, 2, fail_at_evaluation=2, **changes) == [1, 1]
+    assert "no held-out rows" in (tmp_path / "error-0").read_text()
+    assert "another rank failed" in (tmp_path / "error-1").read_text()
+    assert names_of(tmp_path) == ["step_00000003"]
+
+
 def test_what_the_first_rank_refuses_ends_all(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, 2, resume=str(tmp_path / "step_00000009")) == [1, 1]
     assert "no step directory" in (tmp_path / "error-0").read_text()

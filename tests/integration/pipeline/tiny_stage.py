@@ -95,7 +95,9 @@ class TinyStage:
     """Without chance: what a batch gives depends on the batch alone."""
     seconds_per_batch: float = 0.0
     fail_at_batch: int = -1
+    fail_at_evaluation: int = -1
     num_losses: int = 0
+    num_evaluations: int = 0
     exported: Path | None = None
 
     def __post_init__(self) -> None:
@@ -128,6 +130,9 @@ class TinyStage:
         return Loss(total=total * scale, weight=targets.numel(), metrics={"accuracy": right})
 
     def evaluate(self) -> Mapping[str, float]:
+        self.num_evaluations += 1
+        if self.num_evaluations == self.fail_at_evaluation:
+            raise ValueError("no held-out rows")
         torch.rand(3)
         self.model.eval()
         with torch.no_grad():
