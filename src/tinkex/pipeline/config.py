@@ -149,6 +149,22 @@ class PipelineConfig:
     """The same for DPO."""
     r1_args: str = field(default="", metadata=_var("R1_ARGS", str))
     """The same for R1."""
+    r1_demo: bool = field(default=True, metadata=_var("R1_DEMO", _flag))
+    """Whether the model is asked something when R1 is trained."""
+    r1_demo_prompt: str = field(default="What is 7 plus 5?", metadata=_var("R1_DEMO_PROMPT", str))
+    """What it is asked."""
+    r1_demo_max_new_tokens: int = field(
+        default=256, metadata=_var("R1_DEMO_MAX_NEW_TOKENS", _positive)
+    )
+    """How long its answer may be."""
+    r1_demo_temperature: str = field(default="0.7", metadata=_var("R1_DEMO_TEMPERATURE", _number))
+    """How freely it answers; 0 takes the likeliest words."""
+    r1_demo_top_p: str = field(default="0.9", metadata=_var("R1_DEMO_TOP_P", _number))
+    """The share of likely words that are considered."""
+    r1_demo_seed: int = field(default=1337, metadata=_var("R1_DEMO_SEED", _count))
+    """The dice of the answer."""
+    r1_demo_device: str = field(default="", metadata=_var("R1_DEMO_DEVICE", str))
+    """Where it is computed; DEVICE if not given."""
     tb_auto: bool = field(default=True, metadata=_var("TB_AUTO", _flag))
     """Whether TensorBoard is started, if TF_DIR is not empty."""
     tb_host: str = field(default="127.0.0.1", metadata=_var("TB_HOST", str))

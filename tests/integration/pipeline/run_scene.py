@@ -67,6 +67,7 @@ class Scene:
             "VOCAB_SIZE": "400",
             "SAVE_INTERVAL": "2",
             "KEEP_LAST": "2",
+            "R1_DEMO": "0",
         }
         for variable, rows in ROWS.items():
             path = root / f"{variable.lower()}l"

@@ -36,6 +36,16 @@ def test_reasoning_is_trained_only_when_asked_for(scene: Scene) -> None:
     assert {again.actions[name] for name in ("tokenizer", "pretrain", "sft", "dpo")} == {"skipped"}
 
 
+def test_a_model_that_cannot_be_asked_is_no_failure_of_the_run(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = scene.run("--run-r1", R1_DEMO="1", R1_DEMO_PROMPT="Are you there?")
+    assert done.actions["r1"] == "trained"
+    assert "[r1] asked: Are you there?" in done.text
+    assert "the model could not be asked; its training is complete" in done.text
+    assert f"Error: {scene.out / 'r1' / 'hf'} cannot be asked" in capfd.readouterr().err
+
+
 def test_the_published_check_holds(scene: Scene) -> None:
     """SAVE_INTERVAL=2 KEEP_LAST=2, twice: step directories, then --resume in the log."""
     first = scene.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")

@@ -18,6 +18,8 @@ TINY = {
     "MODEL_SEQ_LEN": "64",
     "VOCAB_SIZE": "400",
     "TF_DIR": "",
+    "R1_DEMO_PROMPT": "-h, or what?",
+    "R1_DEMO_MAX_NEW_TOKENS": "3",
     **{f"SMOKE_{stage.upper()}_STEPS": "4" for stage in STAGES},
     **{f"SMOKE_{stage.upper()}_BATCH": "2" for stage in STAGES},
     **{f"SMOKE_{stage.upper()}_LIMIT": "40" for stage in STAGES},
@@ -57,7 +59,10 @@ def test_the_documented_command_trains_all_stages_and_then_shows_resume(tmp_path
     for name in ("pretrain_32", "full_sft_32", "rlhf_32", "reason_32"):
         assert (out / f"{name}.pth").stat().st_size > 0
     assert "--resume" not in first
+    assert "[r1] asked: -h, or what?\n" in first
+    assert "could not be asked" not in first
     second = run(tmp_path)
+    assert "[r1] asked" not in second
     for stage in STAGES:
         folder = f"out/{stage}/checkpoints"
         assert f"--resume {folder}/step_00000004 --ckpt_dir {folder}" in second

@@ -11,6 +11,7 @@ from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run import materials
 from tinkex.pipeline.run.child import passing_signals
 from tinkex.pipeline.run.clearing import clear
+from tinkex.pipeline.run.demo import demonstrate
 from tinkex.pipeline.run.flags import RunFlags
 from tinkex.pipeline.run.lock import locked
 from tinkex.pipeline.run.one_stage import Surroundings, run_stage
@@ -33,6 +34,7 @@ def run_pipeline(config: PipelineConfig, flags: RunFlags, voice: Voice) -> list[
         around = Surroundings(plan=plan, voice=voice, lock=lock, signals=signals)
         with _board(config, voice):
             outcomes = [_note(plan, run_stage(stage, around)) for stage in plan.stages]
+            demonstrate(outcomes, around)
     return outcomes
 
 

@@ -1,0 +1,73 @@
+"""Ask a finished model something, as whoever uses its folder would.
+
+python -m tinkex.pipeline.speaking out/r1/hf --prompt "What is 7 plus 5?"
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+from transformers.utils import logging as transformers_log
+
+from tinkex.errors import ConfigError
+from tinkex.pipeline.materials import choose_device
+
+
+def speak(folder: Path, known: argparse.Namespace) -> None:
+    """Write the answer to stdout, word by word."""
+    if not folder.is_dir():
+        raise ConfigError("there is no such folder")
+    transformers_log.disable_progress_bar()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).to(choose_device(known.device))
+    told = [{"role": "user", "content": known.prompt}]
+    asked = tokenizer.apply_chat_template(
+        told, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    torch.manual_seed(known.seed)
+    choice: dict[str, Any] = {"do_sample": known.temperature > 0}
+    if choice["do_sample"]:
+        choice |= {"temperature": known.temperature, "top_p": known.top_p}
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    model.generate(
+        **asked.to(model.device),
+        **choice,
+        max_new_tokens=known.max_new_tokens,
+        streamer=streamer,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask; the exit code is 0, 130, or 1 with a sentence."""
+    known = _parser().parse_args(argv)
+    try:
+        speak(known.folder, known)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        sys.stderr.write(f"Error: {known.folder} cannot be asked: {reason}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Ask a model something.", allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="a Hugging Face folder")
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--max_new_tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy")
+    parser.add_argument("--top_p", type=float, default=0.9)
+    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--device", default="auto")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
