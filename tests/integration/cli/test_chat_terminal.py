@@ -20,7 +20,7 @@ from tests.integration.engine.folders import save_tokenizer
 from tinkex.testing import Fault, StubServer
 
 #: Loading transformers takes its time; nothing takes this long.
-PATIENCE = 60.0
+PATIENCE = 180.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
