@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import shutil
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from tinkex.checkpoint.atomic import new_directory, write_file
-from tinkex.errors import CheckpointError
 from tinkex.pipeline.model import is_moe
 from tinkex.pipeline.tokenizer import TextTokenizer
 
@@ -62,16 +60,3 @@ def export_folder(model: PreTrainedModel, tokenizer: TextTokenizer, directory: P
         for name in _TOKENIZER_FILES:
             if (tokenizer.folder / name).is_file():
                 shutil.copyfile(tokenizer.folder / name, scratch / name)
-
-
-def digest_weights(path: Path) -> str:
-    """The SHA-256 of a model folder's weights, or of a file of weights."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files:
-        raise CheckpointError(f"{path} has no weights in safetensors files")
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            while chunk := content.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()

@@ -16,8 +16,8 @@ from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.arguments import Arguments
 from tinkex.pipeline.data.packing import hold_out
 from tinkex.pipeline.data.tokens import open_tokens
+from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.distributed import Ranks
-from tinkex.pipeline.export import digest_weights
 from tinkex.pipeline.model import check_sizes, load_model, make_config, make_model, sizes_of
 from tinkex.pipeline.stages.base import Part, Setting
 from tinkex.pipeline.stages.distill import DistillStage

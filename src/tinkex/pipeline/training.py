@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,12 +15,12 @@ from transformers.utils import logging as transformers_log
 
 from tinkex.checkpoint.atomic import remove_scratch, write_file
 from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.distributed import Ranks, open_ranks
-from tinkex.pipeline.export import digest_weights
 from tinkex.pipeline.holding import hold
 from tinkex.pipeline.loop import EXPORT_NAME, train
 from tinkex.pipeline.materials import TOKENS_DIR, make_stage
-from tinkex.pipeline.metrics import make_sink
+from tinkex.pipeline.metrics import Console, make_sink
 from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
 
 RESULT = "result.json"
@@ -56,7 +55,7 @@ def _train(name: str, known: Arguments, ranks: Ranks) -> int:
         return result.exit_code
     if result.is_complete:
         write_result(result, known.out_dir)
-        sys.stderr.write(f"{headline(result)}\n")
+        Console(name).say(headline(result))
     return result.exit_code
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tinkex.pipeline.config import read_config
+from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.run.ended import RunEnded
 from tinkex.pipeline.run.flags import parse_flags
 from tinkex.pipeline.run.records import StageRecord, read_record
@@ -104,6 +105,15 @@ class Scene:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline, f"{path} did not appear"
             time.sleep(0.01)
+
+    def change_result(self, stage: str, *, is_told: bool) -> None:
+        """Put other weights in place of a stage's, with or without its trainer knowing."""
+        folder = self.out / stage / "hf"
+        (folder / "model.safetensors").write_text("other weights")
+        path = self.out / stage / "result.json"
+        if is_told:
+            told = json.loads(path.read_text())
+            path.write_text(json.dumps({**told, "digest": digest_weights(folder)}))
 
     def record(self, stage: str) -> StageRecord:
         found = read_record(self.out / stage)

@@ -23,7 +23,8 @@ from tinkex.errors import ConfigError
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.running import Pass
 from tinkex.nn.segments import Segments
-from tinkex.pipeline.export import digest_weights, export_folder, legacy_name, write_legacy
+from tinkex.pipeline.digests import digest_weights
+from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
 from tinkex.pipeline.forward import TrainingPass
 from tinkex.pipeline.model import load_model, make_config
 from tinkex.pipeline.tokenizer import TextTokenizer

@@ -170,13 +170,36 @@ def test_children_of_a_parent_that_was_trained_again_are_refused(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.run()
-    result = scene.out / "pretrain" / "result.json"
-    told = json.loads(result.read_text())
-    result.write_text(json.dumps({**told, "digest": "f" * 64}))
+    scene.change_result("pretrain", is_told=True)
     done = scene.run()
     assert done.error is not None
     assert "parent: pretrain was trained again" in done.error.message
     assert "--restart-from sft" in str(done.error.hint)
+
+
+def test_a_result_that_its_trainer_did_not_leave_is_refused(scene: Scene) -> None:
+    scene.run()
+    scene.change_result("pretrain", is_told=False)
+    done = scene.run()
+    assert done.error is not None
+    assert "pretrain in" in done.error.message
+    assert "result: its files are not those that its trainer left" in done.error.message
+
+
+def test_weights_that_are_missing_are_made_again_from_the_last_step(scene: Scene) -> None:
+    scene.run()
+    weights = scene.out / "sft" / "hf" / "model.safetensors"
+    before = weights.read_bytes()
+    weights.unlink()
+    done = scene.run("--run-r1")
+    assert done.actions == {
+        "tokenizer": "skipped",
+        "pretrain": "skipped",
+        "sft": "resumed",
+        "dpo": "skipped",
+        "r1": "trained",
+    }
+    assert weights.read_bytes() == before
 
 
 @pytest.mark.parametrize("flags", [("--force-pretrain",), ("--restart-from", "pretrain")])

@@ -45,8 +45,7 @@ def test_a_stage_that_runs_says_so_and_one_that_was_killed_died(scene: Scene) ->
 
 def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(scene: Scene) -> None:
     scene.run()
-    result = scene.out / "pretrain" / "result.json"
-    result.write_text(result.read_text().replace('"digest": "', '"digest": "0'))
+    scene.change_result("pretrain", is_told=True)
     views = {view.stage: view.stale for view in look_over(scene.out)}
     assert views["sft"] == "pretrain is no more what sft was made from"
     assert views["dpo"] is None

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tinkex.engine.models.folders import read_folder
-from tinkex.pipeline.export import digest_weights
+from tinkex.pipeline.digests import digest_weights
 from tinkex.text import load_tokenizer, render_chat
 
 ROOT = Path(__file__).parents[3]

@@ -21,7 +21,7 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
-from tinkex.pipeline.export import digest_weights
+from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.holding import hold
 from tinkex.pipeline.stage import TrainResult
 from tinkex.pipeline.steps import latest_step

@@ -19,7 +19,7 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.pipeline.arguments import parse
-from tinkex.pipeline.export import digest_weights
+from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.materials import choose_dtype, has_bfloat16
 from tinkex.pipeline.model import make_config, sizes_of
 from tinkex.pipeline.trainers import main

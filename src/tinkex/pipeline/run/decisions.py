@@ -29,6 +29,8 @@ class Found:
     """Its newest step checkpoint that is valid."""
     digest: str | None
     """Of its result, if that is there."""
+    told_digest: str | None = None
+    """What its trainer said of the result that it left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +55,21 @@ def decide(found: Found, wanted: Wanted) -> Decision:
     if found.step_dir is None and found.digest is None:
         return Decision(action=Action.START)
     record = found.record
-    changes = _changes(record, wanted) if record is not None else ()
+    changes = _changes(record, found, wanted) if record is not None else ()
     if changes:
         return Decision(action=Action.STOP, changes=changes)
     is_complete = record is not None and record.status is Status.COMPLETE
+    # Without a result there is still its last step, from which the same result is made again.
     if is_complete and found.digest is not None:
         return Decision(action=Action.SKIP)
     return Decision(action=Action.RESUME if found.step_dir is not None else Action.START)
 
 
-def _changes(record: StageRecord, wanted: Wanted) -> tuple[str, ...]:
+def _changes(record: StageRecord, found: Found, wanted: Wanted) -> tuple[str, ...]:
     changes = changes_between(record.config, wanted.config)
+    if found.digest and found.told_digest and found.digest != found.told_digest:
+        digests = f"{_short(found.told_digest)} -> {_short(found.digest)}"
+        changes.append(f"result: its files are not those that its trainer left ({digests})")
     if record.parent_digest != wanted.parent_digest:
         changes.append(_parent_change(record, wanted))
     return tuple(changes)

@@ -19,7 +19,7 @@ from tinkex.pipeline.run.records import StageRecord, Status
 from tinkex.pipeline.run.report import Outcome
 from tinkex.pipeline.run.say import Voice
 from tinkex.pipeline.run.stages import TOKENIZER, Stage
-from tinkex.pipeline.run.starts import Start, result_digest, start_of
+from tinkex.pipeline.run.starts import Start, describe_result, result_digest, start_of
 from tinkex.pipeline.steps import latest_step, recover, step_number
 
 
@@ -53,10 +53,12 @@ def look_at(stage: Stage, plan: RunPlan) -> Look:
     recipe = plan.recipe(stage, start, data)
     # Nobody writes there: the run holds the directory, and a trainer that outlived it would too.
     recover(stage.checkpoint_dir(plan.config.out_dir))
+    result = records.read_result(directory)
     found = Found(
         record=records.read_record(directory),
         step_dir=latest_step(stage.checkpoint_dir(plan.config.out_dir)),
-        digest=result_digest(stage, plan.config.out_dir),
+        digest=result_digest(describe_result(stage, plan.config.out_dir)),
+        told_digest=result.digest if result is not None else None,
     )
     wanted = Wanted(config=recipe, parent=start.parent, parent_digest=start.digest)
     record = StageRecord(
@@ -125,14 +127,20 @@ def _train(look: Look, around: Surroundings) -> None:
 def _finish(look: Look, around: Surroundings, code: int) -> None:
     """Write down how a trainer ended; raise unless it ended well and nobody wants a stop."""
     stage, out_dir = look.stage, around.plan.config.out_dir
-    digest = result_digest(stage, out_dir) if code == 0 else None
+    files = describe_result(stage, out_dir) if code == 0 else []
+    digest = result_digest(files)
     stop_code = around.signals.exit_code or (code if code in {130, 143} else None)
     if digest is not None:
         status = Status.COMPLETE
     else:
         status = Status.FAILED if stop_code is None else Status.INTERRUPTED
     finished = replace(
-        look.record, status=status, finished_at=_now(), exit_code=code, digest=digest
+        look.record,
+        status=status,
+        finished_at=_now(),
+        exit_code=code,
+        result=files,
+        digest=digest,
     )
     records.write_record(stage.directory(out_dir), finished)
     step = _step(latest_step(stage.checkpoint_dir(out_dir)))

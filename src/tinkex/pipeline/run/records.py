@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A data file as it was read; size and time tell whether it must be read again."""
+    """A file as it was read; size and time tell whether it must be read again."""
 
     path: str
     size: int
@@ -57,6 +57,8 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     started_at: str | None = None
     finished_at: str | None = None
     exit_code: int | None = None
+    result: list[DataFile] = []
+    """The files of its result, as they were when it was complete."""
     digest: str | None = None
     """Of its result."""
 
@@ -81,7 +83,7 @@ class StageResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_data(path: Path, known: Sequence[DataFile] = ()) -> DataFile:
-    """A data file with its digest; one that is known and untouched is not read again."""
+    """A file with its digest; one that is known and untouched is not read again."""
     try:
         stat = path.stat()
         for file in known:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.config import PipelineConfig
-from tinkex.pipeline.rows import digest_file
-from tinkex.pipeline.run.records import read_result
+from tinkex.pipeline.digests import combine_named, digest_weights, weight_files
+from tinkex.pipeline.run.records import DataFile, describe_data, read_record
 from tinkex.pipeline.run.stages import BY_NAME, PRETRAIN, TOKENIZER, Stage
 from tinkex.pipeline.steps import MODEL_FILE, latest_step
 
@@ -27,28 +27,26 @@ class Start:
     """What the trainer loads; None makes new weights."""
 
 
-def result_digest(stage: Stage, out_dir: Path) -> str | None:
-    """By what a stage's result is known; None if it has none."""
+def describe_result(stage: Stage, out_dir: Path) -> list[DataFile]:
+    """The files of a stage's result as they are now; none if it has no result."""
+    record = read_record(stage.directory(out_dir))
+    known = record.result if record is not None else ()
+    return [describe_data(path, known) for path in _result_files(stage, out_dir)]
+
+
+def _result_files(stage: Stage, out_dir: Path) -> list[Path]:
     folder = stage.model_dir(out_dir)
     if stage is TOKENIZER:
-        return digest_file(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else None
-    result = read_result(stage.directory(out_dir))
-    return result.digest if result is not None and (folder / "config.json").exists() else None
+        path = folder / TOKENIZER_FILE
+        return [path] if path.exists() else []
+    return weight_files(folder)
 
 
-def digest_weights(path: Path) -> str:
-    """The digest of a .pth file, or of a folder's weights and configuration."""
-    if path.is_file():
-        return digest_file(path)
-    files = sorted([*path.glob("*.safetensors"), *path.glob("*.bin"), path / "config.json"])
-    found = [file for file in files if file.is_file()]
-    if len(found) < 2:
-        raise ConfigError(
-            f"{path} is no model: it has no config.json beside weights",
-            hint="Name a Hugging Face folder or a .pth file.",
-        )
-    digests = "".join(f"{file.name} {digest_file(file)}\n" for file in found)
-    return hashlib.sha256(digests.encode()).hexdigest()
+def result_digest(files: Sequence[DataFile]) -> str | None:
+    """By what a result is known; None if there is none."""
+    if not files:
+        return None
+    return combine_named((Path(file.path).name, file.sha256) for file in files)
 
 
 def start_of(stage: Stage, config: PipelineConfig, *, skip_pretrain: bool) -> Start:
@@ -61,7 +59,7 @@ def start_of(stage: Stage, config: PipelineConfig, *, skip_pretrain: bool) -> St
         # The result of a pretrain is the same start, whether it is looked at or left out.
         if path != PRETRAIN.model_dir(config.out_dir):
             return Start(parent=str(path), digest=digest_weights(path), weights=path)
-    digest = result_digest(parent, config.out_dir)
+    digest = result_digest(describe_result(parent, config.out_dir))
     if digest is None:
         raise ConfigError(
             f"{stage.name} starts from {parent.name}, which has no result in {config.out_dir}"
@@ -78,7 +76,7 @@ def outside_start(config: PipelineConfig) -> Path:
         return config.pretrained_path
     out_dir = config.out_dir
     folder = PRETRAIN.model_dir(out_dir)
-    if result_digest(PRETRAIN, out_dir) is not None:
+    if describe_result(PRETRAIN, out_dir):
         return folder
     step_dir = latest_step(PRETRAIN.checkpoint_dir(out_dir))
     if step_dir is not None:

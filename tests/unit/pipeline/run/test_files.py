@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import CheckpointError, ConfigError
+from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run.clearing import clear
 from tinkex.pipeline.run.links import link_legacy
@@ -13,7 +14,6 @@ from tinkex.pipeline.run.lock import holder_of, locked
 from tinkex.pipeline.run.records import combined, describe_data, read_record, read_result
 from tinkex.pipeline.run.report import plain_table
 from tinkex.pipeline.run.stages import ORDER, PRETRAIN, from_stage, planned
-from tinkex.pipeline.run.starts import digest_weights
 
 
 def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> None:
