@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -17,10 +18,10 @@ STAGES: Mapping[str, str] = {
 }
 #: What a stage has for a default where the stages differ.
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
-    "pretrain": {"learning_rate": 6e-4, "accumulation_steps": 4},
-    "sft": {"learning_rate": 2e-4},
-    "dpo": {"learning_rate": 5e-6, "batch_size": 4},
-    "r1": {"learning_rate": 2e-4},
+    "pretrain": {"learning_rate": 6e-4, "muon_lr": 0.02, "accumulation_steps": 4},
+    "sft": {"learning_rate": 2e-4, "muon_lr": 0.006},
+    "dpo": {"learning_rate": 5e-6, "muon_lr": 0.0002, "batch_size": 4},
+    "r1": {"learning_rate": 2e-4, "muon_lr": 0.006},
 }
 R1_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -55,6 +56,12 @@ def _share(text: str) -> float:
     if value > 1.0:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text}")
     return value
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda, cuda:1 or mps, got {text!r}")
+    return text
 
 
 def _tokens(text: str) -> tuple[str, ...]:
@@ -195,7 +202,7 @@ class Arguments:
         default=10, metadata=_told(_SIZE, "Updates between lines of metrics.")
     )
     device: str = field(
-        default="auto", metadata=_told(str, "Where to compute: auto, cpu, cuda, mps.")
+        default="auto", metadata=_told(_device, "Where to compute: auto, cpu, cuda, mps.")
     )
     dtype: str = field(
         default="auto",
@@ -239,15 +246,20 @@ class Arguments:
 def parse(stage: str, argv: Sequence[str] | None = None) -> Arguments:
     """Read a trainer's command line; what is wrong ends the program with code 2."""
     parser = make_parser(stage)
-    known = Arguments(**vars(parser.parse_args(argv)))
-    if problem := _problem(stage, known):
-        parser.error(problem)
-    return known
+    found = parser.parse_args(argv)
+    if problem := find_problem(stage, found):
+        parser.exit(2, f"{parser.prog}: error: {problem}\n")
+    return Arguments(**vars(found))
 
 
 def make_parser(stage: str) -> argparse.ArgumentParser:
     """The options of a stage's trainer, with its defaults."""
-    parser = argparse.ArgumentParser(description=STAGES[stage], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        # One line: what is wrong with an option should not follow on a page of options.
+        usage="%(prog)s --data_path FILE --out_dir FOLDER [options]; --help lists them",
+        description=STAGES[stage],
+        allow_abbrev=False,
+    )
     for option in fields(Arguments):
         if option.metadata.get("only", stage) == stage:
             _add(parser, option.name, option.default, option.metadata, DEFAULTS[stage])
@@ -288,7 +300,9 @@ def _shown(default: object) -> str:
     return "" if default is None or default is False else str(default)
 
 
-def _problem(stage: str, known: Arguments) -> str | None:
+def find_problem(stage: str, found: argparse.Namespace) -> str | None:
+    """What is wrong with options that are each right; None if nothing is."""
+    known = Arguments(**vars(found))
     heads, kv_heads = known.num_heads or 8, known.num_kv_heads or 2
     hidden = known.hidden_size or 512
     # Sizes that are not given come from the parent; then there is nothing to check them against.

@@ -134,7 +134,7 @@ class PipelineConfig:
     optimizer: str = field(default="adamw", metadata=_var("OPTIMIZER", _one_of("adamw", "muon")))
     """adamw or muon."""
     muon_lr: str = field(default="0.02", metadata=_var("MUON_LR", _number))
-    """The learning rate of Muon's share of the weights."""
+    """Muon's learning rate in pretrain; that of the later stages is lower in proportion."""
     weight_decay: str = field(default="0.01", metadata=_var("WEIGHT_DECAY", _number))
     """How fast unused weights shrink."""
     seed: int = field(default=1337, metadata=_var("SEED", _count))
@@ -240,11 +240,23 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "GRAD_CKPT": "activations are kept",
     "TURBO": "the fast way is the only one",
     "AUTO_DOWNLOAD": "nothing is downloaded",
+    "MAX_DOWNLOAD_MB": "nothing is downloaded",
+    "MINIMIND_DATA_SOURCE": "nothing is downloaded",
+    "MINIMIND_DATA_REPO": "nothing is downloaded",
+    "MINIMIND_DATA_DIR": "set PRETRAIN_JSON and the like instead",
+    "MINIMIND_MS_CACHE": "nothing is downloaded",
+    "DATA_DIR": "token files are kept in OUT_DIR; data files are looked for in DATA_ROOT",
     "PREPROCESS_DATA": "token files are made when they are needed, and kept",
     "PREPROCESS_WORKERS": "token files are made when they are needed, and kept",
     "NUM_WORKERS": "batches are read from mapped files without workers",
     "PREFETCH_FACTOR": "batches are read from mapped files without workers",
     "GPU_MEM": "set BATCH_SIZE and ACCUM_STEPS instead",
+    "SMOKE_R1_EPOCHS": "set SMOKE_R1_STEPS instead",
+    "SMOKE_R1_SAVE_INTERVAL": "set SAVE_INTERVAL instead",
+    "SMOKE_R1_SEQ_LEN": "set MODEL_SEQ_LEN instead",
+    "SMOKE_PRETRAIN_EVAL_BATCH": "held-out rows are packed as the others are",
+    "SMOKE_SFT_EVAL_BATCH": "held-out rows are packed as the others are",
+    "SMOKE_DPO_EVAL_BATCH": "held-out rows are packed as the others are",
 }
 
 

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_log
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.materials import choose_device
+from tinkex.pipeline.programs import run_program
 
 
 def speak(folder: Path, known: argparse.Namespace) -> None:
@@ -44,16 +45,17 @@ def speak(folder: Path, known: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask; the exit code is 0, 130, or 1 with a sentence."""
+    """Ask; the exit code is 0, 1 with a sentence, 130 or 143 after a signal."""
     known = _parser().parse_args(argv)
+    return run_program(lambda: _ask(known))
+
+
+def _ask(known: argparse.Namespace) -> int:
     try:
         speak(known.folder, known)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        sys.stderr.write(f"Error: {known.folder} cannot be asked: {reason}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        raise ConfigError(f"{known.folder} cannot be asked: {reason}") from error
     return 0
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinkex.checkpoint.atomic import new_directory
-from tinkex.errors import ConfigError, TinkexError
+from tinkex.errors import ConfigError
 from tinkex.pipeline.chat import END, END_OF_TEXT, MARKS, START, TAGS, TEMPLATE, render
+from tinkex.pipeline.programs import run_program
 from tinkex.pipeline.rows import digest_file, parse_line, read_lines
 from tinkex.pipeline.schemas import ChatRow, PairRow, TextRow, parse_any
 
@@ -179,22 +180,18 @@ def _origin_of(folder: Path) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train a tokenizer; the exit code is 0, or 1 with a sentence."""
+    """Train a tokenizer; the exit code is 0, 1 with a sentence, 130 or 143 after a signal."""
     parser = argparse.ArgumentParser(description="Train a tokenizer.", allow_abbrev=False)
     parser.add_argument("--data", nargs="+", type=Path, required=True, help="JSONL files.")
     parser.add_argument("--out", type=Path, required=True, help="The folder to make.")
     parser.add_argument("--vocab_size", type=int, default=6400, help="Most tokens (default: 6400).")
     known = parser.parse_args(argv)
-    try:
-        is_new = train_folder(known.data, known.out, known.vocab_size)
-        found = load(known.out)
-    except (TinkexError, OSError) as error:
-        sys.stderr.write(f"Error: {error}\n")
-        if isinstance(error, TinkexError) and error.hint:
-            sys.stderr.write(f"{error.hint}\n")
-        return 1
-    done = "made" if is_new else "is there already"
-    sys.stderr.write(f"tokenizer {known.out} {done}: {found.vocab_size} tokens\n")
+    return run_program(lambda: _make(known.data, known.out, known.vocab_size))
+
+
+def _make(data: Sequence[Path], out: Path, vocab_size: int) -> int:
+    done = "made" if train_folder(data, out, vocab_size) else "is there already"
+    sys.stderr.write(f"tokenizer {out} {done}: {load(out).vocab_size} tokens\n")
     return 0
 
 

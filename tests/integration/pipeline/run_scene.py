@@ -106,6 +106,15 @@ class Scene:
             assert time.monotonic() < deadline, f"{path} did not appear"
             time.sleep(0.01)
 
+    def wait_for_line(self, path: Path, text: str, process: subprocess.Popen[str]) -> None:
+        """Wait until a file that a process writes has a text in it."""
+        self.wait_for(path, process)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while text not in path.read_text():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, f"{path} has no {text!r}"
+            time.sleep(0.01)
+
     def change_result(self, stage: str, *, is_told: bool) -> None:
         """Put other weights in place of a stage's, with or without its trainer knowing."""
         folder = self.out / stage / "hf"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -285,12 +286,36 @@ def test_an_option_that_no_trainer_knows_is_refused_before_anything_is_trained(
 
 def test_free_options_reach_the_trainer_as_they_were_quoted(scene: Scene) -> None:
     marker = scene.root / "made by a shell"
-    tags = f"<think>,$(touch '{marker}'); a b"
-    scene.run("--run-r1", R1_ARGS=f"--r1_tokens {shlex.quote(tags)} --epochs 3")
+    path = f"figures $(touch '{marker}'); a b"
+    scene.run("--run-r1", R1_ARGS=f"--metrics_file {shlex.quote(path)} --epochs 3")
     command = scene.record("r1").command
-    assert command[command.index("--r1_tokens") + 1] == tags
+    assert command[command.index("--metrics_file") + 1] == path
     assert command[command.index("--epochs") + 1] == "3"
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"DPO_ARGS": "--min_learning_rate 1"}, "--min_learning_rate 1.0 is above"),
+        ({"MODEL_HIDDEN_SIZE": "100"}, "--hidden_size 100 does not give 8 heads"),
+        ({"MODEL_NUM_KV_HEADS": "3"}, "no multiple of --num_kv_heads 3"),
+        ({"R1_ARGS": "--r1_tokens foo"}, "--r1_tokens has 'foo'"),
+        ({"DEVICE": "tpu"}, "expected auto, cpu, cuda, cuda:1 or mps, got 'tpu'"),
+    ],
+)
+def test_options_that_make_no_sense_are_told_before_anything_is_trained(
+    scene: Scene, told: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        scene.run("--run-r1", **told)
+    assert not (scene.out / "tokenizer").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(scene: Scene) -> None:
+    (scene.root / "file").touch()
+    with pytest.raises(ConfigError, match=r"OUT_DIR is .*file.*, where nothing can be written"):
+        scene.run(OUT_DIR=str(scene.root / "file"))
 
 
 def test_several_processes_are_started_by_torchrun(scene: Scene) -> None:
@@ -303,12 +328,7 @@ def test_several_processes_are_started_by_torchrun(scene: Scene) -> None:
     for told in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
         plan = make_plan(read_config(environ=scene.environ | told), RunFlags())
         command = plan.command(PRETRAIN, Start(), None)
-        assert command[1:5] == [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node=2",
-        ]
+        assert command[1:4] == ["-m", "tinkex.pipeline.run.ranks", "--nproc_per_node=2"]
 
 
 def test_results_are_shown_and_noted(scene: Scene) -> None:

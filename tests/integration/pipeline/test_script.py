@@ -114,6 +114,23 @@ def test_two_processes_train_one_stage_together(scene: Scene) -> None:
     assert "[pretrain] complete at step" in alone.stdout, alone.stderr
 
 
+def test_two_processes_save_together_when_they_are_asked_to_end(scene: Scene) -> None:
+    shutil.copy(PROJECT / "trainer" / "train_pretrain.py", scene.root / "trainers")
+    sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
+    told = {f"MODEL_{name}": value for name, value in sizes.items()}
+    told |= {"OMP_NUM_THREADS": "1", "NPROC": "2", "MODEL_SEQ_LEN": "64", "SAVE_INTERVAL": "100000"}
+    told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 100000 --log_interval 1"
+    process = scene.start(**told)
+    scene.wait_for_line(scene.out / "pretrain" / "metrics.jsonl", '"step": 3,', process)
+    process.terminate()
+    text = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert process.returncode == 143, text
+    assert "Traceback" not in text
+    (saved,) = scene.steps("pretrain")
+    assert int(saved.removeprefix("step_")) >= 3
+    assert f"its work is saved at step {int(saved.removeprefix('step_'))}" in text
+
+
 def test_without_tinkex_the_script_says_what_to_install(scene: Scene) -> None:
     empty = scene.root / "empty" / "bin"
     empty.mkdir(parents=True)

@@ -131,6 +131,20 @@ def test_the_command_makes_a_folder_and_tells_what_is_wrong(
     ]
 
 
+def test_the_command_ends_quietly_when_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinkex.pipeline.tokenizer.train", stop)
+    (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n')
+    words = ["--data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "tokenizer")]
+    assert main(words) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
 def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(ConfigError, match=str(MIN_VOCAB_SIZE)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import make_parser, option_names
+from tinkex.pipeline.arguments import DEFAULTS, find_problem, make_parser, option_names
 from tinkex.pipeline.config import PipelineConfig, StageSizes
 from tinkex.pipeline.run.stages import DPO, TOKENIZER, Stage
 
@@ -60,7 +60,7 @@ def stage_arguments(
         "limit": sizes.limit or None,
         "eval_samples": sizes.eval_samples or None,
         "optimizer": config.optimizer,
-        "muon_lr": config.muon_lr if config.optimizer == "muon" else None,
+        "muon_lr": _muon_rate(stage, config) if config.optimizer == "muon" else None,
         "weight_decay": config.weight_decay,
         "seed": config.seed,
         "device": config.device,
@@ -80,6 +80,13 @@ def stage_arguments(
     )
 
 
+def _muon_rate(stage: Stage, config: PipelineConfig) -> str:
+    """MUON_LR is meant for pretrain; later stages are slower by the share of their defaults."""
+    # What makes a model from nothing would undo it in a few updates of DPO.
+    usual = {name: float(str(told["muon_lr"])) for name, told in DEFAULTS.items()}
+    return f"{float(config.muon_lr) * usual[stage.name] / usual['pretrain']:g}"
+
+
 def _shape(config: PipelineConfig) -> dict[str, object]:
     return {
         "hidden_size": config.hidden_size,
@@ -91,8 +98,11 @@ def _shape(config: PipelineConfig) -> dict[str, object]:
     }
 
 
-def check_arguments(stage: Stage, arguments: Arguments) -> None:
-    """Have the trainer's own parser read its options, long before its turn comes."""
+def check_arguments(stage: Stage, arguments: Arguments, tags: Sequence[str] | None = None) -> None:
+    """Have the trainer's own parser read its options, long before its turn comes.
+
+    `tags` are the single tokens that R1 may weigh; None if that is not known yet.
+    """
     variable = f"{stage.name.upper()}_ARGS"
     for name in arguments:
         if name not in option_names(stage.name):
@@ -103,9 +113,21 @@ def check_arguments(stage: Stage, arguments: Arguments) -> None:
     parser = make_parser(stage.name)
     parser.exit_on_error = False
     try:
-        parser.parse_args(to_words(arguments))
+        known = parser.parse_args(to_words(arguments))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"the trainer of {stage.name} cannot be told this: {error}") from None
+        raise _refusal(stage, str(error)) from None
+    if problem := find_problem(stage.name, known):
+        raise _refusal(stage, problem)
+    for tag in known.r1_tokens if tags is not None else ():
+        if tag not in tags:
+            raise _refusal(stage, f"--r1_tokens has {tag!r}; one token each are {', '.join(tags)}")
+
+
+def _refusal(stage: Stage, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the trainer of {stage.name} cannot be told this: {reason}",
+        hint=f"Look at {stage.name.upper()}_ARGS and the variables of the model.",
+    )
 
 
 def parse_extra(variable: str, text: str) -> Arguments:
@@ -188,7 +210,7 @@ def train_command(stage: Stage, arguments: Arguments, config: PipelineConfig) ->
     script = trainer_of(stage, config)
     if config.num_processes == 1:
         return [sys.executable, *script, *to_words(arguments)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher = [sys.executable, "-m", "tinkex.pipeline.run.ranks"]
     count = f"--nproc_per_node={config.num_processes}"
     return [*launcher, count, *script, *to_words(arguments)]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from tinkex.errors import TinkexError, Verdict
+
+#: Exit codes above this are 128 and a signal.
+_SIGNALLED = 128
 
 
 class RunEnded(TinkexError):
@@ -49,11 +53,22 @@ def stopped(number: int) -> RunEnded:
 def failed(stage: str, step: int | None, exit_code: int, place: str = "above") -> RunEnded:
     """A trainer gave up; its last lines are in a place."""
     again = f"goes on from step {step}" if step is not None else "starts it again"
+    if exit_code > _SIGNALLED:
+        return RunEnded(
+            f"{stage} failed: its trainer was ended by {_signal_name(exit_code - _SIGNALLED)}",
+            f"If memory ran out, lower BATCH_SIZE. Run the same command again: it {again}.",
+        )
     return RunEnded(
         f"{stage} failed: its trainer ended with exit code {exit_code}; its last lines are {place}",
         f"Put right what they say and run the same command again: it {again}.",
-        exit_code if 0 < exit_code < 126 else 1,
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def resultless(stage: str) -> RunEnded:

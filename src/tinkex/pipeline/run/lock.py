@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -50,11 +51,24 @@ class RunLock:
 def locked(out_dir: Path) -> Iterator[RunLock]:
     """Hold a directory, or say who does."""
     path = out_dir / LOCK_NAME
+    _make(out_dir)
     try:
         with flocked(path) as descriptor:
             yield RunLock(descriptor)
     except Held:
         raise _refusal(out_dir, read_holder(path)) from None
+
+
+def _make(out_dir: Path) -> None:
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        if not os.access(out_dir, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"OUT_DIR is {out_dir}, where nothing can be written: {error.strerror}",
+            hint="Set OUT_DIR to another directory.",
+        ) from None
 
 
 def _refusal(out_dir: Path, holder: Holder | None) -> ConfigError:

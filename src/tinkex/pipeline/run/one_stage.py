@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from tinkex.checkpoint.atomic import remove_scratch
 from tinkex.pipeline.run import ended, records
 from tinkex.pipeline.run.child import Signals, run_child
 from tinkex.pipeline.run.decisions import Action, Decision, Found, Wanted, decide
@@ -52,6 +53,7 @@ def look_at(stage: Stage, plan: RunPlan) -> Look:
     data = plan.describe_data(stage)
     recipe = plan.recipe(stage, start, data)
     # Nobody writes there: the run holds the directory, and a trainer that outlived it would too.
+    remove_scratch(directory)
     recover(stage.checkpoint_dir(plan.config.out_dir))
     result = records.read_result(directory)
     found = Found(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinkex.pipeline.chat import TAGS
 from tinkex.pipeline.config import PipelineConfig, StageSizes
 from tinkex.pipeline.run import materials
 from tinkex.pipeline.run.arguments import (
@@ -84,7 +85,7 @@ def make_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
         if stage is not TOKENIZER:
             # Which weights it starts from is not known yet, and what can be said is the same.
             start = Start(weights=None if stage is PRETRAIN else Path("start"))
-            check_arguments(stage, plan.arguments(stage, start))
+            check_arguments(stage, plan.arguments(stage, start), None if skips else TAGS)
     return plan
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import make_parser
+from tinkex.pipeline.arguments import DEFAULTS, make_parser
 from tinkex.pipeline.config import STAGES, PipelineConfig, read_config
 from tinkex.pipeline.run.arguments import (
     changes_between,
@@ -55,6 +55,27 @@ def test_sizes_are_told_where_no_folder_knows_them() -> None:
     assert "hidden_size" not in stage_arguments(SFT, config, DATA, TOKENIZER, PARENT)
     legacy = stage_arguments(SFT, config, DATA, TOKENIZER, Path("pretrain_64.pth"))
     assert legacy["hidden_size"] == ("64",)
+
+
+@pytest.mark.parametrize(("told", "pretrain", "dpo"), [("", 0.02, 0.0002), ("0.05", 0.05, 0.0005)])
+def test_muon_is_slower_in_later_stages_as_adamw_is(told: str, pretrain: float, dpo: float) -> None:
+    config = read_config(environ={"OPTIMIZER": "muon", "MUON_LR": told})
+    rates = {}
+    for name in STAGES:
+        words = to_words(stage_arguments(BY_NAME[name], config, DATA, TOKENIZER, PARENT))
+        rates[name] = make_parser(name).parse_args(words).muon_lr
+    assert (rates["pretrain"], rates["dpo"]) == pytest.approx((pretrain, dpo))
+    adamw = {name: float(str(usual["learning_rate"])) for name, usual in DEFAULTS.items()}
+    for name in STAGES:
+        share = rates[name] / rates["pretrain"]
+        assert 0.8 < share / (adamw[name] / adamw["pretrain"]) < 1.25
+
+
+def test_a_rate_of_muon_for_one_stage_is_taken_as_it_is() -> None:
+    config = PipelineConfig(optimizer="muon", muon_lr="0.05", dpo_args="--muon_lr 0.001")
+    assert stage_arguments(DPO, config, DATA, TOKENIZER, PARENT)["muon_lr"] == ("0.001",)
+    plain = PipelineConfig(muon_lr="0.05")
+    assert "muon_lr" not in stage_arguments(DPO, plain, DATA, TOKENIZER, PARENT)
 
 
 def test_free_options_win() -> None:

@@ -9,6 +9,7 @@ from tinkex.errors import CheckpointError, ConfigError
 from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run.clearing import clear
+from tinkex.pipeline.run.ended import failed
 from tinkex.pipeline.run.links import link_legacy
 from tinkex.pipeline.run.lock import holder_of, locked
 from tinkex.pipeline.run.records import combined, describe_data, read_record, read_result
@@ -119,3 +120,14 @@ def test_numbers_stand_below_each_other() -> None:
     assert (first, second) == (["a", "1", "2"], ["bbb", "100", "2"])
     ends = [line.rindex("  ") for line in plain_table(rows).splitlines()]
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(137, "SIGKILL"), (250, "signal 122")]
+)
+def test_a_trainer_that_was_killed_has_no_last_lines_to_look_at(code: int, said: str) -> None:
+    found = failed("sft", 40, code)
+    assert f"sft failed: its trainer was ended by {said}" in found.message
+    assert "lower BATCH_SIZE" in str(found.hint)
+    assert "goes on from step 40" in str(found.hint)
+    assert found.exit_code == 1

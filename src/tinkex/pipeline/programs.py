@@ -1,0 +1,58 @@
+"""How a program of the pipeline ends: its exit code, and a sentence about what went wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from tinkex.errors import TinkexError
+
+_FAILED, _INTERRUPTED = 1, 130
+
+
+def run_program(work: Callable[[], int]) -> int:
+    """Do the work; returns its code, 1 after a sentence on stderr, or 130 after Ctrl-C.
+
+    SIGTERM ends the process with 143, unless the work handles it itself.
+    """
+    try:
+        with _ending_on_request():
+            return work()
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        return _INTERRUPTED
+    except (TinkexError, OSError, MemoryError) as error:
+        sys.stderr.write(f"Error: {_sentence(error)}\n")
+        if isinstance(error, TinkexError) and error.hint:
+            sys.stderr.write(f"{error.hint}\n")
+        return _FAILED
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'the disk'}: {error.strerror}"
+    return str(error) or "there is not enough memory"
+
+
+@contextmanager
+def _ending_on_request() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # Past Python's own buffer: the signal may have come in the middle of a write to it.
+    os.write(2, b"Stopped before training began, or after its end: nothing is lost.\n")
+    # Not os._exit: whatever is half written is cleared away on the way out.
+    raise SystemExit(128 + number)
