@@ -7,6 +7,7 @@ be lost, rung twice or rung by a stranger without harm.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -39,6 +40,8 @@ class Bell:
             id=new_id(), role=role, bell=f"{address}:{port}", started_at=now, seen_at=now
         )
         self._database = database
+        self._is_closed = False
+        self._lock = threading.Lock()
         database.write(lambda db: processes.enter(db, self.process))
 
     def words(self) -> list[str]:
@@ -67,14 +70,18 @@ class Bell:
         self.socket.sendto(b"look", self.socket.getsockname())
 
     def stay(self) -> None:
-        """Say that this process is alive."""
+        """Say that this process is alive; on any thread, and nothing once the bell is closed."""
         # Entered again rather than updated: after a long sleep others have forgotten it.
         process = replace(self.process, seen_at=time.time())
-        self._database.write(lambda db: processes.enter(db, process))
+        with self._lock:
+            if not self._is_closed:
+                self._database.write(lambda db: processes.enter(db, process))
 
     def close(self) -> None:
         """Take the address out of the store."""
-        self._database.write(lambda db: processes.leave(db, self.process.id))
+        with self._lock:
+            self._is_closed = True
+            self._database.write(lambda db: processes.leave(db, self.process.id))
         self.socket.close()
 
 

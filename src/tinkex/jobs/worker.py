@@ -82,6 +82,10 @@ class Worker:
         self._is_stopping = True
         self._bell.ring_self()
 
+    def stay(self) -> None:
+        """Say that this worker is alive; from another thread, for a turn may take minutes."""
+        self._bell.stay()
+
     def run(self) -> None:
         """Work until stopped; whatever is raised means: begin again from the store."""
         self._begin()
@@ -318,7 +322,6 @@ class Worker:
         self._lease.check()
         self._snapshots.take_due(list(self._residents))
         try:
-            self._bell.stay()
             self._drop_cancelled()
             self._evict()
         except StoreError as error:

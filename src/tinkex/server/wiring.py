@@ -127,7 +127,10 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
             stack.enter_context(
                 Pulse("activity", lambda: _note_work(database, home), PULSE_SECONDS)
             )
-        yield Worker(database=database, engine=engine, home=home, config=worker_config(config))
+        worker = Worker(database=database, engine=engine, home=home, config=worker_config(config))
+        # Not among the worker's own chores: it is as alive in the middle of a long turn.
+        stack.enter_context(Pulse("bell", worker.stay, PULSE_SECONDS))
+        yield worker
 
 
 def worker_config(config: ServerConfig) -> WorkerConfig:

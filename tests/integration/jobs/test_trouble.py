@@ -19,7 +19,7 @@ from tinkex.jobs import ledger
 from tinkex.jobs.housekeeping import HousekeepingPolicy
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.snapshots import SnapshotPolicy
-from tinkex.store import checkpoints, jobs, leases, processes, runs
+from tinkex.store import checkpoints, jobs, leases, runs
 from tinkex.store.database import Connection
 from tinkex.store.records import RunState
 from tinkex.store.schema import jobs as job_table
@@ -162,14 +162,16 @@ def test_a_busy_store_does_not_end_a_worker_that_has_nothing_to_write(
     monkeypatch.setattr("tinkex.jobs.worker.CHORE_SECONDS", 0.01)
     looked: list[bool] = []
 
-    def enter(*_: object) -> None:
+    def idle(*_: object) -> None:
         looked.append(True)
         raise StoreBusy("the server's database is busy; try again")
 
     house.start()
-    monkeypatch.setattr(processes, "enter", enter)
+    run_id = house.fresh()
+    house.result(house.optim_step(run_id, 1))
+    monkeypatch.setattr(runs, "idle", idle)
     _until(lambda: len(looked) > 3)
-    house.result(house.optim_step(house.fresh(), 1))
+    house.result(house.optim_step(run_id, 2))
 
 
 # --- a model that cannot come back now ------------------------------------------------------------

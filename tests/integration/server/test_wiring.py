@@ -1,4 +1,4 @@
-"""Opening a server's store: what is said when it is not one."""
+"""Opening a server's parts: a store that is not one, a worker that is busy for long."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import eventually
 from tinkex.errors import StoreError
+from tinkex.jobs.bells import Bell
+from tinkex.server import wiring
 from tinkex.server.config import ServerConfig
-from tinkex.server.wiring import open_store, shown_url
+from tinkex.server.wiring import open_store, open_worker, shown_url
+from tinkex.store import processes
+from tinkex.store.database import Database
+from tinkex.store.records import Process
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, None])
@@ -29,3 +35,31 @@ def test_a_store_that_cannot_be_used_is_named_with_what_to_do(
 def test_a_password_is_never_shown() -> None:
     shown = shown_url("postgresql://me:secret@db.example.org/tinkex")
     assert shown == "postgresql://me:***@db.example.org/tinkex"
+
+
+def test_a_worker_says_that_it_is_alive_however_long_a_turn_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "PULSE_SECONDS", 0.01)
+    config = ServerConfig(home=tmp_path, engine="fake")
+    with open_store(config) as database, open_worker(config) as worker:
+        # Its loop never turns, as in the middle of a turn that takes for ever.
+        (first,) = workers(database)
+        eventually(lambda: workers(database)[0].seen_at > first.seen_at)
+        worker.stop()
+        worker.run()
+
+
+def test_a_worker_that_has_left_does_not_come_back(tmp_path: Path) -> None:
+    with open_store(ServerConfig(home=tmp_path)) as database:
+        bell = Bell(database, "worker")
+        bell.stay()
+        assert len(workers(database)) == 1
+        bell.close()
+        bell.stay()
+        assert workers(database) == []
+
+
+def workers(database: Database) -> list[Process]:
+    """Those of whom the store says that they work."""
+    return database.read(lambda db: processes.alive(db, "worker", since=0.0))
