@@ -7,33 +7,59 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from rich import progress as bars
+from rich.markup import escape
+from screen import console, working
 
 import tinkex
 
 #: Taken if nobody names a model and it is there: small, and it knows some English.
 FAVOURITE = "smollm2-135m"
 BAR_WIDTH = 24
+STARTED = time.monotonic()
 
 
 def make_parser(about: str, *, steps: int, learning_rate: float) -> argparse.ArgumentParser:
     """The options that all of them take."""
-    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    first_line = about.partition("\n")[0]
+    parser = argparse.ArgumentParser(description=first_line)
+    parser.set_defaults(about=first_line)
     parser.add_argument("--base-model", help="model to train on; default: one that the server has")
-    parser.add_argument("--steps", type=int, default=steps, help="optimizer steps")
+    parser.add_argument("--steps", type=at_least_one, default=steps, help="optimizer steps")
     parser.add_argument("--learning-rate", type=float, default=learning_rate)
     parser.add_argument("--base-url", help="server to use; default: the one of this machine")
     parser.add_argument("--api-key", help="key for that server")
     return parser
 
 
+def at_least_one(text: str) -> int:
+    """How many there are of something that there must be; anything else ends the parser."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 @contextlib.contextmanager
 def connect(options: argparse.Namespace) -> Iterator[tuple[tinkex.ServiceClient, str]]:
-    """A client of the server, and the base model to use.
+    """A client of the server, and the base model to use; says what is going to happen.
 
     With no address and no key the SDK finds this machine's server, or starts it.
     """
-    with tinkex.ServiceClient(base_url=options.base_url, api_key=options.api_key) as service:
-        yield service, options.base_model or choose_model(service)
+    console.print(f"[bold]{escape(options.about)}[/]", soft_wrap=True)
+    with contextlib.ExitStack() as stack:
+        with working("the server is found, or started"):
+            service = stack.enter_context(open_client(options, options.api_key))
+            base_model = options.base_model or choose_model(service)
+        console.print(f"  {escape(base_model)}, {options.steps} steps", soft_wrap=True)
+        yield service, base_model
+
+
+def open_client(options: argparse.Namespace, api_key: str | None) -> tinkex.ServiceClient:
+    """A connection of its own."""
+    return tinkex.ServiceClient(base_url=options.base_url, api_key=api_key)
 
 
 def choose_model(service: tinkex.ServiceClient) -> str:
@@ -49,28 +75,68 @@ def choose_model(service: tinkex.ServiceClient) -> str:
     return names[0]
 
 
+def new_adapter(
+    service: tinkex.ServiceClient, base_model: str, rank: int = 16
+) -> tinkex.TrainingClient:
+    """A LoRA adapter to train; the first one on a base model waits until that is in memory."""
+    with working(f"{base_model} is loaded, with a new adapter"):
+        training = service.create_lora_training_client(base_model, rank=rank, seed=0)
+        # It is kept by the client; the first time takes seconds, for the library it needs is large.
+        training.get_tokenizer()
+    return training
+
+
 class Progress:
-    """Tells on stderr how far a run is: one line that changes in a terminal, else a few lines."""
+    """Tells on stderr how far a run is: a bar that moves in a terminal, else a few lines.
+
+    Used as a block: `with Progress(steps) as progress`, and `progress.tell(step, loss=...)`.
+    """
 
     def __init__(self, total: int, label: str = "step", done: int = 0) -> None:
-        self._total, self._label, self._done = total, label, done
-        self._started = time.monotonic()
+        self._total, self._label = total, label
+        self._bar = bars.Progress(
+            bars.SpinnerColumn(),
+            bars.TextColumn(f"{label} {{task.completed:>3}}/{{task.total}}"),
+            bars.BarColumn(BAR_WIDTH),
+            bars.TextColumn("{task.fields[shown]}"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("[dim]{task.fields[left]}[/]"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total, completed=done, shown="", left="")
+        self._started, self._done = time.monotonic(), done
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
 
     def tell(self, step: int, **figures: float) -> None:
         """Called after every step, counted from 1."""
-        is_last = step == self._total
-        is_terminal = sys.stderr.isatty()
-        if not (is_terminal or is_last or step == 1 or step % max(1, self._total // 10) == 0):
-            return
-        done = round(BAR_WIDTH * step / self._total)
-        pace = (time.monotonic() - self._started) / (step - self._done)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        line = f"{self._label} {step:3}/{self._total} |{'#' * done:{BAR_WIDTH}}| {shown}"
-        end = "\n" if is_last or not is_terminal else ""
-        start = "\r\x1b[K" if is_terminal else ""
-        left = "" if is_last else f"  {pace * (self._total - step):.0f} s left"
-        sys.stderr.write(f"{start}{line}{left}{end}")
-        sys.stderr.flush()
+        pace = (time.monotonic() - self._started) / (step - self._done)
+        left = f"{pace * (self._total - step):.0f} s left" if step < self._total else ""
+        self._bar.update(self._task, completed=step, shown=shown, left=left)
+        every = max(1, self._total // 10)
+        if not console.is_terminal and (step in (1, self._total) or step % every == 0):
+            done = round(BAR_WIDTH * step / self._total)
+            bar = f"{self._label} {step:3}/{self._total} |{'#' * done:{BAR_WIDTH}}|"
+            print(f"{bar} {shown}  {left}".rstrip(), file=sys.stderr, flush=True)
+
+
+def close(options: argparse.Namespace, achieved: str, *next_words: str) -> None:
+    """The last line: what was achieved, and a command to go on with."""
+    where = ("--base-url", options.base_url) if options.base_url else ()
+    command = " ".join(("tinkex", *next_words, *where))
+    print(f"Done in {time.monotonic() - STARTED:.0f} s: {achieved}. Next: {command}")
 
 
 def start(main: Callable[[], int]) -> None:
@@ -80,4 +146,17 @@ def start(main: Callable[[], int]) -> None:
     except tinkex.TinkexError as error:
         sys.exit(f"Error: {error}\n{error.hint or ''}".rstrip())
     except KeyboardInterrupt:
+        print("\nStopped by Ctrl-C; what was saved before is kept.", file=sys.stderr)
         sys.exit(130)
+
+
+def moved(name: str, before: float, after: float) -> None:
+    """A figure before and after, as a line."""
+    print(f"{name} {before:.3f} -> {after:.3f}")
+
+
+def answered(question: str, answers: dict[str, Any]) -> None:
+    """What was said to a question, each time under a name."""
+    print(question)
+    for name, answer in answers.items():
+        print(f"  {name + ':':8} {answer!r}")

@@ -1,6 +1,6 @@
 """Reasoning distillation: learn to think before answering, from a teacher's written thoughts.
 
-    python examples/distill.py [--base-model NAME] [--steps 40]
+    python examples/distill.py [--base-model NAME] [--steps 30]
 
 Every row is <think>how</think><answer>what</answer>. The tags weigh more than the words between
 them: they are few, and an answer without them cannot be read. The teacher here is a short function;
@@ -14,7 +14,7 @@ import re
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from connection import Progress, connect, make_parser, start
+from connection import Progress, answered, close, connect, make_parser, moved, new_adapter, start
 from lessons import answer_tokens, ask, make_datum, prompt_tokens
 
 import tinkex
@@ -22,8 +22,8 @@ from tinkex import AdamParams, Datum
 from tinkex.text import encode
 
 TAG_WEIGHT = 4.0
-BATCH_SIZE, NUM_HELD_OUT = 8, 12
-MAX_TOKENS = 120
+BATCH_SIZE, NUM_HELD_OUT = 4, 12
+MAX_TOKENS = 80
 FORM = re.compile(r"\s*<think>.+</think>\s*<answer>(.+)</answer>\s*", re.DOTALL)
 
 
@@ -47,44 +47,52 @@ class Lesson(NamedTuple):
         ]
 
 
-def teach(one: int, other: int) -> Lesson:
-    """The teacher: exact, and not in a hurry."""
-    total = one + other
-    steps = ", ".join(str(number) for number in range(one, total + 1))
-    thought = f"I start at {one} and go {other} further: {steps}."
-    return Lesson(f"What is {one} plus {other}?", thought, str(total))
+def teach(one: int, two: int, three: int) -> Lesson:
+    """The teacher: exact, and never more than one little thing at a time."""
+    first, total = one + two, one + two + three
+    thought = f"{one} plus {two} is {first}. {first} plus {three} is {total}."
+    return Lesson(f"What is {one} plus {two} plus {three}?", thought, str(total))
 
 
 def main() -> int:
-    options = make_parser(__doc__, steps=40, learning_rate=1e-3).parse_args()
-    lessons = [teach(one, other) for one in range(1, 10) for other in range(1, 6)]
+    options = make_parser(__doc__, steps=30, learning_rate=1e-3).parse_args()
+    lessons = [
+        teach(one, first - one, three)
+        for first in range(2, 10)
+        for one in range(1, first)
+        for three in range(1, 10)
+    ]
     random.Random(0).shuffle(lessons)
     unseen, seen = lessons[:NUM_HELD_OUT], lessons[NUM_HELD_OUT:]
     with connect(options) as (service, base_model):
-        training = service.create_lora_training_client(base_model, rank=16, seed=0)
+        training = new_adapter(service, base_model)
         before, loss_before = examine(training, unseen)
         train(training, seen, options)
         after, loss_after = examine(training, unseen)
         saved = training.save_weights_for_sampler("distill").result().path
-    print(f"{unseen[0].question}\n  before: {before[0]!r}\n  after:  {after[0]!r}\nsaved {saved}")
-    print(f"held-out loss {loss_before:.3f} -> {loss_after:.3f}")
-    print(f"thinks first {share(unseen, before):.3f} -> {share(unseen, after):.3f}")
-    right = [share(unseen, answers, must_be_right=True) for answers in (before, after)]
-    print(f"right answers {right[0]:.3f} -> {right[1]:.3f}")
+    teacher = "".join(text for text, _ in unseen[0].pieces)
+    answered(unseen[0].question, {"teacher": teacher, "before": before[0], "after": after[0]})
+    moved("held-out loss", loss_before, loss_after)
+    moved("thinks first", share_in_form(before), share_in_form(after))
+    old, new = num_right(unseen, before), num_right(unseen, after)
+    moved("right answers", old / len(unseen), new / len(unseen))
+    achieved = f"right on {old} of {len(unseen)} unseen sums before, on {new} now that it thinks"
+    close(options, f"{achieved}; the teacher on all", "chat", saved)
     return 0
 
 
 def train(training: tinkex.TrainingClient, lessons: list[Lesson], options: Any) -> None:
     """Every batch is drawn by its number, so that a run can be repeated."""
-    progress, tokenizer = Progress(options.steps), training.get_tokenizer()
-    for step in range(1, options.steps + 1):
-        data = make_batch(tokenizer, random.Random(step).sample(lessons, BATCH_SIZE))
-        # Both are sent before either is waited for; the server keeps them in order.
-        passed = training.forward_backward(data, "cross_entropy")
-        stepped = training.optim_step(AdamParams(learning_rate=options.learning_rate))
-        loss = passed.result().metrics["loss:sum"]
-        stepped.result()
-        progress.tell(step, loss=loss)
+    tokenizer = training.get_tokenizer()
+    with Progress(options.steps) as progress:
+        for step in range(1, options.steps + 1):
+            data = make_batch(tokenizer, random.Random(step).sample(lessons, BATCH_SIZE))
+            # Both are sent before either is waited for; the server keeps them in order.
+            passed = training.forward_backward(data, "cross_entropy")
+            stepped = training.optim_step(AdamParams(learning_rate=options.learning_rate))
+            loss = passed.result().metrics["loss:sum"]
+            stepped.result()
+            progress.tell(step, loss=loss)
 
 
 def make_batch(tokenizer: Any, lessons: list[Lesson]) -> list[Datum]:
@@ -121,13 +129,19 @@ def examine(training: tinkex.TrainingClient, lessons: list[Lesson]) -> tuple[lis
     return answers, scored.result().metrics["loss:sum"]
 
 
-def share(lessons: list[Lesson], answers: list[str], must_be_right: bool = False) -> float:
-    """How many answers have the form, and what is right in it if that is asked."""
-    found = [FORM.fullmatch(answer) for answer in answers]
-    return fmean(
-        match is not None and (match[1] == lesson.answer or not must_be_right)
-        for match, lesson in zip(found, lessons, strict=True)
-    )
+def share_in_form(answers: list[str]) -> float:
+    return fmean(FORM.fullmatch(answer) is not None for answer in answers)
+
+
+def num_right(lessons: list[Lesson], answers: list[str]) -> int:
+    """The number that counts is in the form; of an answer without a form it is the last one."""
+    told = zip(lessons, answers, strict=True)
+    return sum(final_number(answer) == lesson.answer for lesson, answer in told)
+
+
+def final_number(answer: str) -> str:
+    found = FORM.fullmatch(answer)
+    return found[1] if found else (re.findall(r"\d+", answer) or [""])[-1]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Direct preference optimization on one page: prefer one answer to another.
 
-    python examples/dpo.py [--base-model NAME] [--steps 15]
+    python examples/dpo.py [--base-model NAME] [--steps 8]
 
 The loss of a pair is -log sigmoid(m), m = BETA * (how much more the chosen answer has gained than
 the rejected one since the start). `tinkex train dpo` does the same with batches and resume.
@@ -12,33 +12,41 @@ import math
 from statistics import fmean
 from typing import Any
 
-from connection import Progress, connect, make_parser, start
-from lessons import answer_tokens, make_datum, prompt_tokens, read_rows
+from connection import Progress, answered, close, connect, make_parser, moved, new_adapter, start
+from lessons import answer_tokens, ask, make_datum, prompt_tokens, read_rows
+from screen import working
 
 import tinkex
 from tinkex import AdamParams, Datum
 
 BETA = 0.1
 #: So many pairs are measured and not learned.
-NUM_HELD_OUT = 3
+NUM_HELD_OUT = 6
 
 
 def main() -> int:
-    options = make_parser(__doc__, steps=15, learning_rate=5e-4).parse_args()
+    options = make_parser(__doc__, steps=8, learning_rate=5e-4).parse_args()
     rows = read_rows("dpo.jsonl")
+    questions = [row["prompt"] for row in rows[-2:]]
     with connect(options) as (service, base_model):
-        training = service.create_lora_training_client(base_model, rank=16, seed=0)
-        pairs = Pairs(training, rows[:-NUM_HELD_OUT])
-        others = Pairs(training, rows[-NUM_HELD_OUT:])
+        training = new_adapter(service, base_model)
+        before = ask(training, questions)
+        with working(f"the base model's opinion of {len(rows)} pairs is measured"):
+            pairs = Pairs(training, rows[:-NUM_HELD_OUT])
+            others = Pairs(training, rows[-NUM_HELD_OUT:])
         losses = train(training, pairs, options.steps, options.learning_rate)
-        margins, other_margins = pairs.margins(), others.margins()
+        with working("it is measured again"):
+            margins, other_margins = pairs.margins(), others.margins()
+        after = ask(training, questions)
         saved = training.save_weights_for_sampler("dpo").result().path
-    num_preferred = sum(margin > 0 for margin in margins)
-    print(f"saved {saved}")
-    print(f"the chosen answer gained more in {num_preferred} of {len(margins)} pairs")
-    print(f"margin 0.000 -> {fmean(margins):.3f}")
-    print(f"held-out margin 0.000 -> {fmean(other_margins):.3f}")
-    print(f"loss {losses[0]:.3f} -> {fmean(map(loss_of, margins)):.3f}")
+    for question, *answers in zip(questions, before, after, strict=True):
+        answered(question, dict(zip(("before", "after"), answers, strict=True)))
+    moved("loss", losses[0], fmean(map(loss_of, margins)))
+    moved("margin", 0.0, fmean(margins))
+    moved("held-out margin", 0.0, fmean(other_margins))
+    achieved = f"leans to the chosen answer in {num_won(margins)} of {len(margins)} pairs it saw"
+    unseen = f"{num_won(other_margins)} of {len(other_margins)} it did not see"
+    close(options, f"{achieved}, and in {unseen}", "chat", saved)
     return 0
 
 
@@ -80,22 +88,27 @@ class Pairs:
 def train(
     training: tinkex.TrainingClient, pairs: Pairs, num_steps: int, learning_rate: float
 ) -> list[float]:
-    """The loss of every step."""
-    progress, losses = Progress(num_steps), []
-    for step in range(1, num_steps + 1):
-        margins = pairs.margins()
-        losses.append(fmean(map(loss_of, margins)))
-        # Cross entropy has the slope -weight, and this is the slope of the loss above.
-        pulls = [BETA / (1.0 + math.exp(margin)) / len(margins) for margin in margins]
-        data = pairs.data([sign * pull for pull in pulls for sign in (1.0, -1.0)])
-        training.forward_backward(data, "cross_entropy")
-        training.optim_step(AdamParams(learning_rate=learning_rate)).result()
-        progress.tell(step, loss=losses[-1], margin=fmean(margins))
+    """The loss of every step, before the step."""
+    losses = []
+    with Progress(num_steps) as progress:
+        for step in range(1, num_steps + 1):
+            margins = pairs.margins()
+            losses.append(fmean(map(loss_of, margins)))
+            # Cross entropy has the slope -weight, and this is the slope of the loss above.
+            pulls = [BETA / (1.0 + math.exp(margin)) / len(margins) for margin in margins]
+            data = pairs.data([sign * pull for pull in pulls for sign in (1.0, -1.0)])
+            training.forward_backward(data, "cross_entropy")
+            training.optim_step(AdamParams(learning_rate=learning_rate)).result()
+            progress.tell(step, loss=losses[-1], margin=fmean(margins))
     return losses
 
 
 def loss_of(margin: float) -> float:
     return math.log1p(math.exp(-margin))
+
+
+def num_won(margins: list[float]) -> int:
+    return sum(margin > 0 for margin in margins)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Reinforcement learning on a task that can be checked: which of two numbers is larger?
+"""Reinforcement learning on a task that can be checked: say the larger of two numbers.
 
-    python examples/grpo.py [--base-model NAME] [--steps 15]
+    python examples/grpo.py [--base-model NAME] [--steps 20]
 
 GRPO: the weights of the moment answer every question several times, and an answer counts as much as
 it is better than the others of its group. `tinkex train rl` takes a reward function of your own.
@@ -8,20 +8,34 @@ it is better than the others of its group. `tinkex train rl` takes a reward func
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from connection import Progress, connect, make_parser, start
+from connection import (
+    Progress,
+    answered,
+    at_least_one,
+    close,
+    connect,
+    make_parser,
+    moved,
+    new_adapter,
+    start,
+)
 from lessons import ask, prompt_tokens, text_of
 
 import tinkex
 from tinkex import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams
 
-MAX_TOKENS = 8
+MAX_TOKENS = 5
 NUM_HELD_OUT = 16
+#: So many steps at the start and at the end are compared: a single one is a matter of luck.
+NUM_COMPARED = 3
 
 
 class Task(NamedTuple):
@@ -32,74 +46,105 @@ class Task(NamedTuple):
 
     @property
     def question(self) -> str:
-        return f"Which is larger, {self.one} or {self.other}?"
+        return f"Say the larger number: {self.one} or {self.other}"
 
     def is_right(self, answer: str) -> bool:
+        """Whether the first number in it is the right one."""
         return re.findall(r"\d+", answer)[:1] == [str(max(self))]
 
     def reward(self, answer: str) -> float:
-        """Rises in small steps: some number, the right one, the right one and nothing else."""
-        if not re.search(r"\d", answer):
-            return 0.0
+        """Only what is right earns anything, and more if nothing else is said."""
         if not self.is_right(answer):
-            return 0.1
-        return 1.0 if answer.strip() == str(max(self)) else 0.7
+            return 0.0
+        return 1.0 if answer.strip() == str(max(self)) else 0.5
+
+
+class Attempt(NamedTuple):
+    """An answer that was drawn, and what it is worth."""
+
+    task: Task
+    drawn: SampledSequence
+    text: str
+
+    @property
+    def reward(self) -> float:
+        return self.task.reward(self.text)
+
+
+class Group(NamedTuple):
+    """The answers to one question."""
+
+    prompt: list[int]
+    attempts: list[Attempt]
+
+    def data(self) -> list[Datum]:
+        """An example per answer; a group whose answers are all worth the same teaches nothing."""
+        rewards = [attempt.reward for attempt in self.attempts]
+        mean, spread = fmean(rewards), pstdev(rewards)
+        if spread == 0.0:
+            return []
+        return [
+            make_datum(self.prompt, attempt.drawn, (reward - mean) / spread / len(rewards))
+            for attempt, reward in zip(self.attempts, rewards, strict=True)
+        ]
 
 
 def main() -> int:
-    parser = make_parser(__doc__, steps=15, learning_rate=5e-4)
-    parser.add_argument("--num-questions", type=int, default=4, help="per step")
-    parser.add_argument("--group-size", type=int, default=8, help="answers to each")
+    parser = make_parser(__doc__, steps=20, learning_rate=5e-4)
+    parser.add_argument("--num-questions", type=at_least_one, default=4, help="per step")
+    parser.add_argument("--group-size", type=at_least_one, default=8, help="answers to each")
+    parser.add_argument("--transcript", type=Path, help="file for all answers, a line for each")
     options = parser.parse_args()
     tasks = [Task(one, other) for one in range(10) for other in range(10) if one != other]
     random.Random(0).shuffle(tasks)
     unseen, seen = tasks[:NUM_HELD_OUT], tasks[NUM_HELD_OUT:]
+    questions = [task.question for task in unseen]
     with connect(options) as (service, base_model):
-        training = service.create_lora_training_client(base_model, rank=16, seed=0)
-        before = ask(training, [task.question for task in unseen], MAX_TOKENS)
-        rewards = train(training, seen, options)
-        after = ask(training, [task.question for task in unseen], MAX_TOKENS)
+        training = new_adapter(service, base_model)
+        before = ask(training, questions, MAX_TOKENS)
+        steps = train(training, seen, options)
+        after = ask(training, questions, MAX_TOKENS)
         saved = training.save_weights_for_sampler("grpo").result().path
-    print(f"{unseen[0].question}\n  before: {before[0]!r}\n  after:  {after[0]!r}\nsaved {saved}")
-    print(f"reward {rewards[0]:.3f} -> {fmean(rewards[-3:]):.3f}")
-    print(f"right on unseen questions {share(unseen, before):.3f} -> {share(unseen, after):.3f}")
+    if options.transcript:
+        write_transcript(options.transcript, steps)
+    answered(questions[0], {"before": before[0], "after": after[0]})
+    early = [attempt for step in steps[:NUM_COMPARED] for attempt in step]
+    late = [attempt for step in steps[-NUM_COMPARED:] for attempt in step]
+    moved("reward", mean_reward(early), mean_reward(late))
+    moved("right while learning", share(early), share(late))
+    old, new = num_right(unseen, before), num_right(unseen, after)
+    moved("right on unseen questions", old / len(unseen), new / len(unseen))
+    achieved = f"right on {old} of {len(unseen)} unseen questions before, on {new} after"
+    close(options, achieved, "chat", saved)
     return 0
 
 
-def share(tasks: Sequence[Task], answers: Sequence[str]) -> float:
-    return fmean(task.is_right(answer) for task, answer in zip(tasks, answers, strict=True))
+def num_right(tasks: Sequence[Task], answers: Sequence[str]) -> int:
+    return sum(task.is_right(answer) for task, answer in zip(tasks, answers, strict=True))
 
 
-def train(training: tinkex.TrainingClient, tasks: list[Task], options: Any) -> list[float]:
-    """The mean reward of every step."""
-    progress, rewards, dice = Progress(options.steps), [], random.Random(1)
-    for step in range(1, options.steps + 1):
-        groups = draw(training, dice.sample(tasks, options.num_questions), options.group_size, step)
-        rewards.append(fmean(reward for group in groups for reward in group.rewards))
-        data = [datum for group in groups for datum in group.data()]
-        if data:
-            training.forward_backward(data, "importance_sampling")
-            training.optim_step(AdamParams(learning_rate=options.learning_rate)).result()
-        progress.tell(step, reward=rewards[-1])
-    return rewards
+def mean_reward(attempts: Sequence[Attempt]) -> float:
+    return fmean(attempt.reward for attempt in attempts)
 
 
-class Group(NamedTuple):
-    """The answers to one question, and what they are worth."""
+def share(attempts: Sequence[Attempt]) -> float:
+    return fmean(attempt.task.is_right(attempt.text) for attempt in attempts)
 
-    prompt: list[int]
-    answers: Sequence[SampledSequence]
-    rewards: list[float]
 
-    def data(self) -> list[Datum]:
-        """An example per answer; a group whose answers are all worth the same teaches nothing."""
-        mean, spread = fmean(self.rewards), pstdev(self.rewards)
-        if spread == 0.0:
-            return []
-        return [
-            make_datum(self.prompt, answer, (reward - mean) / spread / len(self.answers))
-            for answer, reward in zip(self.answers, self.rewards, strict=True)
-        ]
+def train(training: tinkex.TrainingClient, tasks: list[Task], options: Any) -> list[list[Attempt]]:
+    """Everything that was tried, step by step."""
+    steps, dice = [], random.Random(1)
+    with Progress(options.steps) as progress:
+        for step in range(1, options.steps + 1):
+            chosen = dice.sample(tasks, options.num_questions)
+            groups = draw(training, chosen, options.group_size, seed=step)
+            data = [datum for group in groups for datum in group.data()]
+            if data:
+                training.forward_backward(data, "importance_sampling")
+                training.optim_step(AdamParams(learning_rate=options.learning_rate)).result()
+            steps.append([attempt for group in groups for attempt in group.attempts])
+            progress.tell(step, reward=mean_reward(steps[-1]), right=share(steps[-1]))
+    return steps
 
 
 def draw(
@@ -113,9 +158,9 @@ def draw(
     asked = [sampler.sample(ModelInput.from_ints(each), group_size, params) for each in prompts]
     groups = []
     for task, prompt, future in zip(tasks, prompts, asked, strict=True):
-        answers = future.result().sequences
-        rewards = [task.reward(text_of(tokenizer, answer.tokens)) for answer in answers]
-        groups.append(Group(prompt, answers, rewards))
+        drawn = future.result().sequences
+        attempts = [Attempt(task, each, text_of(tokenizer, each.tokens)) for each in drawn]
+        groups.append(Group(prompt, attempts))
     return groups
 
 
@@ -130,6 +175,15 @@ def make_datum(prompt: list[int], answer: SampledSequence, advantage: float) -> 
             "advantages": [*silent, *([advantage] * len(answer.tokens))],
         },
     )
+
+
+def write_transcript(file: Path, steps: list[list[Attempt]]) -> None:
+    """So that the rewards can be checked by somebody else."""
+    with file.open("w", encoding="utf-8") as out:
+        for number, attempts in enumerate(steps, start=1):
+            for attempt in attempts:
+                said = {"question": attempt.task.question, "answer": attempt.text}
+                out.write(json.dumps({"step": number, **said, "reward": attempt.reward}) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from screen import working
+
 import tinkex
 from tinkex import Datum, ModelInput, SamplingParams
 from tinkex.text import encode, render_chat
@@ -57,8 +59,9 @@ def ask(
     sampler = training.save_weights_and_get_sampling_client()
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     prompts = [ModelInput.from_ints(prompt_tokens(tokenizer, each)) for each in questions]
-    asked = [sampler.sample(prompt, 1, params) for prompt in prompts]
-    return [text_of(tokenizer, future.result().sequences[0].tokens) for future in asked]
+    with working(f"{len(questions)} questions are asked"):
+        asked = [sampler.sample(prompt, 1, params) for prompt in prompts]
+        return [text_of(tokenizer, future.result().sequences[0].tokens) for future in asked]
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Killed in the middle, and nothing is lost: a run goes on from its last checkpoint.
 
-    python examples/resume.py [--base-model NAME] [--steps 20]
+    python examples/resume.py [--base-model NAME] [--steps 16]
 
 A process trains and saves every few steps. It is killed with kill -9 between two checkpoints and
 started again; it ends with the very losses of a process that was left alone. `tinkex train` keeps
@@ -17,7 +17,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from connection import Progress, connect, make_parser, start
+from connection import (
+    Progress,
+    at_least_one,
+    close,
+    connect,
+    make_parser,
+    moved,
+    open_client,
+    start,
+)
 from lessons import make_batch, read_rows
 
 import tinkex
@@ -28,42 +37,83 @@ TOLERANCE = 1e-5
 
 
 def main() -> int:
-    parser = make_parser(__doc__, steps=20, learning_rate=1e-3)
-    parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")
+    parser = make_parser(__doc__, steps=16, learning_rate=1e-3)
+    parser.add_argument(
+        "--save-every", type=at_least_one, default=4, help="steps between checkpoints"
+    )
     parser.add_argument("--run-file", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_file:
         return train(options)
     if not 2 <= options.save_every <= options.steps // 2:
         parser.error("--save-every must be at least 2, and at most half of --steps")
-    # In the middle, and not just after a checkpoint.
-    kill_at = options.steps // 2 // options.save_every * options.save_every + 1
+    with connect(options) as (_, base_model):
+        options.base_model = base_model
     with tempfile.TemporaryDirectory() as folder:
         whole, killed = Path(folder) / "whole.json", Path(folder) / "killed.json"
-        run_child(whole)
-        run_child(killed, kill_at)
-        at_death = json.loads(killed.read_text())["step"]
-        print(f"killed after step {kill_at}; the last checkpoint is of step {at_death}")
-        run_child(killed)
-        losses, again = (json.loads(file.read_text())["losses"] for file in (whole, killed))
-    drift = max(abs(one - other) for one, other in zip(losses, again, strict=True))
-    print(f"loss {again[0]:.3f} -> {again[-1]:.3f}")
+        watch(options, whole, "left alone")
+        watch(options, killed, "killed    ", kill_at=kill_step(options))
+        num_kept = read_run(killed)["step"]
+        print(f"killed after step {kill_step(options)}; the last checkpoint is of step {num_kept}")
+        watch(options, killed, "resumed   ")
+        losses, run = read_run(whole)["losses"], read_run(killed)
+    return compare(options, losses, run)
+
+
+def kill_step(options: argparse.Namespace) -> int:
+    """In the middle, and not just after a checkpoint."""
+    return int(options.steps // 2 // options.save_every * options.save_every + 1)
+
+
+def compare(options: argparse.Namespace, losses: list[float], run: dict[str, Any]) -> int:
+    """Show both runs side by side; they are the same, or the program fails."""
+    print("step  left alone  killed and resumed")
+    for step, pair in enumerate(zip(losses, run["losses"], strict=True), start=1):
+        print(f"{step:4}  {pair[0]:10.6f}  {pair[1]:10.6f}")
+    drift = max(abs(one - other) for one, other in zip(losses, run["losses"], strict=True))
+    moved("loss", run["losses"][0], run["losses"][-1])
     print(f"largest difference from a run that was left alone: {drift:.6f}")
-    return 0 if drift <= TOLERANCE else 1
+    if drift > TOLERANCE:
+        raise SystemExit(f"Error: the losses differ by more than {TOLERANCE}: that is a fault")
+    achieved = f"killed after step {kill_step(options)}, resumed, and all losses are the same"
+    close(options, achieved, "checkpoint", "list")
+    return 0
 
 
-def run_child(run_file: Path, kill_at: int | None = None) -> None:
+def watch(
+    options: argparse.Namespace, run_file: Path, label: str, kill_at: int | None = None
+) -> None:
     """Train in a process of its own; kill it when it has told of a step."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--run-file", str(run_file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if kill_at is not None and int(line) >= kill_at:
-                child.kill()
-                print(f"\nkill -9 {child.pid} after step {int(line)}", file=sys.stderr)
-                break
-    if kill_at is None and child.returncode:
-        raise SystemExit(f"Error: the run ended with exit code {child.returncode}")
+    words = [*sys.argv[1:], "--base-model", options.base_model, "--run-file", str(run_file)]
+    done = read_run(run_file)["step"]
+    # In a session of its own, so that Ctrl-C ends the watcher, and the watcher ends it.
+    child = subprocess.Popen(
+        [sys.executable, __file__, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with child, Progress(options.steps, label, done) as progress:
+        try:
+            show(child, progress, kill_at)
+        finally:
+            child.kill()
+    if child.returncode > 0:
+        # It has said why.
+        raise SystemExit(child.returncode)
+    if child.returncode < 0 and kill_at is None:
+        raise SystemExit(f"Error: the run was ended by signal {-child.returncode}")
+
+
+def show(child: subprocess.Popen[str], progress: Progress, kill_at: int | None) -> None:
+    """Tell of every step until it ends, or has to end."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        step, loss = line.split()
+        progress.tell(int(step), loss=float(loss))
+        if int(step) == kill_at:
+            return
+    child.wait()
 
 
 # --- what the child does -------------------------------------------------------------------------
@@ -71,37 +121,41 @@ def run_child(run_file: Path, kill_at: int | None = None) -> None:
 
 def train(options: argparse.Namespace) -> int:
     """Begin, or go on where the file says."""
-    pairs = [
-        (user["content"], assistant["content"])
-        for user, assistant in (row["messages"] for row in read_rows("sft.jsonl"))
-    ]
-    with connect(options) as (service, base_model):
-        training, run = begin(service, base_model, options.run_file)
-        tokenizer, progress = training.get_tokenizer(), Progress(options.steps, done=run["step"])
+    talks = [row["messages"] for row in read_rows("sft.jsonl")]
+    pairs = [(user["content"], assistant["content"]) for user, assistant in talks]
+    with open_client(options, options.api_key) as service:
+        run = read_run(options.run_file)
+        training = open_run(service, options.base_model, run)
+        tokenizer = training.get_tokenizer()
         for step in range(run["step"] + 1, options.steps + 1):
             # Which rows come is decided by the step's number alone, so it is the same again.
             rows = [pairs[(step * BATCH_SIZE + place) % len(pairs)] for place in range(BATCH_SIZE)]
             passed = training.forward_backward(make_batch(tokenizer, rows), "cross_entropy")
             training.optim_step(AdamParams(learning_rate=options.learning_rate)).result()
             run["losses"].append(passed.result().metrics["loss:sum"])
-            progress.tell(step, loss=run["losses"][-1])
             if step % options.save_every == 0 or step == options.steps:
                 run["state"] = training.save_state(f"step-{step}").result().path
                 run["step"] = step
                 write_whole(options.run_file, run)
-            print(step, flush=True)
+            print(step, run["losses"][-1], flush=True)
     return 0
 
 
-def begin(
-    service: tinkex.ServiceClient, base_model: str, run_file: Path
-) -> tuple[tinkex.TrainingClient, dict[str, Any]]:
-    """Weights, optimizer and the losses so far; or a new adapter."""
-    if not run_file.exists():
-        new = service.create_lora_training_client(base_model, rank=8, seed=0)
-        return new, {"step": 0, "losses": [], "state": None}
-    run = json.loads(run_file.read_text())
-    return service.create_training_client_from_state_with_optimizer(run["state"]), run
+def open_run(
+    service: tinkex.ServiceClient, base_model: str, run: dict[str, Any]
+) -> tinkex.TrainingClient:
+    """A new adapter; or the weights and the optimizer of the last checkpoint."""
+    if run["state"] is None:
+        return service.create_lora_training_client(base_model, rank=8, seed=0)
+    return service.create_training_client_from_state_with_optimizer(run["state"])
+
+
+def read_run(file: Path) -> dict[str, Any]:
+    """How far a run is, as its last checkpoint says."""
+    if not file.exists():
+        return {"step": 0, "losses": [], "state": None}
+    run: dict[str, Any] = json.loads(file.read_text())
+    return run
 
 
 def write_whole(file: Path, run: dict[str, Any]) -> None:

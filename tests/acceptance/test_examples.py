@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol
 
 import pytest
 
-from tests.acceptance.engine.servers import VOCAB_SIZE, LocalServer
-from tests.integration.engine.folders import save_tiny
+from tests.acceptance.engine.servers import LocalServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+#: It comes with the package, and answers after a few seconds.
+MODEL = ("--base-model", "tinkex/tiny")
+NAMES = ("sft", "dpo", "grpo", "distill", "multi_tenant", "resume")
 #: Nothing here takes this long; it only says that nothing hangs.
 PATIENCE = 240.0
+#: One that samples, one with two clients, one with a process of its own; the others are simpler.
+INTERRUPTED = ("grpo", "multi_tenant", "resume")
+#: A bar with figures: somebody who watches sees how far it is.
+BAR = re.compile(r"\d+/\d+ \|#* *\| \w+ \d")
 
 
 class Run(Protocol):
@@ -28,10 +39,8 @@ class Run(Protocol):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server of one tiny model with random weights."""
-    directory = tmp_path_factory.mktemp("examples")
-    folder = save_tiny(directory / "tiny", vocab_size=VOCAB_SIZE)
-    server = LocalServer(directory / "home", {"tiny": folder})
+    """A server with no model but the one of the package."""
+    server = LocalServer(tmp_path_factory.mktemp("examples") / "home", {})
     try:
         server.ready()
         yield server
@@ -39,22 +48,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         server.end()
 
 
-@pytest.fixture
-def run(server: LocalServer, tmp_path: Path) -> Run:
+def surroundings(home: Path, **more: str) -> dict[str, str]:
     """With no address and no key: only the home is told."""
     kept = {key: text for key, text in os.environ.items() if not key.startswith("TINKE")}
     told = {
-        "TINKEX_HOME": str(server.home.root),
+        "TINKEX_HOME": str(home),
         "TINKER_TELEMETRY": "0",
-        "HOME": str(tmp_path),
+        "HOME": str(home),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    return kept | told | more
 
+
+def command(name: str, *options: str) -> list[str]:
+    return [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+
+
+@pytest.fixture
+def run(server: LocalServer, tmp_path: Path) -> Run:
     def run(name: str, *options: str) -> str:
         done = subprocess.run(
-            [sys.executable, str(EXAMPLES / f"{name}.py"), *options],
-            env=kept | told,
+            command(name, *options),
+            env=surroundings(server.home.root),
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -63,8 +79,9 @@ def run(server: LocalServer, tmp_path: Path) -> Run:
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.said[-3000:]}"
         assert "Traceback" not in done.stderr
-        # Somebody who watches sees how far it is.
-        assert re.search(r"\d+/\d+ \|#+ *\| \w+ \d", done.stderr)
+        assert BAR.search(done.stderr)
+        # The last line says what came of it, and what to do next.
+        assert re.fullmatch(r"Done in \d+ s: .+\. Next: tinkex .+", done.stdout.splitlines()[-1])
         return done.stdout
 
     return run
@@ -78,38 +95,63 @@ def moved(output: str, name: str) -> tuple[float, float]:
 
 
 def test_sft_learns_the_answers(run: Run) -> None:
-    output = run("sft", "--steps", "40", "--learning-rate", "0.003")
+    output = run("sft", *MODEL, "--steps", "50", "--learning-rate", "0.004")
     before, after = moved(output, "loss")
-    assert after < 0.4 * before
-    assert "tinker://" in output
+    assert after < 0.2 * before
+    assert re.search(r"^  after: +'Rain that took its time\.'$", output, re.MULTILINE)
+    assert re.search(r"says [3-5] of 5 answers as taught\. Next: tinkex chat tinker://", output)
 
 
-def test_dpo_learns_the_preference(run: Run) -> None:
-    output = run("dpo", "--steps", "10", "--learning-rate", "0.002", "--base-model", "tiny")
+def test_dpo_learns_the_preference_also_of_pairs_that_it_did_not_see(run: Run) -> None:
+    output = run("dpo", *MODEL, "--steps", "12", "--learning-rate", "0.002")
     before, after = moved(output, "loss")
     assert before == pytest.approx(0.693, abs=1e-3)
     assert after < 0.5 * before
     assert moved(output, "margin")[1] > 1.0
-    assert "gained more in 6 of 6 pairs" in output
+    assert moved(output, "held-out margin")[1] > 0.2
+    assert "6 of 6 pairs it saw" in output
 
 
-def test_grpo_earns_more_reward(run: Run) -> None:
-    output = run("grpo", "--steps", "30", "--learning-rate", "0.003", "--group-size", "48")
-    before, after = moved(output, "reward")
-    assert after > 2 * before
+def test_grpo_earns_more_because_more_answers_are_right(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "transcript.jsonl"
+    size = ("--steps", "30", "--num-questions", "6", "--learning-rate", "0.002")
+    output = run("grpo", *MODEL, *size, "--transcript", str(file))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 30 * 6 * 8
+    assert [line["reward"] for line in lines] == [worth(line) for line in lines]
+    for name, judge in (("reward", worth), ("right while learning", lambda x: worth(x) > 0)):
+        early = fmean(judge(line) for line in lines if line["step"] <= 3)
+        late = fmean(judge(line) for line in lines if line["step"] > 27)
+        assert moved(output, name) == pytest.approx((early, late), abs=1e-3)
+        # However good the model was at the start, half of what it did wrong is gone.
+        assert 1 - late < 0.5 * (1 - early)
+    before, after = moved(output, "right on unseen questions")
+    assert 1 - after < 0.5 * (1 - before)
+    assert f"on {round(after * 16)} after" in output
+
+
+def worth(line: dict[str, str]) -> float:
+    """What an answer to a question of the example must earn, read from the question itself."""
+    larger = max(re.findall(r"\d+", line["question"]), key=int)
+    if not re.match(rf"\D*{larger}(?!\d)", line["answer"]):
+        return 0.0
+    return 1.0 if line["answer"].strip() == larger else 0.5
 
 
 def test_distillation_learns_the_thoughts_of_the_teacher(run: Run) -> None:
-    output = run("distill", "--steps", "60", "--learning-rate", "0.004")
+    output = run("distill", *MODEL, "--steps", "80", "--learning-rate", "0.004")
     before, after = moved(output, "held-out loss")
     assert after < 0.3 * before
-    assert moved(output, "thinks first")[1] > 0.5
+    before, after = moved(output, "thinks first")
+    assert (before, after > 0.5) == (0.0, True)
+    before, after = moved(output, "right answers")
+    assert after > before
 
 
 def test_two_tenants_do_not_disturb_each_other(run: Run, server: LocalServer) -> None:
     keys = ("--api-key", server.new_key("ada"), "--other-key", server.new_key("bob"))
     output = run(
-        *("multi_tenant", "--steps", "40", "--learning-rate", "0.003"),
+        *("multi_tenant", *MODEL, "--steps", "25", "--learning-rate", "0.004"),
         *("--base-url", server.ready(), *keys),
     )
     for name in ("ada", "bob"):
@@ -118,16 +160,85 @@ def test_two_tenants_do_not_disturb_each_other(run: Run, server: LocalServer) ->
     assert "'I am Ada, the sailor.'" in output
     assert "'I am Bob, the baker.'" in output
     assert "ada cannot see the checkpoint of bob" in output
+    assert "2 of 2 clients gave their own answers" in output
 
 
 def test_a_killed_run_ends_with_the_losses_of_an_undisturbed_one(run: Run) -> None:
-    output = run("resume", "--steps", "8", "--save-every", "2")
-    assert "killed after step 5" in output
+    output = run("resume", *MODEL, "--steps", "8", "--save-every", "2")
+    assert "killed after step 5; the last checkpoint is of step 4" in output
     assert "largest difference from a run that was left alone: 0.000000" in output
+    rows = re.findall(r"^ +\d+ +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
+    assert len(rows) == 8
+    assert all(alone == resumed for alone, resumed in rows)
     before, after = moved(output, "loss")
     assert after < before
 
 
+def test_ctrl_c_ends_each_with_one_sentence(server: LocalServer, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        running = {
+            name: stack.enter_context(endless(name, server, tmp_path)) for name in INTERRUPTED
+        }
+        for process in running.values():
+            wait_for_bar(process)
+        for process in running.values():
+            process.send_signal(signal.SIGINT)
+        ends = {name: process.communicate(timeout=PATIENCE) for name, process in running.items()}
+    assert [process.returncode for process in running.values()] == [130] * len(running), ends
+    for _, errors in ends.values():
+        # What else comes is only how far it came meanwhile.
+        said = [line for line in errors.splitlines() if line and not BAR.search(line)]
+        assert said == ["Stopped by Ctrl-C; what was saved before is kept."]
+
+
+@contextlib.contextmanager
+def endless(name: str, server: LocalServer, directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """An example that does not end by itself; it is gone after the block."""
+    with subprocess.Popen(
+        command(name, *MODEL, "--steps", "1000000"),
+        env=surroundings(server.home.root),
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_bar(process: subprocess.Popen[str]) -> None:
+    """Until it is in the middle of training."""
+    assert process.stderr is not None
+    assert any(BAR.search(line) for line in process.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("sft", "TINKER_BASE_URL"), ("resume", "TINKEX_BASE_URL")]
+)
+def test_a_server_that_is_not_there_is_told_in_a_sentence(
+    tmp_path: Path, name: str, variable: str
+) -> None:
+    with socket.socket() as closed:
+        # It is bound and does not listen, so nobody else can be there.
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        url = {variable: f"http://127.0.0.1:{port}", "TINKER_API_KEY": "tml-none"}
+        done = subprocess.run(
+            command(name),
+            env=surroundings(tmp_path, **url),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert f"Error: Connection error: cannot reach 127.0.0.1:{port}" in done.stderr
+    assert "Check base_url and that the server is running." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_all_examples_of_this_machine_are_run_here() -> None:
     users = {path.stem for path in EXAMPLES.glob("*.py") if "from connection" in path.read_text()}
-    assert users == {"sft", "dpo", "grpo", "distill", "multi_tenant", "resume"}
+    assert users == set(NAMES)
