@@ -26,7 +26,8 @@ def speak(folder: Path, known: argparse.Namespace) -> None:
         raise ConfigError("there is no such folder")
     transformers_log.disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder).to(choose_device(known.device))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.to(choose_device(known.device))
     told = [{"role": "user", "content": known.prompt}]
     asked = tokenizer.apply_chat_template(
         told, add_generation_prompt=True, return_tensors="pt", return_dict=True

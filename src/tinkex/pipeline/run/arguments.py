@@ -98,10 +98,10 @@ def _shape(config: PipelineConfig) -> dict[str, object]:
     }
 
 
-def check_arguments(stage: Stage, arguments: Arguments, tags: Sequence[str] | None = None) -> None:
+def check_arguments(stage: Stage, arguments: Arguments, tags: Sequence[str] = ()) -> None:
     """Have the trainer's own parser read its options, long before its turn comes.
 
-    `tags` are the single tokens that R1 may weigh; None if that is not known yet.
+    `tags` are the single tokens that R1 may weigh; none if they are not known yet.
     """
     variable = f"{stage.name.upper()}_ARGS"
     for name in arguments:
@@ -118,7 +118,7 @@ def check_arguments(stage: Stage, arguments: Arguments, tags: Sequence[str] | No
         raise _refusal(stage, str(error)) from None
     if problem := find_problem(stage.name, known):
         raise _refusal(stage, problem)
-    for tag in known.r1_tokens if tags is not None else ():
+    for tag in known.r1_tokens if tags else ():
         if tag not in tags:
             raise _refusal(stage, f"--r1_tokens has {tag!r}; one token each are {', '.join(tags)}")
 

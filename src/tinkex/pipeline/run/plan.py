@@ -85,7 +85,7 @@ def make_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
         if stage is not TOKENIZER:
             # Which weights it starts from is not known yet, and what can be said is the same.
             start = Start(weights=None if stage is PRETRAIN else Path("start"))
-            check_arguments(stage, plan.arguments(stage, start), None if skips else TAGS)
+            check_arguments(stage, plan.arguments(stage, start), () if skips else TAGS)
     return plan
 
 
