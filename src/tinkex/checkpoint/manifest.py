@@ -38,7 +38,8 @@ def write_manifest(directory: Path) -> Manifest:
     """List what is in a directory, and write the list beside it."""
     manifest = Manifest({name: _describe(directory / name) for name in _names(directory)})
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    write_file(directory / MANIFEST_NAME, text + b"\n")
+    # As readable as the files beside it, which are made as the process makes files.
+    write_file(directory / MANIFEST_NAME, text + b"\n", mode=0o666)
     return manifest
 
 

@@ -16,6 +16,8 @@ STAGES: Mapping[str, str] = {
     "dpo": "Teach a model which of two answers people prefer.",
     "r1": "Teach a model to think before it answers.",
 }
+#: Whose result a stage usually starts from; random weights would learn next to nothing.
+PARENTS: Mapping[str, str] = {"sft": "pretrain", "dpo": "sft", "r1": "dpo"}
 #: What a stage has for a default where the stages differ.
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "pretrain": {"learning_rate": 6e-4, "muon_lr": 0.02, "accumulation_steps": 4},
@@ -315,6 +317,9 @@ def find_problem(stage: str, found: argparse.Namespace) -> str | None:
         return f"--min_learning_rate {known.lowest_rate} is above --learning_rate"
     if stage == "r1" and not known.r1_tokens:
         return "--r1_tokens names no token"
-    if stage == "dpo" and known.init_from is None:
-        return "--init_from is missing: preferences are taught to a model that can answer"
+    # A checkpoint brings its weights, but not those of the reference.
+    has_weights = known.init_from is not None or (known.resume is not None and stage != "dpo")
+    if stage in PARENTS and not has_weights:
+        parent = PARENTS[stage]
+        return f"--init_from is missing: name a model, such as the folder out/{parent}/hf"
     return None

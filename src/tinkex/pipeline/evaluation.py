@@ -100,13 +100,24 @@ class Case:
 def cases_of(
     file: TokenFile, rows: Indices, tokenizer: TextTokenizer, max_length: int
 ) -> list[Case]:
-    """The last turn of each conversation, as a question; what is too long is left out."""
-    found = (_case(file.document(int(row)), tokenizer) for row in rows)
-    return [case for case in found if len(case.prompt) + case.num_tokens <= max_length]
+    """What the assistant says last in each conversation, to be asked for.
+
+    What is too long is left out, and so is a conversation in which it says nothing.
+    """
+    found = [_case(file.document(int(row)), tokenizer) for row in rows]
+    return [
+        case
+        for case in found
+        if case.num_tokens and len(case.prompt) + case.num_tokens <= max_length
+    ]
 
 
 def _case(document: Document, tokenizer: TextTokenizer) -> Case:
+    """The last stretch that is learned; it has no tokens if there is none."""
     end = len(document.ids)
+    # Somebody else may have had the last word.
+    while end and not document.learned[end - 1]:
+        end -= 1
     start = end
     while start and document.learned[start - 1]:
         start -= 1

@@ -122,6 +122,9 @@ class _Run:
         self._state = restore(path, target)
         if path.parent.resolve() == root.resolve():
             self._saver.saved_step = self._state.global_step
+        # Not for the newest, nor for what stands in for a damaged one: nobody chose to go back.
+        if resume is not None and path == Path(resume):
+            self._saver.go_back_to(self._state.global_step)
 
     def _prepare(self, resume: Path | str | None) -> Path | None:
         self._saver.prepare()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -14,11 +15,19 @@ from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.data.batches import useful_rows
 from tinkex.pipeline.data.packing import hold_out
-from tinkex.pipeline.data.tokens import open_tokens
+from tinkex.pipeline.data.tokens import TokenFile, open_tokens
 from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.distributed import Ranks
-from tinkex.pipeline.model import check_sizes, load_model, make_config, make_model, sizes_of
+from tinkex.pipeline.model import (
+    check_sizes,
+    check_there,
+    load_model,
+    make_config,
+    make_model,
+    sizes_of,
+)
 from tinkex.pipeline.stages.base import Part, Setting
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage
@@ -34,6 +43,8 @@ Made = TypeVar("Made")
 
 def make_stage(name: str, known: Arguments, ranks: Ranks) -> PretrainStage | DpoStage:
     """A stage that is ready to be trained."""
+    if known.init_from is not None:
+        check_there(known.init_from)
     device = choose_device(known.device, ranks.local_rank)
     tokenizer = _first_then_all(ranks, lambda: open_tokenizer(known))
     train, held_out = _first_then_all(ranks, lambda: open_parts(name, known, tokenizer))
@@ -123,17 +134,30 @@ def open_parts(name: str, known: Arguments, tokenizer: TextTokenizer) -> tuple[P
     """Rows to train on and rows to evaluate on."""
     cache = known.out_dir / TOKENS_DIR
     file = open_tokens(known.data_path, tokenizer, name, cache, known.limit)
+    is_useful = _find_useful(known.data_path, file, known.max_seq_len)
     if known.eval_data_path is not None:
         other = open_tokens(known.eval_data_path, tokenizer, name, cache, known.eval_samples)
+        _find_useful(known.eval_data_path, other, known.max_seq_len)
         return Part(file, np.arange(file.num_rows)), Part(other, np.arange(other.num_rows))
-    train, held = hold_out(file.row_digests, known.eval_samples, known.seed)
-    if not len(train):
+    train, held = hold_out(file.row_digests, known.eval_samples, known.seed, is_useful)
+    if not is_useful[train].any():
         raise InvalidInput(
-            f"{known.data_path} has {file.num_rows} rows, and none is left to train on when one is "
-            "held out",
+            f"{known.data_path} has {is_useful.sum()} rows to learn from, and none is left to "
+            "train on when one is held out",
             hint="Add rows that differ, or name other data with --eval_data_path.",
         )
     return Part(file, train), Part(file, held)
+
+
+def _find_useful(path: Path, file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
+    """Which rows have something to learn from; a file that has none is refused."""
+    found = useful_rows(file, max_length)
+    if not found.any():
+        raise InvalidInput(
+            f"{path}: no row has anything to learn from within its first {max_length} tokens",
+            hint="Raise --max_seq_len, or use shorter rows.",
+        )
+    return found
 
 
 # --- the model ------------------------------------------------------------------------------

@@ -113,7 +113,11 @@ def _is_until(line: str, step: int) -> bool:
 
 
 class Console:
-    """A bar that moves on a terminal, a line now and then elsewhere."""
+    """A bar that moves on a terminal, a line now and then elsewhere.
+
+    A stream that is gone, such as a closed pipe, is not written to again: nobody reads it, and
+    training goes on.
+    """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self._label = label
@@ -123,19 +127,20 @@ class Console:
         self._first_step = 0
         self._started = 0.0
         self._is_open = False
+        self._is_gone = False
 
     def start(self, step: int, total_steps: int) -> None:
         """Begin to measure the time that is left."""
         self._first_step, self._total_steps = step, total_steps
         self._started = time.monotonic()
         if step:
-            self._print(f"[resume] {self._label} step={step}/{total_steps}")
+            self.say(f"[resume] {self._label} step={step}/{total_steps}")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Show where the run is, or what an evaluation came to."""
         held_out = {name: value for name, value in values.items() if name.startswith("eval_")}
         if held_out:
-            self._print(f"{self._label} step={step} {show(held_out)}")
+            self.say(f"{self._label} step={step} {show(held_out)}")
         if "loss" not in values:
             return
         elapsed = time.monotonic() - self._started
@@ -143,23 +148,31 @@ class Console:
         left = elapsed / done * max(0, self._total_steps - step)
         line = progress_line(self._label, step, self._total_steps, values, left)
         if not self._is_live:
-            self._print(line)
+            self.say(line)
             return
-        self._stream.write(f"\r{line}\x1b[K")
-        self._stream.flush()
+        self._write(f"\r{line}\x1b[K")
         self._is_open = True
 
-    def _print(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Write a line of its own."""
         self.close()
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        self._write(f"{line}\n")
 
     def close(self) -> None:
         """End the line of the bar."""
         if self._is_open:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
             self._is_open = False
+
+    def _write(self, text: str) -> None:
+        if self._is_gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        # The second is what a stream says that was closed on this side.
+        except (OSError, ValueError):
+            self._is_gone = True
 
 
 def progress_line(
@@ -217,16 +230,17 @@ class TensorBoardSink:
 
 
 def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> Sinks:
-    """The sinks of a plan: console, metrics.jsonl, and TensorBoard if a directory is given."""
+    """The sinks of a plan: metrics.jsonl, TensorBoard if a directory is given, and the console."""
     path = metrics_file if metrics_file is not None else plan.out_dir / "metrics.jsonl"
-    parts: list[MetricSink] = [Console(label), JsonLines(path)]
+    # What is kept is told first, whatever happens to the one that is only looked at.
+    parts: list[MetricSink] = [JsonLines(path)]
     if plan.tensorboard_dir is not None:
         writer_type = find_event_writer()
         if writer_type is None:
             log.warning("no curves are written: tensorboard is missing (tinkex[pipeline] has it)")
         else:
             parts.append(TensorBoardSink(plan.tensorboard_dir, writer_type))
-    return Sinks(parts)
+    return Sinks([*parts, Console(label)])
 
 
 def find_event_writer() -> Any:

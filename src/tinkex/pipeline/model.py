@@ -98,12 +98,9 @@ def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 def load_model(path: Path, blank: PreTrainedConfig | None = None) -> PreTrainedModel:
     """A model from its folder, or from a file of weights that fit the config given."""
+    check_there(path)
     if path.is_dir():
         return _load_folder(path)
-    if not path.is_file():
-        raise ConfigError(
-            f"there is no model at {path}", hint="Name a model folder or a .pth file."
-        )
     if blank is None:
         raise ConfigError(f"{path} is a file of weights; a model folder is needed here")
     model = make_model(blank, seed=0)
@@ -115,6 +112,14 @@ def load_model(path: Path, blank: PreTrainedConfig | None = None) -> PreTrainedM
             hint="Give the sizes that it was trained with, or name its model folder.",
         ) from None
     return model
+
+
+def check_there(path: Path) -> None:
+    """Refuse a place where nothing is."""
+    if not path.exists():
+        raise ConfigError(
+            f"there is no model at {path}", hint="Name a model folder or a .pth file."
+        )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -52,6 +52,10 @@ class Saver:
         clean_root(root)
         check_space(root, _COPIES * num_bytes(named_weights(self._stage.model)))
 
+    def go_back_to(self, step: int) -> None:
+        """Have the first save set aside what lies after a step that somebody chose."""
+        self._writer.went_back_to = step
+
     @property
     def is_overdue(self) -> bool:
         """True when so much time has passed since the last save that another is due."""

@@ -24,6 +24,7 @@ from tinkex.pipeline.steps import (
     REPLACED_PREFIX,
     RNG_FILE,
     STATE_FILE,
+    abandon_later,
     point_latest,
     step_name,
 )
@@ -48,8 +49,13 @@ class StepContent:
     """What must not change; None in checkpoints of the older kind."""
 
 
-def write_step(root: Path, step: int, content: StepContent) -> Path:
-    """Write a step's directory, atomically; the same step's older version stays until then."""
+def write_step(
+    root: Path, step: int, content: StepContent, *, went_back_to: int | None = None
+) -> Path:
+    """Write a step's directory, atomically; the same step's older version stays until then.
+
+    A run that went back to a step leaves those after it, once it has one of its own to put there.
+    """
     final = root / step_name(step)
     root.mkdir(parents=True, exist_ok=True)
     check_space(root, num_bytes(content))
@@ -60,6 +66,8 @@ def write_step(root: Path, step: int, content: StepContent) -> Path:
             write_manifest(scratch)
             # Slow, so it comes first: while the old version is aside, the step has no name.
             sync_tree(scratch)
+            if went_back_to is not None:
+                abandon_later(root, went_back_to)
             _set_aside(final, aside)
     except (OSError, RuntimeError) as error:
         _put_back(aside, final)

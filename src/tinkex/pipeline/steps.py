@@ -6,9 +6,16 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
-from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory, remove_scratch, write_file
+from tinkex.checkpoint.atomic import (
+    SCRATCH_PREFIX,
+    remove_directory,
+    remove_scratch,
+    sync,
+    write_file,
+)
 from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, read_manifest
 from tinkex.checkpoint.retention import Retention, choose_kept
 from tinkex.errors import CheckpointError
@@ -27,9 +34,11 @@ PIN_FILE = "pinned"
 LATEST_FILE = "latest"
 #: A step that is being written again lies under this name until its new version is in place.
 REPLACED_PREFIX = ".replaced-"
+#: Folders in the root, by number, of steps that a run left behind when it went back.
+ABANDONED_PREFIX = "abandoned_"
 
 #: What was not touched for so long is nobody's any more.
-_ABANDONED_SECONDS = 3600.0
+_FORGOTTEN_SECONDS = 3600.0
 
 _STEP = re.compile(r"step_([0-9]+)")
 
@@ -129,7 +138,7 @@ def prune_steps(
     if retention.keep_last <= 0 or not root.is_dir():
         return []
     recover(root)
-    _remove_abandoned(root)
+    _remove_forgotten(root)
     steps = [(step, path) for step, path in list_steps(root) if newest is None or step <= newest]
     broken = {path: problem_of(path) for _, path in steps}
     valid = [step for step, path in steps if broken[path] is None]
@@ -147,14 +156,33 @@ def prune_steps(
     return removed
 
 
-def _remove_abandoned(root: Path) -> None:
+def abandon_later(root: Path, step: int) -> Path | None:
+    """Move the good steps after `step` into a folder, where nobody takes them for the newest."""
+    later = [path for number, path in list_steps(root) if number > step and is_valid_step(path)]
+    if not later:
+        return None
+    numbered = (root / f"{ABANDONED_PREFIX}{number}" for number in count(1))
+    folder = next(path for path in numbered if not path.exists())
+    folder.mkdir()
+    for path in later:
+        path.rename(folder / path.name)
+    sync(folder)
+    sync(root)
+    log.warning(
+        "training goes on from step %d, so %d later checkpoints are moved to %s",
+        *(step, len(later), folder),
+    )
+    return folder
+
+
+def _remove_forgotten(root: Path) -> None:
     """Remove what dead writers left long ago; the living touch theirs."""
     for path in root.glob(f"{SCRATCH_PREFIX}*"):
         try:
             age_seconds = time.time() - path.stat().st_mtime
         except OSError:
             continue
-        if age_seconds > _ABANDONED_SECONDS and path.is_dir():
+        if age_seconds > _FORGOTTEN_SECONDS and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
 

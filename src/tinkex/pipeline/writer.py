@@ -70,6 +70,8 @@ class StepWriter:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tinkex-writer")
         self._copying: Future[StepContent] | None = None
         self._pending: Future[Path] | None = None
+        self.went_back_to: int | None = None
+        """The step that somebody chose to go on from; the first write sets later ones aside."""
 
     def save(
         self,
@@ -95,7 +97,8 @@ class StepWriter:
         self, step: int, copying: Future[StepContent], best: int | None, also: AlsoWrite | None
     ) -> Path:
         content = copying.result()
-        path = write_step(self._root, step, content)
+        path = write_step(self._root, step, content, went_back_to=self.went_back_to)
+        self.went_back_to = None
         if also is not None:
             also(content.weights)
         prune_steps(self._root, self._retention, best=best, newest=step)

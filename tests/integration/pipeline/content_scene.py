@@ -59,7 +59,7 @@ _NAMES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_seq_len
 
 def known(stage: str, out: Path, data: Path, *words: str) -> Arguments:
     """A command line."""
-    parent = ("--init_from", str(out / "none")) if stage == "dpo" else ()
+    parent = ("--init_from", str(out / "none")) if stage != "pretrain" else ()
     return parse(stage, ["--out_dir", str(out), "--data_path", str(data), *parent, *words])
 
 

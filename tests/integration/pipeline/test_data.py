@@ -8,10 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.pipeline.content_scene import make_tokenizer, write_rows, write_samples
+from tests.integration.pipeline.content_scene import (
+    known,
+    make_tokenizer,
+    write_rows,
+    write_samples,
+)
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.data.batches import PackedSource, PairSource, TokenBatch
+from tinkex.pipeline.data.batches import PackedSource, PairSource, TokenBatch, useful_rows
 from tinkex.pipeline.data.tokens import TokenFile, open_tokens
+from tinkex.pipeline.materials import open_parts
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 ASK = {"role": "user", "content": "ab"}
@@ -189,9 +195,47 @@ def test_an_answer_that_begins_too_late_is_left_out_and_counted(
     source = packed(open_tokens(data, tokenizer, "sft", tmp_path))
     assert source.num_dropped == 1
     assert source.batch(0, 0).num_samples == 1
-    alone = open_tokens(write_rows(tmp_path / "b.jsonl", [late]), tokenizer, "sft", tmp_path)
-    with pytest.raises(InvalidInput, match="first 64 tokens"):
-        packed(alone)
+
+
+def test_rows_are_held_out_among_those_that_can_be_looked_at(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    talk = [{"messages": [{**ASK, "content": str(n)}, SAY]} for n in range(4)]
+    late = [{"messages": [{**ASK, "content": f"{n}" * 100}, SAY]} for n in range(20)]
+    data = write_rows(tmp_path / "a.jsonl", [*late[:10], *talk, *late[10:]])
+    for seed in range(6):
+        told = known("sft", tmp_path, data, "--max_seq_len", "64", "--seed", str(seed))
+        train, held = open_parts("sft", told, tokenizer)
+        assert 10 <= held.rows[0] < 14
+        assert len(held.rows) == 1
+        assert len(train.rows) == 23
+
+
+@pytest.mark.parametrize("name", ["data_path", "eval_data_path"])
+def test_a_file_with_nothing_to_learn_from_is_named(
+    tmp_path: Path, tokenizer: TextTokenizer, name: str
+) -> None:
+    late = {"messages": [{**ASK, "content": "1" * 100}, SAY]}
+    good = write_rows(tmp_path / "a.jsonl", [{"messages": [ASK, SAY]}])
+    empty = write_rows(tmp_path / "b.jsonl", [late, late])
+    words = ("--max_seq_len", "64", "--eval_data_path", str(good), f"--{name}", str(empty))
+    with pytest.raises(InvalidInput, match=r"b\.jsonl: no row .* within its first 64 tokens"):
+        open_parts("sft", known("sft", tmp_path, good, *words), tokenizer)
+
+
+def test_a_pair_is_useful_with_both_answers_and_text_always(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    late = {**ASK, "content": "1" * 100}
+    pairs = [
+        {"chosen": [ASK, SAY], "rejected": [ASK, BAD]},
+        {"chosen": [ASK, SAY], "rejected": [late, BAD]},
+    ]
+    file = open_tokens(write_rows(tmp_path / "a.jsonl", pairs), tokenizer, "dpo", tmp_path)
+    assert useful_rows(file, 64).tolist() == [True, False]
+    texts = write_rows(tmp_path / "b.jsonl", [{"text": "1 " * 100}, {"text": "1"}])
+    file = open_tokens(texts, tokenizer, "pretrain", tmp_path)
+    assert useful_rows(file, 64).all()
 
 
 def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: TextTokenizer) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.integration.pipeline.content_scene import (
     write_rows,
     write_samples,
 )
-from tinkex.pipeline.data.tokens import open_tokens
+from tinkex.pipeline.data.tokens import Document, TokenFile, open_tokens
 from tinkex.pipeline.evaluation import Case, _write, answer_in, cases_of, preferences
 from tinkex.pipeline.forward import TrainingPass
 from tinkex.pipeline.stages.distill import DistillStage
@@ -102,6 +103,21 @@ def test_a_case_is_the_last_turn_of_a_conversation(
     assert asked.endswith("<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n")
     assert case.answer == "4"
     assert cases_of(file, np.arange(1), tokenizer, 5) == []
+
+
+def test_a_case_is_what_the_assistant_said_last_whoever_had_the_last_word(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    told = [("user", "1"), ("assistant", "<think>x</think><answer>2</answer>"), ("user", "ok")]
+    row = {"messages": [{"role": role, "content": text} for role, text in told]}
+    path = write_rows(tmp_path / "a.jsonl", [row])
+    file = open_tokens(path, tokenizer, "r1", tmp_path)
+    (case,) = cases_of(file, np.arange(1), tokenizer, 96)
+    assert tokenizer.decode(case.prompt).endswith("1<|im_end|>\n<|im_start|>assistant\n")
+    assert case.answer == "2"
+    # Nothing that is the assistant's: nothing to ask.
+    silent = SimpleNamespace(document=lambda row: Document([1, 2], [False, False]))
+    assert cases_of(cast(TokenFile, silent), np.arange(1), tokenizer, 96) == []
 
 
 def test_a_model_that_knows_its_rows_answers_them_and_another_does_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from tinkex.checkpoint.retention import Retention
 from tinkex.nn.optim import NonFiniteGradient
 from tinkex.pipeline.holding import LOCK_FILE, hold
 from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import JsonLines, Sinks
+from tinkex.pipeline.metrics import JsonLines, Sinks, make_sink
 from tinkex.pipeline.stage import Loss
 from tinkex.pipeline.step_files import StepContent, write_step
 from tinkex.pipeline.steps import (
@@ -74,14 +75,43 @@ def test_a_step_that_looks_good_and_is_not_never_displaces_a_good_one(tmp_path: 
     assert names_of(tmp_path)[0] == "step_00000012"
 
 
-def test_a_run_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
-    run(tmp_path, keep_last_checkpoints=0, **NO_END)
+def test_a_run_that_goes_back_keeps_what_it_saves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes: dict[str, Any] = {"keep_last_checkpoints": 0, "eval_interval": 0, **NO_END}
+    run(tmp_path, max_steps=8, **changes)
     back = tmp_path / "checkpoints" / "step_00000004"
-    run(tmp_path, resume=back, max_steps=8, keep_last_checkpoints=1, eval_interval=0, **NO_END)
-    kept = names_of(tmp_path)
-    assert "step_00000008" in kept
-    assert "step_00000012" in kept, "what was trained before is not thrown away unasked"
-    assert "step_00000006" not in kept
+    old = (tmp_path / "checkpoints" / "step_00000006" / "state.json").read_bytes()
+    run(tmp_path, resume=str(back), max_steps=6, **changes)
+    assert names_of(tmp_path) == ["step_00000006", "step_00000004", "step_00000002"]
+    aside = tmp_path / "checkpoints" / "abandoned_1"
+    assert f"2 later checkpoints are moved to {aside}" in caplog.text
+    assert sorted(path.name for path in aside.iterdir()) == ["step_00000006", "step_00000008"]
+    assert all(is_valid_step(path) for path in aside.iterdir())
+    assert (aside / "step_00000006" / "state.json").read_bytes() == old
+    # The newest is now that of this branch, and the other one can still be gone on from.
+    assert run(tmp_path, max_steps=7, **changes).steps == 7
+    run(tmp_path, resume=aside / "step_00000006", max_steps=7, **changes)
+    assert names_of(tmp_path)[0] == "step_00000007"
+    assert [path.name for path in aside.with_name("abandoned_2").iterdir()] == ["step_00000007"]
+
+
+def test_a_run_that_goes_back_and_saves_nothing_leaves_all_as_it_was(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=8, keep_last_checkpoints=0, **NO_END)
+    before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    back = tmp_path / "checkpoints" / "step_00000004"
+    with pytest.raises(ValueError, match="a bad row"):
+        run(tmp_path, resume=back, stage=TinyStage(fail_at_batch=1), max_steps=8, **NO_END)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before
+
+
+def test_going_on_from_the_newest_by_name_sets_nothing_aside(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4, **NO_END)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    (tmp_path / "checkpoints" / "step_00000009").mkdir()
+    run(tmp_path, resume=newest, max_steps=6, **NO_END)
+    assert not list((tmp_path / "checkpoints").glob("abandoned_*"))
 
 
 def test_whoever_reads_renames_nothing(tmp_path: Path) -> None:
@@ -228,6 +258,22 @@ def test_a_sink_that_fails_at_the_end_does_not_lose_the_save(tmp_path: Path) -> 
     assert (tmp_path / "hf" / "digest").is_file()
     with hold(tmp_path / "checkpoints"):
         pass
+
+
+def test_a_console_that_is_gone_ends_nothing_and_costs_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(io.StringIO):
+        """A pipe that nobody reads any more."""
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    plan = make_plan(tmp_path)
+    assert train(TinyStage(), plan, sink=make_sink("tiny", plan)).is_complete
+    steps = [record["step"] for record in told(tmp_path) if "loss" in record]
+    assert steps == list(range(1, 13))
 
 
 # --- ranks --------------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ def test_rows_that_are_too_long_are_counted_and_said(
     data = write_rows(tmp_path / "sft.jsonl", rows)
     held_out = write_rows(tmp_path / "held_out.jsonl", rows[:2])
     words = words_of(scene, tmp_path / "out", "--data_path", str(data))
-    words += ["--eval_data_path", str(held_out)]
+    words += ["--eval_data_path", str(held_out), "--init_from", str(tmp_path / "parent" / "hf")]
+    assert main("pretrain", words_of(scene, tmp_path / "parent")) == 0
     assert main("sft", words) == 0
     assert "2 conversations" in caplog.text
     assert "lose their end" in caplog.text
@@ -175,6 +176,7 @@ def test_a_very_long_line_is_a_row_like_others(scene: Path, tmp_path: Path) -> N
 def test_a_figure_that_is_no_number_is_null_in_the_result(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "hf" / "config.json").write_text("{}")
     result = TrainResult(
         stage="r1",
         steps=1,

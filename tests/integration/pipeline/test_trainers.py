@@ -139,7 +139,7 @@ def test_bad_data_is_one_sentence_with_file_and_line_and_code_1(
     [
         (("--tokenizer_dir", "absent"), "there is no tokenizer in absent"),
         (("--init_from", "absent"), "there is no model at absent"),
-        (("--device", "nowhere"), "device is 'nowhere'"),
+        (("--device", "cuda:77"), "device is 'cuda:77'"),
         (("--resume", "absent"), "absent"),
     ],
 )
@@ -154,6 +154,28 @@ def test_what_is_missing_is_one_sentence_and_code_1(
     told = capsys.readouterr().err
     assert "Error: " in told
     assert says in told
+
+
+@pytest.mark.parametrize(("stage", "parent"), [("sft", "pretrain"), ("r1", "dpo")])
+def test_a_later_stage_is_not_begun_from_random_weights(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str, parent: str
+) -> None:
+    data = str(scene / f"{stage}.jsonl")
+    with pytest.raises(SystemExit) as ended:
+        main(stage, ["--out_dir", str(tmp_path), "--data_path", data, *SIZE_WORDS])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert f"--init_from is missing: name a model, such as the folder out/{parent}/hf" in told
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_parent_that_is_not_there_is_said_before_its_tokenizer_is_missed(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(scene / "sft.jsonl")
+    words = ["--out_dir", str(tmp_path), "--data_path", data, "--init_from", "nowhere"]
+    assert main("sft", words) == 1
+    assert "there is no model at nowhere" in capsys.readouterr().err
 
 
 def test_sizes_that_the_parent_does_not_have_are_refused(

@@ -35,6 +35,8 @@ def test_every_file_is_listed_in_the_form_that_clients_check(directory: Path) ->
         }
     }
     assert manifest.total_bytes == 3
+    # Whoever may read the files may read the list of them.
+    assert (directory / MANIFEST_NAME).stat().st_mode == (directory / "b.bin").stat().st_mode
     assert read_manifest(directory) == manifest
 
 

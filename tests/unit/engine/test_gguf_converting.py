@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from tests.unit.engine.gguf_files import (
     HEADS,
@@ -249,6 +249,39 @@ def test_progress_ends_with_all_and_a_damaged_folder_is_made_anew(tmp_path: Path
     convert(source, target, on_progress=lambda done, total: told.append((done, total)))
     assert told[-1][0] == told[-1][1] > told[0][0]
     assert read_folder(target).weights.num_parameters
+
+
+def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+
+    def damage(done: int, total: int) -> None:
+        """What a bad disk does: a bit of what was written changes."""
+        if done < total:
+            return
+        (path,) = tmp_path.rglob("model.safetensors")
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            (byte,) = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+
+    with pytest.raises(UnusableModel, match="are not those of the file"):
+        convert(source, tmp_path / "out" / "model", on_progress=damage)
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_folder_says_what_its_weights_are_and_others_are_not_trusted(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+    folder = convert(source, tmp_path / "model").path
+    weights = folder / "model.safetensors"
+    origin = json.loads((folder / "origin.json").read_text())
+    assert origin["weights_sha256"] == converting.digest_of(weights)
+    assert origin["weights_bytes"] == weights.stat().st_size
+    # A sound file, but another one.
+    save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, weights)
+    assert converting.find_converted(folder, origin["sha256"]) is None
+    convert(source, folder)
+    assert converting.digest_of(weights) == origin["weights_sha256"]
 
 
 def test_a_licence_goes_along(tmp_path: Path) -> None:

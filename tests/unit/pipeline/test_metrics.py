@@ -13,9 +13,11 @@ from tinkex.pipeline.metrics import (
     JsonLines,
     Sinks,
     lines_until,
+    make_sink,
     progress_line,
     show_seconds,
 )
+from tinkex.pipeline.stage import TrainPlan
 
 
 def write(path: Path, first: int, last: int, resumed_after: int = 0) -> None:
@@ -85,6 +87,21 @@ def test_on_a_terminal_the_bar_moves_on_one_line() -> None:
     assert stream.getvalue().count("\r") == 2
     assert "2/3" in first
     assert second == "sft step=2 eval_loss=0.5000"
+
+
+def test_a_stream_that_is_gone_is_not_written_to_again() -> None:
+    stream = Terminal()
+    console = Console("sft", stream)
+    console.start(0, 3)
+    console.log(1, {"loss": 1.0})
+    stream.close()
+    console.log(2, {"loss": 1.0, "eval_loss": 0.5})
+    console.close()
+
+
+def test_what_is_kept_is_told_before_the_console(tmp_path: Path) -> None:
+    sinks = make_sink("sft", TrainPlan(out_dir=tmp_path))
+    assert [type(part) for part in sinks._parts] == [JsonLines, Console]
 
 
 def test_a_resume_is_said() -> None:

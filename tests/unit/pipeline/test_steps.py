@@ -12,6 +12,7 @@ from tinkex.pipeline.steps import (
     PIN_FILE,
     REPLACED_PREFIX,
     REQUIRED_FILES,
+    abandon_later,
     clean_root,
     is_valid_step,
     latest_step,
@@ -101,6 +102,18 @@ def test_what_is_later_than_the_step_just_written_neither_counts_nor_goes(tmp_pa
         make(tmp_path, step)
     prune_steps(tmp_path, Retention(keep_last=2), newest=3)
     assert [step for step, _ in list_steps(tmp_path)] == [9, 3, 2]
+
+
+def test_good_steps_after_one_are_moved_together_and_found_no_more(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        make(tmp_path, step)
+    (tmp_path / step_name(9)).mkdir()
+    assert abandon_later(tmp_path, 4) == tmp_path / "abandoned_1"
+    assert latest_step(tmp_path) == tmp_path / step_name(4)
+    assert [step for step, _ in list_steps(tmp_path / "abandoned_1")] == [8, 6]
+    assert abandon_later(tmp_path, 4) is None
+    make(tmp_path, 5)
+    assert abandon_later(tmp_path, 4) == tmp_path / "abandoned_2"
 
 
 def test_what_a_dead_writer_left_long_ago_is_pruned_and_what_is_new_is_not(tmp_path: Path) -> None:

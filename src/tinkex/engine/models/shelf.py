@@ -101,10 +101,6 @@ class Shelf:
         """The models in memory, longest unused first."""
         return tuple(self._loaded)
 
-    def is_loaded(self, name: str) -> bool:
-        """Whether a model is in memory."""
-        return name in self._loaded
-
     def get(self, name: str) -> Loaded:
         """A model, loaded now if it is not in memory; that takes as long as its disk does."""
         if name in self._loaded:

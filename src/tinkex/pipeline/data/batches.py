@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.errors import InvalidInput
 from tinkex.pipeline.data.packing import Indices, Pieces, cut, pack, shuffled, whole
 from tinkex.pipeline.data.tokens import TokenFile
 
@@ -82,7 +82,6 @@ class PackedSource:
         """How many documents lose their end."""
         self._sequences = pack(self._pieces.lengths, max_length, seed)
         self._order: tuple[int, Indices] | None = None
-        _refuse_nothing(len(self._sequences), max_length)
 
     @property
     def num_tokens(self) -> int:
@@ -122,7 +121,6 @@ class PairSource:
         """How many answers lose their end."""
         self._num_pairs = int(is_useful.sum())
         self._order: tuple[int, Indices] | None = None
-        _refuse_nothing(self._num_pairs, max_length)
 
     @property
     def num_tokens(self) -> int:
@@ -155,6 +153,16 @@ def gather(file: TokenFile, pieces: Pieces, members: Indices) -> TokenBatch:
     )
 
 
+def useful_rows(file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
+    """Which rows have something to learn from within `max_length` tokens; of a pair, both answers.
+
+    A text always has.
+    """
+    documents = np.arange(len(file.starts) - 1)
+    is_useful = _num_counted(file, whole(file.starts, documents, max_length)) > 0
+    return np.asarray(is_useful.reshape(-1, file.documents_per_row).all(axis=1))
+
+
 def _num_longer(file: TokenFile, documents: Indices, max_length: int) -> int:
     """How many documents are longer than a sequence."""
     return int((file.starts[documents + 1] - file.starts[documents] - 1 > max_length).sum())
@@ -166,11 +174,3 @@ def _num_counted(file: TokenFile, pieces: Pieces) -> Indices:
     np.cumsum(file.learned, out=before[1:])
     first = pieces.starts + 1
     return np.asarray(before[first + pieces.lengths] - before[first])
-
-
-def _refuse_nothing(num_found: int, max_length: int) -> None:
-    if not num_found:
-        raise InvalidInput(
-            f"no row has anything to learn from within its first {max_length} tokens",
-            hint="Raise --max_seq_len, or use shorter rows.",
-        )

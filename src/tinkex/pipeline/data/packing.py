@@ -73,15 +73,15 @@ def shuffled(num_items: int, seed: int, epoch: int) -> Indices:
 
 
 def hold_out(
-    digests: npt.NDArray[np.uint64], num_wanted: int, seed: int
+    digests: npt.NDArray[np.uint64], num_wanted: int, seed: int, is_useful: npt.NDArray[np.bool_]
 ) -> tuple[Indices, Indices]:
-    """Rows to train on, and rows to evaluate on: at most a tenth, and at least one.
+    """Rows to train on, and useful rows to evaluate on: at most a tenth of them, at least one.
 
     A row that is a copy of one held out is in neither.
     """
-    num_rows = len(digests)
-    num_held = min(num_wanted, max(1, num_rows // 10))
-    held = np.sort(_dice(seed, _HELD_OUT).permutation(num_rows)[:num_held])
+    order = _dice(seed, _HELD_OUT).permutation(len(digests))
+    order = order[is_useful[order]]
+    held = np.sort(order[: min(num_wanted, max(1, len(order) // 10))])
     is_copy = np.isin(digests, digests[held])
     return np.flatnonzero(~is_copy), held
 

@@ -53,11 +53,6 @@ class TokenFile:
         self.starts: Indices = _mapped(folder / "starts.bin", np.dtype(np.int64))
         self.row_digests = _mapped(folder / "rows.bin", np.dtype(np.uint64))
 
-    @property
-    def num_documents(self) -> int:
-        """How many documents there are."""
-        return len(self.starts) - 1
-
     def document(self, number: int) -> Document:
         """A document in memory of its own."""
         start, stop = self.starts[number], self.starts[number + 1]

@@ -31,6 +31,9 @@ OPPOSITES = {
 THANKS = ("Thank you.", "Thanks!", "Thanks a lot.", "Good, thank you.")
 WELCOMES = ("You are welcome.", "With pleasure.", "Any time.")
 _LARGEST_SUMMAND, _LARGEST = 9, 20
+#: What SFT shows after most answers, and DPO teaches to leave out.
+CHATTER = "Anything else?"
+_CHATTER_SHARE = 0.6
 
 
 class Task(NamedTuple):
@@ -43,16 +46,13 @@ class Task(NamedTuple):
     """The answer as one says it."""
     thought: str
     """How one comes to it."""
-    wrong: str
-    """An answer that is not right."""
 
 
 def _sum(dice: Random) -> Task:
     a, b = dice.randint(0, _LARGEST_SUMMAND), dice.randint(0, _LARGEST_SUMMAND)
     question = dice.choice((f"What is {a} plus {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?"))
-    wrong = str(a + b + dice.choice((-3, -2, 2, 3)) if a + b >= 3 else a + b + 2)
     thought = f"I start at {a} and go {b} further, which gives {a + b}."
-    return Task(question, str(a + b), f"{a} plus {b} is {a + b}.", thought, wrong)
+    return Task(question, str(a + b), f"{a} plus {b} is {a + b}.", thought)
 
 
 def _larger(dice: Random) -> Task:
@@ -62,7 +62,7 @@ def _larger(dice: Random) -> Task:
     )
     best, least = max(a, b), min(a, b)
     thought = f"I compare {a} with {b}. {best} is more than {least}."
-    return Task(question, str(best), f"{best} is larger than {least}.", thought, str(least))
+    return Task(question, str(best), f"{best} is larger than {least}.", thought)
 
 
 def _opposite(dice: Random) -> Task:
@@ -70,18 +70,17 @@ def _opposite(dice: Random) -> Task:
     if dice.random() < 0.5:
         word, other = other, word
     question = dice.choice((f"What is the opposite of {word}?", f"Name the opposite of {word}."))
-    wrong = dice.choice(sorted(set(OPPOSITES) - {word, other}))
     thought = f"What is not {word} is {other}."
-    return Task(question, other, f"The opposite of {word} is {other}.", thought, wrong)
+    return Task(question, other, f"The opposite of {word} is {other}.", thought)
 
 
 def _day(dice: Random) -> Task:
     at, step = dice.randrange(7), dice.choice((-1, 1))
-    day, other, wrong = DAYS[at], DAYS[(at + step) % 7], DAYS[(at + 3) % 7]
+    day, other = DAYS[at], DAYS[(at + step) % 7]
     word = "after" if step > 0 else "before"
     question = f"Which day comes {word} {day}?"
     thought = f"The days around {day} are {DAYS[at - 1]} and {DAYS[(at + 1) % 7]}."
-    return Task(question, other, f"{other} comes {word} {day}.", thought, wrong)
+    return Task(question, other, f"{other} comes {word} {day}.", thought)
 
 
 _TASKS: tuple[Callable[[Random], Task], ...] = (_sum, _larger, _opposite, _day)
@@ -103,30 +102,31 @@ def pretrain_row(dice: Random) -> Mapping[str, Any]:
 
 def sft_row(dice: Random) -> Mapping[str, Any]:
     """A talk: a question and its answer, sometimes with a second one or a thank-you."""
-    task = _task(dice)
-    turns = [_user(task.question), _assistant(task.sentence)]
+    turns = _asked(dice)
     more = dice.random()
     if more < 0.2:
         turns += [_user(dice.choice(THANKS)), _assistant(dice.choice(WELCOMES))]
     elif more < 0.4:
-        other = _task(dice)
-        turns += [_user(other.question), _assistant(other.sentence)]
+        turns += _asked(dice)
     return {"conversations": turns}
 
 
-def dpo_row(dice: Random) -> Mapping[str, Any]:
-    """A question with an answer that is right and said well, and one that is not."""
+def _asked(dice: Random) -> list[dict[str, str]]:
     task = _task(dice)
-    bad = dice.choice(
-        (
-            f"{task.wrong}, I guess.",
-            "I do not want to answer that.",
-            f"Maybe {task.wrong}. Ask me later.",
-        )
-    )
+    is_chatty = dice.random() < _CHATTER_SHARE
+    return [_user(task.question), _assistant(_chatty(task) if is_chatty else task.sentence)]
+
+
+def _chatty(task: Task) -> str:
+    return f"{task.sentence} {CHATTER}"
+
+
+def dpo_row(dice: Random) -> Mapping[str, Any]:
+    """A question with two right answers, of which the worse one is the likelier after SFT."""
+    task = _task(dice)
     return {
         "chosen": [_user(task.question), _assistant(task.sentence)],
-        "rejected": [_user(task.question), _assistant(bad)],
+        "rejected": [_user(task.question), _assistant(_chatty(task))],
     }
 
 

@@ -14,7 +14,7 @@ NEEDED = ("--out_dir", "out", "--data_path", "data.jsonl")
 
 
 def told(stage: str, *words: str) -> Arguments:
-    parent = ("--init_from", "parent") if stage == "dpo" else ()
+    parent = ("--init_from", "parent") if stage != "pretrain" else ()
     return parse(stage, [*NEEDED, *parent, *words])
 
 

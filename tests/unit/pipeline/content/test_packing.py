@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tinkex.pipeline.data.packing import cut, hold_out, pack, shuffled, whole
 
 CAPACITY = 16
+ALL = np.ones(100, dtype=np.bool_)
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=60)
 
 
@@ -59,16 +60,24 @@ def test_the_order_is_that_of_seed_and_epoch() -> None:
 
 def test_rows_held_out_are_not_trained_on_nor_are_their_copies() -> None:
     digests = np.arange(100, dtype=np.uint64)
-    train, held = hold_out(digests, 5, seed=3)
+    train, held = hold_out(digests, 5, 3, ALL)
     assert len(held) == 5
     assert not set(train) & set(held)
     assert len(train) == 95
     # Now every row has a copy.
-    train, held = hold_out(digests // 2, 5, seed=3)
+    train, held = hold_out(digests // 2, 5, 3, ALL)
     assert not set((digests // 2)[train]) & set((digests // 2)[held])
-    assert hold_out(digests, 5, 3)[1].tolist() == hold_out(digests, 5, 3)[1].tolist()
+    assert hold_out(digests, 5, 3, ALL)[1].tolist() == hold_out(digests, 5, 3, ALL)[1].tolist()
 
 
 def test_few_rows_are_not_all_held_out() -> None:
-    train, held = hold_out(np.arange(8, dtype=np.uint64), 64, seed=0)
+    train, held = hold_out(np.arange(8, dtype=np.uint64), 64, 0, ALL[:8])
     assert (len(train), len(held)) == (7, 1)
+
+
+def test_only_useful_rows_are_held_out() -> None:
+    digests = np.arange(100, dtype=np.uint64)
+    train, held = hold_out(digests, 64, 3, digests % 5 == 0)
+    assert len(held) == 2
+    assert all(row % 5 == 0 for row in held)
+    assert len(train) == 98

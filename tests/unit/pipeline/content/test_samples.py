@@ -11,6 +11,7 @@ import pytest
 from tinkex.errors import InvalidInput
 from tinkex.pipeline import samples
 from tinkex.pipeline.rows import parse_line, read_lines
+from tinkex.pipeline.samples.rows import CHATTER
 from tinkex.pipeline.schemas import PARSERS
 
 SMALL = {"pretrain": 60, "sft": 60, "dpo": 60, "r1": 60}
@@ -43,6 +44,19 @@ def test_sums_and_comparisons_are_right(tmp_path: Path) -> None:
             assert int(answer[1]) == (max(numbers) if is_largest else sum(numbers))
             num_checked += 1
     assert num_checked > 100
+
+
+def test_what_dpo_prefers_is_not_what_sft_shows_most(tmp_path: Path) -> None:
+    made = samples.write(tmp_path, 1, {"sft": 300, "dpo": 300})
+    talks = [json.loads(line.content)["conversations"] for line in read_lines(made["sft"])]
+    is_chatty = [talk[1]["content"].endswith(CHATTER) for talk in talks]
+    assert 0.5 < sum(is_chatty) / len(is_chatty) < 0.7
+    for line in read_lines(made["dpo"]):
+        pair = json.loads(line.content)
+        asked, better = pair["chosen"]
+        # The same answer, so that no knowledge decides between them.
+        other = {**better, "content": f"{better['content']} {CHATTER}"}
+        assert pair["rejected"] == [asked, other]
 
 
 def test_a_stage_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -122,9 +122,7 @@ def test_numbers_stand_below_each_other() -> None:
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize(
-    ("code", "said"), [(137, "SIGKILL"), (250, "signal 122")]
-)
+@pytest.mark.parametrize(("code", "said"), [(137, "SIGKILL"), (250, "signal 122")])
 def test_a_trainer_that_was_killed_has_no_last_lines_to_look_at(code: int, said: str) -> None:
     found = failed("sft", 40, code)
     assert f"sft failed: its trainer was ended by {said}" in found.message

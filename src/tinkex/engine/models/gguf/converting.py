@@ -57,9 +57,10 @@ def convert(
         plan = make_plan(file)
         _check_room(target, _total_bytes(plan))
         with new_directory(target) as scratch:
-            _write_folder(scratch, file, plan, on_progress)
-            _write_files(scratch, {**(files or {}), ORIGIN_NAME: _origin(source, digest)})
-            _verify(scratch, plan)
+            written = _write_folder(scratch, file, plan, on_progress)
+            _verify(scratch, plan, written)
+            origin = _origin(source, digest, scratch, written)
+            _write_files(scratch, {**(files or {}), ORIGIN_NAME: origin})
     except OSError as error:
         raise UnusableModel(
             f"{source} cannot be converted into {target}: {error.strerror or error}"
@@ -70,9 +71,10 @@ def convert(
 def find_converted(target: Path, digest: str) -> Folder | None:
     """The folder that was made from a file of this digest; None if there is none, or no whole."""
     try:
-        origin = read_json(target / ORIGIN_NAME)
-        is_same = (origin.get("sha256"), origin.get("version")) == (digest, VERSION)
-        return read_folder(target) if is_same else None
+        origin, folder = read_json(target / ORIGIN_NAME), read_folder(target)
+        told = (origin.get("sha256"), origin.get("version"), origin.get("weights_bytes"))
+        is_same = told == (digest, VERSION, folder.weights.num_file_bytes)
+        return folder if is_same else None
     except UnusableModel:
         return None
 
@@ -83,8 +85,15 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _origin(source: Path, digest: str) -> bytes:
-    return to_json({"file": source.name, "sha256": digest, "version": VERSION})
+def _origin(source: Path, digest: str, scratch: Path, written: str) -> bytes:
+    about = {
+        "file": source.name,
+        "sha256": digest,
+        "version": VERSION,
+        "weights_bytes": (scratch / WEIGHTS_NAME).stat().st_size,
+        "weights_sha256": written,
+    }
+    return to_json(about)
 
 
 def _total_bytes(plan: Plan) -> int:
@@ -109,7 +118,8 @@ def _check_room(target: Path, num_bytes: int) -> None:
 # --- what is written ------------------------------------------------------------------------
 
 
-def _write_folder(scratch: Path, file: Gguf, plan: Plan, on_progress: OnProgress) -> None:
+def _write_folder(scratch: Path, file: Gguf, plan: Plan, on_progress: OnProgress) -> str:
+    """Write everything but the origin; returns the digest of the weights as they were made."""
     ends = end_tokens(file)
     config = {**plan.config, **ends, "dtype": _commonest_dtype(plan)}
     _write_files(scratch, {"config.json": to_json(config), "generation_config.json": to_json(ends)})
@@ -118,13 +128,17 @@ def _write_folder(scratch: Path, file: Gguf, plan: Plan, on_progress: OnProgress
     except UnknownTokenizer as error:
         LOG.warning("%s: the folder has none, so put the model's own there", error.message)
     with (scratch / WEIGHTS_NAME).open("wb") as target, file.path.open("rb") as source:
-        target.write(_header(plan))
+        header = _header(plan)
+        made = hashlib.sha256(header)
+        target.write(header)
         done, total = 0, _total_bytes(plan)
         for move in plan.moves:
             for chunk in _chunks(source, file.path, move):
+                made.update(chunk)
                 target.write(chunk)
                 done += len(chunk)
                 on_progress(done, total)
+    return made.hexdigest()
 
 
 def _commonest_dtype(plan: Plan) -> str:
@@ -180,10 +194,11 @@ def row_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
     return pairs.swapaxes(1, 2).ravel()
 
 
-def _verify(scratch: Path, plan: Plan) -> None:
-    """Read back what was written: every tensor, its shape, and the length of the whole."""
+def _verify(scratch: Path, plan: Plan, written: str) -> None:
+    """Read back what was written: every tensor, its shape, and every byte."""
     read_folder(scratch)
-    found = {name: entry["shape"] for name, entry in read_header(scratch / WEIGHTS_NAME).items()}
+    weights = scratch / WEIGHTS_NAME
+    found = {name: entry["shape"] for name, entry in read_header(weights).items()}
     expected = {move.name: list(move.stored.shape) for move in plan.moves}
-    if found != expected:
+    if found != expected or digest_of(weights) != written:
         raise UnusableModel(f"the converted weights in {scratch} are not those of the file")
