@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -28,6 +30,7 @@ from tinkex.pipeline.steps import (
     point_latest,
     step_name,
 )
+from tinkex.settings import package_version
 
 FORMAT_VERSION = 1
 #: What a save needs beside its tensors, in bytes.
@@ -85,9 +88,29 @@ def _write_files(directory: Path, content: StepContent) -> None:
     if content.rng:
         _save(directory / RNG_FILE, content.rng)
     if content.config is not None:
-        versions = {"format": FORMAT_VERSION, "torch": torch.__version__}
-        _dump(directory / CONFIG_FILE, {**content.config, "versions": versions})
+        _dump(directory / CONFIG_FILE, {**content.config, "versions": _versions()})
     _dump(directory / STATE_FILE, content.state)
+
+
+@cache
+def _versions() -> dict[str, object]:
+    """What made the checkpoint, for people who look for it later; a resume does not compare it."""
+    return {
+        "format": FORMAT_VERSION,
+        "tinkex": package_version(),
+        "torch": torch.__version__,
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    """The commit that the run was started in, with a word if files were changed; None elsewhere."""
+    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
 
 
 def _save(path: Path, value: Any) -> None:

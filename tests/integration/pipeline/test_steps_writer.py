@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import tinkex
 from tests.integration.pipeline.tiny_stage import TinyModel
 from tinkex.checkpoint.retention import Retention
 from tinkex.errors import CheckpointError
+from tinkex.pipeline import step_files
 from tinkex.pipeline.step_files import StepContent, check_space, num_bytes, read_step, write_step
 from tinkex.pipeline.steps import REPLACED_PREFIX, list_steps
 from tinkex.pipeline.weights import named_weights
@@ -130,3 +135,25 @@ def test_nothing_is_executed_when_a_step_is_read(tmp_path: Path) -> None:
     torch.save({"weight": Path("x")}, path / "model.pth")
     with pytest.raises(CheckpointError, match=r"model\.pth cannot be read"):
         read_step(path)
+
+
+def test_a_step_says_what_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    git = ("git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run((*git, "init", "-q"), check=True)
+    subprocess.run((*git, "commit", "-q", "--allow-empty", "-m", "one"), check=True)
+    told = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
+    monkeypatch.chdir(project)
+    step_files._versions.cache_clear()
+    path = write_step(tmp_path / "root", 1, replace(content(1.0), config={"stage": "sft"}))
+    versions = json.loads((path / "config.json").read_text())["versions"]
+    assert versions == {
+        "format": step_files.FORMAT_VERSION,
+        "revision": told.stdout.strip(),
+        "tinkex": tinkex.__version__,
+        "torch": torch.__version__,
+    }
+    monkeypatch.chdir(tmp_path)
+    step_files._versions.cache_clear()
+    assert step_files._versions()["revision"] is None
