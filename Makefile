@@ -29,7 +29,7 @@ format: $(VENV)/.ready
 # torch goes first, alone and pinned: a later resolution must not pull another build.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time)"
-	scripts/system-packages.sh
+	PYTHON=$(PYTHON) scripts/system-packages.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs with apt-get what the tests need and the system lacks: a C compiler, PostgreSQL, Chromium and curl.
+# Installs with apt-get what the tests need and the system lacks: a C compiler, Python's headers, PostgreSQL, Chromium and curl.
 # Where that cannot be done it says so and goes on: only the tests that need them will fail.
 set -euo pipefail
 
@@ -7,6 +7,8 @@ has_any() { local name; for name; do command -v "$name" >/dev/null && return 0; 
 
 missing=()
 has_any cc gcc clang || missing+=(gcc libc6-dev)
+has_headers='import os, sysconfig; exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+"${PYTHON:-python3}" -c "$has_headers" || missing+=(python3-dev)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || has_any initdb || missing+=(postgresql)
 has_any chromium chromium-browser google-chrome || missing+=(chromium)
 has_any curl || missing+=(curl)

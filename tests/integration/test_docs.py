@@ -30,8 +30,13 @@ from tinkex.wire.endpoints import ENDPOINTS
 EXAMPLES = [
     path for path in sorted((ROOT / "examples").glob("*.py")) if "__main__" in path.read_text()
 ]
-#: Those that use the server of this machine run in tests/acceptance/test_examples.py.
-ALONE = [path for path in EXAMPLES if "from connection import" not in path.read_text()]
+#: Those that use the server of this machine run in tests/acceptance/test_examples.py, and the
+#: longer run of the pipeline in test_from_nothing.py beside it.
+ALONE = [
+    path
+    for path in EXAMPLES
+    if "from connection import" not in path.read_text() and path.stem != "from_nothing"
+]
 #: A block of code that this test runs; invisible on the page.
 RUN = "<!-- run -->"
 #: Enough to see that an example works; what it shows takes longer.

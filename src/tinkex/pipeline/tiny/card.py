@@ -10,7 +10,7 @@ _ABOUT: Mapping[str, tuple[str, str]] = {
     "say": ("Say apple tumi.", "words never asked for"),
     "choose": ("What is the last word of: boat ring key?", "lists never asked for"),
     "compare": ("Which is larger, 47 or 12?", "pairs never asked for"),
-    "count": ("Count from 3 to 7.", "ranges never asked for"),
+    "count": ("Count from 3 to 7.", "ranges never asked for; of 3 to 6 numbers"),
     "add": ("What is 3 plus 4?", "wordings; the sum is known from other wordings"),
     "subtract": ("What is 9 minus 4?", "wordings"),
     "calendar": ("Which day comes after Monday?", "wordings"),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tinkex.pipeline.tiny import words
 
 _LARGEST, _LARGEST_COUNT = 99, 20
+_MOST_COUNTED = 6
 #: One in so many tasks is never trained on.
 _HELD_OUT_EVERY = 16
 UNKNOWN = "I do not know that. I am a very small model."
@@ -71,15 +72,15 @@ def compare(dice: Random) -> Task:
 
 
 def count(dice: Random) -> Task:
-    """Count from one number to another, up or down."""
-    a, length = dice.randint(0, _LARGEST_COUNT), dice.randint(2, 9)
-    b = max(0, a - length) if a and dice.random() < 0.3 else a + length
-    step = 1 if b >= a else -1
+    """Count a few numbers, up or down."""
+    low, length = dice.randint(0, _LARGEST_COUNT), dice.randint(3, _MOST_COUNTED)
+    high = low + length - 1
+    a, b, step = (high, low, -1) if dice.random() < 0.3 else (low, high, 1)
     asked = [f"Count from {a} to {b}.", f"Count from {a} to {b}", f"Please count from {a} to {b}."]
-    if a == 1:
+    if (a, step) == (1, 1):
         asked += [f"Count to {b}."] * 3
     text = ", ".join(str(number) for number in range(a, b + step, step))
-    return Task(dice.choice(asked), text, f"count {a} {b}")
+    return Task(dice.choice(asked), text, f"count from {a} to {b}")
 
 
 # --- families of facts: held out are ways to ask, and the fact is known from other ways -------
@@ -203,7 +204,7 @@ FAMILIES: Mapping[str, tuple[Callable[[Random], Task], int]] = {
     "say": (say, 5),
     "choose": (choose, 3),
     "compare": (compare, 4),
-    "count": (count, 3),
+    "count": (count, 6),
     "add": (add, 4),
     "subtract": (subtract, 3),
     "calendar": (calendar, 3),
