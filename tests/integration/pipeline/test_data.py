@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.integration.pipeline.content_scene import (
     known,
@@ -15,7 +19,14 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.data.batches import PackedSource, PairSource, TokenBatch, useful_rows
+from tinkex.pipeline.data.batches import (
+    PackedSource,
+    PairSource,
+    TokenBatch,
+    _are_useful,
+    useful_rows,
+)
+from tinkex.pipeline.data.packing import Pieces
 from tinkex.pipeline.data.tokens import TokenFile, open_tokens
 from tinkex.pipeline.materials import open_parts
 from tinkex.pipeline.tokenizer import TextTokenizer
@@ -259,3 +270,17 @@ def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: Tex
             assert better.split("assistant")[0] == other.split("assistant")[0]
             asked.append(better)
     assert len(set(asked)) == 5
+
+
+@given(st.data())
+def test_a_piece_is_useful_if_one_of_its_predictions_is_counted(data: st.DataObject) -> None:
+    learned = data.draw(st.lists(st.booleans(), min_size=2, max_size=30))
+    last = len(learned) - 1
+    starts = data.draw(st.lists(st.integers(0, last - 1), max_size=6))
+    lengths = [data.draw(st.integers(0, last - start)) for start in starts]
+    file = cast(TokenFile, SimpleNamespace(learned=np.array(learned, np.uint8)))
+    found = _are_useful(file, Pieces(np.array(starts, np.int64), np.array(lengths, np.int64)))
+    assert found.tolist() == [
+        any(learned[start + 1 : start + 1 + length])
+        for start, length in zip(starts, lengths, strict=True)
+    ]

@@ -74,7 +74,7 @@ class PackedSource:
     ) -> None:
         self._file, self._batch_size, self._seed = file, batch_size, seed
         pieces = (cut if is_cut else whole)(file.starts, rows, max_length)
-        is_useful = _num_counted(file, pieces) > 0
+        is_useful = _are_useful(file, pieces)
         self._pieces = Pieces(pieces.starts[is_useful], pieces.lengths[is_useful])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
         """How many documents have nothing to learn from within the first `max_length` tokens."""
@@ -112,7 +112,7 @@ class PairSource:
         self._file, self._batch_size, self._seed = file, batch_size, seed
         documents = (2 * rows[:, None] + np.arange(2)).reshape(-1)
         pieces = whole(file.starts, documents, max_length)
-        is_useful = _num_counted(file, pieces).reshape(-1, 2).min(axis=1) > 0
+        is_useful = _are_useful(file, pieces).reshape(-1, 2).all(axis=1)
         is_kept = np.repeat(is_useful, 2)
         self._pieces = Pieces(pieces.starts[is_kept], pieces.lengths[is_kept])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
@@ -159,7 +159,7 @@ def useful_rows(file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
     A text always has.
     """
     documents = np.arange(len(file.starts) - 1)
-    is_useful = _num_counted(file, whole(file.starts, documents, max_length)) > 0
+    is_useful = _are_useful(file, whole(file.starts, documents, max_length))
     return np.asarray(is_useful.reshape(-1, file.documents_per_row).all(axis=1))
 
 
@@ -168,9 +168,16 @@ def _num_longer(file: TokenFile, documents: Indices, max_length: int) -> int:
     return int((file.starts[documents + 1] - file.starts[documents] - 1 > max_length).sum())
 
 
-def _num_counted(file: TokenFile, pieces: Pieces) -> Indices:
-    """How many predictions of each piece are counted."""
-    before = np.zeros(len(file.learned) + 1, dtype=np.int64)
-    np.cumsum(file.learned, out=before[1:])
-    first = pieces.starts + 1
-    return np.asarray(before[first + pieces.lengths] - before[first])
+def _are_useful(file: TokenFile, pieces: Pieces) -> npt.NDArray[np.bool_]:
+    """Which pieces have a prediction that is counted; takes no memory for each token."""
+    if not len(pieces.starts):
+        return np.zeros(0, np.bool_)
+    last = len(file.learned) - 1
+    firsts = pieces.starts + 1
+    ends = firsts + pieces.lengths
+    edges = np.minimum(np.stack([firsts, ends], axis=1).reshape(-1), last)
+    # From each edge to the next one; what lies between two pieces is left out.
+    found = np.maximum.reduceat(file.learned, edges)[::2]
+    # No edge may lie behind the last token, so that one is looked at by itself.
+    found |= np.where(ends > last, file.learned[last], 0).astype(np.uint8)
+    return (found > 0) & (pieces.lengths > 0)
