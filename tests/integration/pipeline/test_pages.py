@@ -21,10 +21,10 @@ GUIDE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
 STEPS = (ROOT / "docs" / "step-checkpoints.md").read_text(encoding="utf-8")
 TUTORIAL = (ROOT / "docs" / "tutorials" / "from-nothing.md").read_text(encoding="utf-8")
 #: Names in capitals that are no variables of a run.
-OTHER_WORDS = {"TINKEX_HOME"}
+OTHER_WORDS = {"TINKEX_HOME", "OMP_NUM_THREADS"}
 #: Options of `tinkex`, torchrun and the run script.
 OTHER_OPTIONS = {"help", "json", "metric", "from", "standalone", "nproc_per_node"}
-OTHER_OPTIONS |= {"smoke-test", "run-r1", "restart-from"}
+OTHER_OPTIONS |= {"smoke-test", "run-r1", "restart-from", "shutdown_timeout"}
 
 
 def rows() -> dict[str, str]:
