@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 from tinkex.pipeline import tokenizer as tokenizers
 from tinkex.pipeline.arguments import Arguments, parse
 from tinkex.pipeline.distributed import Ranks
+from tinkex.pipeline.export import export_folder
 from tinkex.pipeline.materials import make_stage
 from tinkex.pipeline.tokenizer import TextTokenizer
 
@@ -65,7 +66,9 @@ class Scene:
         sample = self._text(400)
         per_word = len(self.tokenizer.encode_all([sample])[0]) / 400
         rows = (self._chat(per_word) for _ in range(num_chats + 1))
-        return self._stage("sft", rows, batch_size)
+        base = self.folder / "base"
+        export_folder(self.pretrain(num_blocks=1, batch_size=1).model, self.tokenizer, base)
+        return self._stage("sft", rows, batch_size, init_from=base)
 
     def _chat(self, tokens_per_word: float) -> dict[str, Any]:
         # Roles, marks and line ends take about twelve tokens.
@@ -83,12 +86,15 @@ class Scene:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    def _stage(self, name: str, rows: Iterable[Any], batch_size: int) -> Any:
+    def _stage(self, name: str, rows: Iterable[Any], batch_size: int, **more: object) -> Any:
         data = self._write(f"{name}-{batch_size}", rows)
-        return make_stage(name, self._arguments(name, data, batch_size), Ranks())
+        return make_stage(name, self._arguments(name, data, batch_size, more), Ranks())
 
-    def _arguments(self, name: str, data: Path, batch_size: int) -> Arguments:
+    def _arguments(
+        self, name: str, data: Path, batch_size: int, more: Mapping[str, object]
+    ) -> Arguments:
         words: dict[str, object] = {
+            **more,
             "out_dir": self.folder / data.stem,
             "data_path": data,
             "tokenizer_dir": self.tokenizer.folder,
