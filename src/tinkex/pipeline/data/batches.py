@@ -112,7 +112,7 @@ class PairSource:
         self._file, self._batch_size, self._seed = file, batch_size, seed
         documents = (2 * rows[:, None] + np.arange(2)).reshape(-1)
         pieces = whole(file.starts, documents, max_length)
-        is_useful = _are_useful(file, pieces).reshape(-1, 2).all(axis=1)
+        is_useful = np.asarray(_are_useful(file, pieces).reshape(-1, 2).all(axis=1))
         is_kept = np.repeat(is_useful, 2)
         self._pieces = Pieces(pieces.starts[is_kept], pieces.lengths[is_kept])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
