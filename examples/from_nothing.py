@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -79,7 +80,8 @@ def make_config(work: Path, tasks: Tasks, amounts: Amounts) -> PipelineConfig:
     measured = write_rows(work / "data" / "r1_held_out.jsonl", tasks.held_out, recipe.SEED)
     told = (
         f"--max_steps {amounts.num_steps} --epochs 1000 --batch_size 4 --accumulation_steps 1 "
-        f"--learning_rate 2e-3 --muon_lr 0.02 --eval_samples 1000 --eval_data_path '{measured}'"
+        f"--learning_rate 2e-3 --muon_lr 0.02 --eval_samples 1000 "
+        f"--eval_data_path {shlex.quote(str(measured))}"
     )
     config = recipe.make_config(work / "out", data, amounts.before)
     return replace(config, r1_json=learned, r1_args=told)
@@ -192,4 +194,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except TinkexError as error:
-        sys.exit(f"Error: {error.message}\n{error.hint or ''}".rstrip())
+        print(f"Error: {error.message}\n{error.hint or ''}".rstrip(), file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+    except KeyboardInterrupt:
+        sys.exit(130)

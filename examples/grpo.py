@@ -95,9 +95,13 @@ def main() -> int:
     parser.add_argument("--group-size", type=at_least_one, default=8, help="answers to each")
     parser.add_argument("--transcript", type=Path, help="file for all answers, a line for each")
     options = parser.parse_args()
+    if options.group_size < 2:
+        parser.error("--group-size must be at least 2: an answer is compared with others")
     tasks = [Task(one, other) for one in range(10) for other in range(10) if one != other]
     random.Random(0).shuffle(tasks)
     unseen, seen = tasks[:NUM_HELD_OUT], tasks[NUM_HELD_OUT:]
+    if options.num_questions > len(seen):
+        parser.error(f"--num-questions must be at most {len(seen)}: there are no more")
     questions = [task.question for task in unseen]
     with connect(options) as (service, base_model):
         training = new_adapter(service, base_model)

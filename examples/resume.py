@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,8 @@ def main() -> int:
         "--save-every", type=at_least_one, default=4, help="steps between checkpoints"
     )
     parser.add_argument("--run-file", type=Path, help=argparse.SUPPRESS)
+    # The one that is killed waits for it, or on a slow day it would be past its next checkpoint.
+    parser.add_argument("--wait-after", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_file:
         return train(options)
@@ -85,6 +88,8 @@ def watch(
 ) -> None:
     """Train in a process of its own; kill it when it has told of a step."""
     words = [*sys.argv[1:], "--base-model", options.base_model, "--run-file", str(run_file)]
+    if kill_at is not None:
+        words += ["--wait-after", str(kill_at)]
     done = read_run(run_file)["step"]
     # In a session of its own, so that Ctrl-C ends the watcher, and the watcher ends it.
     child = subprocess.Popen(
@@ -138,6 +143,8 @@ def train(options: argparse.Namespace) -> int:
                 run["step"] = step
                 write_whole(options.run_file, run)
             print(step, run["losses"][-1], flush=True)
+            if step == options.wait_after:
+                signal.pause()
     return 0
 
 

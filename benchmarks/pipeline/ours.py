@@ -53,6 +53,7 @@ class _Noted:
 
 @contextmanager
 def _note_waits(timeline: Timeline) -> Iterator[None]:
+    # The loop tells nobody how long it waits: outside of a benchmark nobody asks.
     let_change = Saver.let_change
 
     def timed(saver: Saver) -> None:

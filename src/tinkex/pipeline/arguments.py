@@ -25,6 +25,8 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "dpo": {"learning_rate": 5e-6, "muon_lr": 0.0002, "batch_size": 4},
     "r1": {"learning_rate": 2e-4, "muon_lr": 0.006},
 }
+#: Where one can compute, as people are told.
+DEVICES = "auto, cpu, cuda, cuda:1 or mps"
 R1_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -60,9 +62,14 @@ def _share(text: str) -> float:
     return value
 
 
+def is_device(text: str) -> bool:
+    """Whether a word names a place to compute, there or not."""
+    return bool(re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", text))
+
+
 def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", text):
-        raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda, cuda:1 or mps, got {text!r}")
+    if not is_device(text):
+        raise argparse.ArgumentTypeError(f"expected {DEVICES}, got {text!r}")
     return text
 
 
@@ -204,7 +211,7 @@ class Arguments:
         default=10, metadata=_told(_SIZE, "Updates between lines of metrics.")
     )
     device: str = field(
-        default="auto", metadata=_told(_device, "Where to compute: auto, cpu, cuda, mps.")
+        default="auto", metadata=_told(_device, "Where to compute: auto, cpu, cuda, cuda:1, mps.")
     )
     dtype: str = field(
         default="auto",
@@ -258,7 +265,8 @@ def make_parser(stage: str) -> argparse.ArgumentParser:
     """The options of a stage's trainer, with its defaults."""
     parser = argparse.ArgumentParser(
         # One line: what is wrong with an option should not follow on a page of options.
-        usage="%(prog)s --data_path FILE --out_dir FOLDER [options]; --help lists them",
+        usage=f"%(prog)s --data_path FILE --out_dir FOLDER {_parent_usage(stage)}[options]; "
+        "--help lists them",
         description=STAGES[stage],
         allow_abbrev=False,
     )
@@ -268,6 +276,10 @@ def make_parser(stage: str) -> argparse.ArgumentParser:
         else:
             parser.set_defaults(**{option.name: option.default})
     return parser
+
+
+def _parent_usage(stage: str) -> str:
+    return "--init_from FOLDER " if stage in PARENTS else ""
 
 
 def option_names(stage: str) -> frozenset[str]:
@@ -317,9 +329,8 @@ def find_problem(stage: str, found: argparse.Namespace) -> str | None:
         return f"--min_learning_rate {known.lowest_rate} is above --learning_rate"
     if stage == "r1" and not known.r1_tokens:
         return "--r1_tokens names no token"
-    # A checkpoint brings its weights, but not those of the reference.
-    has_weights = known.init_from is not None or (known.resume is not None and stage != "dpo")
-    if stage in PARENTS and not has_weights:
+    # To resume too: tokenizer, parent and reference are compared with those of the checkpoint.
+    if stage in PARENTS and known.init_from is None:
         parent = PARENTS[stage]
         return f"--init_from is missing: name a model, such as the folder out/{parent}/hf"
     return None

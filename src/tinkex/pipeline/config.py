@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinkex.errors import ConfigError
+from tinkex.pipeline.arguments import DEVICES, is_device
 from tinkex.settings import given_variables
 
 T = TypeVar("T")
@@ -39,6 +40,24 @@ def _number(text: str) -> str:
         float(text)
     except ValueError:
         raise ValueError("a number such as 0.02") from None
+    return text
+
+
+def _between(low: float, high: float) -> Callable[[str], str]:
+    """A number from one to another, as it was written."""
+
+    def read(text: str) -> str:
+        # A comparison with "not a number" is false.
+        if not low <= float(_number(text)) <= high:
+            raise ValueError(f"a number from {low:g} to {high:g}")
+        return text
+
+    return read
+
+
+def _device(text: str) -> str:
+    if not is_device(text):
+        raise ValueError(DEVICES)
     return text
 
 
@@ -139,7 +158,7 @@ class PipelineConfig:
     """How fast unused weights shrink."""
     seed: int = field(default=1337, metadata=_var("SEED", _count))
     """What every random choice follows from."""
-    device: str = field(default="auto", metadata=_var("DEVICE", str))
+    device: str = field(default="auto", metadata=_var("DEVICE", _device))
     """Where it computes: auto, cpu, cuda."""
     pretrain_args: str = field(default="", metadata=_var("PRETRAIN_ARGS", str))
     """More options for the trainer of pretrain, quoted as in a shell; they win."""
@@ -157,13 +176,15 @@ class PipelineConfig:
         default=256, metadata=_var("R1_DEMO_MAX_NEW_TOKENS", _positive)
     )
     """How long its answer may be."""
-    r1_demo_temperature: str = field(default="0.7", metadata=_var("R1_DEMO_TEMPERATURE", _number))
+    r1_demo_temperature: str = field(
+        default="0.7", metadata=_var("R1_DEMO_TEMPERATURE", _between(0, 100))
+    )
     """How freely it answers; 0 takes the likeliest words."""
-    r1_demo_top_p: str = field(default="0.9", metadata=_var("R1_DEMO_TOP_P", _number))
+    r1_demo_top_p: str = field(default="0.9", metadata=_var("R1_DEMO_TOP_P", _between(0.001, 1)))
     """The share of likely words that are considered."""
     r1_demo_seed: int = field(default=1337, metadata=_var("R1_DEMO_SEED", _count))
     """The dice of the answer."""
-    r1_demo_device: str = field(default="", metadata=_var("R1_DEMO_DEVICE", str))
+    r1_demo_device: str = field(default="", metadata=_var("R1_DEMO_DEVICE", _device))
     """Where it is computed; DEVICE if not given."""
     tb_auto: bool = field(default=True, metadata=_var("TB_AUTO", _flag))
     """Whether TensorBoard is started, if TF_DIR is not empty."""

@@ -13,7 +13,7 @@ from tinkex.pipeline.distributed import RankFailed, Ranks, open_ranks
 from tinkex.pipeline.drift import describe_run
 from tinkex.pipeline.metrics import MetricSink
 from tinkex.pipeline.optim import make_optimizer
-from tinkex.pipeline.resuming import Restorable, choose_step, restore
+from tinkex.pipeline.resuming import Restorable, choose_step, is_chosen, restore
 from tinkex.pipeline.saving import Saver
 from tinkex.pipeline.schedule import (
     Schedule,
@@ -122,13 +122,13 @@ class _Run:
         self._state = restore(path, target)
         if path.parent.resolve() == root.resolve():
             self._saver.saved_step = self._state.global_step
-        # Not for the newest, nor for what stands in for a damaged one: nobody chose to go back.
-        if resume is not None and path == Path(resume):
-            self._saver.go_back_to(self._state.global_step)
 
     def _prepare(self, resume: Path | str | None) -> Path | None:
         self._saver.prepare()
-        return choose_step(self._plan.checkpoint_root, resume)
+        path = choose_step(self._plan.checkpoint_root, resume)
+        if path is not None and is_chosen(self._plan.checkpoint_root, resume):
+            self._saver.go_back_to(path)
+        return path
 
     def repeat(self) -> None:
         """Update after update, until all is trained or somebody asks for a stop."""
@@ -252,10 +252,12 @@ class _Run:
         return self._evaluate()
 
     def _evaluate(self) -> bool:
-        # All ranks know when the first fails at this, so they can save together.
-        self._is_agreed = True
-        values = self._ranks.from_first(self._held_out)
-        self._is_agreed = False
+        try:
+            values = self._ranks.from_first(self._held_out)
+        except Exception as error:
+            # All know that the first failed, so they can save together.
+            self._is_agreed = self._ranks.is_first or isinstance(error, RankFailed)
+            raise
         asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
         self._note_stop(self._ranks.sum_values(asked))
         if values is None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from tinkex.errors import TinkexError
@@ -24,13 +24,20 @@ def run_program(work: Callable[[], int]) -> int:
         with _ending_on_request():
             return work()
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted.\n")
+        _tell("Interrupted.")
         return _INTERRUPTED
     except (TinkexError, OSError, MemoryError) as error:
-        sys.stderr.write(f"Error: {_sentence(error)}\n")
+        _tell(f"Error: {_sentence(error)}")
         if isinstance(error, TinkexError) and error.hint:
-            sys.stderr.write(f"{error.hint}\n")
+            _tell(error.hint)
         return _FAILED
+
+
+def _tell(text: str) -> None:
+    """A line on stderr; that nobody can read it any more changes no exit code."""
+    with suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _sentence(error: Exception) -> str:
@@ -53,6 +60,7 @@ def _ending_on_request() -> Iterator[None]:
 
 def _end(number: int, frame: FrameType | None) -> None:
     # Past Python's own buffer: the signal may have come in the middle of a write to it.
-    os.write(2, b"Stopped before training began, or after its end: nothing is lost.\n")
+    with suppress(OSError):
+        os.write(2, b"Stopped; whatever was saved is whole.\n")
     # Not os._exit: whatever is half written is cleared away on the way out.
     raise SystemExit(128 + number)

@@ -64,6 +64,14 @@ def choose_step(root: Path, resume: Path | str | None) -> Path | None:
     return older
 
 
+def is_chosen(root: Path, resume: Path | str | None) -> bool:
+    """Whether somebody asked for another step than the newest one: a run that goes back."""
+    if resume is None or resume == AUTO:
+        return False
+    newest = latest_step(root)
+    return newest is not None and newest.resolve() != Path(resume).resolve()
+
+
 def _refuse_other_run(root: Path) -> None:
     """A new run would prune its own steps, whose numbers are lower, and mix with the old ones."""
     old = latest_step(root)

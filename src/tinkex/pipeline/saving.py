@@ -20,7 +20,7 @@ from tinkex.pipeline.schedule import is_save_due
 from tinkex.pipeline.stage import Stage, TrainPlan
 from tinkex.pipeline.state import TrainState
 from tinkex.pipeline.step_files import StepContent, check_space, num_bytes
-from tinkex.pipeline.steps import clean_root, step_name
+from tinkex.pipeline.steps import clean_root, step_name, step_number
 from tinkex.pipeline.weights import named_weights
 from tinkex.pipeline.writer import StepWriter
 
@@ -52,9 +52,13 @@ class Saver:
         clean_root(root)
         check_space(root, _COPIES * num_bytes(named_weights(self._stage.model)))
 
-    def go_back_to(self, step: int) -> None:
-        """Have the first save set aside what lies after a step that somebody chose."""
-        self._writer.went_back_to = step
+    def go_back_to(self, path: Path) -> None:
+        """Have the first save set aside what lies after a step that somebody chose.
+
+        After one from elsewhere, all steps that are here are another branch.
+        """
+        is_here = path.parent.resolve() == self._plan.checkpoint_root.resolve()
+        self._writer.went_back_to = step_number(path) if is_here else -1
 
     @property
     def is_overdue(self) -> bool:
@@ -110,6 +114,8 @@ class Saver:
             self._writer.wait()
         except (CheckpointError, OSError) as error:
             log.warning("the last update is not saved: %s", error)
+        # Whoever leaves first has torchrun end the others, and the first rank may still write.
+        self._ranks.gather(None)
 
     def _legacy(self, weights: Mapping[str, Tensor]) -> None:
         self._stage.write_legacy(weights, self._plan.out_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -106,8 +107,12 @@ def _versions() -> dict[str, object]:
 def _revision() -> str | None:
     """The commit that the run was started in, with a word if files were changed; None elsewhere."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    # To look must not be in the way of a commit.
+    variables = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=False, env=variables
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

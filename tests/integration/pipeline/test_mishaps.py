@@ -92,8 +92,21 @@ def test_a_run_that_goes_back_keeps_what_it_saves(
     # The newest is now that of this branch, and the other one can still be gone on from.
     assert run(tmp_path, max_steps=7, **changes).steps == 7
     run(tmp_path, resume=aside / "step_00000006", max_steps=7, **changes)
-    assert names_of(tmp_path)[0] == "step_00000007"
-    assert [path.name for path in aside.with_name("abandoned_2").iterdir()] == ["step_00000007"]
+    assert names_of(tmp_path) == ["step_00000007"]
+    left = sorted(path.name for path in aside.with_name("abandoned_2").iterdir())
+    assert left == [f"step_{step:08d}" for step in (2, 4, 6, 7)]
+
+
+def test_going_back_to_a_damaged_step_sets_aside_what_lies_after_the_one_that_stands_in(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, max_steps=8, keep_last_checkpoints=0, eval_interval=0, **NO_END)
+    back = tmp_path / "checkpoints" / "step_00000006"
+    (back / "model.pth").write_bytes(b"cut")
+    run(tmp_path, resume=back, max_steps=5, keep_last_checkpoints=0, eval_interval=0, **NO_END)
+    newest = latest_step(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step_00000005"
 
 
 def test_a_run_that_goes_back_and_saves_nothing_leaves_all_as_it_was(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError, InvalidInput
+from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run.records import Status
 
 __all__ = ["scene"]
@@ -65,7 +66,21 @@ def test_a_finished_run_has_nothing_to_do(scene: Scene) -> None:
     assert "Nothing to do" in done.text
     after = {path: path.stat().st_mtime_ns for path in scene.out.rglob("*") if path.is_file()}
     changed = {path.name for path in after if before.get(path) != after[path]}
-    assert changed <= {"run.log", "run.lock"}
+    assert changed <= {"run.log", "run.lock", "trainer.lock"}
+
+
+def test_what_a_trainer_by_hand_is_writing_is_left_alone(scene: Scene) -> None:
+    scene.run()
+    half = scene.out / "sft" / ".partial-hf"
+    half.mkdir()
+    with (
+        hold(scene.out / "sft"),
+        pytest.raises(ConfigError, match="in use by another trainer"),
+    ):
+        scene.run()
+    assert half.is_dir()
+    assert set(scene.run().actions.values()) == {"skipped"}
+    assert not half.exists()
 
 
 def test_the_interval_and_the_number_kept_hold_in_every_stage(scene: Scene) -> None:
@@ -301,7 +316,11 @@ def test_free_options_reach_the_trainer_as_they_were_quoted(scene: Scene) -> Non
         ({"MODEL_HIDDEN_SIZE": "100"}, "--hidden_size 100 does not give 8 heads"),
         ({"MODEL_NUM_KV_HEADS": "3"}, "no multiple of --num_kv_heads 3"),
         ({"R1_ARGS": "--r1_tokens foo"}, "--r1_tokens has 'foo'"),
-        ({"DEVICE": "tpu"}, "expected auto, cpu, cuda, cuda:1 or mps, got 'tpu'"),
+        ({"PRETRAIN_ARGS": "--device tpu"}, "expected auto, cpu, cuda, cuda:1 or mps, got 'tpu'"),
+        ({"DEVICE": "tpu"}, "DEVICE must be auto, cpu, cuda, cuda:1 or mps; got 'tpu'"),
+        ({"R1_DEMO_DEVICE": "tpu"}, "R1_DEMO_DEVICE must be auto"),
+        ({"R1_DEMO_TOP_P": "2"}, "R1_DEMO_TOP_P must be a number from 0.001 to 1; got '2'"),
+        ({"R1_DEMO_TEMPERATURE": "nan"}, "R1_DEMO_TEMPERATURE must be a number from 0 to 100"),
     ],
 )
 def test_options_that_make_no_sense_are_told_before_anything_is_trained(

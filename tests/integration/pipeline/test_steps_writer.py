@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -140,7 +141,11 @@ def test_nothing_is_executed_when_a_step_is_read(tmp_path: Path) -> None:
 def test_a_step_says_what_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    git = ("git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b")
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    settings = ("user.name=a", "user.email=a@b", "commit.gpgsign=false")
+    git = ("git", "-C", str(project), *(word for one in settings for word in ("-c", one)))
     subprocess.run((*git, "init", "-q"), check=True)
     subprocess.run((*git, "commit", "-q", "--allow-empty", "-m", "one"), check=True)
     told = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
@@ -157,3 +162,4 @@ def test_a_step_says_what_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     step_files._versions.cache_clear()
     assert step_files._versions()["revision"] is None
+    step_files._versions.cache_clear()

@@ -156,13 +156,19 @@ def test_what_is_missing_is_one_sentence_and_code_1(
     assert says in told
 
 
-@pytest.mark.parametrize(("stage", "parent"), [("sft", "pretrain"), ("r1", "dpo")])
+@pytest.mark.parametrize("more", [(), ("--resume", "auto")])
+@pytest.mark.parametrize(("stage", "parent"), [("sft", "pretrain"), ("dpo", "sft"), ("r1", "dpo")])
 def test_a_later_stage_is_not_begun_from_random_weights(
-    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str, parent: str
+    scene: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    parent: str,
+    more: tuple[str, ...],
 ) -> None:
     data = str(scene / f"{stage}.jsonl")
     with pytest.raises(SystemExit) as ended:
-        main(stage, ["--out_dir", str(tmp_path), "--data_path", data, *SIZE_WORDS])
+        main(stage, ["--out_dir", str(tmp_path), "--data_path", data, *SIZE_WORDS, *more])
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert f"--init_from is missing: name a model, such as the folder out/{parent}/hf" in told

@@ -11,7 +11,7 @@ from pathlib import Path
 from tinkex.errors import ConfigError
 from tinkex.pipeline.arguments import DEFAULTS, find_problem, make_parser, option_names
 from tinkex.pipeline.config import PipelineConfig, StageSizes
-from tinkex.pipeline.run.stages import DPO, TOKENIZER, Stage
+from tinkex.pipeline.run.stages import DPO, PRETRAIN, TOKENIZER, Stage
 
 #: Options by name, each with its values; a flag has none.
 Arguments = dict[str, tuple[str, ...]]
@@ -83,8 +83,10 @@ def stage_arguments(
 def _muon_rate(stage: Stage, config: PipelineConfig) -> str:
     """MUON_LR is meant for pretrain; later stages are slower by the share of their defaults."""
     # What makes a model from nothing would undo it in a few updates of DPO.
+    if stage is PRETRAIN:
+        return config.muon_lr
     usual = {name: float(str(told["muon_lr"])) for name, told in DEFAULTS.items()}
-    return f"{float(config.muon_lr) * usual[stage.name] / usual['pretrain']:g}"
+    return f"{float(config.muon_lr) * usual[stage.name] / usual[PRETRAIN.name]:.12g}"
 
 
 def _shape(config: PipelineConfig) -> dict[str, object]:

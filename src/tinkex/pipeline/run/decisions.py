@@ -67,7 +67,9 @@ def decide(found: Found, wanted: Wanted) -> Decision:
 
 def _changes(record: StageRecord, found: Found, wanted: Wanted) -> tuple[str, ...]:
     changes = changes_between(record.config, wanted.config)
-    if found.digest and found.told_digest and found.digest != found.told_digest:
+    # One that was killed may have left a new result beside what is said of the old one.
+    is_told = record.status is Status.COMPLETE and found.digest and found.told_digest
+    if is_told and found.digest != found.told_digest:
         digests = f"{_short(found.told_digest)} -> {_short(found.digest)}"
         changes.append(f"result: its files are not those that its trainer left ({digests})")
     if record.parent_digest != wanted.parent_digest:

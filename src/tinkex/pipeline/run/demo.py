@@ -23,7 +23,7 @@ def demonstrate(outcomes: Sequence[Outcome], around: Surroundings) -> None:
     voice.say(f"asked: {config.r1_demo_prompt}", R1.name)
     code = run_child(_command(config), around.signals, around.lock, voice, stage=R1.name)
     if around.signals.received is not None:
-        raise ended.stopped(around.signals.received)
+        raise ended.all_trained(around.signals.received)
     if code:
         voice.say("the model could not be asked; its training is complete", R1.name)
 

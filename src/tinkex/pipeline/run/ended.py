@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tinkex.errors import TinkexError, Verdict
 
-#: Exit codes above this are 128 and a signal.
+#: A process that a signal ended is said to have this code and the signal's number.
 _SIGNALLED = 128
 
 
@@ -50,12 +50,21 @@ def stopped(number: int) -> RunEnded:
     )
 
 
+def all_trained(number: int) -> RunEnded:
+    """Somebody stopped the run when there was nothing left to train."""
+    return RunEnded(
+        "the run was interrupted after its last stage; everything is trained and saved",
+        "Run the same command again for the table of results.",
+        128 + number,
+    )
+
+
 def failed(stage: str, step: int | None, exit_code: int, place: str = "above") -> RunEnded:
     """A trainer gave up; its last lines are in a place."""
     again = f"goes on from step {step}" if step is not None else "starts it again"
-    if exit_code > _SIGNALLED:
+    if name := _signal_name(exit_code):
         return RunEnded(
-            f"{stage} failed: its trainer was ended by {_signal_name(exit_code - _SIGNALLED)}",
+            f"{stage} failed: its trainer was ended by {name}",
             f"If memory ran out, lower BATCH_SIZE. Run the same command again: it {again}.",
         )
     return RunEnded(
@@ -64,11 +73,12 @@ def failed(stage: str, step: int | None, exit_code: int, place: str = "above") -
     )
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(exit_code: int) -> str | None:
+    """The signal that an exit code stands for; None for any other code."""
     try:
-        return signal.Signals(number).name
+        return signal.Signals(exit_code - _SIGNALLED).name
     except ValueError:
-        return f"signal {number}"
+        return None
 
 
 def resultless(stage: str) -> RunEnded:

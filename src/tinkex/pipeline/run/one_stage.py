@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tinkex.checkpoint.atomic import remove_scratch
+from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run import ended, records
 from tinkex.pipeline.run.child import Signals, run_child
 from tinkex.pipeline.run.decisions import Action, Decision, Found, Wanted, decide
@@ -20,7 +21,7 @@ from tinkex.pipeline.run.records import StageRecord, Status
 from tinkex.pipeline.run.report import Outcome
 from tinkex.pipeline.run.say import Voice
 from tinkex.pipeline.run.stages import TOKENIZER, Stage
-from tinkex.pipeline.run.starts import Start, describe_result, result_digest, start_of
+from tinkex.pipeline.run.starts import Start, describe_result, result_digest, start_of, told_digest
 from tinkex.pipeline.steps import latest_step, recover, step_number
 
 
@@ -52,15 +53,16 @@ def look_at(stage: Stage, plan: RunPlan) -> Look:
     start = start_of(stage, plan.config, skip_pretrain=plan.skips_pretrain)
     data = plan.describe_data(stage)
     recipe = plan.recipe(stage, start, data)
-    # Nobody writes there: the run holds the directory, and a trainer that outlived it would too.
-    remove_scratch(directory)
-    recover(stage.checkpoint_dir(plan.config.out_dir))
-    result = records.read_result(directory)
+    if directory.is_dir():
+        # Not under the hands of a trainer that somebody started by itself.
+        with hold(directory):
+            remove_scratch(directory)
+            recover(stage.checkpoint_dir(plan.config.out_dir))
     found = Found(
         record=records.read_record(directory),
         step_dir=latest_step(stage.checkpoint_dir(plan.config.out_dir)),
         digest=result_digest(describe_result(stage, plan.config.out_dir)),
-        told_digest=result.digest if result is not None else None,
+        told_digest=told_digest(stage, plan.config.out_dir),
     )
     wanted = Wanted(config=recipe, parent=start.parent, parent_digest=start.digest)
     record = StageRecord(

@@ -14,7 +14,7 @@ from tinkex.errors import ConfigError
 from tinkex.pipeline.run.lock import holder_of
 from tinkex.pipeline.run.records import MetricChange, StageRecord, Status, read_record, read_result
 from tinkex.pipeline.run.stages import BY_NAME, ORDER, Stage
-from tinkex.pipeline.run.starts import describe_result, result_digest
+from tinkex.pipeline.run.starts import told_digest
 from tinkex.pipeline.steps import is_valid_step, step_number
 
 METRICS_NAME = "metrics.jsonl"
@@ -77,7 +77,7 @@ def _status(record: StageRecord | None, is_running: bool) -> str:
 def _stale(stage: Stage, record: StageRecord | None, out_dir: Path) -> str | None:
     if record is None or record.parent not in BY_NAME:
         return None
-    if result_digest(describe_result(BY_NAME[record.parent], out_dir)) == record.parent_digest:
+    if told_digest(BY_NAME[record.parent], out_dir) == record.parent_digest:
         return None
     return f"{record.parent} is no more what {stage.name} was made from"
 

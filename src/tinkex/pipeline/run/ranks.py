@@ -22,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     known = torchrun.parse_args(["--standalone", f"--shutdown_timeout={_PATIENCE}", *words])
     # Otherwise each would have one, whatever the machine has.
-    num_threads = max(1, (os.cpu_count() or 1) // int(known.nproc_per_node))
-    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    if known.nproc_per_node.isdecimal():
+        num_threads = max(1, len(os.sched_getaffinity(0)) // int(known.nproc_per_node))
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     try:
         # Not torchrun.main, which shows where in torch a signal or an error was met.
         torchrun.run(known)

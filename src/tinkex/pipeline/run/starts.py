@@ -9,7 +9,7 @@ from pathlib import Path
 from tinkex.errors import ConfigError
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.digests import combine_named, digest_weights, weight_files
-from tinkex.pipeline.run.records import DataFile, describe_data, read_record
+from tinkex.pipeline.run.records import DataFile, describe_data, read_record, read_result
 from tinkex.pipeline.run.stages import BY_NAME, PRETRAIN, TOKENIZER, Stage
 from tinkex.pipeline.steps import MODEL_FILE, latest_step
 
@@ -47,6 +47,14 @@ def result_digest(files: Sequence[DataFile]) -> str | None:
     if not files:
         return None
     return combine_named((Path(file.path).name, file.sha256) for file in files)
+
+
+def told_digest(stage: Stage, out_dir: Path) -> str | None:
+    """By what a result is known according to its trainer: no weights are read for it."""
+    if stage is TOKENIZER:
+        return result_digest(describe_result(stage, out_dir))
+    result = read_result(stage.directory(out_dir))
+    return result.digest if result is not None and _result_files(stage, out_dir) else None
 
 
 def start_of(stage: Stage, config: PipelineConfig, *, skip_pretrain: bool) -> Start:

@@ -122,10 +122,11 @@ def test_numbers_stand_below_each_other() -> None:
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize(("code", "said"), [(137, "SIGKILL"), (250, "signal 122")])
+@pytest.mark.parametrize(("code", "said"), [(137, "SIGKILL"), (139, "SIGSEGV")])
 def test_a_trainer_that_was_killed_has_no_last_lines_to_look_at(code: int, said: str) -> None:
     found = failed("sft", 40, code)
     assert f"sft failed: its trainer was ended by {said}" in found.message
     assert "lower BATCH_SIZE" in str(found.hint)
     assert "goes on from step 40" in str(found.hint)
     assert found.exit_code == 1
+    assert "ended with exit code 255; its last lines are above" in failed("sft", 40, 255).message
