@@ -13,7 +13,7 @@ from tinkex.pipeline.distributed import RankFailed, Ranks, open_ranks
 from tinkex.pipeline.drift import describe_run
 from tinkex.pipeline.metrics import MetricSink
 from tinkex.pipeline.optim import make_optimizer
-from tinkex.pipeline.resuming import Restorable, choose_step, is_chosen, restore
+from tinkex.pipeline.resuming import Restorable, choose_step, is_going_back, restore
 from tinkex.pipeline.saving import Saver
 from tinkex.pipeline.schedule import (
     Schedule,
@@ -126,7 +126,7 @@ class _Run:
     def _prepare(self, resume: Path | str | None) -> Path | None:
         self._saver.prepare()
         path = choose_step(self._plan.checkpoint_root, resume)
-        if path is not None and is_chosen(self._plan.checkpoint_root, resume):
+        if path is not None and is_going_back(self._plan.checkpoint_root, resume):
             self._saver.go_back_to(path)
         return path
 

@@ -64,7 +64,7 @@ def choose_step(root: Path, resume: Path | str | None) -> Path | None:
     return older
 
 
-def is_chosen(root: Path, resume: Path | str | None) -> bool:
+def is_going_back(root: Path, resume: Path | str | None) -> bool:
     """Whether somebody asked for another step than the newest one: a run that goes back."""
     if resume is None or resume == AUTO:
         return False

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = torchrun.parse_args(["--standalone", f"--shutdown_timeout={_PATIENCE}", *words])
     # Otherwise each would have one, whatever the machine has.
     if known.nproc_per_node.isdecimal():
-        num_threads = max(1, len(os.sched_getaffinity(0)) // int(known.nproc_per_node))
+        num_threads = max(1, torch.get_num_threads() // int(known.nproc_per_node))
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     try:
         # Not torchrun.main, which shows where in torch a signal or an error was met.
