@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.integration.store.postgres import PostgresServer
 from tinkex.logs import ROOT, attach_once
@@ -19,6 +20,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Whoever runs the tests may say how wide his terminal is; tables must not be as wide as that.
 os.environ.pop("COLUMNS", None)
+
+# `ci` gives every run of a commit the same examples; `dev` and `nightly` search for new ones.
+settings.register_profile("dev", max_examples=25, deadline=None)
+settings.register_profile(
+    "ci", max_examples=100, deadline=None, derandomize=True, print_blob=True, database=None
+)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 @pytest.fixture(scope="session")

@@ -106,8 +106,8 @@ class _Header:
 
     def _description(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_sides = self._text(), self._number("I")
-        if num_sides > _MAX_SIDES:
-            raise self._damaged(f"tensor {name!r:.100} has {num_sides} sides")
+        if not 1 <= num_sides <= _MAX_SIDES:
+            raise self._damaged(f"tensor {name!r:.100} has {num_sides} dimensions")
         sides = tuple(self._number("Q") for _ in range(num_sides))
         return name, sides[::-1], self._number("I"), self._number("Q")
 
