@@ -10,11 +10,12 @@ from urllib.parse import quote
 from tinkex.errors import InvalidInput
 
 SCHEME = "tinker://"
+EXTERNAL_SEGMENT = "external_weights"
 #: The middle segment of a path, and the checkpoint type it stands for.
 TYPE_BY_SEGMENT = {
     "weights": "training",
     "sampler_weights": "sampler",
-    "external_weights": "external",
+    EXTERNAL_SEGMENT: "external",
 }
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,254}")
 

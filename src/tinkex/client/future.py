@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from tinkex.errors import ClientClosed, WrongThread
@@ -55,6 +55,10 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()
+
+    def coroutine(self) -> Coroutine[Any, Any, T]:
+        """A new coroutine for asyncio.create_task or gather; each call returns another one."""
+        return self.result_async()
 
     def future(self) -> concurrent.futures.Future[T]:
         """This future itself: it already is one from concurrent.futures."""

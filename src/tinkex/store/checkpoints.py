@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tinkex.ids import TinkerPath
+from tinkex.ids import EXTERNAL_SEGMENT, TinkerPath
 from tinkex.store.records import Checkpoint
 from tinkex.store.schema import checkpoints, sessions
 
@@ -64,17 +64,32 @@ def _one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> Checkpoint | N
     return None if row is None else Checkpoint.of(row)
 
 
-def of_run(db: sa.Connection, run_id: str, now: float) -> list[Checkpoint]:
+def _is_shown(now: float, with_external: bool) -> sa.ColumnElement[bool]:
+    if with_external:
+        return _is_listed(now)
+    return sa.and_(_is_listed(now), checkpoints.c.segment != EXTERNAL_SEGMENT)
+
+
+def of_run(
+    db: sa.Connection, run_id: str, now: float, *, with_external: bool = True
+) -> list[Checkpoint]:
     """What a model has saved, newest first, without the ephemeral."""
-    query = sa.select(checkpoints).where(checkpoints.c.run_id == run_id, _is_listed(now))
+    is_wanted = sa.and_(checkpoints.c.run_id == run_id, _is_shown(now, with_external))
+    query = sa.select(checkpoints).where(is_wanted)
     return [Checkpoint.of(row) for row in db.execute(query.order_by(*_NEWEST_FIRST))]
 
 
 def page(
-    db: sa.Connection, tenant_id: str, *, limit: int, offset: int, now: float
+    db: sa.Connection,
+    tenant_id: str,
+    *,
+    limit: int,
+    offset: int,
+    now: float,
+    with_external: bool = True,
 ) -> tuple[list[Checkpoint], int]:
     """What a tenant has saved, newest first, without the ephemeral, and how many in all."""
-    is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_listed(now))
+    is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_shown(now, with_external))
     count = sa.select(sa.func.count()).select_from(checkpoints).where(is_wanted)
     query = sa.select(checkpoints).where(is_wanted).order_by(*_NEWEST_FIRST)
     rows = db.execute(query.limit(limit).offset(offset))

@@ -105,6 +105,46 @@ class DmelChunk(Message, tag="dmel"):
 
 ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageChunk | DmelChunk
 
+#: The field that identifies a chunk whose `type` is missing.
+_TYPE_BY_FIELD = {
+    "tokens": EncodedTextChunk.type,
+    "data": ImageChunk.type,
+    "location": ImageAssetPointerChunk.type,
+}
+
+
+def add_chunk_types(body: Any) -> Any:
+    """Fill in the `type` of every chunk below `body`, which SDKs up to 0.16.1 leave out.
+
+    Changes the decoded JSON in place. A chunk that fits two types is refused.
+    """
+    pending = [body]
+    while pending:
+        node = pending.pop()
+        # A list of numbers, such as token ids, holds no chunks; its first item tells.
+        if isinstance(node, list) and node and isinstance(node[0], dict | list):
+            pending.extend(node)
+        elif isinstance(node, dict):
+            for chunk in _untyped_chunks(node):
+                chunk["type"] = _infer_chunk_type(chunk)
+            pending.extend(node.values())
+    return body
+
+
+def _untyped_chunks(node: dict[str, Any]) -> list[dict[str, Any]]:
+    chunks = node.get("chunks")
+    if not isinstance(chunks, list):
+        return []
+    return [chunk for chunk in chunks if isinstance(chunk, dict) and "type" not in chunk]
+
+
+def _infer_chunk_type(chunk: Mapping[str, Any]) -> str:
+    found = [field for field in _TYPE_BY_FIELD if field in chunk]
+    if len(found) == 1:
+        return _TYPE_BY_FIELD[found[0]]
+    has = f"has {' and '.join(found)}" if found else f"has none of {', '.join(_TYPE_BY_FIELD)}"
+    raise InvalidInput(f"a chunk without a type {has}; set its type")
+
 
 def _expected_length(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     if chunk.expected_tokens is None:

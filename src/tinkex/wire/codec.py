@@ -7,6 +7,7 @@ Long lists of integers are never walked in Python.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
@@ -19,6 +20,7 @@ import msgspec
 
 from tinkex.errors import InvalidInput
 from tinkex.types.base import decode_hook, encode_hook, learned
+from tinkex.types.inputs import add_chunk_types
 from tinkex.types.sampling import SampleResponse
 from tinkex.types.tensors import TensorData
 from tinkex.types.training import ForwardBackwardOutput, ForwardBackwardRequest, ForwardRequest
@@ -43,6 +45,8 @@ T = TypeVar("T")
 #: Values of these types need no look before msgspec writes them.
 PLAIN_TYPES = frozenset({int, str, bool, bytes, NoneType, datetime})
 
+#: What msgspec says of a chunk without its tag.
+_UNTYPED_CHUNK = re.compile(r"missing required field `type` - at `.*\.chunks\[\d+\]`")
 _ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
 _READERS: dict[Any, Callable[[object], Any]] = {
     ForwardBackwardRequest: forward_backward_request_from_json,
@@ -65,8 +69,21 @@ def decode_json(data: bytes, type_: type[T]) -> T:
     """Read JSON as this type; raises msgspec.DecodeError, of which ValidationError is a kind."""
     kind: Any = type_
     read = _READERS.get(kind)
-    value: T = _decoder(kind).decode(data) if read is None else read(msgspec.json.decode(data))
+    try:
+        value: T = _decoder(kind).decode(data) if read is None else read(msgspec.json.decode(data))
+    except msgspec.ValidationError as error:
+        if not _UNTYPED_CHUNK.search(str(error)):
+            raise
+        value = _decode_untyped_chunks(data, kind, read)
     return value
+
+
+def _decode_untyped_chunks(data: bytes, kind: Any, read: Callable[[object], Any] | None) -> Any:
+    """Read the JSON of an SDK up to 0.16.1; the tagged union of the first attempt refused it."""
+    body = add_chunk_types(msgspec.json.decode(data))
+    if read is not None:
+        return read(body)
+    return msgspec.convert(body, learned(kind), dec_hook=decode_hook)
 
 
 @cache

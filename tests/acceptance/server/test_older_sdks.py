@@ -16,8 +16,9 @@ from tests.acceptance.server import older_sdk
 from tests.acceptance.server.places import BASE_MODEL, HELLO, base_logprobs
 from tests.acceptance.server.processes import RealServer, clean_environment, run
 
-#: The last with a JSON forward pass, the one before `sample_sequence_ids`, one from in between.
-VERSIONS = ("0.24.1", "0.25.0", "0.30.4")
+#: The last whose chunks have no type, the last with a JSON forward pass, the one before
+#: `sample_sequence_ids`, one from in between.
+VERSIONS = ("0.16.1", "0.24.1", "0.25.0", "0.30.4")
 
 
 def installed(version: str, cache: Path) -> Path:

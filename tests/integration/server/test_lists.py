@@ -118,6 +118,43 @@ def test_all_checkpoints_are_listed_in_pages(house: House) -> None:
     assert page["cursor"] == {"offset": 1, "limit": 3, "total_count": 4}
 
 
+@pytest.mark.parametrize("version", ["0.6.0", "0.25.0", "0.27.0"])
+def test_old_sdks_see_no_external_checkpoints(house: House, version: str) -> None:
+    run_id = ready_model(house, house.session())
+    names = ("weights", "external_weights", "sampler_weights", "external_weights", "weights")
+    for number, segment in enumerate(names):
+        saved(house, run_id, f"n{number}", segment)
+    old = {"headers": {"X-Stainless-Package-Version": version}}
+
+    ids = [
+        [each["checkpoint_id"] for each in page["checkpoints"]]
+        for page in (
+            house.ask("GET", "/checkpoints?limit=2", **old).json(),
+            house.ask("GET", "/checkpoints?limit=2&offset=2", **old).json(),
+            house.ask("GET", f"/training_runs/{run_id}/checkpoints", **old).json(),
+        )
+    ]
+
+    assert ids[0] == ["weights/n4", "sampler_weights/n2"]
+    assert ids[1] == ["weights/n0"]
+    assert ids[2] == ids[0] + ids[1]
+    cursor = house.ask("GET", "/checkpoints?limit=2", **old).json()["cursor"]
+    assert cursor == {"offset": 0, "limit": 2, "total_count": 3}
+
+
+def test_the_sdk_of_the_session_decides_if_no_header_does(house: House) -> None:
+    body = {"tags": [], "user_metadata": {}, "sdk_version": "0.25.0"}
+    session_id = house.post("/create_session", body).json()["session_id"]
+    run_id = ready_model(house, session_id)
+    saved(house, run_id, "x", "external_weights")
+    url = f"/training_runs/{run_id}/checkpoints"
+    new = {"headers": {"User-Agent": "AsyncTinker/Python 0.28.0"}}
+
+    assert house.ask("GET", url).json()["checkpoints"] == []
+    assert len(house.ask("GET", url, **new).json()["checkpoints"]) == 1
+    assert house.ask("GET", "/checkpoints").json()["cursor"]["total_count"] == 1
+
+
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=1001", "limit=x", "offset=-1", "offset=1e3", "limit=5&limit=6"]
 )

@@ -165,6 +165,18 @@ def test_it_is_awaited_on_any_loop() -> None:
     timer.join()
 
 
+def test_coroutines_are_made_for_tasks() -> None:
+    async def main() -> list[int]:
+        future: APIFuture[int] = APIFuture()
+        first, second = future.coroutine(), future.coroutine()
+        assert asyncio.iscoroutine(first) and first is not second
+        task = asyncio.create_task(first)
+        asyncio.get_running_loop().call_soon(future.settle, 5)
+        return [await task, *await asyncio.gather(second, future.coroutine())]
+
+    assert asyncio.run(main()) == [5, 5, 5]
+
+
 def test_many_await_the_same() -> None:
     async def main() -> list[int]:
         future: APIFuture[int] = APIFuture()

@@ -19,6 +19,7 @@ from tinkex.types import (
     ForwardRequest,
     ModelInput,
     SampledSequence,
+    SampleRequest,
     SampleResponse,
     TensorData,
 )
@@ -179,3 +180,57 @@ def test_sample_survives_json() -> None:
 def test_sample_that_makes_no_sense_is_refused(wire: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         sample_response_from_json(wire)
+
+
+# --- SDKs up to 0.16.1: chunks without a type ------------------------------------------------
+#: What tinker 0.12.0 posts to asample and forward_backward.
+SAMPLE_0_12 = b"""{"num_samples": 1, "prompt": {"chunks": [{"tokens": [1, 2]},
+    {"data": "AP8=", "format": "png", "expected_tokens": 3}, {"location": "s3://x", "format":
+    "jpeg"}]}, "prompt_logprobs": false, "sampling_params": {"max_tokens": 5, "seed": 1,
+    "temperature": 1.0, "top_k": -1, "top_p": 1.0}, "sampling_session_id": "s:sample:0",
+    "seq_id": 0, "topk_prompt_logprobs": 0, "type": "sample"}"""
+PASS_0_12 = b"""{"forward_backward_input": {"data": [{"loss_fn_inputs": {"target_tokens":
+    {"data": [2, 3], "dtype": "int64", "shape": [2]}, "weights": {"data": [0.5, 1.0], "dtype":
+    "float32", "shape": [2]}}, "model_input": {"chunks": [{"tokens": [1, 2]}]}}], "loss_fn":
+    "cross_entropy", "loss_fn_config": {"beta": 0.5, "name": "x"}}, "model_id": "m", "seq_id":
+    4}"""
+
+
+def test_the_type_of_a_chunk_is_inferred() -> None:
+    request = decode_json(SAMPLE_0_12, SampleRequest)
+    kinds = [chunk.type for chunk in request.prompt.chunks]
+    assert kinds == ["encoded_text", "image", "image_asset_pointer"]
+    assert decode_json(PASS_0_12, ForwardBackwardRequest).forward_backward_input == INPUT
+    forward = PASS_0_12.replace(b"forward_backward_input", b"forward_input")
+    assert decode_json(forward, ForwardRequest).forward_input == INPUT
+
+
+def test_a_type_that_is_there_decides() -> None:
+    mixed = SAMPLE_0_12.replace(b'{"tokens"', b'{"location": "x", "type": "encoded_text", "tokens"')
+    assert decode_json(mixed, SampleRequest).prompt.chunks[0].type == "encoded_text"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "sentence"),
+    [
+        (b'{"tokens": [1], "data": "AP8="}', "a chunk without a type has tokens and data"),
+        (b'{"format": "png"}', "has none of tokens, data, location; set its type"),
+    ],
+)
+def test_an_unclear_chunk_is_refused(chunk: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        decode_json(SAMPLE_0_12.replace(b'{"tokens": [1, 2]}', chunk), SampleRequest)
+
+
+@pytest.mark.parametrize("wrong", [b"5", b'{"tokens": ["x"]}', b'{"tokens": 7}', b"[[]]"])
+def test_other_mistakes_are_still_refused(wrong: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decode_json(SAMPLE_0_12.replace(b'{"tokens": [1, 2]}', wrong), SampleRequest)
+
+
+def test_a_current_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinkex.wire.codec.add_chunk_types", None)
+    body = SAMPLE_0_12.replace(b'{"tokens"', b'{"type": "encoded_text", "tokens"')
+    body = body.replace(b'{"data"', b'{"type": "image", "data"')
+    body = body.replace(b'{"location"', b'{"type": "image_asset_pointer", "location"')
+    assert len(decode_json(body, SampleRequest).prompt.chunks) == 3

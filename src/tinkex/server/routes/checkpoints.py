@@ -15,11 +15,12 @@ from tinkex.server.access import readers_of
 from tinkex.server.auditing import note_checkpoint
 from tinkex.server.call import Answer, Call, Handler, Services, in_thread
 from tinkex.server.checks import check_ttl, page_of
+from tinkex.server.client_version import KNOWS_EXTERNAL, client_version
 from tinkex.server.describe import describe_checkpoint, moment
 from tinkex.server.ownership import checkpoint_of, path_of, readable_checkpoint, run_of
 from tinkex.server.signing import Place, Shelf, sign
 from tinkex.server.transactions import read, write
-from tinkex.store import checkpoints
+from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Connection
 from tinkex.store.records import Checkpoint
 from tinkex.wire.codec import encode_json
@@ -37,8 +38,11 @@ async def list_checkpoints(services: Services, call: Call[Any]) -> types.Checkpo
     run_id = call.ids["training_run_id"]
 
     def look(db: Connection) -> list[types.Checkpoint]:
-        run_of(db, call.tenant_id, run_id, "training run")
-        return [describe_checkpoint(row) for row in checkpoints.of_run(db, run_id, time.time())]
+        run = run_of(db, call.tenant_id, run_id, "training run")
+        session = sessions.find(db, run.session_id)
+        version = client_version(call, session.sdk_version if session is not None else "")
+        found = checkpoints.of_run(db, run_id, time.time(), with_external=version >= KNOWS_EXTERNAL)
+        return [describe_checkpoint(row) for row in found]
 
     return types.CheckpointsListResponse(checkpoints=await read(services, look))
 
@@ -48,10 +52,16 @@ async def list_user_checkpoints(
 ) -> types.CheckpointsListResponse:
     """A page of the caller's checkpoints, newest first."""
     limit, offset = page_of(call, DEFAULT_LIMIT)
+    with_external = client_version(call) >= KNOWS_EXTERNAL
 
     def look(db: Connection) -> types.CheckpointsListResponse:
         found, total = checkpoints.page(
-            db, call.tenant_id, limit=limit, offset=offset, now=time.time()
+            db,
+            call.tenant_id,
+            limit=limit,
+            offset=offset,
+            now=time.time(),
+            with_external=with_external,
         )
         return types.CheckpointsListResponse(
             checkpoints=[describe_checkpoint(checkpoint) for checkpoint in found],

@@ -1,0 +1,36 @@
+"""Which SDK sent a request, and what is hidden from the old ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinkex.server.call import NOBODY, Call
+from tinkex.server.client_version import KNOWS_EXTERNAL, NEWEST, client_version
+
+PACKAGE = "x-stainless-package-version"
+AGENT = "user-agent"
+
+
+@pytest.mark.parametrize(
+    ("headers", "session", "expected"),
+    [
+        ({PACKAGE: "0.12.0", AGENT: "AsyncTinker/Python 0.36.0"}, "0.25.0", (0, 12, 0)),
+        ({AGENT: "AsyncTinker/Python 0.25.1"}, "0.36.0", (0, 25, 1)),
+        ({AGENT: "Tinker/Python 0.6"}, "", (0, 6, 0)),
+        ({AGENT: "curl/8"}, "0.16.1", (0, 16, 1)),
+        ({PACKAGE: "0.39.0rc1"}, "", (0, 39, 0)),
+        ({PACKAGE: "unknown", AGENT: "AsyncTinker/Python 0.24.1"}, "", (0, 24, 1)),
+        ({AGENT: "tinkex/0.1.0 (CPython)"}, "0.12.0", NEWEST),
+        ({PACKAGE: "9" * 400 + ".1.2"}, "", NEWEST),
+        ({}, "", NEWEST),
+    ],
+)
+def test_the_first_stated_version_decides(
+    headers: dict[str, str], session: str, expected: tuple[int, int, int]
+) -> None:
+    call = Call(endpoint="list_checkpoints", identity=NOBODY, request=None, headers=headers)
+    assert client_version(call, session) == expected
+
+
+def test_the_first_sdk_that_knows_external_checkpoints() -> None:
+    assert (0, 27, 0) < KNOWS_EXTERNAL <= (0, 28, 0) < NEWEST
