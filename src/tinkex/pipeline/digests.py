@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from tinkex.data.jsonl import digest_file
 from tinkex.errors import ConfigError
-from tinkex.pipeline.rows import digest_file
 
 _CONFIG_FILE = "config.json"
 

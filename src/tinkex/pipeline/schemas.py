@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from tinkex.data import layouts
+from tinkex.data.jsonl import shown
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.chat import MARKS, ROLES, Message
-from tinkex.pipeline.rows import shown
 
 Messages: TypeAlias = tuple[Message, ...]
 
@@ -23,12 +24,6 @@ _PAIR = (
     '{"chosen": messages, "rejected": messages}, or "prompt" with "chosen" and "rejected" '
     'or "preferred" and "other"'
 )
-#: Roles as ShareGPT and others spell them.
-_ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-_ROLE_NAMES |= {"function": "tool", "observation": "tool", "developer": "system"}
-#: Names of question and answer, in the layouts that have just these.
-_TURNS = (("instruction", "output"), ("question", "answer"), ("prompt", "completion"))
-_ANSWERS = (("chosen", "rejected"), ("preferred", "other"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +52,13 @@ class PairRow:
 
 def parse_text(value: Any) -> TextRow:
     """A row of text."""
-    row = _mapping(value, _TEXT)
+    row = layouts.as_mapping(value, _TEXT)
     ids = row.get("ids")
     if ids is not None:
         if not isinstance(ids, list) or not ids or not all(_is_id(token) for token in ids):
             raise InvalidInput(f"ids is {shown(ids)}; expected a list of tokens")
         return TextRow("", tuple(ids))
-    text = _text(row, "text", _TEXT)
+    text = layouts.text_field(row, "text", _TEXT)
     if not text.strip():
         raise InvalidInput("text is empty; expected something to learn from")
     return TextRow(_unmarked("text", text))
@@ -71,7 +66,7 @@ def parse_text(value: Any) -> TextRow:
 
 def parse_chat(value: Any) -> ChatRow:
     """A row with a conversation, in any of the layouts."""
-    row = _mapping(value, _CHAT)
+    row = layouts.as_mapping(value, _CHAT)
     messages = _conversation(row)
     if not any(message["role"] == "assistant" for message in messages):
         raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
@@ -80,8 +75,8 @@ def parse_chat(value: Any) -> ChatRow:
 
 def parse_pair(value: Any) -> PairRow:
     """A row with two answers to compare."""
-    row = _mapping(value, _PAIR)
-    names = next((both for both in _ANSWERS if all(name in row for name in both)), None)
+    row = layouts.as_mapping(value, _PAIR)
+    names = layouts.answers_of(row)
     if names is None:
         raise InvalidInput(f"found {_keys(row)}; expected {_PAIR}")
     asked = _asked(row)
@@ -106,7 +101,7 @@ PARSERS: Mapping[str, Callable[[Any], TextRow | ChatRow | PairRow]] = {
 
 def parse_any(value: Any) -> TextRow | ChatRow | PairRow:
     """A row of whichever stage, as a tokenizer is trained on all of them."""
-    row = _mapping(value, f"{_TEXT}, {_CHAT}, or {_PAIR}")
+    row = layouts.as_mapping(value, f"{_TEXT}, {_CHAT}, or {_PAIR}")
     if "text" in row or "ids" in row:
         return parse_text(row)
     if any(name in row for name in ("chosen", "preferred")):
@@ -118,22 +113,13 @@ def parse_any(value: Any) -> TextRow | ChatRow | PairRow:
 
 
 def _conversation(row: Mapping[str, Any]) -> Messages:
-    for name in ("conversations", "messages"):
-        if name in row:
-            return _messages(name, row[name])
-    for question, answer in _TURNS:
-        if question in row and answer in row:
-            asked = _text(row, question, _CHAT)
-            more = row.get("input")
-            asked = f"{asked}\n{more}" if isinstance(more, str) and more else asked
-            return _messages(
-                "row",
-                [
-                    {"role": "user", "content": asked},
-                    {"role": "assistant", "content": _text(row, answer, _CHAT)},
-                ],
-            )
-    raise InvalidInput(f"found {_keys(row)}; expected {_CHAT}")
+    name = layouts.conversation_field(row)
+    if name is not None:
+        return _messages(name, row[name])
+    turns = layouts.turns_of(row, _CHAT)
+    if turns is None:
+        raise InvalidInput(f"found {_keys(row)}; expected {_CHAT}")
+    return _messages("row", turns)
 
 
 def _asked(row: Mapping[str, Any]) -> Messages:
@@ -163,7 +149,7 @@ def _message(where: str, given: Any) -> Message:
     if not isinstance(given, dict):
         raise InvalidInput(f"{where} is {shown(given)}; expected a role and a content")
     role = given.get("role", given.get("from"))
-    role = _ROLE_NAMES.get(role, role) if isinstance(role, str) else role
+    role = layouts.ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
         raise InvalidInput(f"{where} has the role {shown(role)}; expected one of {_list(ROLES)}")
     content = given.get("content", given.get("value"))
@@ -193,20 +179,6 @@ def _tools(row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Any, ..
 
 
 # --- fields ---------------------------------------------------------------------------------
-
-
-def _mapping(value: Any, expected: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidInput(f"found {shown(value)}; expected {expected}")
-    return value
-
-
-def _text(row: Mapping[str, Any], name: str, expected: str) -> str:
-    if name not in row:
-        raise InvalidInput(f"found {_keys(row)}; expected {expected}")
-    if not isinstance(row[name], str):
-        raise InvalidInput(f"{name} is {shown(row[name])}; expected text")
-    return str(row[name])
 
 
 def _unmarked(where: str, text: str) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinkex.checkpoint.atomic import new_directory
+from tinkex.data.jsonl import digest_file, parse_line, read_lines
 from tinkex.errors import ConfigError
 from tinkex.pipeline.chat import END, END_OF_TEXT, MARKS, START, TAGS, TEMPLATE, render
 from tinkex.pipeline.programs import run_program
-from tinkex.pipeline.rows import digest_file, parse_line, read_lines
 from tinkex.pipeline.schemas import ChatRow, PairRow, TextRow, parse_any
 
 FILE = "tokenizer.json"

@@ -17,12 +17,18 @@ from typing import NamedTuple
 
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
+from tinkex.data.jsonl import RowFile
 from tinkex.recipes.method import Method, Setting, Submitted, Tell, batches_of
 from tinkex.recipes.plan import DpoPlan
 from tinkex.recipes.rendering import Example
-from tinkex.recipes.rows import PreferenceRow, RowFile, parse_preference
-from tinkex.recipes.run import Run, RunOptions, log_notice
+from tinkex.recipes.rows import PreferenceRow, parse_preference
+from tinkex.recipes.run import Data, Run, RunOptions, log_notice
 from tinkex.types import AdamParams, ForwardBackwardOutput
+
+
+def open_data(plan: DpoPlan) -> Data[PreferenceRow]:
+    """The rows of a plan, all checked; it needs no server."""
+    return Data(plan, parse_preference)
 
 
 def run(
@@ -30,9 +36,10 @@ def run(
     service: ServiceClient,
     options: RunOptions | None = None,
     tell: Tell = log_notice,
+    data: Data[PreferenceRow] | None = None,
 ) -> Run[DpoPlan, PreferenceRow]:
     """A fine-tune; iterate over it for a report per step, then look at its `result`."""
-    return Run(plan, service, Dpo, parse_preference, options=options, tell=tell)
+    return Run(plan, service, Dpo, data or open_data(plan), options=options, tell=tell)
 
 
 class Preference(NamedTuple):

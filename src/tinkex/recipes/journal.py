@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,11 @@ class Journal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Make the directory and keep other processes from training in it."""
+        """Make the directory and keep other processes from training in it.
+
+        A directory that is made here is removed again if the run fails before its first step.
+        """
+        made = _missing(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, _MODE)
@@ -60,6 +66,10 @@ class Journal:
             self._lock(descriptor)
             remove_scratch(self.directory)
             yield
+        except BaseException:
+            if made and not self.metrics_file.exists() and not self.progress_file.exists():
+                _remove(made)
+            raise
         finally:
             os.close(descriptor)
 
@@ -136,6 +146,19 @@ class Journal:
         """Add the figures of one step."""
         with self.metrics_file.open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
+
+
+def _missing(directory: Path) -> list[Path]:
+    """A directory and its parents that do not exist, innermost first."""
+    return list(takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Remove a directory with its content, and its parents if they are empty."""
+    shutil.rmtree(made[0], ignore_errors=True)
+    with suppress(OSError):
+        for parent in made[1:]:
+            parent.rmdir()
 
 
 def _read_row(line: bytes) -> dict[str, Any] | None:

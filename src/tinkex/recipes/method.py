@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.client.training import TrainingClient
+from tinkex.data.jsonl import RowFile
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.rendering import Example, Renderer
-from tinkex.recipes.rows import RowFile
 from tinkex.recipes.schedule import Batch, batch_at
 from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
 

@@ -15,12 +15,13 @@ from statistics import fmean
 from tinkex.client.future import APIFuture
 from tinkex.client.sampling import SamplingClient
 from tinkex.client.service import ServiceClient
+from tinkex.data.jsonl import RowFile
 from tinkex.errors import APIResponseValidationError
 from tinkex.recipes.method import Method, Setting, Submitted, Tell, batches_of
 from tinkex.recipes.plan import RlPlan
 from tinkex.recipes.rewards import Reward, load_reward
-from tinkex.recipes.rows import PromptRow, RowFile, parse_prompt
-from tinkex.recipes.run import Run, RunOptions, log_notice
+from tinkex.recipes.rows import PromptRow, parse_prompt
+from tinkex.recipes.run import Data, Run, RunOptions, log_notice
 from tinkex.recipes.schedule import seed_of
 from tinkex.types import (
     AdamParams,
@@ -32,24 +33,38 @@ from tinkex.types import (
 )
 
 
+class RlData(Data[PromptRow]):
+    """The rows of a plan, and its reward function."""
+
+    def __init__(self, plan: RlPlan) -> None:
+        self.reward = load_reward(plan.reward)
+        super().__init__(plan, parse_prompt)
+
+
+def open_data(plan: RlPlan) -> RlData:
+    """The rows of a plan, all checked, and its reward function; it needs no server."""
+    return RlData(plan)
+
+
 def run(
     plan: RlPlan,
     service: ServiceClient,
     options: RunOptions | None = None,
     tell: Tell = log_notice,
+    data: RlData | None = None,
 ) -> Run[RlPlan, PromptRow]:
     """A fine-tune; iterate over it for a report per step, then look at its `result`."""
-    reward = load_reward(plan.reward)
-    function = reward.name.rpartition(":")[2]
+    data = data or open_data(plan)
+    function = data.reward.name.rpartition(":")[2]
     return Run(
         plan,
         service,
-        partial(Rl, reward=reward),
-        parse_prompt,
+        partial(Rl, reward=data.reward),
+        data,
         options=options,
         tell=tell,
         # Another function would make it another run, wherever its file lies.
-        inputs={"reward_function": function, "reward_digest": reward.digest},
+        inputs={"reward_function": function, "reward_digest": data.reward.digest},
     )
 
 

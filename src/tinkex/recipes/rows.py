@@ -1,27 +1,24 @@
-"""Rows of a JSONL file: checked once from front to back, then read again by their number."""
+"""Rows that recipes learn from: the layouts of `tinkex.data.layouts`, each read into one value."""
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-import msgspec
-
+from tinkex.data import layouts
+from tinkex.data.jsonl import shown
 from tinkex.errors import InvalidInput
 
 Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 #: Plain text, or a conversation that the model is to go on with.
 Prompt: TypeAlias = str | Messages
-RowT = TypeVar("RowT")
 
-_BOM = b"\xef\xbb\xbf"
-_SHOWN_LETTERS = 80
 _CHAT = '{"messages": [{"role": ..., "content": ...}, ...]}'
-_TEXT = '{"prompt": text, "completion": text}'
+_SFT = (
+    f'{_CHAT}, "conversations", "instruction"/"output", "question"/"answer" or '
+    '{"prompt": text, "completion": text}'
+)
 _PAIR = '{"prompt": text or messages, "chosen": text, "rejected": text}'
 _ASK = '{"prompt": text or messages, ...}'
 
@@ -58,126 +55,65 @@ class PromptRow:
     fields: Mapping[str, Any]
 
 
-class RowFile(Generic[RowT]):
-    """The rows of one file; only their places are held in memory."""
-
-    def __init__(self, path: Path, parse: Callable[[Any], RowT]) -> None:
-        self.path = path
-        self._parse = parse
-        self._starts = array("q")
-        self._lines = array("q")
-        self.digest = self._scan()
-        """The SHA-256 of the file's content."""
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def take(self, numbers: Iterable[int]) -> list[RowT]:
-        """The rows with these numbers, counted from 0, in this order."""
-        with _opened(self.path) as file:
-            found = []
-            for number in numbers:
-                file.seek(self._starts[number])
-                found.append(self._read(self._lines[number], file.readline()))
-        return found
-
-    def place(self, number: int) -> str:
-        """Where a row stands, for messages."""
-        return f"{self.path}, line {self._lines[number]}"
-
-    def _scan(self) -> str:
-        digest = hashlib.sha256()
-        start = 0
-        with _opened(self.path) as file:
-            for line_number, line in enumerate(file, start=1):
-                digest.update(line)
-                if _content(line, line_number):
-                    self._read(line_number, line)
-                    self._starts.append(start)
-                    self._lines.append(line_number)
-                start += len(line)
-        if not self._starts:
-            raise InvalidInput(f"{self.path} has no rows; expected one JSON object per line")
-        return digest.hexdigest()
-
-    def _read(self, line_number: int, line: bytes) -> RowT:
-        where = f"{self.path}, line {line_number}"
-        try:
-            value = msgspec.json.decode(_content(line, line_number))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidInput(
-                f"{where} is not JSON ({error}): {_shown(line)}; expected one object per line"
-            ) from error
-        try:
-            return self._parse(value)
-        except InvalidInput as error:
-            raise InvalidInput(f"{where}: {error.message}") from None
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _content(line: bytes, line_number: int) -> bytes:
-    bare = line.removeprefix(_BOM) if line_number == 1 else line
-    return bare.strip()
-
-
-# --- what a row must look like ------------------------------------------------------------
-
-
 def parse_sft(value: Any) -> ChatRow | TextRow:
-    """A row to learn from: a conversation, or a prompt and its completion."""
-    expected = f"{_CHAT} or {_TEXT}"
-    row = _mapping(value, expected)
-    if "messages" in row:
-        messages = _messages("messages", row["messages"], _CHAT)
-        if not any(message["role"] == "assistant" for message in messages):
-            raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
-        return ChatRow(messages)
-    prompt, completion = _text(row, "prompt", expected), _text(row, "completion", expected)
+    """A row to learn from: a conversation in any layout, or a prompt and its completion."""
+    row = layouts.as_mapping(value, _SFT)
+    name = layouts.conversation_field(row)
+    if name is not None:
+        return _learnable(_messages(name, row[name], _CHAT))
+    if "prompt" not in row and (turns := layouts.turns_of(row, _SFT)) is not None:
+        return _learnable(_messages("row", turns, _SFT))
+    prompt, completion = (layouts.text_field(row, name, _SFT) for name in ("prompt", "completion"))
     if not completion:
         raise InvalidInput("completion is empty, so there is nothing to learn")
     return TextRow(prompt, completion)
 
 
+def _learnable(messages: Messages) -> ChatRow:
+    if not any(message["role"] == "assistant" for message in messages):
+        raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
+    return ChatRow(messages)
+
+
 def parse_preference(value: Any) -> PreferenceRow:
     """A row with two answers to compare."""
-    row = _mapping(value, _PAIR)
+    row = layouts.as_mapping(value, _PAIR)
+    names = layouts.answers_of(row) or layouts.ANSWERS[0]
+    if "prompt" not in row and all(isinstance(row.get(name), list) for name in names):
+        return _split_pair(row, names)
     prompt = _prompt(row, _PAIR)
-    chosen, rejected = (_answer(row, name) for name in ("chosen", "rejected"))
-    if chosen == rejected:
-        raise InvalidInput(f"chosen and rejected are the same: {_shown(chosen)}")
-    return PreferenceRow(prompt, chosen, rejected)
+    chosen, rejected = (_answer(row, name) for name in names)
+    return _differing(PreferenceRow(prompt, chosen, rejected), names)
+
+
+def _split_pair(row: Mapping[str, Any], names: tuple[str, str]) -> PreferenceRow:
+    """Two whole conversations, which may differ only in their last message."""
+    chosen, rejected = (_messages(name, row[name], _PAIR) for name in names)
+    if not chosen[:-1] or chosen[:-1] != rejected[:-1]:
+        raise InvalidInput(
+            f"{names[0]} and {names[1]} must be the same conversation up to their last message"
+        )
+    last = {name: [found[-1]] for name, found in zip(names, (chosen, rejected), strict=True)}
+    answers = [_answer(last, name) for name in names]
+    return _differing(PreferenceRow(chosen[:-1], *answers), names)
+
+
+def _differing(row: PreferenceRow, names: tuple[str, str]) -> PreferenceRow:
+    if row.chosen == row.rejected:
+        raise InvalidInput(f"{names[0]} and {names[1]} are the same: {shown(row.chosen)}")
+    return row
 
 
 def parse_prompt(value: Any) -> PromptRow:
     """A row to be answered and rewarded."""
-    row = _mapping(value, _ASK)
+    row = layouts.as_mapping(value, _ASK)
     return PromptRow(_prompt(row, _ASK), row)
-
-
-def _mapping(value: Any, expected: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidInput(f"found {_shown(value)}; expected {expected}")
-    return value
-
-
-def _text(row: Mapping[str, Any], name: str, expected: str) -> str:
-    if name not in row:
-        raise InvalidInput(f"there is no {name!r} among {_keys(row)}; expected {expected}")
-    if not isinstance(row[name], str):
-        raise InvalidInput(f"{name} is {_shown(row[name])}; expected text")
-    return str(row[name])
 
 
 def _prompt(row: Mapping[str, Any], expected: str) -> Prompt:
     if isinstance(row.get("prompt"), list):
         return _messages("prompt", row["prompt"], expected)
-    prompt = _text(row, "prompt", expected)
+    prompt = layouts.text_field(row, "prompt", expected)
     if not prompt:
         raise InvalidInput("prompt is empty; expected text or messages")
     return prompt
@@ -189,8 +125,8 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
     if isinstance(given, list) and len(given) == 1:
         given = _messages(name, given, _PAIR)[0].get("content")
     if name in row and not isinstance(given, str):
-        raise InvalidInput(f"{name} is {_shown(row[name])}; expected text")
-    answer = given if isinstance(given, str) else _text(row, name, _PAIR)
+        raise InvalidInput(f"{name} is {shown(row[name])}; expected text")
+    answer = given if isinstance(given, str) else layouts.text_field(row, name, _PAIR)
     if not answer:
         raise InvalidInput(f"{name} is empty; expected an answer")
     return answer
@@ -198,24 +134,33 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
 
 def _messages(name: str, given: Any, expected: str) -> Messages:
     if not isinstance(given, list) or not given:
-        raise InvalidInput(f"{name} is {_shown(given)}; expected {expected}")
-    for index, message in enumerate(given):
-        where = f"{name}[{index}]"
-        if not isinstance(message, dict):
-            raise InvalidInput(f"{where} is {_shown(message)}; expected a role and a content")
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or not role:
-            raise InvalidInput(f"{where} has no role such as 'user' or 'assistant'")
-        has_calls = content is None and bool(message.get("tool_calls"))
-        if not has_calls and not isinstance(content, str | list):
-            raise InvalidInput(f"{where} has the content {_shown(content)}; expected text")
-    return tuple(given)
+        raise InvalidInput(f"{name} is {shown(given)}; expected {expected}")
+    return tuple(_message(f"{name}[{index}]", message) for index, message in enumerate(given))
 
 
-def _keys(row: Mapping[str, Any]) -> str:
-    return _shown(", ".join(row)) if row else "nothing"
+def _message(where: str, given: Any) -> Mapping[str, Any]:
+    """A message with role and content; further fields are kept for the chat template."""
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{where} is {shown(given)}; expected a role and a content")
+    message = _renamed(given)
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise InvalidInput(f"{where} has no role such as 'user' or 'assistant'")
+    has_calls = content is None and bool(message.get("tool_calls"))
+    if not has_calls and not isinstance(content, str | list):
+        raise InvalidInput(f"{where} has the content {shown(content)}; expected text")
+    return message
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
+def _renamed(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of ShareGPT ("from", "value") as one with role and content."""
+    is_own = "role" in message
+    role = message.get("role" if is_own else "from")
+    if isinstance(role, str):
+        # A template may know a role "developer" or "function" of its own.
+        role = (layouts.SPEAKERS if is_own else layouts.ROLES).get(role, role)
+    if is_own and role == message["role"] and "value" not in message:
+        return message
+    content = message.get("content", message.get("value"))
+    rest = {name: message[name] for name in message if name not in {"from", "value"}}
+    return rest | {"role": role, "content": content}

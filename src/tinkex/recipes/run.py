@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
+from tinkex.data.jsonl import RowFile
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
 from tinkex.recipes.journal import Journal, Progress
@@ -19,7 +20,6 @@ from tinkex.recipes.opening import find_max_tokens, open_training, server_of
 from tinkex.recipes.plan import Plan, digest_of
 from tinkex.recipes.rendering import Renderer
 from tinkex.recipes.report import Pace, Result, Sample, StepReport
-from tinkex.recipes.rows import RowFile
 from tinkex.recipes.samples import choose_prompts, draw_samples
 from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
 from tinkex.types import AdamParams, SaveWeightsResponse
@@ -51,6 +51,14 @@ class RunOptions:
     """Go on although settings or data are not what they were."""
 
 
+class Data(Generic[RowT]):
+    """The files of a plan, opened and checked; it needs no server."""
+
+    def __init__(self, plan: Plan, parse: Callable[[Any], RowT]) -> None:
+        self.rows = RowFile(plan.data, parse)
+        self.eval_rows = None if plan.eval_data is None else RowFile(plan.eval_data, parse)
+
+
 class _Sent(NamedTuple):
     """A step on its way, counted from 0, and the checkpoint behind it."""
 
@@ -72,17 +80,17 @@ class Run(Generic[PlanT, RowT]):
         plan: PlanT,
         service: ServiceClient,
         make_method: MakeMethod[PlanT, RowT],
-        parse: Callable[[Any], RowT],
+        data: Data[RowT],
         *,
         options: RunOptions | None = None,
         tell: Tell = log_notice,
         inputs: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
-        self.rows = RowFile(plan.data, parse)
+        self.rows = data.rows
         self.total = count_steps(len(self.rows), plan.batch_size, plan.epochs, plan.steps)
         self.result: Result | None = None
-        self._eval_rows = None if plan.eval_data is None else RowFile(plan.eval_data, parse)
+        self._eval_rows = data.eval_rows
         self._options = options or RunOptions()
         self._service, self._make_method, self._tell = service, make_method, tell
         self._essence = {

@@ -12,14 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinkex.client.service import ServiceClient
+from tinkex.data.jsonl import RowFile
 from tinkex.recipes.method import Method, Submitted, Tell, batches_of
 from tinkex.recipes.plan import SftPlan
 from tinkex.recipes.rendering import Example
-from tinkex.recipes.rows import ChatRow, RowFile, TextRow, parse_sft
-from tinkex.recipes.run import Run, RunOptions, log_notice
+from tinkex.recipes.rows import ChatRow, TextRow, parse_sft
+from tinkex.recipes.run import Data, Run, RunOptions, log_notice
 from tinkex.types import AdamParams
 
 SftRow = ChatRow | TextRow
+
+
+def open_data(plan: SftPlan) -> Data[SftRow]:
+    """The rows of a plan, all checked; it needs no server."""
+    return Data(plan, parse_sft)
 
 
 def run(
@@ -27,9 +33,10 @@ def run(
     service: ServiceClient,
     options: RunOptions | None = None,
     tell: Tell = log_notice,
+    data: Data[SftRow] | None = None,
 ) -> Run[SftPlan, SftRow]:
     """A fine-tune; iterate over it for a report per step, then look at its `result`."""
-    return Run(plan, service, Sft, parse_sft, options=options, tell=tell)
+    return Run(plan, service, Sft, data or open_data(plan), options=options, tell=tell)
 
 
 class Sft(Method[SftPlan, SftRow]):

@@ -15,8 +15,9 @@ import pytest
 from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Serve
 from tests.integration.recipes.conftest import KINDS, losses, make_plan, start
 from tinkex import AdamParams, ServiceClient
+from tinkex.data.jsonl import RowFile
 from tinkex.recipes.rendering import Renderer
-from tinkex.recipes.rows import RowFile, parse_preference
+from tinkex.recipes.rows import parse_preference
 from tinkex.testing import Fault, StubServer, ToyTokenizer
 
 ROOT = Path(__file__).parents[3]

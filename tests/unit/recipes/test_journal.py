@@ -86,3 +86,30 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot be used"), Journal(tmp_path / "file").held():
         pass
+
+
+class Unlucky(Exception):
+    """A run that fails."""
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_no_directory(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "runs" / "sft")
+    with pytest.raises(Unlucky), journal.held():
+        journal.adopt({}, {})
+        raise Unlucky
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_later_keeps_its_directory(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run")
+    with pytest.raises(Unlucky), journal.held():
+        journal.measure({"step": 1})
+        raise Unlucky
+    assert journal.rows() == [{"step": 1}]
+
+
+def test_a_directory_that_was_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(Unlucky), Journal(tmp_path).held():
+        raise Unlucky
+    assert (tmp_path / "notes.txt").exists()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.data.jsonl import RowFile
 from tinkex.errors import InvalidInput
 from tinkex.recipes.rows import (
     ChatRow,
     PreferenceRow,
     PromptRow,
-    RowFile,
     TextRow,
     parse_preference,
     parse_prompt,
@@ -111,6 +111,66 @@ def test_a_row_of_another_shape_is_refused_with_its_line(
 ) -> None:
     with pytest.raises(InvalidInput, match=rf"rows\.jsonl, line 1: .*{said}"):
         RowFile(written(tmp_path, lines(row)), parse)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"conversations": CHAT["messages"]},
+        {"messages": [{"role": "human", "content": "a"}, {"role": "bot", "content": "b"}]},
+        {"instruction": "a", "input": "", "output": "b"},
+        {"question": "a", "answer": "b"},
+    ],
+)
+def test_the_layouts_of_the_pipeline_are_conversations_here_too(row: dict[str, Any]) -> None:
+    assert parse_sft(row) == ChatRow(tuple(CHAT["messages"]))
+
+
+def test_the_input_of_an_instruction_follows_it() -> None:
+    row = parse_sft({"instruction": "Add.", "input": "1 2", "output": "3"})
+    assert isinstance(row, ChatRow)
+    assert row.messages[0]["content"] == "Add.\n1 2"
+
+
+def test_a_role_that_a_template_may_know_is_kept() -> None:
+    message = {"role": "developer", "content": "Be brief."}
+    row = parse_sft({"messages": [message, *CHAT["messages"]]})
+    assert isinstance(row, ChatRow)
+    assert row.messages[0] == message
+
+
+def test_a_tool_call_without_content_gains_no_field() -> None:
+    call = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    row = parse_sft({"messages": [CHAT["messages"][0], call]})
+    assert row == ChatRow((CHAT["messages"][0], call))
+
+
+def test_a_broken_line_is_shown_as_text(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        RowFile(written(tmp_path, '{"prompt": "für"'), parse_sft)
+    assert """'{"prompt": "für"'""" in refused.value.message
+    assert "b'" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [CHAT["messages"][0]], "preferred": "b", "other": "c"},
+        {
+            "chosen": CHAT["messages"],
+            "rejected": [CHAT["messages"][0], {"role": "assistant", "content": "c"}],
+        },
+    ],
+)
+def test_the_layouts_of_a_pair_in_the_pipeline_are_read_here_too(row: dict[str, Any]) -> None:
+    assert parse_preference(row) == PreferenceRow((CHAT["messages"][0],), "b", "c")
+
+
+def test_conversations_that_differ_before_their_end_are_refused() -> None:
+    other = [{"role": "user", "content": "z"}, {"role": "assistant", "content": "c"}]
+    with pytest.raises(InvalidInput, match="same conversation up to their last message"):
+        parse_preference({"chosen": CHAT["messages"], "rejected": other})
 
 
 def test_preferences_take_texts_conversations_and_single_messages() -> None:

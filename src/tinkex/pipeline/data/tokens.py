@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.checkpoint.atomic import new_directory, remove_directory
+from tinkex.data.jsonl import Line, digest_file, parse_line, read_lines
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.chat import render
 from tinkex.pipeline.data.packing import Indices
-from tinkex.pipeline.rows import Line, digest_file, parse_line, read_lines
 from tinkex.pipeline.schemas import PARSERS, ChatRow, PairRow, TextRow
 from tinkex.pipeline.tokenizer import TextTokenizer
 

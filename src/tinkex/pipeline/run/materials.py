@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinkex.data.jsonl import Line, parse_line, read_lines
 from tinkex.errors import InvalidInput
 from tinkex.pipeline import samples
 from tinkex.pipeline.config import PipelineConfig
-from tinkex.pipeline.rows import Line, parse_line, read_lines
 from tinkex.pipeline.run.stages import Stage
 from tinkex.pipeline.schemas import PARSERS
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from tinkex.checkpoint.atomic import write_file
+from tinkex.data.jsonl import digest_file
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.pipeline.rows import digest_file
 from tinkex.types.base import learned
 
 T = TypeVar("T")

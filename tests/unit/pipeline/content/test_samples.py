@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tinkex.data.jsonl import parse_line, read_lines
 from tinkex.errors import InvalidInput
 from tinkex.pipeline import samples
-from tinkex.pipeline.rows import parse_line, read_lines
 from tinkex.pipeline.samples.rows import CHATTER
 from tinkex.pipeline.schemas import PARSERS
 

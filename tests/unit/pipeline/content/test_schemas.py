@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.data.jsonl import parse_line, read_lines
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.rows import parse_line, read_lines
 from tinkex.pipeline.schemas import (
     ChatRow,
     PairRow,

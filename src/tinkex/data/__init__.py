@@ -1,0 +1,1 @@
+"""Rows of JSONL files: reading them, and the layouts that data sets use."""
