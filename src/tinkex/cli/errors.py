@@ -95,7 +95,9 @@ class Failure(NamedTuple):
 
     def to_text(self) -> str:
         """The failure for people."""
-        lines = [self.usage, f"Error: {self.message}", self.hint]
+        # Ctrl-C is a decision of the person, not an error.
+        is_error = self.exit_code != INTERRUPTED
+        lines = [self.usage, f"Error: {self.message}" if is_error else self.message, self.hint]
         return "\n".join(line for line in lines if line)
 
 
@@ -106,7 +108,7 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, TinkexError):
         return _explain_ours(error)
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return Failure(message="Interrupted", type="Interrupted", exit_code=INTERRUPTED)
+        return Failure(message="Interrupted.", type="Interrupted", exit_code=INTERRUPTED)
     if isinstance(error, OSError) and error.filename is not None:
         return _explain_ours(unusable(error))
     return Failure(

@@ -167,9 +167,11 @@ def test_without_a_name_the_servers_own_model_is_adapted(
 def test_of_several_models_one_has_to_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    rows = tmp_path / "x.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}')
     with StubServer(models=("a", "b")) as server:
         context = Context(base_url=server.url, api_key=KEY)
-        assert run(["train", "sft", str(tmp_path / "x.jsonl")], context).exit_code == 1
+        assert run(["train", "sft", str(rows)], context).exit_code == 1
     assert "Which model? the server has: a, b" in capsys.readouterr().err
 
 

@@ -42,6 +42,11 @@ class Samples(Output):
         """How many tokens were drawn."""
         return sum(len(sequence.tokens) for sequence in self._response.sequences)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence has any text."""
+        return not any(self._text(sequence).strip() for sequence in self._response.sequences)
+
     def to_dict(self) -> dict[str, Any]:
         """The whole response, and the text of each sequence."""
         found = self._response

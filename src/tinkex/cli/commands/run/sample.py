@@ -121,7 +121,17 @@ def _draw(
     result = Samples(response, asked, tokenizer)
     drawn = format_count(result.num_tokens, "token")
     tell(f"Done: {drawn} in {format_duration(time.monotonic() - began)}.")
+    if result.is_empty:
+        tell(_explain_empty(as_chat=ask.as_chat))
     return result
+
+
+def _explain_empty(*, as_chat: bool) -> str:
+    """Why there is no text, and what to try."""
+    said = "The model ended its text at once, so there is nothing to show."
+    if as_chat:
+        return f"{said} Another --prompt or a higher --temperature may give more."
+    return f"{said} A model that was trained on conversations answers with --chat."
 
 
 def _tokenizer(sampler: SamplingClient, prompt: Prompt, ask: Ask) -> Tokenizer | None:

@@ -18,13 +18,15 @@ def sft(context: Context, /, **settings: Any) -> None:
     """Learn to say what the data says.
 
     DATA has rows {"messages": [{"role": ..., "content": ...}, ...]}, of which what the assistant
-    says is learned, or {"prompt": ..., "completion": ...}, of which the completion is.
+    says is learned, or {"prompt": ..., "completion": ...}, of which the completion is. The layouts
+    of ShareGPT (conversations with from and value) and of Alpaca (instruction, input, output), and
+    {"question": ..., "answer": ...}, are conversations too.
     """
     from tinkex.cli.commands.train.training import train
     from tinkex.recipes import sft as recipe
     from tinkex.recipes.plan import SftPlan
 
-    train(context, SftPlan, recipe.run, settings)
+    train(context, SftPlan, recipe, settings)
 
 
 @click.command(cls=Command)
@@ -35,12 +37,13 @@ def dpo(context: Context, /, **settings: Any) -> None:
     """Learn to prefer the better of two answers.
 
     DATA has rows {"prompt": ..., "chosen": ..., "rejected": ...}; a prompt is text or messages.
+    Without a prompt, chosen and rejected are conversations that differ in their last message.
     """
     from tinkex.cli.commands.train.training import train
     from tinkex.recipes import dpo as recipe
     from tinkex.recipes.plan import DpoPlan
 
-    train(context, DpoPlan, recipe.run, settings)
+    train(context, DpoPlan, recipe, settings)
 
 
 @click.command(cls=Command)
@@ -71,4 +74,4 @@ def rl(context: Context, /, **settings: Any) -> None:
     from tinkex.recipes import rl as recipe
     from tinkex.recipes.plan import RlPlan
 
-    train(context, RlPlan, recipe.run, settings)
+    train(context, RlPlan, recipe, settings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from tinkex.cli.commands.train.meter import meter
 from tinkex.cli.commands.train.options import RUN_OPTIONS
 from tinkex.cli.context import Context
 from tinkex.cli.errors import INTERRUPTED
+from tinkex.cli.files import check_directory
 from tinkex.cli.format import format_count, plain_line
 from tinkex.cli.output import Facts, show
 from tinkex.cli.progress import tell
@@ -21,16 +23,13 @@ from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.report import Result
-from tinkex.recipes.run import Run, RunOptions
+from tinkex.recipes.run import RUNS, RunOptions
 
 _STOPPING = "Stopping after the steps that were sent; Ctrl-C again ends at once."
 
 
 def train(
-    context: Context,
-    make_plan: type[Plan],
-    make_run: Callable[..., Run[Any, Any]],
-    settings: Mapping[str, Any],
+    context: Context, make_plan: type[Plan], recipe: ModuleType, settings: Mapping[str, Any]
 ) -> None:
     """Run a recipe to its end, or until it is interrupted."""
     options = RunOptions(**{name: settings[name] for name in RUN_OPTIONS})
@@ -38,6 +37,9 @@ def train(
     is_open = given["base_model"] is None and given["start_from"] is None
     # The rest is checked now; which model there is, only the server can say.
     plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))
+    # A missing file is reported before a server is started for it.
+    data = recipe.open_data(plan)
+    check_directory(options.run_dir or RUNS)
     notices: list[str] = []
     say = notices.append if context.is_json else tell
     with service(context) as client:
@@ -45,7 +47,7 @@ def train(
             models = client.get_server_capabilities().supported_models
             usual = usual_of(model for model in models if model.trainable is not False)
             plan = replace(plan, base_model=usual)
-        run = make_run(plan, client, options, say)
+        run = recipe.run(plan, client, options, say, data)
         say(
             f"Training {plan.base_model or plan.start_from} on "
             f"{format_count(len(run.rows), 'row')}: {format_count(run.total, 'step')}, "
