@@ -131,7 +131,7 @@ def test_ctrl_c_has_the_exit_code_of_shells(
     failing.append(KeyboardInterrupt())
     outcome = run(["version"])
     assert (outcome.exit_code, type(outcome.error)) == (130, KeyboardInterrupt)
-    assert capsys.readouterr().err == "Error: Interrupted\n"
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_talk_about(

@@ -1,0 +1,48 @@
+"""A model that ends its text at once is explained, on stderr."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinkex.cli.commands.drawing import Drawing, Source
+from tinkex.cli.commands.run.prompt import Prompt
+from tinkex.cli.commands.run.sample import Ask, _draw
+from tinkex.testing import ToyTokenizer
+from tinkex.types import SampledSequence, SampleResponse
+
+
+def drawn(text: str, *, as_chat: bool) -> None:
+    tokenizer = ToyTokenizer()
+    tokens = np.array(tokenizer.encode(text), np.int32)
+    sequence = SampledSequence("stop", "s", tokens)
+    response = SampleResponse(sequences=[sequence])
+    sampler: Any = SimpleNamespace(
+        get_tokenizer=lambda: tokenizer,
+        sample=lambda *_, **__: SimpleNamespace(result=lambda: response),
+    )
+    drawing = Drawing(max_tokens=8, temperature=1.0, top_k=-1, top_p=1.0)
+    ask = Ask(num_samples=1, tokenizer=None, as_chat=as_chat, with_logprobs=False)
+    _draw(sampler, Source("m"), Prompt(text="Hello"), drawing, ask)
+
+
+def test_no_text_names_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn("", as_chat=False)
+    said = capsys.readouterr().err
+    assert "nothing to show" in said
+    assert "--chat" in said
+
+
+def test_no_text_in_a_chat_does_not_name_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn("", as_chat=True)
+    said = capsys.readouterr().err
+    assert "nothing to show" in said
+    assert "--chat" not in said
+
+
+def test_text_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn("Hi", as_chat=False)
+    assert "nothing to show" not in capsys.readouterr().err

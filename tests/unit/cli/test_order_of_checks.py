@@ -1,0 +1,81 @@
+"""What can be checked without a server is checked before one is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex.cli.context import Context
+from tinkex.cli.main import run
+
+ROW = {"prompt": "a", "completion": "b"}
+
+
+def refuse(config: Any) -> Any:
+    raise AssertionError("a client was made")
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    outcome = run(words, Context(make_service=refuse))
+    assert outcome.exit_code in {1, 2}
+    said: str = capsys.readouterr().err
+    assert "a client was made" not in said
+    return said
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo"])
+def test_a_missing_data_file(recipe: str, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, "train", recipe, "absent.jsonl")
+    assert said.startswith("Error: absent.jsonl cannot be read: No such file or directory\n")
+    assert list(rows.parent.iterdir()) == [rows]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "has no rows"),
+        ('{"prompt": "a"\n', "line 1 is not JSON"),
+        ('{"prompt": "a"}\n', "line 1: there is no 'completion'"),
+    ],
+)
+def test_bad_rows(content: str, said: str, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows.write_text(content)
+    assert said in fails(capsys, "train", "sft", "rows.jsonl")
+    assert list(rows.parent.iterdir()) == [rows]
+
+
+def test_a_missing_evaluation_file(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("train", "sft", "rows.jsonl", "--eval", "absent.jsonl")
+    assert "absent.jsonl cannot be read" in fails(capsys, *words)
+
+
+def test_a_missing_reward_function(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("train", "rl", "rows.jsonl", "--reward", "absent.py:score")
+    assert "absent.py cannot be read" in fails(capsys, *words)
+
+
+def test_a_run_directory_that_cannot_be_made(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "sft", "rows.jsonl", "--run-dir", "rows.jsonl/run")
+    said = fails(capsys, *words)
+    assert "rows.jsonl is not a directory that this user can write to" in said
+    assert "--run-dir" in said
+
+
+def test_a_missing_prompt_file(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent.txt" in fails(capsys, "sample", "--prompt-file", "absent.txt")
+
+
+def test_a_bad_option(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "learning_rate" in fails(capsys, "train", "sft", "rows.jsonl", "--learning-rate", "-1")
