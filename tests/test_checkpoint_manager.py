@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tinkex.errors import CheckpointError
+from tinkex.errors import CheckpointError, InvalidInput
 from trainer.checkpoint_manager import (
     is_valid_checkpoint,
     latest_checkpoint,
@@ -175,3 +175,36 @@ def test_the_generators_go_on_where_they_were(tmp_path: Path) -> None:
     expected = torch.rand(3)
     load(path, nn.Linear(2, 2))
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"bad": object()}, r"state\['bad'\] is of type object"),
+        ({"pair": (1, 2)}, r"state\['pair'\] is of type tuple"),
+        ({"by_rank": {0: "a"}}, r"state\['by_rank'\] has the key 0"),
+        ({"loss": float("nan")}, r"state\['loss'\] is nan"),
+        ({"rows": [1, float("inf")]}, r"state\['rows'\]\[1\] is inf"),
+        ({"tensor": torch.zeros(1)}, r"state\['tensor'\] is of type Tensor"),
+        ({"text": "\ud800"}, "not valid Unicode"),
+    ],
+)
+def test_a_state_that_json_would_change_is_refused_and_leaves_nothing(
+    tmp_path: Path, state: dict[str, object], message: str
+) -> None:
+    root = tmp_path / "checkpoints"
+    with pytest.raises(InvalidInput, match=message):
+        save(root, 1, nn.Linear(2, 2), **state)
+    assert not root.exists()
+
+
+def test_a_state_comes_back_exactly(tmp_path: Path) -> None:
+    state = {"a": [1, 2.5, -0.0, True, None, "Grüße"], "b": {"c": {"d": []}}, "n": 2**80}
+    model = nn.Linear(2, 2)
+    path = save(tmp_path, 1, model, **state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = load_checkpoint(
+        ckpt_path=path, model=model, optimizer=optimizer, scaler=None, device="cpu"
+    )
+    assert found == state
+    assert str(found) == str(dict(sorted(state.items())))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tinkex.checkpoint.disk import disk_errors
 from tinkex.ids import new_id
 
 #: Names that begin so are being written, or were when their writer died.
@@ -18,34 +19,39 @@ SCRATCH_PREFIX = ".partial-"
 def new_directory(final: Path) -> Iterator[Path]:
     """Yield a scratch directory that becomes `final` when the block ends well, else vanishes.
 
-    A `final` that exists is replaced: it was written by an attempt whose record was lost.
+    A `final` that exists is replaced: it was written by an attempt whose record was lost. A full
+    disk is an OSError about `final`, however the library that wrote reports it.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
     scratch = final.with_name(f"{SCRATCH_PREFIX}{new_id()}")
-    scratch.mkdir()
+    with disk_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        scratch.mkdir()
     try:
-        yield scratch
-        sync_tree(scratch)
-        if final.exists():
-            remove_directory(final)
-        scratch.rename(final)
-        sync(final.parent)
+        with disk_errors(final):
+            yield scratch
+            sync_tree(scratch)
+            if final.exists():
+                remove_directory(final)
+            scratch.rename(final)
+            sync(final.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that is seen whole or not at all, readable by its owner alone by default."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{SCRATCH_PREFIX}{new_id()}")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        sync(path.parent)
+        with disk_errors(path):
+            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(path)
+            sync(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tinkex import errors as sdk
+from tinkex.checkpoint.disk import DISK_FULL, is_disk_full
 from tinkex.cli.format import plain_line, wrapped
 from tinkex.errors import ConfigError, TinkexError
 
@@ -109,6 +110,8 @@ def explain(error: BaseException) -> Failure:
         return _explain_ours(error)
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return Failure(message="Interrupted.", type="Interrupted", exit_code=INTERRUPTED)
+    if is_disk_full(error):
+        return _explain_ours(_full(error))
     if isinstance(error, OSError) and error.filename is not None:
         return _explain_ours(unusable(error))
     return Failure(
@@ -199,6 +202,14 @@ def report(error: BaseException, context: Context) -> Failure:
         text = "\n".join(plain_line(line) for line in lines)
         click.echo(wrapped(text, context.stderr), err=True)
     return failure
+
+
+def _full(error: BaseException) -> ConfigError:
+    place = error.filename if isinstance(error, OSError) else None
+    return ConfigError(
+        f"{place or 'The disk'} cannot be written: {DISK_FULL}",
+        hint="Free some space, then run the same command again.",
+    )
 
 
 def unusable(error: OSError) -> ConfigError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import random
 import re
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tinkex.checkpoint.disk import is_disk_full
 from tinkex.client.archive import (
     BLOCK_BYTES,
     NOTES,
@@ -247,8 +247,7 @@ async def _on_disk(path: Path, call: Callable[..., None], *args: object) -> None
         await asyncio.gather(work, return_exceptions=True)
         raise
     except OSError as error:
-        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        reason = "the disk is full" if is_full else error.strerror or str(error)
+        reason = "the disk is full" if is_disk_full(error) else error.strerror or str(error)
         raise DownloadError(f"Cannot write {str(path)!r}: {reason}") from error
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tinkex.checkpoint.disk import DISK_FULL, is_disk_full
 from tinkex.engine.protocol import StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.logs import get_logger
@@ -58,6 +59,10 @@ def failure_of(error: Exception, what: str) -> Failed:
         return Failed(message=error.message, category=error.category)
     if isinstance(error, ValueError):
         return Failed(message=str(error), category=RequestErrorCategory.User)
+    if is_disk_full(error):
+        LOG.error("%s failed: %s", what, error)
+        reason = f"the server could not use its disk: {DISK_FULL}"
+        return Failed(message=reason, category=RequestErrorCategory.Server)
     if isinstance(error, OSError) and error.strerror:
         LOG.error("%s failed: %s", what, error)
         reason = f"the server could not use its disk: {error.strerror}"

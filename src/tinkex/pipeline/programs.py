@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from tinkex.checkpoint.disk import DISK_FULL, is_disk_full
 from tinkex.errors import TinkexError
 
 _FAILED, _INTERRUPTED = 1, 130
@@ -21,12 +22,14 @@ def run_program(work: Callable[[], int]) -> int:
     SIGTERM ends the process with 143, unless the work handles it itself.
     """
     try:
-        with _ending_on_request():
+        with _ending_on_request(), _no_traceback_of_full_disk():
             return work()
     except KeyboardInterrupt:
         _tell("Interrupted.")
         return _INTERRUPTED
-    except (TinkexError, OSError, MemoryError) as error:
+    except Exception as error:
+        if not isinstance(error, TinkexError | OSError | MemoryError) and not is_disk_full(error):
+            raise
         _tell(f"Error: {_sentence(error)}")
         if isinstance(error, TinkexError) and error.hint:
             _tell(error.hint)
@@ -41,9 +44,31 @@ def _tell(text: str) -> None:
 
 
 def _sentence(error: Exception) -> str:
+    if not isinstance(error, TinkexError) and is_disk_full(error):
+        place = error.filename if isinstance(error, OSError) else None
+        return f"{place or 'the disk'}: {DISK_FULL}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the disk'}: {error.strerror}"
     return str(error) or "there is not enough memory"
+
+
+@contextmanager
+def _no_traceback_of_full_disk() -> Iterator[None]:
+    """Print no traceback of a thread that found the disk full, such as TensorBoard's writer.
+
+    The thread that waits for it raises the same error, which becomes the program's sentence.
+    """
+    before = threading.excepthook
+
+    def tell(failed: threading.ExceptHookArgs) -> None:
+        if not is_disk_full(failed.exc_value):
+            before(failed)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from tinkex.checkpoint.atomic import new_directory, sync_tree
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.errors import CheckpointError
+from tinkex.pipeline.exact_json import encode_exact, readable
 from tinkex.pipeline.steps import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -61,12 +62,13 @@ def write_step(
     A run that went back to a step leaves those after it, once it has one of its own to put there.
     """
     final = root / step_name(step)
+    texts = _texts_of(content)
     root.mkdir(parents=True, exist_ok=True)
     check_space(root, num_bytes(content))
     aside = final.with_name(f"{REPLACED_PREFIX}{final.name}")
     try:
         with new_directory(final) as scratch:
-            _write_files(scratch, content)
+            _write_files(scratch, content, texts)
             write_manifest(scratch)
             # Slow, so it comes first: while the old version is aside, the step has no name.
             sync_tree(scratch)
@@ -75,22 +77,37 @@ def write_step(
             _set_aside(final, aside)
     except (OSError, RuntimeError) as error:
         _put_back(aside, final)
+        reason = error.strerror if isinstance(error, OSError) else None
         raise CheckpointError(
-            f"step {step} could not be saved in {root}: {_reason(error)}", hint=_FREE_SPACE
+            f"step {step} could not be saved in {root}: "
+            f"{reason or str(error).partition(chr(10))[0]}",
+            hint=_FREE_SPACE,
         ) from error
     shutil.rmtree(aside, ignore_errors=True)
     point_latest(root, final)
     return final
 
 
-def _write_files(directory: Path, content: StepContent) -> None:
-    _save(directory / MODEL_FILE, dict(content.weights))
-    _save(directory / OPTIMIZER_FILE, dict(content.optimizer))
-    if content.rng:
-        _save(directory / RNG_FILE, content.rng)
+def _texts_of(content: StepContent) -> dict[str, bytes]:
+    """The JSON files of a step; InvalidInput about a value that JSON does not give back."""
+    state = dict(content.state)
+    if "args" in state:
+        # For people: a program's options may hold devices, paths and functions.
+        state["args"] = readable(state["args"])
+    texts = {STATE_FILE: encode_exact(state, "state")}
     if content.config is not None:
-        _dump(directory / CONFIG_FILE, {**content.config, "versions": _versions()})
-    _dump(directory / STATE_FILE, content.state)
+        config = {**content.config, "versions": _versions()}
+        texts[CONFIG_FILE] = encode_exact(config, "config")
+    return texts
+
+
+def _write_files(directory: Path, content: StepContent, texts: Mapping[str, bytes]) -> None:
+    save_tensors(directory / MODEL_FILE, dict(content.weights))
+    save_tensors(directory / OPTIMIZER_FILE, dict(content.optimizer))
+    if content.rng:
+        save_tensors(directory / RNG_FILE, content.rng)
+    for name, text in texts.items():
+        (directory / name).write_bytes(text)
 
 
 @cache
@@ -118,25 +135,44 @@ def _revision() -> str | None:
     return done.stdout.strip() or None
 
 
-def _save(path: Path, value: Any) -> None:
+def save_tensors(path: Path, value: Any) -> None:
+    """Write a file as torch.save does; a write that fails is the OSError of the system.
+
+    The zip writer of torch replaces an error of the file below it by one of its own.
+    """
     with path.open("wb") as file:
-        torch.save(value, file)
+        target = _RememberingFile(file)
+        try:
+            torch.save(value, cast("BinaryIO", target))
+        except RuntimeError:
+            if target.error is None:
+                raise
+        if target.error is not None:
+            raise target.error
 
 
-def _reason(error: BaseException) -> str:
-    """What the system said; torch's own words hide that a disk is full."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__context__
-    return str(error).partition("\n")[0]
+class _RememberingFile:
+    """What torch.save writes to; keeps the first error of the file."""
 
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
 
-def _dump(path: Path, value: Mapping[str, Any]) -> None:
-    # Arguments may hold devices and paths; their text is what a reader wants.
-    text = json.dumps(value, indent=2, sort_keys=True, default=str, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    def write(self, content: Any) -> int:
+        """Write, as a file does."""
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        """Flush, as a file does."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
 
 def _set_aside(final: Path, aside: Path) -> None:

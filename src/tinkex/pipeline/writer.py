@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinkex.checkpoint.disk import disk_errors
 from tinkex.checkpoint.retention import Retention
 from tinkex.pipeline.step_files import StepContent, write_step
 from tinkex.pipeline.steps import prune_steps
@@ -100,7 +101,9 @@ class StepWriter:
         path = write_step(self._root, step, content, went_back_to=self.went_back_to)
         self.went_back_to = None
         if also is not None:
-            also(content.weights)
+            # It may write with any library.
+            with disk_errors(self._root):
+                also(content.weights)
         prune_steps(self._root, self._retention, best=best, newest=step)
         return path
 

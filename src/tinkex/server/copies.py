@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tinkex import types
 from tinkex.checkpoint.atomic import new_directory
+from tinkex.checkpoint.disk import is_disk_full
 from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from tinkex.errors import CheckpointError, StoreFull, UnprocessableEntityError
 from tinkex.ids import new_id
@@ -80,7 +80,7 @@ def copy_files(source: Path, target: Path) -> None:
                 (scratch / name).parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(source / name, scratch / name)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if is_disk_full(error):
             raise StoreFull("the disk of the server is full; free space, then try again") from None
         raise CheckpointError(f"{source.name!r} cannot be copied: {error.strerror}") from error
 

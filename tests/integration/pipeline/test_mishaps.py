@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -25,6 +23,7 @@ from tests.integration.pipeline.tiny_stage import (
     run_apart,
     told,
 )
+from tests.integration.small_disk import run_on_small_disk
 from tinkex.checkpoint.retention import Retention
 from tinkex.nn.optim import NonFiniteGradient
 from tinkex.pipeline.holding import LOCK_FILE, hold
@@ -40,7 +39,6 @@ from tinkex.pipeline.steps import (
     prune_steps,
 )
 
-ROOT = Path(__file__).parents[3]
 NO_END: dict[str, Any] = {"schedule": "constant"}
 
 
@@ -357,17 +355,9 @@ except (TinkexError, OSError) as error:
 
 
 def test_a_disk_that_fills_up_stops_the_run_with_its_checkpoints_whole(tmp_path: Path) -> None:
-    script = 'mount -t tmpfs -o size=4m none "$1" && "$2" -c "$3" "$1"; code=$?; '
-    script += 'rm -f "$1/other"; cp -r "$1/out" "$4"; exit $code'
     disk, copy = tmp_path / "disk", tmp_path / "copy"
-    disk.mkdir()
-    own = ["unshare", "--user", "--map-root-user", "--mount"]
-    if shutil.which("unshare") is None or subprocess.run([*own, "true"], check=False).returncode:
-        pytest.skip("this machine lets nobody mount a small disk")
-    words = ["sh", "-c", script, "sh", str(disk), sys.executable, PROGRAM, str(copy)]
-    done = subprocess.run(
-        [*own, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    then = f'rm -f "$2/other"; cp -r "$2/out" "{copy}"'
+    done = run_on_small_disk(disk, PROGRAM, then=then)
     assert done.returncode == 1, done.stderr
     assert "stopped: " in done.stderr
     assert "No space left" in done.stderr or "MB free" in done.stderr

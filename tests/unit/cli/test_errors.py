@@ -137,3 +137,19 @@ def test_a_report_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr()
     found = json.loads(told.err)["error"]
     assert (told.out, found["status"], found["type"]) == ("", 404, "NotFoundError")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        OSError(28, "No space left on device", "/data/metrics.jsonl"),
+        Exception("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_not_a_mistake_of_tinkex(error: Exception) -> None:
+    failure = explain(error)
+    place = getattr(error, "filename", None) or "The disk"
+    assert failure.message == f"{place} cannot be written: No space left on device"
+    assert failure.hint == "Free some space, then run the same command again."
+    assert failure.exit_code == 1

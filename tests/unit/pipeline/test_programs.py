@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 
@@ -29,6 +30,53 @@ def refused() -> int:
 def test_what_went_wrong_is_a_sentence_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(refused) == 1
     assert capsys.readouterr().err == "Error: there is no data\nName a file.\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 1 vs 0"),
+        Exception("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_a_sentence_whichever_library_reports_it(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fill() -> int:
+        raise error
+
+    assert run_program(fill) == 1
+    assert capsys.readouterr().err == "Error: the disk: No space left on device\n"
+
+
+@pytest.mark.parametrize(("code", "is_silent"), [(28, True), (13, False)])
+def test_a_thread_that_finds_the_disk_full_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, code: int, is_silent: bool
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    def write() -> None:
+        raise OSError(code, "as the system says")
+
+    def work() -> int:
+        writer = threading.Thread(target=write)
+        writer.start()
+        writer.join()
+        return 0
+
+    assert run_program(work) == 0
+    assert (not told) == is_silent
+    assert threading.excepthook == told.append
+
+
+def test_a_mistake_of_the_program_is_not_hidden() -> None:
+    def fail() -> int:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run_program(fail)
 
 
 @pytest.mark.parametrize(("work", "code"), [(interrupted, 130), (refused, 1), (lambda: 7, 7)])

@@ -1,0 +1,53 @@
+"""A full disk is one OSError, whichever library wrote to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: What the system reports when there is no space left, or none for this user.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: The system's sentence about it.
+DISK_FULL = os.strerror(errno.ENOSPC)
+#: How libraries report it without an errno: safetensors and other Rust code, SQLite, and the zip
+#: writer of torch, which hides the reason.
+_TEXTS = (
+    *(os.strerror(code).lower() for code in sorted(FULL)),
+    *(f"(os error {code})" for code in sorted(FULL)),
+    "database or disk is full",
+    "] . unexpected pos ",
+    "iostream error",
+)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """True if an error, or one that it was raised from, reports a full disk."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno is not None:
+            if error.errno in FULL:
+                return True
+        elif _mentions_full(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _mentions_full(error: BaseException) -> bool:
+    text = str(error).lower()
+    return any(part in text for part in _TEXTS)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise a full disk as `OSError(ENOSPC)` about `path`; every other error passes unchanged."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise OSError(errno.ENOSPC, DISK_FULL, str(path)) from error
