@@ -235,7 +235,7 @@ def client_list() -> str:
     rest = sorted(found.keys() - set(FIRST), key=str.lower)
     listed = [f"{found[name]}.{name}" for name in (*FIRST, *rest)]
     logs = [f"tinkex.logs.{name}" for name in ("attach_logger", "detach_logger")]
-    return directives([*listed, "tinkex.auth", *logs])
+    return directives([*listed, "tinkex.auth", *logs, "tinkex.as_tinker.install_as_tinker"])
 
 
 def error_list() -> str:

@@ -7,16 +7,19 @@ it is first used, so importing this package costs next to nothing.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinkex import auth as auth
     from tinkex import types as types
+    from tinkex.as_tinker import install_as_tinker as install_as_tinker
     from tinkex.client.admin import AdminClient as AdminClient
     from tinkex.client.config import Config as Config
     from tinkex.client.custom_loss import LossHandle as LossHandle
     from tinkex.client.custom_loss import PerDatumLossFn as PerDatumLossFn
     from tinkex.client.future import APIFuture as APIFuture
+    from tinkex.client.http import HttpResponse
     from tinkex.client.options import RequestOptions as RequestOptions
     from tinkex.client.options import Timeout as Timeout
     from tinkex.client.queue_state import QueueState as QueueState
@@ -89,9 +92,11 @@ if TYPE_CHECKING:
 __title__ = "tinkex"
 if TYPE_CHECKING:
     __version__: str
+    APIResponse = AsyncAPIResponse = HttpResponse
 
 #: Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
+    "tinkex.as_tinker": "install_as_tinker",
     "tinkex.client.admin": "AdminClient",
     "tinkex.client.config": "Config",
     "tinkex.client.custom_loss": "LossHandle PerDatumLossFn",
@@ -124,6 +129,11 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MODULES = ("auth", "types")
+#: What scripts may find in the official package although it does not export it.
+_UNEXPORTED = {
+    "APIResponse": ("tinkex.client.http", "HttpResponse"),
+    "AsyncAPIResponse": ("tinkex.client.http", "HttpResponse"),
+}
 
 __all__ = sorted([*_HOME_OF, *_MODULES, "__title__", "__version__"])
 
@@ -131,15 +141,29 @@ __all__ = sorted([*_HOME_OF, *_MODULES, "__title__", "__version__"])
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("tinkex.settings").package_version()
-    if name in _MODULES:
+    if name in (*_MODULES, "lib"):
         return importlib.import_module(f"tinkex.{name}")
-    home = _HOME_OF.get(name)
+    home, attribute = _UNEXPORTED.get(name) or (_HOME_OF.get(name), name)
     if home is None:
         raise AttributeError(f"module 'tinkex' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home), attribute)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _OfficialPaths:
+    """Finds the modules that only the official package has files for, such as `tinkex.lib`."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> Any:
+        """How to import one; the table is loaded when every other finder has given up."""
+        if not fullname.startswith("tinkex."):
+            return None
+        return importlib.import_module("tinkex.official_paths").find_spec(fullname)
+
+
+sys.meta_path.append(_OfficialPaths)

@@ -360,3 +360,20 @@ def test_topk_rows_are_the_same() -> None:
 def test_dmel_lengths_are_the_same() -> None:
     for header in (b"\x00\x02\x05\x03", b"\xfe\x07\x01\xac\x02"):
         assert ours.DmelChunk(dmel=header).length == official.DmelChunk(dmel=header).length
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude_none": True},
+        {"exclude_defaults": True},
+        {"include": {"learning_rate"}},
+        {"exclude": {"beta1"}, "mode": "json"},
+    ],
+)
+def test_dumps_are_the_same(options: dict[str, Any]) -> None:
+    mine = ours.AdamParams(learning_rate=0.5, beta2=0.9)
+    theirs = official.AdamParams(learning_rate=0.5, beta2=0.9)
+    assert mine.model_dump(**options) == theirs.model_dump(**options)
+    assert mine.dict() == theirs.model_dump()
+    assert list(ours.AdamParams.model_fields) == list(official.AdamParams.model_fields)

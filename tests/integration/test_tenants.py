@@ -149,6 +149,13 @@ def test_5xx_is_retried_on_training_and_polling_only(serve: Serve, connect: Conn
     assert not failed.ok
 
 
+def test_a_session_id_can_be_read_before_any_work(serve: Serve, connect: Connect) -> None:
+    service = connect(serve(), api_key=RED)
+    session_id = service._holder.get_session_id()
+    client = service.create_lora_training_client(BASE_MODEL)
+    assert client.model_id.startswith(session_id)
+
+
 def test_closing_one_leaves_the_other_working(serve: Serve, connect: Connect) -> None:
     """P-23: on one server, with one key, and with everything that is shared in use."""
     server = serve()
@@ -163,7 +170,7 @@ def test_closing_one_leaves_the_other_working(serve: Serve, connect: Connect) ->
     assert new.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
     assert client.optim_step(AdamParams()).result(PATIENCE).metrics
     alive = second._holder.known_session_id
-    assert alive is not None
+    assert alive is not None and second._holder.get_session_id() == alive
     num_beats = len(server.heartbeats(alive))
     server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 3)
     assert len(server.heartbeats(alive)) > num_beats

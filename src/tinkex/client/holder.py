@@ -172,6 +172,10 @@ class Holder:
         has_one = session is not None and session.done() and not _has_failed(session)
         return session.result() if session is not None and has_one else None
 
+    def get_session_id(self) -> str:
+        """The session's id; opens the session and waits for it if there is none yet."""
+        return self.known_session_id or self.run(self.session_id())
+
     # --- ids, reserved by the caller's thread -------------------------------------------
 
     def next_model_seq_id(self) -> int:

@@ -33,7 +33,7 @@ class IoLoop:
         if not self._is_awake:
             self._is_awake = True
             try:
-                self._running().call_soon_threadsafe(self._drain)
+                self.get_loop().call_soon_threadsafe(self._drain)
             except BaseException:
                 # Interrupted in between: the next post must try again.
                 self._is_awake = False
@@ -58,7 +58,8 @@ class IoLoop:
         self._is_awake = False
         IO_THREADS.clear()
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop itself, started if it is not running."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -108,6 +109,17 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 IO = IoLoop("tinkex-io")
 #: Heartbeats, alone: no request, decoding or callback may delay them.
 PULSE = IoLoop("tinkex-pulse")
+
+
+class LoopSingleton:
+    """The event loop of all requests, under the name that debugging tools know."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop on which every request runs."""
+        return IO.get_loop()
+
+
+LOOP_SINGLETON = LoopSingleton()
 
 
 def _after_fork() -> None:

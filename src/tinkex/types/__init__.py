@@ -8,6 +8,7 @@ A name is imported when it is first used, so that this package costs nothing to 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -318,6 +319,9 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_BY_NAME:
+            # `tinker.types` has its modules as attributes, such as `types.tensor_data`.
+            if name.islower() and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+                return importlib.import_module(f"{__name__}.{name}")
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
         globals()[name] = value

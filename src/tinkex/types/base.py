@@ -6,10 +6,11 @@ from the network happens in C and does not, except for `__post_init__`.
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, dataclass_transform
 
 import msgspec
 
@@ -55,6 +56,32 @@ def learned(type_: _TypeT) -> _TypeT:
     return type_
 
 
+class FieldInfo:
+    """A field of a value, with the names that pydantic uses."""
+
+    __slots__ = ("_field", "annotation")
+
+    def __init__(self, field: msgspec.structs.FieldInfo) -> None:
+        self._field = field
+        self.annotation = field.type
+
+    def is_required(self) -> bool:
+        """Whether a constructor needs it."""
+        return self._field.required
+
+    def get_default(self) -> Any:
+        """The value it has if it is not given; None if it is required."""
+        if self._field.default is not msgspec.NODEFAULT:
+            return self._field.default
+        factory = self._field.default_factory
+        return None if factory is msgspec.NODEFAULT else factory()
+
+    @property
+    def default(self) -> Any:
+        """The same as get_default."""
+        return self.get_default()
+
+
 class ValueMeta(msgspec.StructMeta):
     """Makes constructors keyword-only, checked, and helpful when they refuse."""
 
@@ -68,6 +95,11 @@ class ValueMeta(msgspec.StructMeta):
         tag_field = cls.__struct_config__.tag_field
         cls.__accepted__ = frozenset((*cls.__struct_fields__, *aliases, tag_field or "")) - {""}
         return cls
+
+    @property
+    def model_fields(cls) -> Mapping[str, FieldInfo]:
+        """What there is to know of each field, by name; of the class, not of its values."""
+        return {field.name: FieldInfo(field) for field in msgspec.structs.fields(cast(Any, cls))}
 
     # Checkers see the constructor that dataclass_transform derives from the fields.
     if not TYPE_CHECKING:
@@ -130,24 +162,65 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
         return cls.model_validate(obj)
 
     def model_dump(
-        self, *, mode: Literal["python", "json"] = "python", exclude_none: bool = False
+        self,
+        *,
+        mode: Literal["python", "json"] = "python",
+        include: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+        exclude_none: bool = False,
+        exclude_defaults: bool = False,
     ) -> dict[str, Any]:
         """A dict of builtins; `python` keeps datetimes, `json` writes them as text."""
         kept: tuple[Any, ...] = _PYTHON_TYPES if mode == "python" else ()
-        dumped = msgspec.to_builtins(self, builtin_types=kept, enc_hook=encode_hook)
-        return _without_none(dumped) if exclude_none else dumped  # type: ignore[no-any-return]
+        dumped: dict[str, Any] = msgspec.to_builtins(self, builtin_types=kept, enc_hook=encode_hook)
+        dropped = set(exclude or ())
+        if include is not None:
+            dropped |= dumped.keys() - set(include)
+        if exclude_defaults:
+            dropped |= self._default_names()
+        chosen = {name: value for name, value in dumped.items() if name not in dropped}
+        return _without_none(chosen) if exclude_none else chosen
 
-    def model_dump_json(self, *, indent: int | None = None) -> str:
-        """JSON text, on one line unless `indent` is given."""
-        data = msgspec.json.encode(self, enc_hook=encode_hook)
+    def _default_names(self) -> set[str]:
+        names = {
+            name
+            for name, field in type(self).model_fields.items()
+            if not field.is_required() and getattr(self, name) == field.get_default()
+        }
+        return names | {self.__struct_config__.tag_field or ""}
+
+    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
+        """JSON text, on one line unless `indent` is given; `options` are those of model_dump."""
+        chosen = self.model_dump(mode="json", **options) if options else self
+        data = msgspec.json.encode(chosen, enc_hook=encode_hook)
         if indent is not None:
             data = msgspec.json.format(data, indent=indent)
         return data.decode()
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """The same value with some fields changed; the changes are checked."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        source = copy.deepcopy(self) if deep else self
+        fields = {name: getattr(source, name) for name in self.__struct_fields__}
         return type(self)(**{**fields, **(update or {})})
+
+    # --- the same under the older names of pydantic --------------------------------------
+
+    def dict(self, **options: Any) -> dict[str, Any]:
+        """The same as model_dump."""
+        return self.model_dump(**options)
+
+    def json(self, **options: Any) -> str:
+        """The same as model_dump_json."""
+        return self.model_dump_json(**options)
+
+    def copy(self, **options: Any) -> Self:
+        """The same as model_copy."""
+        return self.model_copy(**options)
+
+    @classmethod
+    def parse_obj(cls, obj: Any) -> Self:
+        """The same as model_validate."""
+        return cls.model_validate(obj)
 
 
 class Message(Value):

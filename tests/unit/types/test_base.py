@@ -219,3 +219,37 @@ def test_to_plain_leaves_booleans_and_own_values_alone() -> None:
     assert to_plain(True) is True
     assert to_plain(tensor) is tensor
     assert to_plain({"a": (np.int8(1), range(2))}) == {"a": [1, [0, 1]]}
+
+
+# --- what scripts know from pydantic ---------------------------------------------------------
+def test_a_dump_is_chosen_by_field() -> None:
+    params = SamplingParams(max_tokens=5, temperature=0.5)
+    assert params.model_dump(include={"max_tokens", "seed"}) == {"max_tokens": 5, "seed": None}
+    assert "seed" not in params.model_dump(exclude=["seed"])
+    assert params.model_dump(exclude_defaults=True) == {"max_tokens": 5, "temperature": 0.5}
+    assert EncodedTextChunk(tokens=[1]).model_dump(exclude_defaults=True) == {"tokens": [1]}
+    assert json.loads(params.model_dump_json(exclude_none=True, include={"max_tokens"})) == {
+        "max_tokens": 5
+    }
+
+
+def test_older_names_do_the_same() -> None:
+    config = LoraConfig(rank=8)
+    assert config.dict(exclude_none=True) == config.model_dump(exclude_none=True)
+    assert config.json(indent=2) == config.model_dump_json(indent=2)
+    assert config.copy(update={"rank": 16}) == LoraConfig(rank=16)
+    assert LoraConfig.parse_obj({"rank": 8}) == config
+
+
+def test_a_deep_copy_shares_no_list() -> None:
+    chunk = EncodedTextChunk(tokens=[1, 2])
+    assert chunk.model_copy(deep=True).tokens is not chunk.tokens
+
+
+def test_fields_are_described() -> None:
+    fields = LoraConfig.model_fields
+    assert list(fields) == ["rank", "seed", "train_unembed", "train_mlp", "train_attn"]
+    assert (fields["rank"].is_required(), fields["rank"].default) == (True, None)
+    assert (fields["train_mlp"].is_required(), fields["train_mlp"].default) == (False, True)
+    assert fields["train_mlp"].annotation is bool
+    assert CreateModelRequest.model_fields["user_metadata"].get_default() in (None, {})
