@@ -62,6 +62,11 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(f"optimizer type is {kind!r}; this server trains with 'adamw' alone")
 
 
+def training_bytes(layout: Layout) -> int:
+    """Weights, two moments, the gradient, and the gradient of a pass in progress, in float32."""
+    return 5 * 4 * layout.size
+
+
 def new_adapter(host: Host, spec: AdapterSpec) -> Adapter:
     """A new adapter that changes no log-probability yet."""
     layout = layout_of(host, spec)

@@ -33,17 +33,22 @@ class EngineConfig:
     """The most sequences that are sampled at once, per base model."""
     memory_bytes: int = 0
     """Memory for base models; those idle for longest make room. 0 keeps all."""
+    adapter_bytes: int = 0
+    """Memory for models in training; those idle for longest go to disk until they are used again.
+    0 takes a quarter of the memory of the machine, or of the GPU."""
+    sampler_bytes: int = 1 << 30
+    """Memory for saved weights that samples are drawn from; those idle for longest are dropped."""
     is_nonfinite_applied: bool = False
     """Let an optimizer step apply a gradient that has NaN or infinity, which else is refused."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-        for name in ("pass_tokens", "cache_bytes", "max_sequences"):
+        for name in ("pass_tokens", "cache_bytes", "max_sequences", "sampler_bytes"):
             value = getattr(self, name)
             if not 1 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected at least 1")
-        for name in ("threads", "memory_bytes", "packed_bytes"):
+        for name in ("threads", "memory_bytes", "packed_bytes", "adapter_bytes"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from tinkex.engine.adapters import Adapter, check_spec, layout_of, new_adapter
+from tinkex.engine.adapters import Adapter, check_spec, layout_of, new_adapter, training_bytes
 from tinkex.engine.checkpoints import files
 from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import read_examples
-from tinkex.engine.models.loading import Loaded
+from tinkex.engine.machine_memory import machine_bytes
+from tinkex.engine.models.loading import Loaded, compute_device
 from tinkex.engine.models.shelf import Shelf
 from tinkex.engine.protocol import (
     AdapterSpec,
@@ -24,6 +25,7 @@ from tinkex.engine.protocol import (
     SamplerSource,
     StepRefused,
     WriteSnapshot,
+    refuse_too_large,
 )
 from tinkex.engine.sampler_shelf import SamplerShelf
 from tinkex.engine.sampling.runner import SampleRunner
@@ -49,7 +51,7 @@ class LocalEngine:
         self._runners: dict[str, SampleRunner] = {}
         self._refused: list[Finished] = []
         self._models = Shelf(sources, self._config, self._is_busy, self._forget_runner)
-        self._samplers = SamplerShelf()
+        self._samplers = SamplerShelf(self._config.sampler_bytes)
 
     def base_models(self) -> Sequence[BaseModel]:
         """What is served."""
@@ -58,7 +60,7 @@ class LocalEngine:
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a new adapter that changes no log-probability yet."""
-        check_spec(spec)
+        refuse_too_large(self, spec)
         self._adapters[adapter_id] = new_adapter(self._models.get(spec.base_model).host, spec)
 
     def has(self, adapter_id: str) -> bool:
@@ -68,6 +70,17 @@ class LocalEngine:
     def drop(self, adapter_id: str) -> None:
         """Forget an adapter's memory; one that is not there is no error."""
         self._adapters.pop(adapter_id, None)
+
+    # --- memory of adapters -----------------------------------------------------------------
+    def training_bytes(self, spec: AdapterSpec) -> int:
+        """The most memory that training such an adapter takes."""
+        check_spec(spec)
+        return training_bytes(layout_of(self._models.get(spec.base_model).host, spec))
+
+    @property
+    def max_adapter_bytes(self) -> int:
+        """The memory budget of all adapters together."""
+        return self._config.adapter_bytes or _device_bytes(self._config) // 4
 
     # --- training ---------------------------------------------------------------------------
     def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
@@ -119,12 +132,13 @@ class LocalEngine:
                 f"optimizer_params of type {params.type!r} are not read here; send adam_params"
             )
         gradient = state.gradient
+        first, second = state.moments()
         try:
             metrics = adamw(
                 state.weights,
                 gradient,
-                state.first,
-                state.second,
+                first,
+                second,
                 state.num_steps + 1,
                 params,
                 apply_nonfinite=self._config.is_nonfinite_applied,
@@ -241,6 +255,13 @@ class LocalEngine:
     def _is_busy(self, base_model: str) -> bool:
         runner = self._runners.get(base_model)
         return runner is not None and len(runner) > 0
+
+
+def _device_bytes(config: EngineConfig) -> int:
+    device = compute_device(config)
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return machine_bytes()
 
 
 def _absent(adapter_id: str) -> str:

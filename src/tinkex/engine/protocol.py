@@ -76,6 +76,10 @@ class Failure:
     category: RequestErrorCategory = RequestErrorCategory.User
 
 
+class AdapterTooLarge(InvalidInput):
+    """Training the adapter takes more memory than the budget of all adapters."""
+
+
 class StepRefused(InvalidInput):
     """A step's gradient is not finite: it was dropped, which is a change, and nothing else was."""
 
@@ -89,6 +93,17 @@ class Finished(NamedTuple):
 
 WriteSnapshot: TypeAlias = Callable[[Path], None]
 """Writes a copied state into an empty directory; may run on any thread."""
+
+
+def refuse_too_large(engine: Engine, spec: AdapterSpec) -> None:
+    """Refuse an adapter that could never be in memory; raises as `training_bytes` does."""
+    needed, budget = engine.training_bytes(spec), engine.max_adapter_bytes
+    if needed > budget:
+        raise AdapterTooLarge(
+            f"training an adapter of rank {spec.rank} on {spec.base_model} takes {needed:,} bytes "
+            f"of memory, and this server has {budget:,} bytes for adapters; use a lower rank, or "
+            "ask the operator to raise adapter_bytes"
+        )
 
 
 class Engine(Protocol):
@@ -109,6 +124,16 @@ class Engine(Protocol):
 
     def drop(self, adapter_id: str) -> None:
         """Forget an adapter's memory; one that is not there is no error."""
+        ...
+
+    # --- memory of adapters -----------------------------------------------------------------
+    def training_bytes(self, spec: AdapterSpec) -> int:
+        """The most memory that training such an adapter takes; raises for an unknown model."""
+        ...
+
+    @property
+    def max_adapter_bytes(self) -> int:
+        """The memory budget of all adapters together."""
         ...
 
     # --- training ---------------------------------------------------------------------------

@@ -15,16 +15,15 @@ from tinkex.errors import InvalidInput
 from tinkex.nn.host import Host
 
 _Key: TypeAlias = tuple[Path, int, int]
-#: Memory for weights that nobody samples from now.
-MAX_BYTES = 1 << 30
 
 
 class SamplerShelf:
     """Weights read from checkpoints; those not used for longest make room."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """The memory of everything that is kept ready."""
         self._saved: OrderedDict[_Key, tuple[SamplerAdapter, int]] = OrderedDict()
 
     def find(self, source: SamplerSource, host: Host) -> SamplerAdapter | None:
@@ -38,16 +37,16 @@ class SamplerShelf:
             return self._saved[key][0]
         adapter, num_bytes = _load(key, source, host)
         self._saved[key] = adapter, num_bytes
-        self._num_bytes += num_bytes
-        while self._num_bytes > self._max_bytes and len(self._saved) > 1:
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes and len(self._saved) > 1:
             _, (_, freed) = self._saved.popitem(last=False)
-            self._num_bytes -= freed
+            self.num_bytes -= freed
         return adapter
 
     def clear(self) -> None:
         """Forget what was read."""
         self._saved.clear()
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._saved)

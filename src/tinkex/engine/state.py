@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ class AdapterState:
     """An adapter's numbers; `Layout` says what lies where in the buffers, which are float32."""
 
     weights: Tensor
-    first: Tensor
-    """AdamW's mean of gradients."""
-    second: Tensor
-    """AdamW's mean of squared gradients."""
+    first: Tensor | None = None
+    """AdamW's mean of gradients; None before the first step, which is all zeros."""
+    second: Tensor | None = None
+    """AdamW's mean of squared gradients; None before the first step, which is all zeros."""
     num_steps: int = 0
     """How many optimizer steps were taken."""
     gradient: Tensor | None = None
@@ -30,9 +30,19 @@ class AdapterState:
     @classmethod
     def fresh(cls, weights: Tensor) -> Self:
         """A state that has never been trained."""
-        return cls(
-            weights=weights, first=torch.zeros_like(weights), second=torch.zeros_like(weights)
-        )
+        return cls(weights=weights)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """AdamW's two buffers, allocated at the first call."""
+        if self.first is None or self.second is None:
+            self.first, self.second = (torch.zeros_like(self.weights) for _ in range(2))
+        return self.first, self.second
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The allocated buffers by name."""
+        names = ("weights", "first", "second", "gradient")
+        found = {name: getattr(self, name) for name in names}
+        return {name: buffer for name, buffer in found.items() if buffer is not None}
 
     def copied(self) -> AdapterState:
         """The same numbers in memory of their own, where they can be written from."""
@@ -43,10 +53,5 @@ class AdapterState:
         return self._each(lambda buffer: buffer.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> AdapterState:
-        return replace(
-            self,
-            weights=change(self.weights),
-            first=change(self.first),
-            second=change(self.second),
-            gradient=None if self.gradient is None else change(self.gradient),
-        )
+        changed: dict[str, Any] = {name: change(buffer) for name, buffer in self.buffers().items()}
+        return replace(self, **changed)

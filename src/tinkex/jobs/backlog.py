@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tinkex.jobs.kinds import PASSES, Kind
-from tinkex.store.records import Job
+from tinkex.store.records import Job, Run
 
 #: Tenants without work whose place in line is remembered.
 MAX_REMEMBERED = 64
@@ -80,6 +80,12 @@ class Backlog:
     def knows_lane(self, tenant_id: str, run_id: str) -> bool:
         """Whether a model has work here."""
         return run_id in self._tenants.get(tenant_id, ())
+
+    def is_busy(self, run: Run) -> bool:
+        """Whether an operation of this model was taken and is not finished."""
+        lanes = self._tenants.get(run.tenant_id, OrderedDict())
+        lane = lanes.get(run.id)
+        return lane is not None and lane.is_busy
 
     def drop(self, job_ids: Iterable[str]) -> None:
         """Forget jobs that were cancelled before they ran."""

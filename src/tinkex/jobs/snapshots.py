@@ -17,6 +17,8 @@ from tinkex.store import runs
 from tinkex.store.database import Connection
 
 LOG = get_logger(__name__)
+#: Copies that are being written may take this part of the memory budget, or be one alone.
+COPIES_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +55,17 @@ class Snapshots:
         """Raises if this worker may not write: a state must not be ahead of what is on record."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._busy: dict[str, Future[None]] = {}
+        self._sizes: dict[Future[None], int] = {}
+        """The memory of each copy that is being written."""
+        self._max_bytes = bench.engine.max_adapter_bytes // COPIES_SHARE
 
-    def note_change(self, resident: Resident, num_bytes: int) -> None:
-        """Count a change."""
+    def note_change(self, resident: Resident, kind: str, num_bytes: int) -> None:
+        """Count a change of this kind."""
         if resident.num_changes == 0:
             resident.changed_at = time.time()
         resident.applied += 1
         resident.changed_bytes += num_bytes
+        resident.is_untrained = kind == Kind.CREATE_MODEL
 
     def take_if_due(self, resident: Resident, kind: str) -> None:
         """Write a model after a change of this kind, if it is time."""
@@ -79,6 +85,9 @@ class Snapshots:
         busy = self._busy.get(run_id)
         if busy is not None and not busy.done():
             return None
+        if self.num_bytes and self.num_bytes + resident.memory_bytes > self._max_bytes:
+            # Its copy must not take the memory of a model; it is written when others are done.
+            return None
         try:
             write = self._bench.engine.snapshot(run_id)
         except Exception:
@@ -88,10 +97,12 @@ class Snapshots:
         before, resident.saved, resident.changed_bytes = resident.saved, applied, 0
         future = self._thread.submit(self._write, run_id, applied, write)
         self._busy[run_id] = future
+        self._sizes[future] = resident.memory_bytes
 
         def done(future: Future[None]) -> None:
             if self._busy.get(run_id) is future:
                 del self._busy[run_id]
+            del self._sizes[future]
             if future.exception() is not None:
                 # It is as if nothing had been written; the next change tries again.
                 resident.saved = before
@@ -102,13 +113,21 @@ class Snapshots:
 
     def take_now(self, resident: Resident) -> bool:
         """Write a model's state and wait for it; False if it could not be written."""
-        busy = self._busy.get(resident.run.id)
-        if busy is not None:
-            busy.exception()
+        self.wait()
         if resident.num_changes == 0:
             return True
         future = self.take(resident)
         return future is not None and future.exception() is None
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the copies that are being written."""
+        return sum(size for future, size in list(self._sizes.items()) if not future.done())
+
+    def wait(self) -> None:
+        """Wait until no copy is in memory."""
+        for future in list(self._sizes):
+            future.exception()
 
     def _write(self, run_id: str, applied: int, write: Callable[..., None]) -> None:
         snapshots = self._bench.home.snapshots

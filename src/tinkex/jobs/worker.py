@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from tinkex.engine.protocol import Engine
 from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
 from tinkex.home import Home
+from tinkex.jobs.adapter_memory import AdapterMemory
 from tinkex.jobs.backlog import Backlog, TurnLimits
 from tinkex.jobs.bells import Bell
 from tinkex.jobs.bench import Bench, Task
@@ -69,6 +70,9 @@ class Worker:
         self._backlog = Backlog(config.turns)
         self._residents = Residents(self._bench)
         self._snapshots = Snapshots(self._bench, config.snapshots, self._ledger.guard)
+        self._memory = AdapterMemory(
+            self._bench, self._residents, self._snapshots, self._backlog.is_busy
+        )
         self._samples = Samples(self._bench)
         self._housekeeper = Housekeeper(self._bench, config.housekeeping)
         self._pace = Pace()
@@ -193,7 +197,8 @@ class Worker:
         turn = self._backlog.take_turn(time.time(), self._pace.max_operations)
         started = time.monotonic()
         if turn:
-            self._train(turn)
+            for portion in self._memory.portions(turn):
+                self._train(portion)
         if self._bench.engine.num_samples:
             # As long as the training took, so that each has half of a busy engine.
             self._sample_until(2 * time.monotonic() - started)
@@ -289,7 +294,7 @@ class Worker:
         if not outcome.is_change or job.run_id is None:
             return None
         resident = self._residents.get(job.run_id)
-        self._snapshots.note_change(resident, job.payload_bytes)
+        self._snapshots.note_change(resident, job.kind, job.payload_bytes)
         return resident.applied
 
     def _snapshot(self, entries: Sequence[Entry]) -> None:
@@ -323,7 +328,7 @@ class Worker:
         self._snapshots.take_due(list(self._residents))
         try:
             self._drop_cancelled()
-            self._evict()
+            self._memory.evict_idle()
         except StoreError as error:
             # Nothing was done that is not on record, so there is no need to begin again.
             LOG.warning("cannot look after the models now: %s", error)
@@ -338,12 +343,3 @@ class Worker:
             over = self._database.write(lambda db: jobs.finished_among(db, tickets))
             for ticket in over:
                 self._samples.cancel(ticket)
-
-    def _evict(self) -> None:
-        """Let models go whose sessions are over; they come back when they are needed."""
-        loaded = [resident.run.id for resident in self._residents]
-        idle = set(self._database.write(lambda db: runs.idle(db, loaded))) if loaded else set()
-        for resident in self._residents:
-            run_id = resident.run.id
-            if run_id in idle and self._snapshots.take_now(resident):
-                self._residents.drop(run_id)

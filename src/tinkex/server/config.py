@@ -84,6 +84,11 @@ class ServerConfig:
     """The most sequences that are sampled at once, per base model."""
     memory_bytes: int = 0
     """Memory for base models; those unused for longest make room. 0 keeps all."""
+    adapter_bytes: int = 0
+    """Memory for models in training; those idle for longest go to disk until they are used again.
+    0 takes a quarter of the memory of the machine, or of the GPU."""
+    sampler_bytes: int = 1 << 30
+    """Memory for saved weights that samples are drawn from; those idle for longest are dropped."""
     apply_nonfinite: bool = False
     """Let an optimizer step apply a gradient that has NaN or infinity, which else is refused."""
 
@@ -171,6 +176,8 @@ class ServerConfig:
             packed_bytes=self.packed_bytes,
             max_sequences=self.max_sequences,
             memory_bytes=self.memory_bytes,
+            adapter_bytes=self.adapter_bytes,
+            sampler_bytes=self.sampler_bytes,
             is_nonfinite_applied=self.apply_nonfinite,
         )
 

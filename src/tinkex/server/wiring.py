@@ -82,11 +82,13 @@ def make_engine(config: ServerConfig) -> Engine:
     """Who computes, as the settings say."""
     if config.engine == "local":
         return _make_local(config)
-    from tinkex.engine.fake.engine import FakeEngine
+    from tinkex.engine.fake.engine import DEFAULT_MODELS, MAX_ADAPTER_BYTES, FakeEngine
 
-    if config.models:
-        return FakeEngine(config.models, seconds_per_op=config.fake_seconds)
-    return FakeEngine(seconds_per_op=config.fake_seconds)
+    return FakeEngine(
+        config.models or DEFAULT_MODELS,
+        seconds_per_op=config.fake_seconds,
+        max_adapter_bytes=config.adapter_bytes or MAX_ADAPTER_BYTES,
+    )
 
 
 def _make_local(config: ServerConfig) -> Engine:

@@ -13,7 +13,7 @@ import torch
 from tests.integration.engine.conftest import MakeEngine
 from tests.integration.engine.doing import datum, forward_backward, spec, step, weights
 from tinkex.engine.local import LocalEngine
-from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.protocol import AdapterSpec, SamplerSource
 from tinkex.errors import CheckpointError, InvalidInput
 
 NUM_STEPS = 3
@@ -97,8 +97,8 @@ def test_without_the_optimizer_its_memory_begins_afresh(
     state = trained._adapters["b"].state
     assert torch.equal(state.weights, before)
     assert state.num_steps == 0
-    assert not state.first.any()
-    assert not state.second.any()
+    assert state.first is None
+    assert state.second is None
     (told,) = train(trained, "b", NUM_STEPS, 1)
     # The pass is the same; the step is the first one.
     assert told[:2] == ahead[:2]
@@ -323,3 +323,58 @@ def test_what_is_not_in_memory_cannot_be_kept(engine: LocalEngine, tmp_path: Pat
     with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
         engine.snapshot("a")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_the_optimizer_takes_memory_and_disk_from_its_first_step_on(
+    engine: LocalEngine, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine.create("a", spec())
+    gather(engine, "a")
+    state = engine._adapters["a"].state
+    assert state.first is None
+    assert state.second is None
+    engine.snapshot("a")(tmp_path)
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert size < 3 * state.weights.nbytes
+    other = make_engine()
+    other.restore("a", spec(), tmp_path)
+    assert step(other, "a") == step(engine, "a")
+    assert torch.equal(weights(other, "a"), weights(engine, "a"))
+    assert torch.equal(other._adapters["a"].state.first, state.first)
+
+
+def test_an_untrained_adapter_is_saved_with_an_optimizer_of_zeros(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    engine.create("a", spec())
+    saved = save(engine, tmp_path / "saved")
+    assert engine._adapters["a"].state.first is None
+    engine.create("b", spec(seed=2))
+    engine.load("b", saved, with_optimizer=True)
+    assert not engine._adapters["b"].state.first.any()
+    assert train(engine, "b") == train(engine, "a")
+
+
+def test_an_adapter_larger_than_the_budget_is_refused(make_engine: MakeEngine) -> None:
+    needed = make_engine().training_bytes(spec())
+    tight = make_engine(adapter_bytes=needed - 1)
+    with pytest.raises(InvalidInput, match=f"takes {needed:,} bytes.*raise adapter_bytes"):
+        tight.create("a", spec())
+    make_engine(adapter_bytes=needed).create("a", spec())
+
+
+def test_weights_to_sample_from_stay_within_their_budget(
+    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    places = [save(trained, tmp_path / f"saved-{number}") for number in range(4)]
+    size = trained._adapters["a"].state.weights.nbytes
+    engine = make_engine(sampler_bytes=5 * size)
+    host = engine._models.get(spec().base_model).host
+    for place in (places[0], *places):
+        source = SamplerSource(base_model=spec().base_model, directory=place)
+        engine._samplers.find(source, host)
+        assert engine._samplers.num_bytes <= 5 * size
+    assert 1 <= len(engine._samplers) < 4

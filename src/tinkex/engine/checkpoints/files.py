@@ -69,8 +69,12 @@ def write_checkpoint(
     write_tensors(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, state.weights.cpu()))
     if with_optimizer:
         write_record(directory / STATE_NAME, TrainerState.of(spec, state.num_steps))
-        moments = named_pairs("first", layout, state.first.cpu())
-        moments += named_pairs("second", layout, state.second.cpu())
+        first, second = state.first, state.second
+        if first is None or second is None:
+            # Not allocated before the first step, when they are zeros.
+            first = second = torch.zeros(layout.size)
+        moments = named_pairs("first", layout, first.cpu())
+        moments += named_pairs("second", layout, second.cpu())
         write_tensors(directory / OPTIMIZER_NAME, moments)
 
 

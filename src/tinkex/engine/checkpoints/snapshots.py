@@ -16,7 +16,7 @@ from tinkex.engine.checkpoints.summaries import (
     check_format,
     place,
 )
-from tinkex.engine.checkpoints.tensor_files import open_tensors, read_into, write_tensors
+from tinkex.engine.checkpoints.tensor_files import Named, open_tensors, read_into, write_tensors
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError
@@ -34,6 +34,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     state: TrainerState
     num_parameters: Count
     has_gradient: bool
+    has_moments: bool = True
+    """Whether the optimizer's buffers are in the file; before the first step they are zeros."""
 
 
 def write_snapshot(directory: Path, spec: AdapterSpec, layout: Layout, state: AdapterState) -> None:
@@ -43,11 +45,9 @@ def write_snapshot(directory: Path, spec: AdapterSpec, layout: Layout, state: Ad
         state=TrainerState.of(spec, state.num_steps),
         num_parameters=layout.num_parameters,
         has_gradient=state.gradient is not None,
+        has_moments=state.first is not None,
     )
-    buffers = {"weights": state.weights, "first": state.first, "second": state.second}
-    if state.gradient is not None:
-        buffers["gradient"] = state.gradient
-    tensors = [one for name, flat in buffers.items() for one in named_pairs(name, layout, flat)]
+    tensors = _named(layout, state)
     text = msgspec.json.encode(about).decode()
     write_tensors(directory / SNAPSHOT_NAME, tensors, {_ABOUT: text})
 
@@ -68,13 +68,20 @@ def read_snapshot(directory: Path, spec: AdapterSpec, layout: Layout) -> Adapter
         )
     state = AdapterState.fresh(torch.zeros(layout.size))
     state.num_steps = about.state.num_steps
-    buffers = {"weights": state.weights, "first": state.first, "second": state.second}
+    if about.has_moments:
+        state.moments()
     if about.has_gradient:
-        state.gradient = buffers["gradient"] = torch.zeros(layout.size)
-    tensors = [one for name, flat in buffers.items() for one in named_pairs(name, layout, flat)]
+        state.gradient = torch.zeros(layout.size)
     # A state that went wrong is still the state that was promised.
-    read_into(path, tensors, is_finite=False)
+    read_into(path, _named(layout, state), is_finite=False)
     return state
+
+
+def _named(layout: Layout, state: AdapterState) -> list[Named]:
+    """The pairs of every allocated buffer."""
+    return [
+        pair for name, flat in state.buffers().items() for pair in named_pairs(name, layout, flat)
+    ]
 
 
 def _read_about(path: Path) -> About:

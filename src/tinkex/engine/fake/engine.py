@@ -23,6 +23,7 @@ from tinkex.engine.protocol import (
     Pass,
     SamplerSource,
     WriteSnapshot,
+    refuse_too_large,
 )
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
@@ -34,8 +35,13 @@ class _Adapter(NamedTuple):
     trainer: Trainer
 
 
+DEFAULT_MODELS = ("tinkex/bigram",)
 #: Sample requests inside the engine at once.
 MAX_SAMPLES = 4
+#: Memory for adapters: many, because each is one small table.
+MAX_ADAPTER_BYTES = 1 << 30
+#: An adapter's table, its gradient and two moments.
+_NUM_TABLES = 4
 
 
 class FakeEngine:
@@ -47,10 +53,15 @@ class FakeEngine:
     """
 
     def __init__(
-        self, models: Sequence[str] = ("tinkex/bigram",), *, seconds_per_op: float = 0.0
+        self,
+        models: Sequence[str] = DEFAULT_MODELS,
+        *,
+        seconds_per_op: float = 0.0,
+        max_adapter_bytes: int = MAX_ADAPTER_BYTES,
     ) -> None:
         self._bases = dict(_read_name(name) for name in models)
         self._seconds_per_op = seconds_per_op
+        self._max_adapter_bytes = max_adapter_bytes
         self._adapters: dict[str, _Adapter] = {}
         self._shelf = SamplerShelf(self._bases)
         self._samples = SampleQueue(self._shelf, seconds_per_op)
@@ -66,6 +77,7 @@ class FakeEngine:
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a new adapter, which is its base model; one of the same id is made anew."""
         check_spec(spec)
+        refuse_too_large(self, spec)
         self._adapters[adapter_id] = _Adapter(spec, Trainer(self._base(spec.base_model)))
 
     def has(self, adapter_id: str) -> bool:
@@ -75,6 +87,16 @@ class FakeEngine:
     def drop(self, adapter_id: str) -> None:
         """Forget an adapter's memory; one that is not there is no error."""
         self._adapters.pop(adapter_id, None)
+
+    # --- memory of adapters -----------------------------------------------------------------
+    def training_bytes(self, spec: AdapterSpec) -> int:
+        """The memory of an adapter's tables."""
+        return _NUM_TABLES * self._base(spec.base_model).logits_VV.nbytes
+
+    @property
+    def max_adapter_bytes(self) -> int:
+        """The memory budget of all adapters together."""
+        return self._max_adapter_bytes
 
     # --- training ---------------------------------------------------------------------------
     def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:

@@ -1,0 +1,88 @@
+"""Keeps the models in memory within their budget: those unused for longest go to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tinkex.engine.models.room import to_evict
+from tinkex.jobs.bench import Bench
+from tinkex.jobs.recovery import ModelAway, Residents
+from tinkex.jobs.snapshots import Snapshots
+from tinkex.logs import get_logger
+from tinkex.store import runs
+from tinkex.store.records import Job, Run
+
+LOG = get_logger(__name__)
+
+
+class AdapterMemory:
+    """Evicts models from memory before others need their place.
+
+    `is_busy` says whether a model has work in progress; such a model is never evicted.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        residents: Residents,
+        snapshots: Snapshots,
+        is_busy: Callable[[Run], bool],
+    ) -> None:
+        self._bench = bench
+        self._residents = residents
+        self._snapshots = snapshots
+        self._is_busy = is_busy
+        residents.make_room = self._make_room
+
+    def portions(self, turn: Sequence[Job]) -> Iterator[list[Job]]:
+        """Split a turn so that the models of each portion fit into memory together.
+
+        Models that are in memory come first: they can be evicted once their work is done.
+        """
+        here = [job for job in turn if job.run_id is None or job.run_id in self._residents]
+        if here:
+            yield here
+        budget = self._bench.engine.max_adapter_bytes
+        portion: list[Job] = []
+        num_bytes = 0
+        for job in turn:
+            if job in here or job.run_id is None:
+                continue
+            size = self._residents.size_of(job.run_id)
+            if portion and num_bytes + size > budget:
+                yield portion
+                portion, num_bytes = [], 0
+            portion.append(job)
+            num_bytes += size
+        if portion:
+            yield portion
+
+    def evict(self, run_id: str) -> bool:
+        """Write a model to disk if it changed, and drop it; False if it cannot be written."""
+        is_written = self._snapshots.take_now(self._residents.get(run_id))
+        if is_written:
+            self._residents.drop(run_id)
+        return is_written
+
+    def evict_idle(self) -> None:
+        """Drop models whose sessions are over; they come back when they are needed."""
+        loaded = [resident.run.id for resident in self._residents]
+        if loaded:
+            for run_id in self._bench.database.write(lambda db: runs.idle(db, loaded)):
+                self.evict(run_id)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Evict models until so many bytes fit into the budget; raises if a write fails."""
+        budget = self._bench.engine.max_adapter_bytes
+        held = {resident.run.id: resident.memory_bytes for resident in self._residents}
+        if sum(held.values()) + num_bytes + self._snapshots.num_bytes <= budget:
+            return
+        self._snapshots.wait()
+        busy = {one.run.id for one in self._residents if self._is_busy(one.run)}
+        for run_id in to_evict(num_bytes, budget, held, busy):
+            if not self.evict(run_id):
+                raise ModelAway(
+                    "the server has no memory for this model: others cannot be written to disk; "
+                    "try again, or ask the operator to free disk space"
+                )
+            LOG.debug("%s left memory: other models need it", run_id)

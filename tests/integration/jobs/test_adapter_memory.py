@@ -1,0 +1,140 @@
+"""Models in memory stay within their budget, and come back bit-identical."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.jobs.conftest import BASE_MODEL, House
+from tests.integration.jobs.test_worker import TOKENS, train
+from tinkex.engine.fake.engine import FakeEngine
+from tinkex.engine.protocol import AdapterSpec, WriteSnapshot
+from tinkex.jobs.snapshots import SnapshotPolicy
+from tinkex.store.records import RunState
+from tinkex.wire.proto import decode_forward_backward_output
+
+SPEC = AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1)
+SIZE = FakeEngine([BASE_MODEL]).training_bytes(SPEC)
+
+
+class Counting(FakeEngine):
+    """Has memory for so many adapters, and counts how many were there at once."""
+
+    def __init__(self, num_adapters: int) -> None:
+        super().__init__([BASE_MODEL], max_adapter_bytes=num_adapters * SIZE)
+        self.most = 0
+        self.num_snapshots = 0
+
+    def create(self, adapter_id: str, spec: AdapterSpec) -> None:
+        super().create(adapter_id, spec)
+        self.most = max(self.most, len(self._adapters))
+
+    def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
+        super().restore(adapter_id, spec, directory)
+        self.most = max(self.most, len(self._adapters))
+
+    def snapshot(self, adapter_id: str) -> WriteSnapshot:
+        self.num_snapshots += 1
+        return super().snapshot(adapter_id)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    # Only evictions and the end of the worker write snapshots.
+    made = House(tmp_path, snapshots=SnapshotPolicy(max_changes=10_000, max_seconds=1e9))
+    yield made
+    made.close()
+
+
+def models(house: House, count: int) -> list[str]:
+    tenant = house.tenant()
+    session = house.session(tenant)
+    return [house.model(tenant, session, number) for number in range(count)]
+
+
+def test_evicted_models_train_as_if_they_had_stayed(house: House) -> None:
+    engine = Counting(2)
+    house.start(engine)
+    many = models(house, 5)
+    losses: dict[str, list[float]] = {run_id: [] for run_id in many}
+    for number in range(3):
+        for run_id in many:
+            losses[run_id] += train(house, run_id, 1 + 2 * number, 1)
+    assert engine.most == 2
+    assert engine.num_snapshots > 0
+    house.stop()
+    house.start(Counting(8))
+    (alone,) = models(house, 1)
+    kept = train(house, alone, 1, 3)
+    assert all(found == kept for found in losses.values())
+
+
+def test_an_untrained_model_is_never_written(house: House) -> None:
+    engine = Counting(2)
+    house.start(engine)
+    many = models(house, 6)
+    # Each is read back from its seed, and left again.
+    for run_id in many:
+        house.result(house.save(run_id, 1, "start"))
+    house.stop()
+    assert engine.most == 2
+    assert engine.num_snapshots == 0
+    assert list(house.home.snapshots.iterdir()) == []
+    house.start(Counting(8))
+    (fresh,) = models(house, 1)
+    kept = train(house, fresh, 1, 2)
+    assert [train(house, run_id, 2, 2) for run_id in many] == [kept] * 6
+
+
+def test_models_of_one_turn_that_do_not_fit_together_take_turns(house: House) -> None:
+    engine = Counting(2)
+    many = models(house, 5)
+    passes = [house.forward_backward(run_id, 1, TOKENS) for run_id in many]
+    steps = [house.optim_step(run_id, 2) for run_id in many]
+    house.start(engine)
+    found = [decode_forward_backward_output(house.result(job)) for job in passes]
+    assert len({output.metrics["loss:sum"] for output in found}) == 1
+    for job in steps:
+        house.result(job)
+    assert engine.most == 2
+
+
+def test_an_adapter_larger_than_the_budget_is_refused(house: House) -> None:
+    engine = FakeEngine([BASE_MODEL], max_adapter_bytes=SIZE - 1)
+    tenant = house.tenant()
+    run_id = house.model(tenant, house.session(tenant))
+    step = house.optim_step(run_id, 1)
+    house.start(engine)
+    error = house.outcome(step).job.error
+    assert error is not None
+    assert "could not be made" in error
+    assert house.run(run_id).state == RunState.FAILED
+
+
+def test_the_refusal_names_the_rank_and_both_sizes() -> None:
+    engine = FakeEngine([BASE_MODEL], max_adapter_bytes=SIZE - 1)
+    with pytest.raises(ValueError, match=f"rank 8 .* takes {SIZE:,} bytes.* has {SIZE - 1:,} "):
+        engine.create("a", SPEC)
+
+
+class FullDisk(Counting):
+    """Cannot write what it evicts."""
+
+    def snapshot(self, adapter_id: str) -> WriteSnapshot:
+        def write(directory: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+        return write
+
+
+def test_a_model_that_cannot_be_written_stays_and_the_other_waits(house: House) -> None:
+    house.start(FullDisk(1))
+    one, other = models(house, 2)
+    losses = train(house, one, 1, 2)
+    refused = house.outcome(house.forward_backward(other, 1, TOKENS)).job
+    assert refused.error is not None
+    assert "others cannot be written to disk" in refused.error
+    assert refused.category == "server"
+    assert train(house, one, 5, 1)[0] < losses[-1]
