@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from tinkex import types
 from tinkex.server.call import Identity
+from tinkex.server.run_summaries import RunSummary
 from tinkex.store.records import Checkpoint, Run, RunState, Session
 from tinkex.store.searching import SessionFacts
 
@@ -54,10 +55,13 @@ def describe_checkpoint(checkpoint: Checkpoint) -> types.Checkpoint:
     )
 
 
-def describe_run(run: Run, newest: Mapping[str, Checkpoint], *, is_own: bool) -> types.TrainingRun:
+def describe_run(
+    run: Run, newest: Mapping[str, Checkpoint], summary: RunSummary | None
+) -> types.TrainingRun:
     """A run as lists show it, with its newest checkpoint of each kind.
 
-    What its owner noted about it is the owner's alone, also when a checkpoint is published.
+    Only its owner sees what is attached to it and how it goes: for others there is no summary, also
+    when a checkpoint is published.
     """
     shown = {kind: describe_checkpoint(checkpoint) for kind, checkpoint in newest.items()}
     return types.TrainingRun(
@@ -70,7 +74,12 @@ def describe_run(run: Run, newest: Mapping[str, Checkpoint], *, is_own: bool) ->
         last_request_time=moment(run.used_at),
         last_checkpoint=shown.get("weights"),
         last_sampler_checkpoint=shown.get("sampler_weights"),
-        user_metadata=texts(run.user_metadata) if is_own else None,
+        user_metadata=None if summary is None else texts(run.user_metadata),
+        name=None if summary is None else summary.name,
+        state=None if summary is None else summary.state,
+        step=None if summary is None else run.num_steps,
+        metrics=None if summary is None else dict(summary.metrics),
+        created_at=None if summary is None else moment(run.created_at),
     )
 
 

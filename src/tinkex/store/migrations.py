@@ -27,7 +27,16 @@ def m002_forgotten(db: sa.Connection) -> None:
     db.exec_driver_sql("ALTER TABLE runs ADD COLUMN forgotten_seq BIGINT DEFAULT -1 NOT NULL")
 
 
-MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables, m002_forgotten]
+def m003_num_steps(db: sa.Connection) -> None:
+    """Count the optimizer steps of a run, beginning with those that are stored."""
+    db.exec_driver_sql("ALTER TABLE runs ADD COLUMN num_steps BIGINT DEFAULT 0 NOT NULL")
+    db.exec_driver_sql(
+        "UPDATE runs SET num_steps = (SELECT count(*) FROM steps"
+        " WHERE steps.run_id = runs.id AND steps.kind = 'optim_step')"
+    )
+
+
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables, m002_forgotten, m003_num_steps]
 
 
 def migrate(database: Database) -> int:

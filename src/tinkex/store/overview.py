@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tinkex.store.records import JobState, Tenant
-from tinkex.store.schema import jobs, sessions, steps, tenants
+from tinkex.store.schema import jobs, steps, tenants
 
 
 class OpenWork(NamedTuple):
@@ -38,24 +38,36 @@ def open_work(db: sa.Connection, tenant_id: str) -> list[OpenWork]:
     ]
 
 
-def open_work_of_run(db: sa.Connection, run_id: str) -> tuple[int, int]:
-    """How many promises of a model wait, and how many are being kept."""
+def open_work_of_runs(
+    db: sa.Connection, tenant_id: str, run_ids: Collection[str]
+) -> dict[str, tuple[int, int]]:
+    """How many operations of each of these models are queued and running, where there are any."""
     is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
-    query = sa.select(sa.func.count(), sa.func.sum(is_queued)).where(
-        jobs.c.run_id == run_id, jobs.c.finished_at.is_(None)
-    )
-    total, waiting = db.execute(query).one()
-    return int(waiting or 0), total - int(waiting or 0)
-
-
-def count_steps(db: sa.Connection, run_ids: Collection[str], kind: str) -> dict[str, int]:
-    """How many steps of a kind are remembered of each of these models that has any."""
     query = (
-        sa.select(steps.c.run_id, sa.func.count())
-        .where(steps.c.run_id.in_(run_ids), steps.c.kind == kind)
-        .group_by(steps.c.run_id)
+        sa.select(jobs.c.run_id, sa.func.sum(is_queued), sa.func.count())
+        .where(
+            jobs.c.tenant_id == tenant_id,
+            jobs.c.finished_at.is_(None),
+            jobs.c.run_id.in_(run_ids),
+        )
+        .group_by(jobs.c.run_id)
     )
-    return {row[0]: row[1] for row in db.execute(query)}
+    return {
+        run_id: (int(queued), total - int(queued)) for run_id, queued, total in db.execute(query)
+    }
+
+
+def sampling_sessions(
+    db: sa.Connection, tenant_id: str, session_ids: Collection[str]
+) -> frozenset[str]:
+    """Which of these sessions have samples that are not drawn yet."""
+    query = sa.select(jobs.c.session_id).where(
+        jobs.c.tenant_id == tenant_id,
+        jobs.c.finished_at.is_(None),
+        jobs.c.sampler_id.is_not(None),
+        jobs.c.session_id.in_(session_ids),
+    )
+    return frozenset(db.scalars(query.distinct()))
 
 
 def oldest_step(db: sa.Connection, run_id: str) -> int | None:
@@ -63,14 +75,6 @@ def oldest_step(db: sa.Connection, run_id: str) -> int | None:
     query = sa.select(sa.func.min(steps.c.no)).where(steps.c.run_id == run_id)
     found: int | None = db.scalar(query)
     return found
-
-
-def session_names(db: sa.Connection, session_ids: Collection[str]) -> dict[str, str]:
-    """What their users call these sessions; those without a name are left out."""
-    query = sa.select(sessions.c.id, sessions.c.display_name).where(
-        sessions.c.id.in_(session_ids), sessions.c.display_name.is_not(None)
-    )
-    return {row[0]: row[1] for row in db.execute(query)}
 
 
 def find_tenant_named(db: sa.Connection, name: str) -> Tenant | None:

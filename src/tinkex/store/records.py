@@ -105,6 +105,7 @@ class Run(Record):
     snapshot_applied: int = 0
     snapshot: str | None = None
     forgotten_seq: int = -1
+    num_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,11 +96,13 @@ runs = sa.Table(
     sa.Column("snapshot_applied", sa.BigInteger, nullable=False),
     sa.Column("snapshot", sa.Text),
     sa.Column("forgotten_seq", sa.BigInteger, nullable=False, server_default=sa.text("-1")),
+    sa.Column("num_steps", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.Index("runs_by_tenant", "tenant_id", "created_at", "id"),
     sa.Index("runs_by_session", "session_id"),
 )
 """A model in training. `applied` counts the operations that changed it; `snapshot` is the directory
-of its state after the first `snapshot_applied` of them, the rest is replayed from payloads."""
+of its state after the first `snapshot_applied` of them, the rest is replayed from payloads.
+`num_steps` counts optimizer steps, also those whose rows in `steps` have been dropped."""
 
 samplers = sa.Table(
     "samplers",

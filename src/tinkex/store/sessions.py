@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import sqlalchemy as sa
 
 from tinkex.store.records import Session
@@ -23,6 +25,12 @@ def find(db: sa.Connection, session_id: str) -> Session | None:
     """A session by id."""
     row = db.execute(_FIND, {"session_id": session_id}).one_or_none()
     return None if row is None else Session.of(row)
+
+
+def by_id(db: sa.Connection, session_ids: Collection[str]) -> dict[str, Session]:
+    """These sessions by id."""
+    query = sa.select(*COLUMNS).where(sessions.c.id.in_(session_ids))
+    return {row.id: Session.of(row) for row in db.execute(query)}
 
 
 def beat(db: sa.Connection, session_id: str, now: float) -> None:

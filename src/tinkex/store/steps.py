@@ -9,14 +9,24 @@ from typing import Any
 import sqlalchemy as sa
 
 from tinkex.store.records import Step
-from tinkex.store.schema import steps
+from tinkex.store.schema import runs, steps
+
+#: The kind of a step that the run counts.
+OPTIM_STEP = "optim_step"
 
 _INSERT = sa.insert(steps)
+_COUNT = (
+    sa.update(runs)
+    .where(runs.c.id == sa.bindparam("counted"))
+    .values(num_steps=runs.c.num_steps + 1)
+)
 
 
 def insert(db: sa.Connection, step: Step) -> None:
-    """Store a step."""
+    """Store a step; a run counts its optimizer steps."""
     db.execute(_INSERT, step.values() | {"metrics": _as_json(step.metrics)})
+    if step.kind == OPTIM_STEP and step.run_id is not None:
+        db.execute(_COUNT, {"counted": step.run_id})
 
 
 def of_run(
@@ -38,9 +48,9 @@ def last_closed_by(db: sa.Connection, run_id: str, kind: str, *, limit: int) -> 
     return list(db.scalars(query.order_by(steps.c.no.desc()).limit(limit)))[::-1]
 
 
-def count_until(db: sa.Connection, run_id: str, kind: str, last_no: int) -> int:
-    """How many steps of a kind up to that number are remembered of a model."""
-    query = sa.select(sa.func.count()).where(_of_kind(run_id, kind), steps.c.no <= last_no)
+def count_after(db: sa.Connection, run_id: str, kind: str, after_no: int) -> int:
+    """How many steps of a kind a model has after that number."""
+    query = sa.select(sa.func.count()).where(_of_kind(run_id, kind), steps.c.no > after_no)
     return db.scalar(query) or 0
 
 

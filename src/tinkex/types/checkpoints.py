@@ -100,6 +100,16 @@ class TrainingRun(Reply):
     """Its newest sampler checkpoint."""
     user_metadata: dict[str, str] | None = None
     """What its owner attached to it."""
+    name: str | None = None
+    """Its name; only tinkex servers report it and the fields below."""
+    state: str | None = None
+    """training, waiting, idle, finished, interrupted or failed."""
+    step: int | None = None
+    """How many optimizer steps it has done."""
+    metrics: dict[str, float] | None = None
+    """The metrics of its newest optimizer step."""
+    created_at: datetime | None = None
+    """When it was created."""
 
 
 class TrainingRunsResponse(Reply):

@@ -17,7 +17,7 @@ class RunStep(Reply):
     """One optimizer step, with the passes whose gradients it applied."""
 
     step: int
-    """Its place, counted from the oldest step that the server remembers."""
+    """Its number; the first optimizer step of a run is 1."""
     cursor: int
     """Pass it as `after` to get what follows."""
     loss: float | None = None
@@ -42,11 +42,15 @@ class RunMetricsResponse(Reply):
     steps: list[RunStep]
     """Oldest first."""
     num_steps: int
-    """How many steps the server remembers in all."""
+    """How many optimizer steps the run has done."""
     is_whole: bool = True
     """Whether it remembers the run from its beginning; the oldest steps are forgotten in time."""
     status: RunSessionStatus = "active"
     """Whether its client is there: active, finished by the client, or lost."""
+    state: str | None = None
+    """training, waiting, idle, finished, interrupted or failed; None if it is not known."""
+    name: str | None = None
+    """The name of the run, if it has one."""
     loss: float | None = None
     """The newest loss per token that was told."""
     tokens_per_second: float | None = None

@@ -51,6 +51,10 @@ SAVED = [
     saved(RUN_IDS[0], "weights/step-000500"),
     saved(RUN_IDS[1], "sampler_weights/sft-squad-v2-final", public=True, expires_at=MADE),
 ]
+REPORTED: list[dict[str, Any]] = [
+    {"name": "squad", "state": "training", "step": 1500, "metrics": {"loss": 1.25}},
+    {"state": "interrupted", "step": 7, "metrics": {"loss": 0.5, "reward": 0.75, "kl": 0.0001}},
+]
 RUNS = [
     types.TrainingRun(
         training_run_id=run_id,
@@ -62,8 +66,10 @@ RUNS = [
         last_checkpoint=SAVED[0],
         last_sampler_checkpoint=SAVED[1],
         user_metadata={"team": "red"},
+        created_at=MADE,
+        **more,
     )
-    for run_id, model in zip(RUN_IDS, MODELS, strict=True)
+    for run_id, model, more in zip(RUN_IDS, MODELS, REPORTED, strict=True)
 ]
 SESSION: dict[str, Any] = {
     "session_id": SESSION_ID,

@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.integration.server.house import OTHER_KEY, House
 from tests.integration.server.things import ready_model
 from tinkex.jobs.kinds import Kind
-from tinkex.store import sessions, steps
+from tinkex.store import schema, sessions, steps
 from tinkex.store.records import Step
 
 BEGAN = 1_700_000_000.0
@@ -143,3 +144,30 @@ def test_others_do_not_see_it(house: House, run_id: str) -> None:
     foreign, missing = ask(house, run_id, key=OTHER_KEY), ask(house, "nosuch")
     assert foreign.status_code == missing.status_code == 404
     assert foreign.json()["error"] == f"there is no training run {run_id!r}"
+
+
+def test_a_run_is_listed_with_name_state_step_and_newest_metrics(house: House, run_id: str) -> None:
+    train(house, run_id, 3, num_passes=2)
+    house.write(lambda db: db.execute(sa.update(schema.jobs).values(finished_at=BEGAN)))
+    house.write(lambda db: sessions.finish(db, run_id.partition(":")[0], "errored", None, BEGAN))
+
+    listed = house.ask("GET", "/training_runs").json()["training_runs"][0]
+
+    newest = ask(house, run_id).json()
+    assert listed == house.ask("GET", f"/training_runs/{run_id}").json()
+    assert listed["state"] == newest["state"] == "failed"
+    assert listed["step"] == newest["num_steps"] == newest["steps"][-1]["step"] == 3
+    assert listed["metrics"] == {"loss": 6.0} | newest["steps"][-1]["metrics"]
+    assert newest["loss"] == 6.0
+
+
+def test_steps_keep_their_numbers_when_the_oldest_are_dropped(house: House, run_id: str) -> None:
+    train(house, run_id, 5)
+    cursor = ask(house, run_id).json()["steps"][1]["cursor"]
+    house.write(lambda db: db.execute(sa.delete(schema.steps).where(schema.steps.c.no <= cursor)))
+
+    for query in ("", "?after=0", "?limit=2", f"?after={cursor}"):
+        found = ask(house, run_id, query).json()
+        assert (found["num_steps"], found["is_whole"]) == (5, False)
+        numbers = [step["step"] for step in found["steps"]]
+        assert numbers == ([4, 5] if query == "?limit=2" else [3, 4, 5])

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.server.describe import describe_run, describe_session, texts
+from tinkex.server.run_states import RunProgressState, Workload
+from tinkex.server.run_summaries import RunSummary
 from tinkex.store.records import Run, RunState, Session
 from tinkex.store.searching import SessionFacts
 
@@ -36,16 +38,48 @@ def run(**fields: Any) -> Run:
     return Run(**(values | fields))
 
 
+def session(**fields: Any) -> Session:
+    values: dict[str, Any] = {
+        "id": "s",
+        "tenant_id": "t",
+        "project_id": "p",
+        "display_name": None,
+        "tags": [],
+        "user_metadata": {},
+        "sdk_version": "1",
+        "created_at": 0.0,
+        "seen_at": 0.0,
+    }
+    return Session(**values | fields)
+
+
+def summary() -> RunSummary:
+    return RunSummary(
+        run=run(),
+        session=session(),
+        name="mine",
+        state=RunProgressState.IDLE,
+        workload=Workload(),
+        metrics={"loss": 1.5},
+        active_at=0.0,
+    )
+
+
 @pytest.mark.parametrize("state", list(RunState))
 def test_only_a_run_that_lost_its_state_is_called_corrupted(state: RunState) -> None:
-    shown = describe_run(run(state=state), {}, is_own=True)
+    shown = describe_run(run(state=state), {}, None)
 
     assert shown.corrupted is (state is RunState.CORRUPTED)
 
 
 def test_others_do_not_see_what_was_attached_to_a_run() -> None:
-    assert describe_run(run(), {}, is_own=True).user_metadata == {"k": "v"}
-    assert describe_run(run(), {}, is_own=False).user_metadata is None
+    own = describe_run(run(num_steps=3), {}, summary())
+    other = describe_run(run(num_steps=3), {}, None)
+
+    assert (own.user_metadata, own.name, own.state) == ({"k": "v"}, "mine", "idle")
+    assert (own.step, own.metrics) == (3, {"loss": 1.5})
+    hidden = (other.user_metadata, other.name, other.state, other.step, other.metrics)
+    assert hidden == (None,) * 5
 
 
 @pytest.mark.parametrize(
@@ -58,20 +92,7 @@ def test_others_do_not_see_what_was_attached_to_a_run() -> None:
     ],
 )
 def test_a_session_shows_how_it_is_doing(fields: dict[str, Any], status: str) -> None:
-    session = Session(
-        id="s",
-        tenant_id="t",
-        project_id="p",
-        display_name=None,
-        tags=[],
-        user_metadata={},
-        sdk_version="1",
-        created_at=0.0,
-        seen_at=0.0,
-        **fields,
-    )
-
-    shown = describe_session(SessionFacts(session, 2, 30))
+    shown = describe_session(SessionFacts(session(**fields), 2, 30))
 
     assert shown.status is not None and shown.status.type == status
     assert (shown.checkpoints_count, shown.checkpoint_storage_bytes) == (2, 30)

@@ -13,16 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from tinkex.cli.context import Screen
-from tinkex.cli.format import format_count, format_duration, format_timestamp, plain_line
+from tinkex.cli.format import format_duration, format_timestamp, plain_line
 from tinkex.cli.output.drawing import draw_lines
 from tinkex.cli.output.watching import (
-    STATUS,
     Numbering,
-    format_number,
     format_speed,
-    queue_words,
+    headline,
+    metrics_of,
     speed_of,
+    state_of,
 )
+from tinkex.server.headlines import format_metric, headlines, metric_label, primary_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 #: The curve keeps so many points, and the table so many steps.
 _KEPT, _ROWS = 2000, 6
 _HEIGHT = 10
+_LIVE_STATES = frozenset({"training", "waiting", "idle"})
 
 
 @contextlib.contextmanager
@@ -50,7 +52,7 @@ def live_view(screen: Screen) -> Iterator[LiveView]:
 
 
 class LiveView:
-    """The run's figures, its loss curve, and its latest steps."""
+    """The run's figures, the curve of its loss or reward, and its latest steps."""
 
     def __init__(self, live: Live, screen: Screen) -> None:
         self._live = live
@@ -72,35 +74,37 @@ def picture_of(
     page: RunMetricsResponse, steps: list[tuple[int, RunStep]], width: int
 ) -> RenderableType:
     """All there is to see of a run, in so many columns."""
-    number = steps[-1][0] if steps else page.num_steps
+    number, newest = steps[-1] if steps else (page.num_steps, None)
+    metric = primary_metric(newest.metrics if newest else {})
+    title = page.training_run_id if page.name is None else f"{page.name}  {page.training_run_id}"
     parts: list[RenderableType] = [
-        Text(plain_line(page.training_run_id), style="bold"),
-        Text(
-            f"{STATUS.get(page.status, page.status)}, {format_count(number, 'step')}, "
-            f"loss {format_number(page.loss)}, {format_speed(page.tokens_per_second)}, "
-            f"{queue_words(page)}"
-        ),
+        Text(plain_line(title), style="bold"),
+        Text(headline(page, number, newest)),
     ]
-    points = [(float(no), step.loss) for no, step in steps if step.loss is not None]
+    values = [(float(no), metrics_of(step).get(metric)) for no, step in steps]
+    points = [(no, value) for no, value in values if value is not None]
     if len(points) > 1:
+        parts.append(Text(metric, style="dim"))
         parts += [Text(line, style="cyan") for line in draw_lines(points, width, _HEIGHT)]
     if steps:
         parts.append(_table(steps[-_ROWS:]))
     else:
         parts.append(Text("No optimizer step yet."))
-    if page.status == "active":
+    if state_of(page) in _LIVE_STATES:
         parts.append(Text("Ctrl-C ends the watching and nothing else.", style="dim"))
     return Group(*parts)
 
 
 def _table(steps: list[tuple[int, RunStep]]) -> Table:
+    names = list(headlines({"loss": 0.0} | {n: 0.0 for _, step in steps for n in step.metrics}))
     table = Table(header_style="bold")
-    for heading in ("Step", "Loss", "Tokens", "Time", "Speed", "When"):
+    for heading in ("Step", *map(metric_label, names), "Tokens", "Time", "Speed", "When"):
         table.add_column(heading, justify="right")
     for number, step in steps:
+        known = metrics_of(step)
         table.add_row(
             str(number),
-            format_number(step.loss),
+            *(format_metric(known.get(name)) for name in names),
             f"{step.num_tokens:,}",
             format_duration(step.seconds),
             format_speed(speed_of(step)),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tinkex.cli.format import format_timestamp
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.plots import Plot
-from tinkex.cli.output.watching import format_number
 from tinkex.server.dashboard.curve import Point
+from tinkex.server.headlines import format_metric
 
 if TYPE_CHECKING:
     from tinkex.pipeline.run.overview import StageView
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def _change(metrics: Mapping[str, MetricChange]) -> str:
     """A stage's own metric, before and after."""
     for name, change in metrics.items():
-        return f"{name} {format_number(change.before)} -> {format_number(change.after)}"
+        return f"{name} {format_metric(change.before)} -> {format_metric(change.after)}"
     return ""
 
 
@@ -55,7 +55,7 @@ class Stages(Output):
                 f"{view.status}, stale" if view.stale else view.status,
                 "" if view.step is None else f"{view.step:,}",
                 "" if view.saved_step is None else f"{view.saved_step:,}",
-                "" if view.loss is None else format_number(view.loss),
+                "" if view.loss is None else format_metric(view.loss),
                 _change(view.metrics),
                 format_timestamp(view.updated_at),
             ]

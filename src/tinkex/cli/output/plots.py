@@ -16,8 +16,9 @@ from tinkex.cli.errors import CliError
 from tinkex.cli.format import plain_line
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.drawing import draw_lines
-from tinkex.cli.output.watching import format_number, speed_of
+from tinkex.cli.output.watching import speed_of
 from tinkex.server.dashboard.curve import Point, draw
+from tinkex.server.headlines import format_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
@@ -77,14 +78,14 @@ class Plot(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per point."""
-        return [[str(point.x), format_number(point.y)] for point in self.points]
+        return [[str(point.x), format_metric(point.y)] for point in self.points]
 
     def title(self) -> str:
         """What it is, and from where to where it went."""
         points = self.points
         if not points:
             return f"{self._metric} of {self._run_id}: no steps yet"
-        ends = f"{format_number(points[0].y)} to {format_number(points[-1].y)}"
+        ends = f"{format_metric(points[0].y)} to {format_metric(points[-1].y)}"
         return f"{self._metric} of {self._run_id}: {ends} in {len(points):,} steps"
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tinkex.cli.format import format_bool, format_timestamp
+from tinkex.cli.format import format_bool, format_optional, format_timestamp
 from tinkex.cli.output.base import Column, Facts, Output, list_title
+from tinkex.server.headlines import format_metric, headlines
 
 if TYPE_CHECKING:
     from tinkex.cli.paging import Listing
@@ -23,13 +24,24 @@ class RunColumn(NamedTuple):
 
 RUN_COLUMNS = {
     "id": RunColumn(Column("Run ID"), lambda run: run.training_run_id, "id of the run"),
-    "model": RunColumn(Column("Base Model"), lambda run: run.base_model, "base model"),
-    "owner": RunColumn(Column("Owner", 5), lambda run: run.model_owner, "who made it"),
-    "lora": RunColumn(Column("LoRA", 4), lambda run: _lora(run), "rank of the adapter"),
-    "updated": RunColumn(
-        Column("Last Update", 2), lambda run: format_timestamp(run.last_request_time), "last use"
+    "name": RunColumn(Column("Name", 4), lambda run: run.name or "", "name of the run"),
+    "status": RunColumn(
+        Column("Status", 1),
+        lambda run: status_of(run),
+        "training, waiting, idle, finished, interrupted or failed",
     ),
-    "status": RunColumn(Column("Status", 3), lambda run: status_of(run), "OK or Failed"),
+    "step": RunColumn(
+        Column("Step", 2), lambda run: format_optional(run.step, "{:,}".format), "optimizer steps"
+    ),
+    "metrics": RunColumn(
+        Column("Metrics", 2), lambda run: metrics_line(run.metrics), "those of the newest step"
+    ),
+    "model": RunColumn(Column("Base Model", 5), lambda run: run.base_model, "base model"),
+    "owner": RunColumn(Column("Owner", 6), lambda run: run.model_owner, "who made it"),
+    "lora": RunColumn(Column("LoRA", 7), lambda run: _lora(run), "rank of the adapter"),
+    "updated": RunColumn(
+        Column("Last Update", 3), lambda run: format_timestamp(run.last_request_time), "last use"
+    ),
     "checkpoint": RunColumn(
         Column("Last Checkpoint", 4),
         lambda run: run.last_checkpoint.checkpoint_id if run.last_checkpoint else "None",
@@ -41,12 +53,38 @@ RUN_COLUMNS = {
         "when that was made",
     ),
 }
-DEFAULT_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
+DEFAULT_RUN_COLUMNS = ("id", "name", "status", "step", "metrics", "updated", "model")
+#: For servers that do not report the state of a run.
+OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
+#: What only tinkex servers report; JSON has it where it is known.
+_OWN_FIELDS = ("name", "state", "step", "metrics", "created_at")
 
 
 def status_of(run: TrainingRun) -> str:
-    """A run's status in one word."""
+    """A run's status in one word; OK if the server does not report its state."""
+    if run.state is not None:
+        return run.state.capitalize()
     return "Failed" if run.corrupted else "OK"
+
+
+def metrics_line(metrics: Mapping[str, float] | None) -> str:
+    """The metrics that say how training goes, in one line."""
+    shown = headlines(metrics or {})
+    return ", ".join(f"{name} {format_metric(value)}" for name, value in shown.items())
+
+
+def run_to_dict(run: TrainingRun) -> dict[str, Any]:
+    """The official shape, with what a tinkex server reports besides."""
+    fields = run.model_dump()
+    return {key: fields[key] for key in fields if key not in _OWN_FIELDS or fields[key] is not None}
+
+
+def default_columns(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
+    """The columns that say something about these runs."""
+    if not any(run.state is not None for run in runs):
+        return OFFICIAL_RUN_COLUMNS
+    is_named = any(run.name for run in runs)
+    return tuple(name for name in DEFAULT_RUN_COLUMNS if is_named or name != "name")
 
 
 def _lora(run: TrainingRun) -> str:
@@ -61,12 +99,12 @@ class RunList(Output):
     def __init__(self, runs: Listing[TrainingRun], columns: Sequence[str] | None = None) -> None:
         """Columns that were asked for by name are all shown, however narrow the screen."""
         self._runs = runs
-        self._names = tuple(columns or DEFAULT_RUN_COLUMNS)
+        self._names = tuple(columns or default_columns(runs.items))
         self._is_chosen = columns is not None
 
     def to_dict(self) -> dict[str, Any]:
         """The official shape, and how many there are."""
-        runs = [run.model_dump() for run in self._runs.items]
+        runs = [run_to_dict(run) for run in self._runs.items]
         return {"runs": runs, "total": self._runs.total, "shown": len(runs)}
 
     def columns(self) -> Sequence[Column]:
@@ -90,16 +128,20 @@ class RunInfo(Facts):
         lora = f"Yes (Rank {run.lora_rank})" if run.is_lora and run.lora_rank else None
         rows = [
             ("Run ID", run.training_run_id),
+            *([("Name", run.name)] if run.name else []),
+            ("Status", status_of(run)),
+            *([("Step", f"{run.step:,}")] if run.step is not None else []),
+            *((name, format_metric(value)) for name, value in headlines(run.metrics or {}).items()),
             ("Base Model", run.base_model),
             ("Owner", run.model_owner),
             ("LoRA", lora or format_bool(run.is_lora)),
+            *([("Created", format_timestamp(run.created_at))] if run.created_at else []),
             ("Last Update", format_timestamp(run.last_request_time)),
-            ("Status", status_of(run)),
             *_checkpoint_rows("Last Training Checkpoint", run.last_checkpoint),
             *_checkpoint_rows("Last Sampler Checkpoint", run.last_sampler_checkpoint),
             *metadata_rows(run.user_metadata),
         ]
-        super().__init__(run.model_dump(), rows, f"Training Run: {run.training_run_id}")
+        super().__init__(run_to_dict(run), rows, f"Training Run: {run.training_run_id}")
 
 
 def _checkpoint_rows(label: str, checkpoint: Checkpoint | None) -> list[tuple[str, str]]:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from tinkex.cli.format import format_count, format_duration
 from tinkex.cli.output.plain import to_plain
+from tinkex.server.headlines import format_metric, headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
 
-STATUS = {
-    "active": "in training",
-    "finished": "finished by its client",
-    "lost": "its client is gone",
-}
+#: The session's status, for servers that do not report the state of a run.
+_STATE_BY_STATUS = {"active": "training", "finished": "finished", "lost": "interrupted"}
+
+
+def state_of(page: RunMetricsResponse) -> str:
+    """The state of a run in one word."""
+    return page.state or _STATE_BY_STATUS.get(page.status, page.status)
+
+
+def newest_metrics(page: RunMetricsResponse, step: RunStep | None) -> dict[str, float]:
+    """The metrics that say how training goes; without a step, the newest loss."""
+    if step is not None:
+        return headlines(metrics_of(step))
+    return {} if page.loss is None else {"loss": page.loss}
+
+
+def metrics_of(step: RunStep) -> dict[str, float]:
+    """All metrics of a step, its loss among them."""
+    return ({} if step.loss is None else {"loss": step.loss}) | step.metrics
 
 
 class View(Protocol):
@@ -53,6 +68,8 @@ def describe(page: RunMetricsResponse, number: int, step: RunStep | None) -> dic
     return {
         "training_run_id": page.training_run_id,
         "status": page.status,
+        "state": state_of(page),
+        "name": page.name,
         "step": number,
         "loss": page.loss if step is None else step.loss,
         "tokens": None if step is None else step.num_tokens,
@@ -70,16 +87,22 @@ def speed_of(step: RunStep) -> float | None:
     return step.num_tokens / step.seconds if step.seconds > 0 else None
 
 
-def headline(page: RunMetricsResponse, number: int) -> str:
+def headline(page: RunMetricsResponse, number: int, step: RunStep | None = None) -> str:
     """How a run stands in one line."""
     parts = [
-        STATUS.get(page.status, page.status),
+        state_of(page),
         format_count(number, "step"),
-        f"loss {format_number(page.loss)}",
-        f"{format_speed(page.tokens_per_second)}",
+        metrics_words(newest_metrics(page, step), ", "),
+        format_speed(page.tokens_per_second),
         queue_words(page),
     ]
     return ", ".join(parts)
+
+
+def metrics_words(metrics: Mapping[str, float], separator: str = "  ") -> str:
+    """Metrics with their names; a run without any has no loss yet."""
+    words = [f"{name} {format_metric(value)}" for name, value in metrics.items()]
+    return separator.join(words) or "loss -"
 
 
 def queue_words(page: RunMetricsResponse) -> str:
@@ -87,11 +110,6 @@ def queue_words(page: RunMetricsResponse) -> str:
     if not page.num_waiting and not page.num_running:
         return "nothing queued"
     return f"{page.num_waiting} waiting, {page.num_running} running"
-
-
-def format_number(value: float | None) -> str:
-    """A loss: four digits that say something."""
-    return "-" if value is None else f"{value:.4g}"
 
 
 def format_speed(tokens_per_second: float | None) -> str:
@@ -133,15 +151,15 @@ class PlainLines:
     def __init__(self, once: bool) -> None:
         self._once = once
         self._numbering = Numbering()
-        self._last: tuple[RunMetricsResponse, int] | None = None
+        self._last: tuple[RunMetricsResponse, int, RunStep | None] | None = None
 
     def show(self, page: RunMetricsResponse) -> None:
         """Write the new steps."""
         numbered = self._numbering.number(page.steps)
-        number = numbered[-1][0] if numbered else self._last[1] if self._last else page.num_steps
-        self._last = (page, number)
+        before = self._last[1:] if self._last else (page.num_steps, None)
+        self._last = (page, *(numbered[-1] if numbered else before))
         if self._once:
-            click.echo(f"{page.training_run_id}: {headline(page, number)}")
+            click.echo(f"{page.training_run_id}: {headline(*self._last)}")
             return
         for number, step in numbered:
             click.echo(step_line(number, step, page))
@@ -149,14 +167,13 @@ class PlainLines:
     def finish(self) -> None:
         """Say how it ended."""
         if self._last is not None and not self._once:
-            page, number = self._last
-            click.echo(f"{page.training_run_id}: {headline(page, number)}", err=True)
+            click.echo(f"{self._last[0].training_run_id}: {headline(*self._last)}", err=True)
 
 
 def step_line(number: int, step: RunStep, page: RunMetricsResponse) -> str:
     """A step in one line."""
     return (
-        f"step {number}  loss {format_number(step.loss)}  "
+        f"step {number}  {metrics_words(newest_metrics(page, step))}  "
         f"{format_count(step.num_tokens, 'token')}  {format_duration(step.seconds)}  "
         f"{format_speed(speed_of(step))}  {queue_words(page)}"
     )

@@ -40,21 +40,9 @@ class Kept(Generic[K, V]):
                 self._entries.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a model has come, as its row shows it."""
-
-    num_updates: int = 0
-    loss: float | None = None
-    speed: float | None = None
-    finished_at: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class PageMemory:
     """What one API process keeps for its pages; nothing is lost with it."""
 
     histories: Kept[str, History] = field(default_factory=lambda: Kept(32))
     """By run, for the pages of single runs: reading thousands of steps takes long."""
-    progress: Kept[tuple[str, int], Progress] = field(default_factory=lambda: Kept(2048))
-    """By run and the number of operations that have changed it: with a new one it is read anew."""

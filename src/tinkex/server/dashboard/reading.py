@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tinkex import types
 from tinkex.jobs.bells import ALIVE_SECONDS
-from tinkex.jobs.kinds import Kind
 from tinkex.server.base_models import served_models
 from tinkex.server.call import Identity
-from tinkex.server.dashboard.memory import PageMemory, Progress
-from tinkex.server.dashboard.progress import (
-    History,
-    Update,
-    continued,
-    tokens_per_second,
-    without_before,
-)
+from tinkex.server.dashboard.memory import PageMemory
+from tinkex.server.dashboard.progress import History, continued, without_before
+from tinkex.server.headlines import headlines
 from tinkex.server.ownership import run_of
+from tinkex.server.run_summaries import RunSummary, summarize
+from tinkex.server.updates import Update, tokens_per_second
 from tinkex.store import checkpoints, overview, processes, runs, searching, steps
 from tinkex.store.database import Connection
 from tinkex.store.records import Checkpoint, Run, Session
@@ -27,26 +23,27 @@ from tinkex.store.searching import SessionFacts
 MAX_RUNS = 25
 MAX_CHECKPOINTS = 15
 MAX_SESSIONS = 10
-#: Steps from which a run's row is made: the latest update and the speed need no more.
+#: Steps from which the speed of a run is read.
 _ROW_STEPS = 48
 #: Steps from which a run's own page is made.
 _PAGE_STEPS = 20_000
 #: Updates in a run's table.
 _TABLE_UPDATES = 20
-#: A run that moved within this time is shown as moving.
-_MOVING_SECONDS = 15.0
+#: Clients report metrics of a step up to this long after it, so steps are read again until then.
+_REPORT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """A model in training, as a line of a table."""
 
-    run: Run
-    name: str | None
-    """What its user calls it."""
-    progress: Progress
-    active_at: float
-    is_moving: bool
+    summary: RunSummary
+    speed: float | None
+
+    @property
+    def run(self) -> Run:
+        """The model itself."""
+        return self.summary.run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +89,12 @@ class RunPage:
     """The latest with their places, newest first."""
     checkpoints: Sequence[Checkpoint]
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics in its table of updates."""
+        told = (name for _, update in self.updates for name in update.metrics)
+        return list(headlines({"loss": 0.0} | dict.fromkeys(told, 0.0)))
+
 
 class Reader:
     """Reads what one tenant's pages show, at one moment."""
@@ -122,17 +125,11 @@ class Reader:
     def run(self, run_id: str) -> RunPage:
         """Everything about one of the tenant's models; NotFoundError if it is not there."""
         run = run_of(self._db, self._tenant_id, run_id, "run")
-        history = self._history(run_id)
-        progress = Progress(
-            num_updates=len(history.updates),
-            loss=history.loss,
-            speed=tokens_per_second(history.recent),
-            finished_at=history.finished_at,
-        )
-        names = overview.session_names(self._db, [run.session_id])
+        history = self._history(run)
+        summary = summarize(self._db, [run], self._now)[0]
         rank = run.spec.get("rank")
         return RunPage(
-            row=self._row(run, names, progress),
+            row=RunRow(summary=summary, speed=tokens_per_second(history.recent)),
             rank=rank if isinstance(rank, int) else None,
             history=history,
             updates=_latest(history),
@@ -145,56 +142,30 @@ class Reader:
         return Queue(work=work, num_workers=len(alive))
 
     def _rows(self, found: Sequence[Run]) -> list[RunRow]:
-        known = {run.id: self._memory.progress.get((run.id, run.applied)) for run in found}
-        changed = [run for run in found if known[run.id] is None]
-        totals = overview.count_steps(self._db, [run.id for run in changed], Kind.OPTIM_STEP)
-        names = overview.session_names(self._db, {run.session_id for run in found})
-        rows = []
-        for run in found:
-            progress = known[run.id] or self._progress(run, totals.get(run.id, 0))
-            rows.append(self._row(run, names, progress))
-        return rows
+        summaries = summarize(self._db, found, self._now)
+        return [RunRow(summary=each, speed=self._speed(each.run.id)) for each in summaries]
 
-    def _progress(self, run: Run, num_updates: int) -> Progress:
-        latest = continued(History(), steps.of_run(self._db, run.id, limit=_ROW_STEPS))
-        progress = Progress(
-            num_updates=num_updates,
-            loss=latest.loss,
-            speed=tokens_per_second(latest.recent),
-            finished_at=latest.finished_at,
+    def _speed(self, run_id: str) -> float | None:
+        latest = continued(History(), steps.of_run(self._db, run_id, limit=_ROW_STEPS))
+        return tokens_per_second(latest.recent)
+
+    def _history(self, run: Run) -> History:
+        """The steps of a model; those that cannot change any more are not read again."""
+        known = self._memory.histories.get(run.id) or History()
+        new = steps.of_run(self._db, run.id, limit=_PAGE_STEPS, after_no=known.last_no)
+        oldest_no = overview.oldest_step(self._db, run.id) or 0
+        since = self._now - _REPORT_SECONDS
+        num_settled = next(
+            (place for place, (_, step) in enumerate(new) if step.finished_at >= since), len(new)
         )
-        self._memory.progress.put((run.id, run.applied), progress)
-        return progress
-
-    def _history(self, run_id: str) -> History:
-        """The steps of a model; those that were read before are not read again."""
-        known = self._memory.histories.get(run_id) or History()
-        new = steps.of_run(self._db, run_id, limit=_PAGE_STEPS, after_no=known.last_no)
-        oldest_no = overview.oldest_step(self._db, run_id)
-        history = without_before(continued(known, new), oldest_no or 0)
-        self._memory.histories.put(run_id, history)
-        return history
-
-    def _row(self, run: Run, names: Mapping[str, str], progress: Progress) -> RunRow:
-        active_at = max(run.used_at, progress.finished_at)
-        return RunRow(
-            run=run,
-            name=_name(run, names),
-            progress=progress,
-            active_at=active_at,
-            is_moving=self._now - active_at < _MOVING_SECONDS,
-        )
-
-
-def _name(run: Run, names: Mapping[str, str]) -> str | None:
-    named = (run.user_metadata or {}).get("name")
-    return named if isinstance(named, str) and named.strip() else names.get(run.session_id)
+        settled = without_before(continued(known, new[:num_settled]), oldest_no)
+        self._memory.histories.put(run.id, settled)
+        history = continued(settled, new[num_settled:])
+        return replace(history, num_dropped=max(run.num_steps - len(history.updates), 0))
 
 
 def _latest(history: History) -> list[tuple[int, Update]]:
-    num_updates = len(history.updates)
-    first = max(num_updates - _TABLE_UPDATES, 0)
-    return list(enumerate(history.updates[first:], first + 1))[::-1]
+    return list(history.placed())[: -_TABLE_UPDATES - 1 : -1]
 
 
 def status_of(session: Session) -> types.RunSessionStatus:

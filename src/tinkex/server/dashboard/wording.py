@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from typing import Any
+
+from tinkex.server.headlines import format_metric, headlines, metric_label
 
 MISSING = "–"  # noqa: RUF001 - a dash where there is no number, as wide as a digit
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -43,12 +44,8 @@ def count(number: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss with enough digits to see it fall."""
-    if value is None or not math.isfinite(value):
-        return MISSING if value is None else str(value)
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3e}"
-    return f"{value:.4f}"
+    """A loss, or another metric, with enough digits to see it change."""
+    return format_metric(value, MISSING)
 
 
 def seconds(value: float) -> str:
@@ -77,8 +74,10 @@ def sentence(text: str) -> str:
 FILTERS: dict[str, Any] = {
     "ago": ago,
     "count": count,
+    "headlines": headlines,
     "lasting": lasting,
     "loss": loss,
+    "metric_label": metric_label,
     "moment": moment,
     "seconds": seconds,
     "sentence": sentence,

@@ -11,6 +11,7 @@ from tinkex.errors import NotFoundError
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import page_of
 from tinkex.server.describe import describe_run
+from tinkex.server.run_summaries import summarize
 from tinkex.server.transactions import read
 from tinkex.store import checkpoints, runs
 from tinkex.store.database import Connection
@@ -71,7 +72,9 @@ def _describe(db: Connection, tenant_id: str, found: Sequence[Run]) -> list[type
         is_hidden = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
         if run.tenant_id != tenant_id and is_hidden:
             newest[run.id] = _published(db, run.id)
-    return [describe_run(run, newest[run.id], is_own=run.tenant_id == tenant_id) for run in found]
+    own = [run for run in found if run.tenant_id == tenant_id]
+    summaries = {each.run.id: each for each in summarize(db, own, time.time())}
+    return [describe_run(run, newest[run.id], summaries.get(run.id)) for run in found]
 
 
 def _published(db: Connection, run_id: str) -> dict[str, Checkpoint]:

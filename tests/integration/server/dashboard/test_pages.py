@@ -65,8 +65,8 @@ def test_a_run_shows_what_it_is_and_how_far_it_has_come(scene: Scene) -> None:
     row = cells(page, run.id)
     assert "first try" in page
     assert f'href="/runs/{run.id}"' in page
-    assert (row["Base model"], row["State"]) == ("tinkex/bigram", "ready")
-    assert (row["Steps"], row["Loss per token"]) == ("2", "2.2500")
+    assert (row["Base model"], row["State"]) == ("tinkex/bigram", "training")
+    assert (row["Steps"], row["Metrics"]) == ("2", "loss 2.2500")
     assert int(row["Tokens/s"]) > 0
     assert row["Last activity"] in {"just now", "1 s ago", "2 s ago", "3 s ago"}
 
@@ -176,7 +176,7 @@ def test_a_runs_page_draws_its_losses_and_grows_with_them(scene: Scene) -> None:
     assert "from 4.0000 at step 1 to 3.0000 at step 2" in before
     assert "from 4.0000 at step 1 to 1.0000 at step 3" in after
     assert "<title>step 3: 1.0000</title>" in after
-    assert re.search(r"Steps 3 Loss per token 1\.0000 latest", text_of(after))
+    assert re.search(r"Steps 3 Loss 1\.0000 latest", text_of(after))
     assert re.search(r"Tokens 30 trained", text_of(after))
     assert re.search(r"Done 3 1\.0000 10 1 ", text_of(after))
 

@@ -160,8 +160,8 @@ def test_plain_lines_say_step_loss_speed_and_queue(capsys: pytest.CaptureFixture
     view.show(page(status="lost", num_steps=1))
     view.finish()
     told = capsys.readouterr()
-    assert told.out == "step 7  loss 1  100 tokens  2.0s  50 tokens/s  2 waiting, 1 running\n"
-    assert told.err.startswith(f"{RUN}: its client is gone, 7 steps, loss 1, 50 tokens/s")
+    assert told.out == "step 7  loss 1.0000  100 tokens  2.0s  50 tokens/s  2 waiting, 1 running\n"
+    assert told.err.startswith(f"{RUN}: interrupted, 7 steps, loss 1.0000, 50 tokens/s")
 
 
 def test_numbers_go_on_when_the_server_forgets_old_steps() -> None:

@@ -1,0 +1,94 @@
+"""Optimizer steps of a run, made from the operations that the store remembers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from tinkex import types
+from tinkex.jobs.kinds import Kind
+from tinkex.server.updates import update_of
+from tinkex.store import steps
+from tinkex.store.database import Connection
+from tinkex.store.records import Run, Step
+
+Numbered = tuple[int, Step]
+#: By the end of a metric's name; all others are means.
+_REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "sum": math.fsum,
+    "min": min,
+    "max": max,
+}
+
+
+def newest_steps(db: Connection, run: Run, limit: int) -> list[types.RunStep]:
+    """The newest optimizer steps of a run, oldest first."""
+    # One more, to know where the first one begins.
+    ends = steps.last_closed_by(db, run.id, Kind.OPTIM_STEP, limit=limit + 1)
+    after, ends = (ends[0], ends[1:]) if len(ends) > limit else (0, ends)
+    if not ends:
+        return []
+    return fold(steps.between(db, run.id, after, ends[-1]), run.num_steps - len(ends))
+
+
+def steps_after(db: Connection, run: Run, after: int, limit: int) -> list[types.RunStep]:
+    """The first optimizer steps of a run after a cursor, oldest first."""
+    ends = steps.closed_by(db, run.id, Kind.OPTIM_STEP, after_no=after, limit=limit)
+    if not ends:
+        return []
+    num_before = run.num_steps - steps.count_after(db, run.id, Kind.OPTIM_STEP, after)
+    return fold(steps.between(db, run.id, after, ends[-1]), num_before)
+
+
+def fold(rows: Sequence[Numbered], num_before: int = 0) -> list[types.RunStep]:
+    """Optimizer steps, each with the passes before it; passes after the last are left out."""
+    found: list[types.RunStep] = []
+    passes: list[Numbered] = []
+    for no, step in rows:
+        if step.kind == Kind.FORWARD_BACKWARD:
+            passes.append((no, step))
+        elif step.kind == Kind.OPTIM_STEP:
+            found.append(_run_step(num_before + len(found) + 1, passes, (no, step)))
+            passes = []
+        elif step.kind == Kind.LOAD_WEIGHTS:
+            # Loading drops the gradients that were gathered.
+            passes = []
+    return found
+
+
+def _run_step(place: int, passes: Sequence[Numbered], end: Numbered) -> types.RunStep:
+    update = update_of(passes, end)
+    told = _merged([step for _, step in passes]) | dict(end[1].metrics or {})
+    return types.RunStep(
+        step=place,
+        cursor=update.no,
+        loss=update.loss,
+        num_tokens=update.num_tokens,
+        num_passes=update.num_passes,
+        seconds=update.seconds,
+        finished_at=datetime.fromtimestamp(update.finished_at, UTC),
+        metrics={name: value for name, value in told.items() if math.isfinite(value)},
+    )
+
+
+def _merged(passes: Sequence[Step]) -> dict[str, float]:
+    """The metrics of some passes as one; the end of a name says how they are put together."""
+    told = [step.metrics or {} for step in passes]
+    weights = [step.num_tokens for step in passes]
+    names = dict.fromkeys(name for metrics in told for name in metrics)
+    return {name: _reduced(name, told, weights) for name in names}
+
+
+def _reduced(name: str, told: Sequence[Mapping[str, float]], weights: Sequence[int]) -> float:
+    pairs = [
+        (metrics[name], weight)
+        for metrics, weight in zip(told, weights, strict=True)
+        if name in metrics
+    ]
+    values = [value for value, _ in pairs]
+    whole = sum(weight for _, weight in pairs)
+    reduce = _REDUCTIONS.get(name.rpartition(":")[2])
+    if reduce is not None:
+        return reduce(values)
+    return sum(v * w for v, w in pairs) / whole if whole else sum(values) / len(values)

@@ -1,0 +1,69 @@
+"""Training runs as lists and pages show them: name, state, step and newest metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tinkex.server.run_states import RunProgressState, Workload, derive_state, name_of
+from tinkex.server.run_steps import newest_steps
+from tinkex.store import overview, sessions
+from tinkex.store.database import Connection
+from tinkex.store.records import Run, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A training run at one moment."""
+
+    run: Run
+    session: Session
+    name: str | None
+    state: RunProgressState
+    workload: Workload
+    metrics: Mapping[str, float]
+    """Those of its newest optimizer step, with `loss` if that is known."""
+    active_at: float
+    """When it was last used, or completed an optimizer step."""
+
+
+def summarize(db: Connection, found: Sequence[Run], now: float) -> list[RunSummary]:
+    """What is known about these runs, which all belong to one tenant."""
+    if not found:
+        return []
+    session_ids = {run.session_id for run in found}
+    tenant_id = found[0].tenant_id
+    known = sessions.by_id(db, session_ids)
+    work = overview.open_work_of_runs(db, tenant_id, [run.id for run in found])
+    sampling = overview.sampling_sessions(db, tenant_id, session_ids)
+    summaries = []
+    for run in found:
+        num_queued, num_running = work.get(run.id, (0, 0))
+        workload = Workload(num_queued=num_queued, num_running=num_running)
+        metrics, active_at = _newest(db, run)
+        if run.session_id in sampling:
+            # Reinforcement learning draws samples between two optimizer steps.
+            active_at = now
+        session = known[run.session_id]
+        summaries.append(
+            RunSummary(
+                run=run,
+                session=session,
+                name=name_of(run, session),
+                state=derive_state(run, session, workload, active_at, now),
+                workload=workload,
+                metrics=metrics,
+                active_at=active_at,
+            )
+        )
+    return summaries
+
+
+def _newest(db: Connection, run: Run) -> tuple[dict[str, float], float]:
+    """The metrics of the newest optimizer step, and when the run was last active."""
+    found = newest_steps(db, run, 1)
+    if not found:
+        return {}, run.used_at
+    step = found[0]
+    told = {} if step.loss is None else {"loss": step.loss}
+    return told | step.metrics, max(run.used_at, step.finished_at.timestamp())
