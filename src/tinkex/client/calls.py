@@ -61,10 +61,3 @@ def page(limit: int, offset: int) -> dict[str, object]:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidInput(f"{name} must be {least} or more, got {value!r}")
     return {"limit": limit, "offset": offset}
-
-
-def check_ttl(ttl_seconds: int | None) -> None:
-    """Refuse a lifetime that is no positive number of seconds."""
-    is_whole = isinstance(ttl_seconds, int) and not isinstance(ttl_seconds, bool)
-    if ttl_seconds is not None and (not is_whole or ttl_seconds < 1):
-        raise InvalidInput(f"ttl_seconds must be 1 or more, or None, got {ttl_seconds!r}")

@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
-from tinkex.client.calls import SessionlessClient, check_ttl, page
+from tinkex.client.calls import SessionlessClient, page
 from tinkex.client.checkout import Delivery, download_archive, download_checkpoint
 from tinkex.client.credentials import decode_jwt_claims
 from tinkex.client.deprecations import warn_moved
 from tinkex.client.future import APIFuture, transformed
 from tinkex.errors import APIResponseValidationError, ConfigError, ExperimentalWarning
 from tinkex.ids import TinkerPath, parse_tinker_path
+from tinkex.lifetimes import check_ttl
 from tinkex.wire import endpoints as api
 from tinkex.wire.messages import AssignProjectRequest, WeightsInfoRequest
 

@@ -23,6 +23,7 @@ from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import check_name, parse_tinker_path
+from tinkex.lifetimes import check_ttl
 from tinkex.text import load_tokenizer, resolve_tokenizer_id
 from tinkex.wire.endpoints import (
     GET_INFO,
@@ -157,6 +158,7 @@ class TrainingClient:
     ) -> APIFuture[types.SaveWeightsResponse]:
         """Save weights and optimizer, to go on from later."""
         check_name(name)
+        check_ttl(ttl_seconds)
         return self._adapter.run(
             SAVE_WEIGHTS,
             lambda seq_id: types.SaveWeightsRequest(
@@ -230,6 +232,7 @@ class TrainingClient:
     ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
         """Save weights under a name, to sample from."""
         check_name(name)
+        check_ttl(ttl_seconds)
         saved = self._adapter.run(
             SAVE_WEIGHTS_FOR_SAMPLER,
             lambda seq_id: types.SaveWeightsForSamplerRequest(
@@ -259,6 +262,7 @@ class TrainingClient:
     ) -> APIFuture[types.SaveWeightsExternalResponse]:
         """Save weights as files that can be downloaded."""
         check_name(name)
+        check_ttl(ttl_seconds)
         saved = self._adapter.run(
             SAVE_WEIGHTS_EXTERNAL,
             lambda seq_id: types.SaveWeightsExternalRequest(

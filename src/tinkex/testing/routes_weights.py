@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tinkex import types
+from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath, check_name, new_id
+from tinkex.lifetimes import check_ttl
 from tinkex.testing.answers import JSON_TYPE, Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
 from tinkex.testing.downloads import archive_url, file_urls
@@ -83,8 +85,10 @@ def _keep(
     ttl_seconds: int | None,
     user_metadata: Mapping[str, Any] | None,
 ) -> Checkpoint:
-    if ttl_seconds is not None and ttl_seconds < 1:
-        raise WorkFailed(f"ttl_seconds is {ttl_seconds}, expected at least 1")
+    try:
+        check_ttl(ttl_seconds)
+    except InvalidInput as error:
+        raise WorkFailed(error.message) from None
     checkpoint = Checkpoint(
         path=path,
         tenant=model.tenant,

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from tinkex.engine.fake.bigram import Bigram, Moments
+from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath
+from tinkex.lifetimes import check_ttl
 from tinkex.testing.answers import Refusal
 
 ARCHIVE_NAME = "archive.tar"
@@ -61,8 +63,10 @@ class Checkpoint:
 
     def set_ttl(self, ttl_seconds: int | None) -> None:
         """Let it live this long from now; None lets it live for ever."""
-        if ttl_seconds is not None and ttl_seconds < 1:
-            raise Refusal(400, f"ttl_seconds is {ttl_seconds}, expected at least 1")
+        try:
+            check_ttl(ttl_seconds)
+        except InvalidInput as error:
+            raise Refusal(400, error.message) from None
         self.expires_at = (
             None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
         )

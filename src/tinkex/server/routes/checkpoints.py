@@ -10,11 +10,12 @@ from typing import Any
 from tinkex import types
 from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
+from tinkex.lifetimes import check_ttl
 from tinkex.logs import get_logger
 from tinkex.server.access import readers_of
 from tinkex.server.auditing import note_checkpoint
 from tinkex.server.call import Answer, Call, Handler, Services, in_thread
-from tinkex.server.checks import check_ttl, page_of
+from tinkex.server.checks import page_of
 from tinkex.server.client_version import KNOWS_EXTERNAL, client_version
 from tinkex.server.describe import describe_checkpoint, moment
 from tinkex.server.ownership import checkpoint_of, path_of, readable_checkpoint, run_of

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from tinkex.errors import InvalidInput
+from tinkex.lifetimes import check_ttl
+
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _LIFETIME = re.compile(r"(\d{1,12})\s*([smhdw]?)", re.ASCII)
-#: Nothing lives longer; whoever asks for more has mistaken the unit.
-_LONGEST_SECONDS = 100 * 365 * 86400
 
 
 class Lifetime(click.ParamType[int]):
@@ -25,11 +26,14 @@ class Lifetime(click.ParamType[int]):
             return value
         found = _LIFETIME.fullmatch(value.strip())
         seconds = int(found[1]) * _UNIT_SECONDS[found[2]] if found else 0
-        if not 1 <= seconds <= _LONGEST_SECONDS:
+        try:
+            return check_ttl(seconds)
+        except InvalidInput:
             self.fail(
-                f"{value!r} is no lifetime; write it as 7d, 12h, 90m or in seconds", param, ctx
+                f"{value!r} is no lifetime; write it as 7d, 12h, 90m or in seconds, at most 10 "
+                "years",
+                *(param, ctx),
             )
-        return seconds
 
 
 class Moment(click.ParamType[datetime]):
