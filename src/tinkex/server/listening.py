@@ -19,6 +19,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_address(host: str) -> bool:
+    """Whether this is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; connections wait in it while nobody answers."""
     try:

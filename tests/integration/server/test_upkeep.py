@@ -105,20 +105,22 @@ def test_metrics_count_requests_by_endpoint_and_status(house: House) -> None:
 @pytest.mark.parametrize("path", OPS)
 @pytest.mark.asyncio
 async def test_upkeep_is_for_this_machine_and_for_who_has_a_key(house: House, path: str) -> None:
-    app, nobody = house.client.app, {"x-api-key": ""}
-
+    app = house.client.app
+    nobody = {"x-api-key": "", "host": "localhost:8000"}
     here = await ask(app, "GET", path, headers=nobody)
+    by_a_strange_name = await ask(app, "GET", path, headers={**nobody, "host": "evil.example"})
     proxied = await ask(app, "GET", path, headers={**nobody, "x-forwarded-for": "1.2.3.4"})
     far = await ask(app, "GET", path, headers=nobody, client="192.0.2.1")
     far_with_key = await ask(app, "GET", path, client="192.0.2.1")
 
     assert here.status != 401
+    assert by_a_strange_name.status == 401
     assert proxied.status == 401
     assert far.status == 401
     assert far_with_key.status != 401
 
 
-@pytest.mark.parametrize("path", ["/schema", "/schema/openapi.json"])
+@pytest.mark.parametrize("path", ["/schema", "/schema/openapi.json", "/openapi.json"])
 def test_the_description_needs_no_key_and_names_every_endpoint(house: House, path: str) -> None:
     answer = house.client.get(path)
 

@@ -12,16 +12,11 @@ from litestar.handlers import post, route
 
 from tinkex.errors import APIStatusError, InvalidInput, StoreError
 from tinkex.ids import check_id, path_segment
+from tinkex.server.arrivals import Arrival, arrival_of, is_encrypted, is_own_form
 from tinkex.server.auth import MAX_CREDENTIAL_CHARS, identify, issue_token
 from tinkex.server.call import Identity, Services
 from tinkex.server.dashboard.rendering import HEADERS, page
-from tinkex.server.dashboard.visitor import (
-    COOKIE,
-    Arrival,
-    arrival_of,
-    is_encrypted,
-    is_own_form,
-)
+from tinkex.server.dashboard.visitor import COOKIE
 from tinkex.server.limits import ClientGone, read_body
 from tinkex.server.transactions import read
 from tinkex.store import keys
@@ -31,6 +26,7 @@ FOREIGN = "The form was sent from another site. Open this page yourself and try 
 #: A look lasts this long, or as long as the server's tokens do.
 MAX_SECONDS = 12 * 3600.0
 _MAX_FORM_BYTES = 2 * MAX_CREDENTIAL_CHARS
+_FORM_SECONDS = 20.0
 
 
 def ask_for_key(target: str = "/", *, status: int = 401, message: str = "") -> Response[str]:
@@ -84,7 +80,7 @@ def logout(request: Request[Any, Any, Any]) -> Response[Any]:
 async def _read_form(request: Request[Any, Any, Any], arrival: Arrival) -> dict[str, str]:
     length = arrival.first("content-length")
     try:
-        body = await read_body(request.receive, length, _MAX_FORM_BYTES)
+        body = await read_body(request.receive, length, _MAX_FORM_BYTES, _FORM_SECONDS)
     except ClientGone:
         return {}
     text = body.decode("utf-8", errors="replace")

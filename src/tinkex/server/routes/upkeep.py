@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response, get
@@ -13,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from tinkex.errors import AuthenticationError, StoreError
 from tinkex.jobs.bells import ALIVE_SECONDS
+from tinkex.server.arrivals import arrival_of, is_from_here
 from tinkex.server.auth import authenticate
 from tinkex.server.call import Services
 from tinkex.server.metrics import write_metrics
@@ -62,7 +61,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(write_metrics(found, time.time()), media_type=METRICS)
 
 
-@get(["/schema", "/schema/openapi.json"], name="schema", sync_to_thread=False)
+@get(["/schema", "/schema/openapi.json", "/openapi.json"], name="schema", sync_to_thread=False)
 def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The API's description."""
     state = request.app.state
@@ -80,9 +79,10 @@ async def _refuse_strangers(
     services: Services, request: Request[Any, Any, Any]
 ) -> Response[bytes] | None:
     """A refusal, unless the question comes from this machine or with a key."""
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    if is_local(request.client.host if request.client else "", headers):
+    arrival = arrival_of(request)
+    if is_from_here(arrival):
         return None
+    headers = dict(arrival.headers)
     try:
         await authenticate(services, headers)
     except (AuthenticationError, StoreError) as error:
@@ -94,16 +94,6 @@ async def _refuse_strangers(
             headers=dict(answer.headers),
         )
     return None
-
-
-def is_local(host: str, headers: Mapping[str, str]) -> bool:
-    """Whether a question comes from this machine itself, and not through a proxy on it."""
-    if "x-forwarded-for" in headers or "forwarded" in headers:
-        return False
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 HANDLERS: list[ControllerRouterHandler] = [readyz, metrics, schema]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.server.arrivals import Arrival, is_encrypted, is_from_here, is_local, is_own_form
 from tinkex.server.dashboard.login import checked_target
-from tinkex.server.dashboard.visitor import Arrival, is_encrypted, is_local, is_own_form
 
 
 def arrival(
@@ -52,6 +52,25 @@ def test_whoever_comes_from_elsewhere_is_not_local(peer: str) -> None:
 )
 def test_a_strange_name_that_leads_here_is_not_local(host: str) -> None:
     assert not is_local("127.0.0.1", arrival(("host", host)))
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "is_here"),
+    [
+        ("192.0.2.7", "192.0.2.7:8000", True),
+        ("192.0.2.7", "192.0.2.7", True),
+        ("2001:db8::7", "[2001:db8::7]:8000", True),
+        ("127.0.0.2", "127.0.0.2:8000", True),
+        ("192.0.2.7", "evil.example:8000", False),
+        ("192.0.2.7", "192.0.2.7.evil.example", False),
+        ("192.0.2.7", "192.0.2.8", False),
+    ],
+)
+def test_who_asks_a_machine_from_its_own_address_is_there(
+    address: str, host: str, is_here: bool
+) -> None:
+    come = Arrival(peer=address, http_version="1.1", headers=(("host", host),), address=address)
+    assert is_from_here(come) is is_here
 
 
 def test_the_name_must_be_there_once() -> None:
