@@ -102,13 +102,19 @@ def _look_up(services: Services, credential: str) -> Identity | str:
     key = services.database.read(lambda db: keys.by_id(db, claims.key_id))
     if key is None or key.revoked_at is not None or key.tenant_id != claims.tenant:
         return WRONG
-    return Identity(tenant_id=key.tenant_id, key_id=key.id)
+    return Identity(tenant_id=key.tenant_id, key_id=key.id, expires_at=claims.exp)
 
 
 # --- tokens --------------------------------------------------------------------------------
 def issue_token(secret: bytes, identity: Identity, tenant: Tenant, seconds: float) -> str:
-    """A token that stands for a key until it expires."""
+    """A token that stands for a key until it expires, no later than the caller's credential.
+
+    So a stolen token cannot be renewed for ever: only the key itself starts a new lifetime.
+    """
     now = time.time()
+    ends_at = now + seconds
+    if identity.expires_at is not None:
+        ends_at = min(ends_at, identity.expires_at)
     claims = Claims(
         sub=identity.urn,
         org_id=tenant.id,
@@ -116,7 +122,7 @@ def issue_token(secret: bytes, identity: Identity, tenant: Tenant, seconds: floa
         email=tenant.name if "@" in tenant.name else "",
         iss=ISSUER,
         iat=int(now),
-        exp=int(now + seconds),
+        exp=int(ends_at),
         jti=new_id(),
         tenant=identity.tenant_id,
         key_id=identity.key_id,

@@ -30,6 +30,8 @@ class Identity:
 
     tenant_id: str
     key_id: int
+    expires_at: float | None = None
+    """When the credential ends; None for a key, which has no end."""
 
     @property
     def urn(self) -> str:

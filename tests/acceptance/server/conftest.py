@@ -48,8 +48,8 @@ def _is_server(value: Any) -> bool:
 
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A server as `tinkex serve` starts it, only with small chunks and less patience."""
-    settings = {"gap_seconds": SHORT_GAP, "client_flags": SMALL_CHUNKS}
+    """A server as `tinkex serve` starts it, only with small chunks, less patience and bare keys."""
+    settings = {"jwt": False, "gap_seconds": SHORT_GAP, "client_flags": SMALL_CHUNKS}
     yield from serving(tmp_path_factory.mktemp("plain"), settings)
 
 
@@ -57,7 +57,6 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer
 def jwt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A server that hands out tokens and sends its clients over every other road there is."""
     settings = {
-        "jwt": True,
         "api_processes": 2,
         # Nearly every result is announced by its size first.
         "inline_result_bytes": 100,

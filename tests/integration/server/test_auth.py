@@ -157,7 +157,29 @@ def test_a_token_that_names_another_tenant_than_its_key_opens_nothing(house: Hou
     assert house.ask("GET", "/auth/apikey/me", key=token).status_code == 401
 
 
-def test_clients_are_told_to_use_tokens_if_the_settings_say_so(tmp_path: Path) -> None:
-    with open_house(tmp_path, jwt=True) as house:
+def _ends_at(token: str) -> int:
+    body = token.split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    return int(claims["exp"])
+
+
+def test_a_token_cannot_prolong_itself(house: House) -> None:
+    tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
+    key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
+    identity = Identity(tenant_id=house.tenant_id, key_id=key_id)
+    stolen = issue_token(house.services.secret, identity, tenant, 100.0)
+
+    renewed = house.post("/auth/token", {}, key=stolen).json()["jwt"]
+    again = house.post("/auth/token", {}, key=renewed).json()["jwt"]
+
+    assert _ends_at(stolen) == _ends_at(renewed) == _ends_at(again)
+    assert house.ask("GET", "/auth/apikey/me", key=again).status_code == 200
+    fresh = house.post("/auth/token", {}).json()["jwt"]
+    assert _ends_at(fresh) > _ends_at(stolen)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_clients_use_tokens_unless_the_settings_say_otherwise(tmp_path: Path, is_on: bool) -> None:
+    with open_house(tmp_path, **({} if is_on else {"jwt": False})) as house:
         answer = house.post("/client/config", {"sdk_version": "0.36.0"})
-        assert answer.json()["pjwt_auth_enabled"] is True
+        assert answer.json()["pjwt_auth_enabled"] is is_on
