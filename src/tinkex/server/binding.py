@@ -14,15 +14,18 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from tinkex.errors import InvalidInput
 from tinkex.ids import TYPE_BY_SEGMENT, check_id, check_name
 from tinkex.server.auth import authenticate
-from tinkex.server.call import NOBODY, Answer, Call, Handler, Services, in_thread
+from tinkex.server.call import NOBODY, Answer, Call, Handler, Services
+from tinkex.server.intake import Hold, Intake
 from tinkex.server.limits import (
     SMALL_BYTES,
     UnsupportedMedia,
     check_cells,
     check_encoding,
-    check_text,
+    check_json,
+    check_metadata,
     read_body,
     unpack,
+    unpacked_bytes,
 )
 from tinkex.server.metrics import RequestMeter
 from tinkex.server.queries import read_query
@@ -57,7 +60,8 @@ _LOOSE: Mapping[str, type[Any]] = {"telemetry": LooseTelemetry}
 
 def bind(services: Services, routes: Mapping[str, Handler]) -> list[HTTPRouteHandler]:
     """One route per row of the table; `routes` says who answers which row."""
-    return [_route(Bound(services, ENDPOINTS[name], routes[name])) for name in routes]
+    intake = Intake(services.config)
+    return [_route(Bound(services, intake, ENDPOINTS[name], routes[name])) for name in routes]
 
 
 def route_path(path: str) -> str:
@@ -111,13 +115,19 @@ async def send_answer(answer: Answer, send: Send) -> None:
 class Bound:
     """One endpoint with its handler."""
 
-    def __init__(self, services: Services, row: Endpoint[Any, Any], handler: Handler) -> None:
+    def __init__(
+        self, services: Services, intake: Intake, row: Endpoint[Any, Any], handler: Handler
+    ) -> None:
         self.row = row
         self._services = services
+        self._intake = intake
         self._handler = handler
         self._meter = RequestMeter(row.name)
         self._is_open = row.name in OPEN
         self._request_type = _LOOSE.get(row.name, row.request)
+        self._has_metadata = "user_metadata" in getattr(row.request, "__struct_fields__", ())
+        limit = intake.max_body_bytes
+        self._max_bytes = limit if row.max_body_bytes is None else min(limit, row.max_body_bytes)
 
     async def serve(self, scope: Any, receive: Receive) -> Answer:
         """Answer one request; what nobody foresaw is left to the application's own handler."""
@@ -141,22 +151,25 @@ class Bound:
         identity = NOBODY if self._is_open else await authenticate(self._services, headers)
         ids = _read_ids(scope["path_params"])
         query = read_query(scope["query_string"], row.query)
-        request, body, is_proto = await self._read(headers, receive)
-        call = Call(
-            endpoint=row.name,
-            identity=identity,
-            request=request,
-            body=body,
-            is_proto=is_proto,
-            ids=ids,
-            query=query,
-            headers=headers,
-            base_url=_base_url(scope, headers),
-        )
-        reply = await self._handler(self._services, call)
+        with self._intake.hold(identity.tenant_id) as hold:
+            request, body, is_proto = await self._read(headers, receive, hold)
+            call = Call(
+                endpoint=row.name,
+                identity=identity,
+                request=request,
+                body=body,
+                is_proto=is_proto,
+                ids=ids,
+                query=query,
+                headers=headers,
+                base_url=_base_url(scope, headers),
+            )
+            reply = await self._handler(self._services, call)
         return reply if isinstance(reply, Answer) else _as_answer(reply)
 
-    async def _read(self, headers: Mapping[str, str], receive: Receive) -> tuple[Any, bytes, bool]:
+    async def _read(
+        self, headers: Mapping[str, str], receive: Receive, hold: Hold
+    ) -> tuple[Any, bytes, bool]:
         """The decoded message, its bytes, and whether they are protobuf."""
         row = self.row
         if row.body is Body.NONE:
@@ -165,28 +178,30 @@ class Bound:
         is_proto = "protobuf" in headers.get("content-type", "")
         if is_proto and row.body is not Body.PROTO:
             raise UnsupportedMedia(f"{row.name} takes application/json, not protobuf")
-        limit = self._services.config.max_body_bytes
-        body = await read_body(receive, headers.get("content-length"), limit)
-        decode: Callable[[bytes, type[Any]], Any] = _decode_proto if is_proto else _decode_json
-        type_ = self._request_type
+        limit, length = self._max_bytes, headers.get("content-length")
+        body = await read_body(receive, length, limit, self._intake.body_seconds, hold.grow)
+        decode: Callable[[bytes], Any] = _decode_proto if is_proto else self._decode_json
         if not is_packed and len(body) <= SMALL_BYTES:
-            return decode(body, type_), body, is_proto
+            return decode(body), body, is_proto
+        if is_packed:
+            hold.grow(unpacked_bytes(body, limit))
 
         def work() -> tuple[Any, bytes, bool]:
             content = unpack(body, limit) if is_packed else body
-            return decode(content, type_), content, is_proto
+            return decode(content), content, is_proto
 
-        return await in_thread(work)
+        return await self._intake.decode(work)
+
+    def _decode_json(self, body: bytes) -> Any:
+        check_json(body)
+        if self._has_metadata:
+            check_metadata(body or b"{}")
+        request = decode_json(body or b"{}", self._request_type)
+        check_cells(request)
+        return request
 
 
-def _decode_json(body: bytes, type_: type[Any]) -> Any:
-    check_text(body)
-    request = decode_json(body or b"{}", type_)
-    check_cells(request)
-    return request
-
-
-def _decode_proto(body: bytes, _: type[Any]) -> Any:
+def _decode_proto(body: bytes) -> Any:
     request, is_forward_only = decode_forward_backward_request(body)
     check_id("model_id", request.model_id)
     check_cells(request)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tinkex.errors import UnprocessableEntityError
 from tinkex.ids import check_id
 from tinkex.server.call import Call
-from tinkex.wire.codec import encode_json
 
 #: The largest number that both databases keep.
 MAX_NUMBER = 2**63 - 1
-MAX_TTL_SECONDS = 10 * 365 * 24 * 3600
-MAX_METADATA_BYTES = 64 * 1024
 MAX_PROJECT_LETTERS = 255
 
 
@@ -24,23 +20,6 @@ def check_number(
     if value is not None and not at_least <= value <= at_most:
         raise UnprocessableEntityError(f"{name} is {value}; expected {at_least} to {at_most}")
     return value
-
-
-def check_ttl(ttl_seconds: int | None) -> int | None:
-    """How long something may live: a second to ten years, or None for ever."""
-    return check_number("ttl_seconds", ttl_seconds, at_least=1, at_most=MAX_TTL_SECONDS)
-
-
-def check_metadata(user_metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a user attaches to something, if it is not too much."""
-    if user_metadata is None:
-        return None
-    num_bytes = len(encode_json(user_metadata))
-    if num_bytes > MAX_METADATA_BYTES:
-        raise UnprocessableEntityError(
-            f"user_metadata has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are kept"
-        )
-    return dict(user_metadata)
 
 
 def check_project(project_id: str) -> str:

@@ -27,6 +27,8 @@ _NOT_NEGATIVE = (
 _POSITIVE = (
     "stop_seconds",
     "max_body_bytes",
+    "max_inflight_bytes",
+    "body_seconds",
     "jwt_seconds",
     "url_seconds",
     "max_jobs_per_tenant",
@@ -94,15 +96,19 @@ class ServerConfig:
 
     # --- what a client may send, and is told -------------------------------------------------
     max_body_bytes: int = 64 * 1024 * 1024
-    """The largest request body, also after it is unpacked."""
+    """The largest request body, also after it is unpacked; without tensors 256 KiB is the most."""
+    max_inflight_bytes: int = 256 * 1024 * 1024
+    """Request bodies that an API process holds at once; half of it for one tenant. Then 503."""
+    body_seconds: float = 30.0
+    """How long a request body may take, and a second more per 16 KiB of it; then 408."""
     long_poll_seconds: float = 25.0
     """How long a question about a promise is held before the answer is "not yet"."""
     inline_result_bytes: int = 1024 * 1024
     """Larger results are announced by their size first, to clients that ask for it."""
-    jwt: bool = False
-    """Have clients exchange their key for short-lived tokens."""
+    jwt: bool = True
+    """Have clients exchange their key for short-lived tokens, which also say whose key it is."""
     jwt_seconds: float = 3600.0
-    """How long a token is good."""
+    """How long a token is good; a token that is exchanged for another keeps its end."""
     url_seconds: float = 3600.0
     """How long a signed download URL is good."""
     client_flags: Mapping[str, Any] = field(default_factory=dict)

@@ -1,12 +1,13 @@
-"""How much a request may bring: bytes on the wire, bytes unpacked, cells of sparse tensors."""
+"""How much a request may bring: bytes, seconds, JSON values, metadata, cells of sparse tensors."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, Final
 
+import msgspec
 from litestar.types import Receive
 
 from tinkex.errors import APIStatusError, InvalidInput, UnprocessableEntityError
@@ -17,7 +18,7 @@ from tinkex.types import (
     SampleRequest,
     TensorData,
 )
-from tinkex.wire.compression import decompress
+from tinkex.wire.compression import content_size, decompress
 
 #: Sparse tensors are filled up with zeros before they are used; this many cells of one request.
 MAX_CELLS: Final = 64 * 1024 * 1024
@@ -26,7 +27,14 @@ SMALL_BYTES: Final = 32 * 1024
 #: A length of more digits is too large whatever they are.
 _MAX_DIGITS = 18
 #: An escaped NUL, which no text of ours contains and PostgreSQL cannot store.
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_NUL: Final = rb"\u0000"
+_BACKSLASH: Final = ord("\\")
+#: The most objects and lists, and the most values, of one JSON body: each becomes a Python object.
+MAX_JSON_CONTAINERS: Final = 1_000_000
+MAX_JSON_VALUES: Final = 4_000_000
+MAX_METADATA_BYTES: Final = 64 * 1024
+#: A body may take `body_seconds`, and a second more for so many of its bytes.
+MIN_BYTES_PER_SECOND: Final = 16 * 1024
 
 
 class PayloadTooLarge(APIStatusError):
@@ -41,27 +49,64 @@ class UnsupportedMedia(APIStatusError):
     status_code = 415
 
 
+class RequestTimeout(APIStatusError):
+    """HTTP 408: the body did not arrive in time."""
+
+    status_code = 408
+
+
 class ClientGone(APIStatusError):
     """The client closed the connection before its request was complete; nobody hears this."""
 
     status_code = 499
 
 
-async def read_body(receive: Receive, declared: str | None, max_bytes: int) -> bytes:
-    """The whole body; refused as soon as it is known to be too large."""
+def _ignore(num_bytes: int) -> None:
+    """Count nothing."""
+
+
+async def read_body(
+    receive: Receive,
+    declared: str | None,
+    max_bytes: int,
+    seconds: float,
+    count: Callable[[int], None] = _ignore,
+) -> bytes:
+    """Read a body; raises as soon as it is known to be too large or too slow.
+
+    `count` is called with the size of each piece, and may raise.
+    """
     # What is no number at all is the HTTP parser's to refuse; here the bytes themselves count.
     if declared is not None and declared.isdecimal() and int(declared[:_MAX_DIGITS]) > max_bytes:
         raise _too_large(int(declared[:_MAX_DIGITS]), max_bytes)
-    message: Any = await receive()
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            return await _gather(receive, max_bytes, count, deadline)
+    except TimeoutError:
+        raise RequestTimeout(
+            "the body did not arrive in time; send the request again",
+            should_retry=True,
+        ) from None
+
+
+async def _gather(
+    receive: Receive, max_bytes: int, count: Callable[[int], None], deadline: asyncio.Timeout
+) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
+    message: Any = await receive()
     while message["type"] == "http.request":
-        parts.append(message.get("body", b""))
-        num_bytes += len(parts[-1])
+        part = message.get("body", b"")
+        num_bytes += len(part)
         if num_bytes > max_bytes:
             raise _too_large(num_bytes, max_bytes)
+        count(len(part))
+        parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+        ends_at = deadline.when()
+        assert ends_at is not None
+        deadline.reschedule(ends_at + len(part) / MIN_BYTES_PER_SECOND)
         message = await receive()
     raise ClientGone()
 
@@ -81,15 +126,63 @@ def check_encoding(encoding: str) -> bool:
     raise UnsupportedMedia(f"Content-Encoding {encoding[:80]!r} is not read here; use zstd or none")
 
 
+def unpacked_bytes(body: bytes, max_bytes: int) -> int:
+    """How much memory the content of a zstd body may take: what it says, or else the limit."""
+    num_bytes = content_size(body)
+    return max_bytes if num_bytes is None else min(num_bytes, max_bytes)
+
+
 def unpack(body: bytes, max_bytes: int) -> bytes:
     """The content of a zstd body, at most so many bytes of it."""
     return decompress(body, max_bytes)
 
 
-def check_text(body: bytes) -> None:
-    """Refuse JSON with a NUL in it."""
-    if b"\\u0000" in body and _NUL.search(body):
+class _Metadata(msgspec.Struct):
+    user_metadata: msgspec.Raw = msgspec.Raw()
+
+
+_METADATA = msgspec.json.Decoder(_Metadata)
+
+
+def check_metadata(body: bytes) -> None:
+    """Refuse a message whose user_metadata is too long, before any of it becomes an object."""
+    num_bytes = len(bytes(_METADATA.decode(body).user_metadata))
+    if num_bytes > MAX_METADATA_BYTES:
+        raise UnprocessableEntityError(
+            f"user_metadata has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are kept"
+        )
+
+
+def check_json(body: bytes) -> None:
+    """Refuse JSON that would become too many objects, is not UTF-8, or has a NUL in a text."""
+    num_containers = body.count(b"{") + body.count(b"[")
+    if num_containers > MAX_JSON_CONTAINERS:
+        raise UnprocessableEntityError(
+            f"the body has {num_containers} objects and lists; {MAX_JSON_CONTAINERS} is the most"
+        )
+    num_values = body.count(b",")
+    if num_values > MAX_JSON_VALUES:
+        raise UnprocessableEntityError(
+            f"the body has {num_values} values; {MAX_JSON_VALUES} is the most, send less at once"
+        )
+    if not body.isascii():
+        # Fields that are unknown here are skipped by the decoder, whatever their bytes are.
+        body.decode("utf-8")
+    if _has_nul(body):
         raise UnprocessableEntityError("a text contains the character \\u0000; leave it out")
+
+
+def _has_nul(body: bytes) -> bool:
+    """Whether an escape of NUL follows an even number of backslashes."""
+    at = body.find(_NUL)
+    while at >= 0:
+        start = at
+        while start > 0 and body[start - 1] == _BACKSLASH:
+            start -= 1
+        if (at - start) % 2 == 0:
+            return True
+        at = body.find(_NUL, at + 1)
+    return False
 
 
 def check_cells(request: object) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from tinkex import types
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import BadRequestError
-from tinkex.server.checks import MAX_NUMBER, check_metadata, check_number
+from tinkex.server.checks import MAX_NUMBER, check_number
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import Checkpoint, Run, RunState, Session
@@ -85,7 +85,7 @@ def add_run(
         session_id=session.id,
         base_model=spec.base_model,
         spec=msgspec.to_builtins(spec),
-        user_metadata=check_metadata(user_metadata),
+        user_metadata=None if user_metadata is None else dict(user_metadata),
         state=state,
         created_at=now,
         used_at=now,

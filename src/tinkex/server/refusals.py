@@ -31,7 +31,7 @@ Refused = (
     WireError,
     # What the request's own values did to a driver or a codec: too large, or not text.
     OverflowError,
-    UnicodeEncodeError,
+    UnicodeError,
     RecursionError,
 )
 """What can be answered with a sentence; anything else is a defect of the server."""
@@ -100,6 +100,6 @@ def _sentence(error: BaseException) -> str:
         return "the request is nested too deeply"
     if isinstance(error, OverflowError):
         return f"a number of the request is too large: {error}"
-    if isinstance(error, UnicodeEncodeError):
-        return "a text of the request is not valid Unicode"
+    if isinstance(error, UnicodeError):
+        return "a text of the request is not valid UTF-8; encode it as UTF-8"
     return f"the request cannot be read: {error}"

@@ -7,6 +7,8 @@ from tinkex.wire.proto.wire_format import WireError
 #: What is unpacked at a time. zstd can turn four bytes into 128 KiB, so the limit may be passed
 #: by at most 32 MiB before anybody notices.
 SLICE_BYTES = 1024
+#: The most memory that a frame may ask for to look back in; zstd's levels up to 19 need no more.
+MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
 
 def compress(data: bytes) -> bytes:
@@ -14,6 +16,17 @@ def compress(data: bytes) -> bytes:
     import zstandard
 
     return zstandard.ZstdCompressor().compress(data)
+
+
+def content_size(data: bytes) -> int | None:
+    """How large the content of a zstd body says it is; None if it does not say."""
+    import zstandard
+
+    try:
+        num_bytes = zstandard.frame_content_size(data)
+    except zstandard.ZstdError:
+        return 0
+    return None if num_bytes < 0 else num_bytes
 
 
 def decompress(data: bytes, limit_bytes: int) -> bytes:
@@ -35,7 +48,7 @@ def _unpack_unsized(data: bytes, limit_bytes: int) -> bytes:
     """Unpack frames that do not say how large they are, a little at a time."""
     import zstandard
 
-    decompressor = zstandard.ZstdDecompressor()
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     content = bytearray()
     frame = decompressor.decompressobj()
     for start in range(0, len(data), SLICE_BYTES):

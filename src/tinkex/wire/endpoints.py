@@ -26,6 +26,10 @@ from tinkex.wire.messages import (
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 PREFIX = "/api/v1"
+#: The largest body of a request that carries neither tensors nor prompts.
+SMALL_BODY_BYTES = 256 * 1024
+#: The largest batch of telemetry: events quote tracebacks.
+TELEMETRY_BYTES = 1024 * 1024
 
 
 class Body(StrEnum):
@@ -52,6 +56,8 @@ class Endpoint(Generic[RequestT, ReplyT]):
     """What comes back at once."""
     body: Body = Body.JSON
     """How the request is written."""
+    max_body_bytes: int | None = SMALL_BODY_BYTES
+    """The largest body; None leaves it to the server's `max_body_bytes`: tensors and prompts."""
     promised: type[Any] | None = None
     """What the promise resolves to, when the reply is a promise."""
     request_type: str = ""
@@ -186,6 +192,7 @@ TELEMETRY = _post(
     types.TelemetrySendRequest,
     types.TelemetryResponse,
     timeout_seconds=5.0,
+    max_body_bytes=TELEMETRY_BYTES,
 )
 
 # --- futures -------------------------------------------------------------------------------
@@ -219,9 +226,15 @@ FORWARD_BACKWARD = _job(
     types.ForwardBackwardOutput,
     "ForwardBackward",
     body=Body.PROTO,
+    max_body_bytes=None,
 )
 FORWARD = _job(
-    "forward", types.ForwardRequest, types.ForwardBackwardOutput, "Forward", is_legacy=True
+    "forward",
+    types.ForwardRequest,
+    types.ForwardBackwardOutput,
+    "Forward",
+    is_legacy=True,
+    max_body_bytes=None,
 )
 OPTIM_STEP = _job("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep")
 SAVE_WEIGHTS = _job(
@@ -247,6 +260,7 @@ CREATE_CUSTOM_LOSS = _job(
     types.CreateCustomLossRequest,
     types.CreateCustomLossResponse,
     "CreateCustomLoss",
+    max_body_bytes=None,
 )
 GET_INFO = _post("get_info", "/get_info", types.GetInfoRequest, types.GetInfoResponse)
 UNLOAD_MODEL = _job(
@@ -270,7 +284,7 @@ JOIN_SAMPLING_SESSION = _post(
     types.JoinSamplingSessionRequest,
     types.JoinSamplingSessionResponse,
 )
-SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
+SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample", max_body_bytes=None)
 GET_SAMPLER = _bare("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
 
 # --- training runs and checkpoints ---------------------------------------------------------

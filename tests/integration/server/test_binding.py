@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import random
 import tracemalloc
 from collections.abc import Iterator
 from itertools import repeat
@@ -37,10 +38,11 @@ from tinkex.types import (
 )
 from tinkex.wire.codec import encode_json
 from tinkex.wire.compression import compress
+from tinkex.wire.endpoints import SMALL_BODY_BYTES
 from tinkex.wire.proto import encode_forward_backward_request
 
 MEBI = 1024 * 1024
-LIMIT = MEBI
+LIMIT = SMALL_BODY_BYTES
 CONFIG = f"{API}/client/config"
 PASS = f"{API}/forward_backward"
 
@@ -85,7 +87,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def heard(tmp_path: Path, ear: Ear) -> Iterator[House]:
-    """A house where an ear answers, and bodies of one mebibyte are the most."""
+    """A house where an ear answers, and every body has the limit of small ones."""
     routes: dict[str, Any] = dict.fromkeys(NAMES, ear)
     with open_house(tmp_path / "home", routes, max_body_bytes=LIMIT) as opened:
         yield opened
@@ -141,6 +143,66 @@ def test_a_body_of_just_the_limit_is_read(heard: House, ear: Ear) -> None:
 def test_a_client_that_goes_away_reaches_no_handler(heard: House, ear: Ear) -> None:
     asked(heard, CONFIG, b'{"sdk', None)
 
+    assert not ear.calls
+
+
+def test_what_carries_no_tensors_is_small_whatever_the_server_takes(
+    tmp_path: Path, ear: Ear
+) -> None:
+    body = b'{"tags":[],"sdk_version":"1","user_metadata":[' + b"{}," * (8 * MEBI // 3) + b"{}]}"
+    packed = compress(body)
+    assert len(packed) < 1000
+
+    with open_house(tmp_path / "home", {"create_session": ear}) as house:
+        session = f"{API}/create_session"
+        refused = asked(house, session, packed, content_encoding="zstd")
+        plain = asked(house, session, body)
+        text = asked(house, session, b'{"user_metadata": "%s"}' % (b"x" * 70_000))
+
+    assert (refused.status, plain.status, text.status) == (422, 413, 422)
+    assert f"the limit is {SMALL_BODY_BYTES}" in refused.error
+    assert "user_metadata has 70002 bytes" in text.error
+    assert not ear.calls
+
+
+def test_a_pass_in_json_of_millions_of_objects_is_refused_before_it_is_one(
+    tmp_path: Path, ear: Ear
+) -> None:
+    packed = compress(b'{"forward_input":[' + b"{}," * 2_000_000 + b"{}]}")
+
+    with open_house(tmp_path / "home", {"forward": ear}) as house:
+        refused = asked(house, f"{API}/forward", packed, content_encoding="zstd")
+
+    assert refused.status == 422
+    assert "objects and lists" in refused.error
+
+
+def test_bodies_in_flight_share_a_budget_and_give_it_back(tmp_path: Path, ear: Ear) -> None:
+    options = {"max_body_bytes": 3000, "max_inflight_bytes": 5000}
+    with open_house(tmp_path / "home", {"client_config": ear}, **options) as house:
+        # Unpacked, the body is held twice, and that is more than one tenant may hold.
+        body = b'{"sdk_version":"%s"}' % bytes(random.choices(b"abcdefgh", k=2900))
+        refused = asked(house, CONFIG, compress(body), content_encoding="zstd")
+        accepted = [asked(house, CONFIG, body).status for _ in range(3)]
+
+    assert (refused.status, accepted) == (429, [200, 200, 200])
+    assert refused.headers["retry-after"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"sdk_version":"\xff"}',
+        b'{"\xc3\x28":1,"sdk_version":"1"}',
+        b'{"sdk_version":"\xed\xa0\x80"}',
+        b"\xff\xfe{}",
+    ],
+)
+def test_what_is_not_utf_8_is_a_sentence(heard: House, ear: Ear, body: bytes) -> None:
+    reply = asked(heard, CONFIG, body)
+
+    assert reply.status == 422
+    assert reply.error
     assert not ear.calls
 
 
@@ -261,9 +323,9 @@ def test_a_protobuf_pass_is_read(
 
 
 def test_a_large_pass_is_read_too(heard: House, ear: Ear) -> None:
-    tokens = TensorData(list(range(100_000)), "int64")
+    tokens = TensorData(list(range(25_000)), "int64")
     content = encode_forward_backward_request(work(target_tokens=tokens))
-    assert 700_000 < len(content) < LIMIT
+    assert 200_000 < len(content) < LIMIT
 
     assert asked(heard, PASS, content, content_type="application/x-protobuf").status == 200
     read = ear.call.request.forward_backward_input.data[0].loss_fn_inputs["target_tokens"]

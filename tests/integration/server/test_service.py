@@ -53,7 +53,7 @@ def test_clients_get_flags_and_the_settings_win(tmp_path: Path) -> None:
         config = house.post("/client/config", {"sdk_version": "0.36.0"}).json()
         dynamic = house.post("/client/dynamic_config", {"sdk_version": "0.36.0"}).json()
 
-    assert config == {"pjwt_auth_enabled": False, **flags}
+    assert config == {"pjwt_auth_enabled": True, **flags}
     assert dynamic == {"sample_cancel_enabled": True, "refresh_interval_sec": 10}
 
 

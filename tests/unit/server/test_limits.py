@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,11 +10,16 @@ from hypothesis import strategies as st
 from tinkex.errors import InvalidInput, UnprocessableEntityError
 from tinkex.server.limits import (
     MAX_CELLS,
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_VALUES,
+    MAX_METADATA_BYTES,
     PayloadTooLarge,
+    RequestTimeout,
     UnsupportedMedia,
     check_cells,
     check_encoding,
-    check_text,
+    check_json,
+    check_metadata,
     read_body,
 )
 from tinkex.types import (
@@ -40,14 +46,63 @@ class Pipe:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pieces", [(b"",), (b"abc",), (b"a", b"", b"bc"), (b"abc", b"")])
 async def test_a_body_within_the_limit_arrives_whole(pieces: tuple[bytes, ...]) -> None:
-    assert await read_body(Pipe(*pieces), None, 3) == b"".join(pieces)
+    assert await read_body(Pipe(*pieces), None, 3, 9.0) == b"".join(pieces)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pieces", [(b"abcd",), (b"ab", b"cd"), (b"abc", b"d", b"e")])
 async def test_a_body_above_the_limit_is_refused(pieces: tuple[bytes, ...]) -> None:
     with pytest.raises(PayloadTooLarge, match="takes 3"):
-        await read_body(Pipe(*pieces), None, 3)
+        await read_body(Pipe(*pieces), None, 3, 9.0)
+
+
+class Silence:
+    """A client that sends one piece and then nothing."""
+
+    def __init__(self) -> None:
+        self._pieces = [b"ab"]
+
+    async def __call__(self) -> dict[str, object]:
+        if not self._pieces:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": self._pieces.pop(), "more_body": True}
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_stops_is_a_timeout_that_may_be_tried_again() -> None:
+    with pytest.raises(RequestTimeout) as caught:
+        await read_body(Silence(), None, 100, 0.01)
+    assert caught.value.status_code == 408
+    assert caught.value.should_retry
+
+
+@pytest.mark.asyncio
+async def test_every_piece_of_a_body_is_counted_before_it_is_kept() -> None:
+    counted: list[int] = []
+    await read_body(Pipe(b"ab", b"c"), None, 9, 9.0, counted.append)
+    assert counted == [2, 1]
+
+
+def test_long_metadata_is_refused_by_its_length_alone() -> None:
+    # Were it decoded, this would be a million objects.
+    body = b'{"user_metadata": [' + b"{}," * 1_000_000 + b"{}]}"
+    with pytest.raises(UnprocessableEntityError, match="user_metadata has 3000004 bytes"):
+        check_metadata(body)
+    check_metadata(b'{"user_metadata": "' + b"x" * (MAX_METADATA_BYTES - 2) + b'"}')
+    check_metadata(b'{"tags": []}')
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"[" + b"{}," * MAX_JSON_CONTAINERS + b"0]", "objects and lists"),
+        (b"[" * (MAX_JSON_CONTAINERS + 1), "objects and lists"),
+        (b"[" + b"1," * MAX_JSON_VALUES + b"1,1]", "values"),
+    ],
+)
+def test_json_that_would_become_too_many_objects_is_refused(body: bytes, sentence: str) -> None:
+    with pytest.raises(UnprocessableEntityError, match=sentence):
+        check_json(body)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +123,9 @@ def test_a_text_is_refused_just_when_it_holds_a_nul(text: str) -> None:
     body = json.dumps({"x": text}).encode()
     if "\x00" in text:
         with pytest.raises(UnprocessableEntityError):
-            check_text(body)
+            check_json(body)
     else:
-        check_text(body)
+        check_json(body)
 
 
 def _pass(*tensors: TensorData) -> ForwardBackwardRequest:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tinkex.server.binding import OPEN, bind, route_path
+from tinkex.server.config import ServerConfig
 from tinkex.server.openapi import build_document, document_path
 from tinkex.server.routes.table import HANDLERS, ROUTES
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
@@ -41,13 +44,20 @@ def test_besides_the_table_only_downloads_are_below_the_api() -> None:
     }
 
 
+def test_only_tensors_and_prompts_may_be_large() -> None:
+    large = {name for name, row in ENDPOINTS.items() if row.max_body_bytes is None}
+
+    assert large == {"forward_backward", "forward", "asample", "create_custom_loss"}
+    assert all((row.max_body_bytes or 0) <= 1024 * 1024 for row in ENDPOINTS.values())
+
+
 def test_only_health_is_open() -> None:
     assert {"health"} == OPEN
 
 
 def _services() -> Any:
-    """Binding itself asks nothing of the services."""
-    return None
+    """Binding itself asks only for the settings."""
+    return SimpleNamespace(config=ServerConfig(home=Path("home")))
 
 
 @pytest.fixture(scope="module")

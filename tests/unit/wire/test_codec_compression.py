@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.wire.compression import compress, decompress
+from tinkex.wire.compression import compress, content_size, decompress
 from tinkex.wire.proto import WireError
 
 
@@ -71,3 +71,17 @@ def test_every_prefix_is_refused(pack: type) -> None:
 def test_what_is_not_zstd_is_refused(body: bytes) -> None:
     with pytest.raises(WireError):
         decompress(body, 1000)
+
+
+def test_a_frame_that_asks_for_much_memory_to_look_back_is_refused() -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    body = packer.compress(bytes(1000)) + packer.flush()
+    with pytest.raises(WireError, match="damaged"):
+        decompress(body, 10_000)
+
+
+def test_the_size_of_the_content_is_known_before_it_is_unpacked() -> None:
+    assert content_size(compress(bytes(5000))) == 5000
+    assert content_size(unsized(bytes(5000))) is None
+    assert content_size(b"no zstd") == 0

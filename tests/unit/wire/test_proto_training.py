@@ -228,3 +228,13 @@ def test_values_that_no_user_may_build_are_refused(payload: bytes) -> None:
 def test_unknown_fields_are_skipped() -> None:
     datum = field(99, b"new") + field(1, field(1, field(9, b"?") + field(1, struct.pack("<i", 7))))
     assert decode_datum(datum).model_input.to_ints() == [7]
+
+
+def test_millions_of_empty_parts_are_refused_before_they_are_objects() -> None:
+    empty_datum, num_chunks = b"\x1a\x00", 60_000
+    with pytest.raises(WireError, match="more than 65536 fields"):
+        decode_forward_backward_request(empty_datum * 100_000)
+    datum = b"\x0a\x02\x0a\x00" * num_chunks
+    crowded = (b"\x1a" + varint(len(datum)) + datum) * 5
+    with pytest.raises(WireError, match="more than 262144 parts"):
+        decode_forward_backward_request(crowded)

@@ -13,7 +13,7 @@ from tinkex.server.auth import issue_token
 from tinkex.server.base_models import served_models
 from tinkex.server.binding import LooseTelemetry
 from tinkex.server.call import Answer, Call, Handler, Services
-from tinkex.server.checks import check_metadata, check_project
+from tinkex.server.checks import check_project
 from tinkex.server.metrics import TELEMETRY
 from tinkex.server.ownership import session_of
 from tinkex.server.transactions import read, write
@@ -71,7 +71,7 @@ async def dynamic_config(
 
 # --- credentials ---------------------------------------------------------------------------
 async def auth_token(services: Services, call: Call[Any]) -> types.AuthTokenResponse:
-    """Exchange a key, or a token before it expires, for a new token."""
+    """Exchange a key for a new token; for a token, one that ends when it does."""
     tenant = await read(services, lambda db: keys.find_tenant(db, call.tenant_id))
     if tenant is None:
         raise NotFoundError("there is no such account")
@@ -140,7 +140,7 @@ def _new_session(call: Call[types.CreateSessionRequest]) -> Session:
         project_id=check_project(request.project_id or DEFAULT_PROJECT),
         display_name=request.display_name,
         tags=list(request.tags),
-        user_metadata=check_metadata(request.user_metadata) or {},
+        user_metadata=dict(request.user_metadata or {}),
         sdk_version=request.sdk_version,
         created_at=now,
         seen_at=now,

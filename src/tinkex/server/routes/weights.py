@@ -18,11 +18,12 @@ from tinkex.errors import (
 from tinkex.ids import check_name, new_id, parse_tinker_path
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.payloads import LoadPayload
+from tinkex.lifetimes import check_ttl
 from tinkex.server.access import readers_of
 from tinkex.server.auditing import note_checkpoint
 from tinkex.server.base_models import check_trainable
 from tinkex.server.call import Call, Handler, Services
-from tinkex.server.checks import check_metadata, check_number, check_ttl
+from tinkex.server.checks import check_number
 from tinkex.server.copies import copy_files, destination_of, enter_copy
 from tinkex.server.new_models import add_run, loaded_spec, spec_of
 from tinkex.server.operations import (
@@ -47,7 +48,6 @@ async def save_weights(
 ) -> types.UntypedAPIFuture:
     """Promise a training checkpoint: weights and the optimizer's memory."""
     request = call.request
-    check_metadata(request.user_metadata)
     return await _save(services, call, Kind.SAVE_WEIGHTS, request.path)
 
 
@@ -56,7 +56,6 @@ async def save_weights_for_sampler(
 ) -> types.UntypedAPIFuture:
     """Promise weights to sample from: named, or for one new sampling session."""
     request = call.request
-    check_metadata(request.user_metadata)
     check_number("sampling_session_seq_id", request.sampling_session_seq_id)
     if request.path is None and request.sampling_session_seq_id is None:
         raise UnprocessableEntityError(

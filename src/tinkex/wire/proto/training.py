@@ -88,6 +88,8 @@ SPAN_OFFSET = tag(2, VARINT)
 SPAN_LENGTH = tag(3, VARINT)
 
 Span: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
+#: The most datums, chunks, tensors and spans of one request.
+MAX_PARTS = 262_144
 
 
 # --- the client's side ---------------------------------------------------------------------
@@ -238,11 +240,15 @@ def decode_forward_backward_request(data: bytes) -> tuple[ForwardBackwardRequest
     texts = {MODEL_ID: "", LOSS_FN: ""}
     numbers = {SEQ_ID: 0, FORWARD_ONLY: 0}
     datums: list[Datum] = []
+    num_parts = 0
     older: dict[str, float | str] = {}
     config: dict[str, float | str] = {}
     for tag_, number, payload in read_fields(memoryview(data)):
         if tag_ == DATA:
             datums.append(_read_datum(payload))
+            num_parts += _num_parts(datums[-1])
+            if num_parts > MAX_PARTS:
+                raise WireError(f"the request has more than {MAX_PARTS} parts; send fewer datums")
         elif tag_ in texts:
             texts[tag_] = to_text(payload)
         elif tag_ in numbers:
@@ -284,6 +290,11 @@ def _read_datum(data: memoryview) -> Datum:
         model_input_spans=spans[MODEL_INPUT_SPANS] if has_spans else None,
         loss_fn_input_spans=spans[LOSS_FN_INPUT_SPANS] if has_spans else None,
     )
+
+
+def _num_parts(datum: Datum) -> int:
+    spans = (datum.model_input_spans or (), datum.loss_fn_input_spans or ())
+    return 1 + len(datum.model_input.chunks) + len(datum.loss_fn_inputs) + sum(map(len, spans))
 
 
 def _read_text(data: memoryview) -> EncodedTextChunk:

@@ -19,6 +19,8 @@ VARINT, FIXED64, LEN, START_GROUP, END_GROUP, FIXED32 = range(6)
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 _MAX_SHIFT = 70
 _MAX_TAG = 0xFFFF_FFFF
+#: The most fields of one message, so that a few bytes of each cannot become millions of objects.
+MAX_FIELDS = 65_536
 NOTHING = memoryview(b"")
 _DOUBLE = struct.Struct("<d")
 
@@ -153,7 +155,11 @@ def read_fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """
     position, end = 0, len(data)
     groups: list[int] = []
+    num_left = MAX_FIELDS
     while position < end:
+        num_left -= 1
+        if num_left < 0:
+            raise WireError(f"a message has more than {MAX_FIELDS} fields; send less at once")
         tag_ = data[position]
         position += 1
         if tag_ > 0x7F:

@@ -1,0 +1,73 @@
+"""The budget of request bytes in flight."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import RateLimitError
+from tinkex.server.config import ServerConfig
+from tinkex.server.intake import NUM_DECODERS, Intake, Overloaded
+
+
+def intake(max_inflight_bytes: int = 100, max_body_bytes: int = 40) -> Intake:
+    config = ServerConfig(
+        home=Path("home"), max_inflight_bytes=max_inflight_bytes, max_body_bytes=max_body_bytes
+    )
+    return Intake(config)
+
+
+def test_what_a_request_held_is_given_back_when_it_ends() -> None:
+    budget = intake()
+    with budget.hold("alice") as hold:
+        hold.grow(10)
+        hold.grow(30)
+        assert budget.num_bytes == 40
+    assert budget.num_bytes == 0
+    with pytest.raises(ZeroDivisionError), budget.hold("alice") as hold:
+        hold.grow(50)
+        raise ZeroDivisionError
+    assert budget.num_bytes == 0
+
+
+def test_one_tenant_gets_half_and_is_told_to_wait() -> None:
+    budget = intake()
+    with budget.hold("alice") as first, budget.hold("alice") as second:
+        first.grow(40)
+        with pytest.raises(RateLimitError) as caught:
+            second.grow(20)
+    assert caught.value.status_code == 429
+    assert caught.value.retry_after_seconds
+
+
+def test_all_tenants_together_get_the_budget() -> None:
+    budget = intake()
+    with budget.hold("a") as first, budget.hold("b") as second, budget.hold("c") as third:
+        first.grow(50)
+        second.grow(50)
+        with pytest.raises(Overloaded) as caught:
+            third.grow(1)
+    assert caught.value.status_code == 503
+    assert caught.value.retryable
+    assert caught.value.retry_after_seconds
+
+
+def test_a_budget_below_one_body_still_takes_one_body() -> None:
+    budget = intake(max_inflight_bytes=10, max_body_bytes=40)
+    with budget.hold("alice") as hold:
+        hold.grow(40)
+        assert budget.num_bytes == 40
+
+
+@pytest.mark.asyncio
+async def test_few_threads_decode() -> None:
+    import asyncio
+
+    budget = intake()
+    names = await asyncio.gather(
+        *(budget.decode(lambda: threading.current_thread().name) for _ in range(20))
+    )
+    assert len(set(names)) <= NUM_DECODERS
+    assert all(name.startswith("decoder") for name in names)
