@@ -21,6 +21,8 @@ from tinkex.client.queue_state import QueueStateLogger
 from tinkex.client.road import Road
 from tinkex.client.transport import outgoing
 from tinkex.errors import InvalidInput
+from tinkex.ids import check_name
+from tinkex.lifetimes import check_ttl
 from tinkex.wire.endpoints import Endpoint
 
 T = TypeVar("T")
@@ -128,3 +130,9 @@ def _recut(chunks: list[Chunk], data: list[types.Datum]) -> list[Chunk]:
         cut.append(Chunk(data[start:end], chunk.num_bytes))
         start = end
     return cut
+
+
+def check_saving(name: str, ttl_seconds: int | None) -> None:
+    """Refuse a checkpoint's name or lifetime before anything is sent."""
+    check_name(name)
+    check_ttl(ttl_seconds)

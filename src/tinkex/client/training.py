@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tinkex import types
-from tinkex.client.adapter import Adapter
+from tinkex.client.adapter import Adapter, check_saving
 from tinkex.client.custom_loss import (
     CustomLossFnV1,
     LossHandle,
@@ -22,8 +22,7 @@ from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics
 from tinkex.errors import APIResponseValidationError, InvalidInput
-from tinkex.ids import check_name, parse_tinker_path
-from tinkex.lifetimes import check_ttl
+from tinkex.ids import parse_tinker_path
 from tinkex.text import load_tokenizer, resolve_tokenizer_id
 from tinkex.wire.endpoints import (
     GET_INFO,
@@ -157,8 +156,7 @@ class TrainingClient:
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsResponse]:
         """Save weights and optimizer, to go on from later."""
-        check_name(name)
-        check_ttl(ttl_seconds)
+        check_saving(name, ttl_seconds)
         return self._adapter.run(
             SAVE_WEIGHTS,
             lambda seq_id: types.SaveWeightsRequest(
@@ -231,8 +229,7 @@ class TrainingClient:
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
         """Save weights under a name, to sample from."""
-        check_name(name)
-        check_ttl(ttl_seconds)
+        check_saving(name, ttl_seconds)
         saved = self._adapter.run(
             SAVE_WEIGHTS_FOR_SAMPLER,
             lambda seq_id: types.SaveWeightsForSamplerRequest(
@@ -261,8 +258,7 @@ class TrainingClient:
         age_encryption_recipients: list[str] | None = None,
     ) -> APIFuture[types.SaveWeightsExternalResponse]:
         """Save weights as files that can be downloaded."""
-        check_name(name)
-        check_ttl(ttl_seconds)
+        check_saving(name, ttl_seconds)
         saved = self._adapter.run(
             SAVE_WEIGHTS_EXTERNAL,
             lambda seq_id: types.SaveWeightsExternalRequest(

@@ -28,8 +28,8 @@ ReplyT = TypeVar("ReplyT")
 PREFIX = "/api/v1"
 #: The largest body of a request that carries neither tensors nor prompts.
 SMALL_BODY_BYTES = 256 * 1024
-#: The largest batch of telemetry: events quote tracebacks.
-TELEMETRY_BYTES = 1024 * 1024
+#: The jobs that carry tensors or prompts.
+LARGE = frozenset({"forward_backward", "forward", "asample", "create_custom_loss"})
 
 
 class Body(StrEnum):
@@ -139,6 +139,7 @@ def _job(
         types.UntypedAPIFuture,
         promised=promised,
         request_type=request_type,
+        max_body_bytes=None if name in LARGE else SMALL_BODY_BYTES,
         **options,
     )
 
@@ -192,7 +193,7 @@ TELEMETRY = _post(
     types.TelemetrySendRequest,
     types.TelemetryResponse,
     timeout_seconds=5.0,
-    max_body_bytes=TELEMETRY_BYTES,
+    max_body_bytes=4 * SMALL_BODY_BYTES,
 )
 
 # --- futures -------------------------------------------------------------------------------
@@ -226,15 +227,9 @@ FORWARD_BACKWARD = _job(
     types.ForwardBackwardOutput,
     "ForwardBackward",
     body=Body.PROTO,
-    max_body_bytes=None,
 )
 FORWARD = _job(
-    "forward",
-    types.ForwardRequest,
-    types.ForwardBackwardOutput,
-    "Forward",
-    is_legacy=True,
-    max_body_bytes=None,
+    "forward", types.ForwardRequest, types.ForwardBackwardOutput, "Forward", is_legacy=True
 )
 OPTIM_STEP = _job("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep")
 SAVE_WEIGHTS = _job(
@@ -260,7 +255,6 @@ CREATE_CUSTOM_LOSS = _job(
     types.CreateCustomLossRequest,
     types.CreateCustomLossResponse,
     "CreateCustomLoss",
-    max_body_bytes=None,
 )
 GET_INFO = _post("get_info", "/get_info", types.GetInfoRequest, types.GetInfoResponse)
 UNLOAD_MODEL = _job(
@@ -284,7 +278,7 @@ JOIN_SAMPLING_SESSION = _post(
     types.JoinSamplingSessionRequest,
     types.JoinSamplingSessionResponse,
 )
-SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample", max_body_bytes=None)
+SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
 GET_SAMPLER = _bare("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
 
 # --- training runs and checkpoints ---------------------------------------------------------
