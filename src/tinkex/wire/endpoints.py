@@ -26,7 +26,6 @@ from tinkex.wire.messages import (
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 PREFIX = "/api/v1"
-#: The largest body of a request that carries neither tensors nor prompts.
 SMALL_BODY_BYTES = 256 * 1024
 #: The jobs that carry tensors or prompts.
 LARGE = frozenset({"forward_backward", "forward", "asample", "create_custom_loss"})
