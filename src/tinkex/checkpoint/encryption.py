@@ -12,6 +12,7 @@ from typing import Any
 
 from tinkex.checkpoint.manifest import list_files
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
+from tinkex.installation import install_command
 
 SUFFIX = ".age"
 _SSH_KINDS = ("ssh-ed25519 ", "ssh-rsa ")
@@ -43,7 +44,7 @@ def _library() -> Any:
         return importlib.import_module("pyrage")
     except ImportError:
         raise ConfigError(
-            "encrypted checkpoints need the package pyrage: pip install pyrage"
+            f"encrypted checkpoints need the package pyrage: {install_command('server')}"
         ) from None
 
 

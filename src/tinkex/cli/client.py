@@ -80,8 +80,8 @@ def _explained() -> Iterator[None]:
         yield
     except ImportError as error:
         from tinkex.cli.errors import CliError
+        from tinkex.installation import install_command
 
         raise CliError(
-            f"the client cannot be loaded: {error}",
-            "Install tinkex again: pip install --force-reinstall tinkex",
+            f"the client cannot be loaded: {error}", f"Run: {install_command()}"
         ) from error

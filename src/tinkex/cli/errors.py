@@ -222,7 +222,21 @@ def unusable(error: OSError) -> ConfigError:
 
 def needs_extra(error: ModuleNotFoundError, extra: str) -> ConfigError:
     """What to say when a part of this package is used whose libraries are not installed."""
+    from tinkex.installation import install_command
+
     return ConfigError(
         f"this command needs {error.name}, which is not installed",
-        hint=f"Run: pip install 'tinkex[{extra}]'",
+        hint=f"Run: {install_command(extra)}",
     )
+
+
+def check_server_libraries(*extras: str) -> None:
+    """Name everything that a server on this machine lacks, and the one command that adds it."""
+    from tinkex.installation import install_command, missing_libraries
+
+    if missing := missing_libraries(*extras):
+        raise ConfigError(
+            f"a server on this machine needs {', '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed",
+            hint=f"Run: {install_command('server', 'torch')}",
+        )

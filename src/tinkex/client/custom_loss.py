@@ -22,6 +22,7 @@ from tinkex.client.loss_graph import (
     trace_loss,
 )
 from tinkex.errors import APIResponseValidationError, ConfigError, InvalidInput
+from tinkex.installation import install_command
 from tinkex.logs import get_logger
 from tinkex.types import CustomLossInput, Datum, ForwardBackwardOutput, LossFnOutput, TensorData
 from tinkex.types.tensors import is_torch_tensor
@@ -93,7 +94,7 @@ def check_loss_fn(loss_fn: object) -> None:
     if not isinstance(loss_fn, LossHandle) and not callable(loss_fn):
         raise InvalidInput(f"a custom loss is a function or a LossHandle, got {loss_fn!r:.80}")
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError("custom losses need torch: pip install tinkex[torch]")
+        raise ConfigError(f"custom losses need torch: {install_command('torch')}")
 
 
 def check_loss_session(handle: LossHandle, session_id: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from tinkex.client.config import Config
 from tinkex.client.credentials import find_credential
 from tinkex.errors import ConfigError
 from tinkex.home import Home
+from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.presence import ServerState, find_server, lock_holder
-from tinkex.settings import package_version
+from tinkex.settings import package_version, read_variables
 
 if sys.platform != "win32":
     import fcntl
@@ -35,9 +35,6 @@ TELL_AGAIN_SECONDS = 15.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 _LOOK_SECONDS = 0.05
 _SHOWN_LINES = 15
-#: What a server cannot do without, and what to install for it.
-_NEEDED = ("litestar", "sqlalchemy", "uvicorn")
-_EXTRA = "pip install 'tinkex[server,torch]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,7 @@ def _starting(home: Home, progress: _Progress) -> Iterator[None]:
 
 
 def _start(home: Home, progress: _Progress) -> ServerState:
-    _check_installed()
+    _check_installed(home)
     before = _log_size(home)
     process = _launch(home)
     ends_at = time.monotonic() + START_SECONDS
@@ -141,13 +138,18 @@ def _start(home: Home, progress: _Progress) -> ServerState:
         time.sleep(_LOOK_SECONDS)
 
 
-def _check_installed() -> None:
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"no API key and no server were given, and a local server needs {name}",
-                hint=f"Run {_EXTRA}, pass api_key=... or base_url=..., or set TINKER_API_KEY.",
-            )
+def _check_installed(home: Home) -> None:
+    missing = missing_libraries("server", "torch")
+    # A server with settings of its own knows itself whether it needs torch.
+    is_special = home.config_file.exists() or bool(read_variables(["TINKEX_ENGINE"]))
+    if not missing or (is_special and not missing_libraries("server")):
+        return
+    raise ConfigError(
+        "no API key and no server were given, and a local server needs "
+        f"{', '.join(missing)}, not installed here",
+        hint=f"Run {install_command('server', 'torch')}, pass api_key=... or base_url=..., or set "
+        "TINKER_API_KEY.",
+    )
 
 
 def _launch(home: Home) -> subprocess.Popen[bytes]:

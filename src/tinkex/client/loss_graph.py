@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, TypeAlias
 
 from tinkex.errors import ConfigError, InvalidInput
+from tinkex.installation import install_command
 from tinkex.types import CustomLossGraph, CustomLossInput, CustomLossInputRank, CustomLossNode
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def load_torch() -> Any:
     try:
         import torch.fx
     except ImportError as error:
-        raise ConfigError("custom losses need torch: pip install tinkex[torch]") from error
+        raise ConfigError(f"custom losses need torch: {install_command('torch')}") from error
     return torch
 
 

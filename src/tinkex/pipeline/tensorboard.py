@@ -20,6 +20,7 @@ from typing import Any
 
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import TinkexError
+from tinkex.installation import install_command
 from tinkex.logs import get_logger
 from tinkex.pipeline.holding import is_alive
 
@@ -83,7 +84,7 @@ def start_tensorboard(
     A port that is taken is replaced by a free one, which the server itself chooses.
     """
     if importlib.util.find_spec("tensorboard") is None:
-        log.warning("TensorBoard is not installed: pip install 'tinkex[pipeline]' adds it")
+        log.warning("TensorBoard is not installed: %s adds it", install_command("pipeline"))
         return None
     logdir.mkdir(parents=True, exist_ok=True)
     logdir = logdir.resolve()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.home import Home
+from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.pulse import Pulse
@@ -102,9 +103,10 @@ def _make_local(config: ServerConfig) -> Engine:
     except ModuleNotFoundError as error:
         if (error.name or "tinkex").partition(".")[0] == "tinkex":
             raise
+        missing = missing_libraries("torch") or [str(error.name)]
         raise ConfigError(
-            f"the engine 'local' needs {error.name}, which is not installed; "
-            "run pip install 'tinkex[server,torch]', or use the engine 'fake'"
+            f"the engine 'local' needs {', '.join(missing)}, not installed here; "
+            f"run {install_command('server', 'torch')}, or use the engine 'fake'"
         ) from error
     if not sources:
         LOG.warning(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+from tinkex.installation import install_command
 from tinkex.testing.answers import Answer
 from tinkex.testing.app import CONNECTION, StubApp
 
@@ -15,9 +16,7 @@ try:
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 except ModuleNotFoundError as error:
-    raise ImportError(
-        f"the stub server needs {error.name}: pip install 'tinkex[server]'"
-    ) from error
+    raise ImportError(f"the stub server needs {error.name}: {install_command('server')}") from error
 
 HOST = "127.0.0.1"
 _BACKLOG = 4096

@@ -181,7 +181,9 @@ class TensorData:
         try:
             import torch
         except ImportError as error:
-            raise ImportError("to_torch needs PyTorch: pip install torch") from error
+            from tinkex.installation import install_command
+
+            raise ImportError(f"to_torch needs PyTorch: {install_command('torch')}") from error
         return torch.from_numpy(self.to_numpy(pad_value))
 
     def tolist(self, pad_value: int = 0) -> list[Any]:

@@ -13,6 +13,7 @@ from tinkex.cli.errors import CliError, explain
 from tinkex.cli.main import run
 from tinkex.client.config import Config
 from tinkex.errors import ConfigError
+from tinkex.installation import install_command
 from tinkex.types import Cursor, TrainingRunsResponse
 
 
@@ -109,4 +110,4 @@ def test_a_library_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(CliError, match="pyqwest") as refused:
         config_of(Context())
-    assert "pip install" in (refused.value.hint or "")
+    assert refused.value.hint == f"Run: {install_command()}"

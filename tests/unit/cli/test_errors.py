@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -11,6 +13,8 @@ import pytest
 from tinkex import errors as sdk
 from tinkex.cli.context import Context
 from tinkex.cli.errors import MAPPINGS, CliError, Failure, explain, needs_extra, report
+from tinkex.cli.main import run
+from tinkex.installation import install_command
 
 
 class Answer(NamedTuple):
@@ -96,8 +100,20 @@ def test_errors_of_ours_stay_what_they_say() -> None:
     failure = explain(CliError("the port is 'x'", "Pass a number.", exit_code=3))
     assert (failure.to_text(), failure.exit_code) == ("Error: the port is 'x'\nPass a number.", 3)
     assert explain(needs_extra(ModuleNotFoundError(name="torch"), "torch")).hint == (
-        "Run: pip install 'tinkex[torch]'"
+        f"Run: {install_command('torch')}"
     )
+
+
+def test_serve_names_everything_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for library in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, library, None)
+    assert run(["serve", "--home", str(tmp_path / "home"), "--engine", "local"]).exit_code == 1
+    said = capsys.readouterr().err
+    assert "a server on this machine needs torch, transformers, which are not installed" in said
+    assert f"Run: {install_command('server', 'torch')}" in said
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_file_is_named_and_a_mistake_is_ours() -> None:

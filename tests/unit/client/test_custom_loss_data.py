@@ -168,5 +168,5 @@ def test_without_torch_every_entrance_says_how_to_get_it(monkeypatch: pytest.Mon
         lambda: differentiate([], [], loss_fn),
     )
     for enter in entrances:
-        with pytest.raises(ConfigError, match=r"custom losses need torch: pip install tinkex\[to"):
+        with pytest.raises(ConfigError, match=r"custom losses need torch: .* install .*torch"):
             enter()

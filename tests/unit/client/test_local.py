@@ -13,6 +13,7 @@ from tinkex.client.config import Config
 from tinkex.client.local import ensure_server, with_local_server
 from tinkex.errors import ConfigError
 from tinkex.home import Home
+from tinkex.installation import install_command
 from tinkex.settings import HOSTED_BASE_URL, Environment
 
 
@@ -71,7 +72,17 @@ def test_without_the_servers_libraries_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=f"a local server needs {library}") as refused:
         ensure_server(Home(tmp_path))
-    assert "pip install 'tinkex[server,torch]'" in (refused.value.hint or "")
+    assert install_command("server", "torch") in (refused.value.hint or "")
+
+
+def test_everything_that_is_missing_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKEX_ENGINE", raising=False)
+    for library in ("uvicorn", "torch", "transformers"):
+        monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match="needs uvicorn, torch, transformers, not installed"):
+        ensure_server(Home(tmp_path))
 
 
 def test_a_home_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import click
 
 from tinkex.cli.commands.serve_control import HOME, facts_of, home_option, logs, status, stop
 from tinkex.cli.context import context_of
-from tinkex.cli.errors import needs_extra
+from tinkex.cli.errors import check_server_libraries, needs_extra
 from tinkex.cli.options import Group
 from tinkex.cli.output import Facts
 
@@ -60,8 +60,10 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
         from tinkex.server.config_sources import read_config
         from tinkex.server.supervisor import serve as run
     except ModuleNotFoundError as error:
+        check_server_libraries("server", "torch")
         raise needs_extra(error, "server") from error
     config = read_config({"home": home, **flags, "models": flags["models"] or None}, config_file)
+    check_server_libraries(*(("server", "torch") if config.engine == "local" else ("server",)))
     attach_logger(config.log_level)
     if context_of(ctx).is_json:
         run(config, _print_state)

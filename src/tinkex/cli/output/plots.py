@@ -17,6 +17,7 @@ from tinkex.cli.format import plain_line
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.drawing import draw_lines
 from tinkex.cli.output.watching import speed_of
+from tinkex.installation import install_command
 from tinkex.server.dashboard.curve import Point, draw
 from tinkex.server.headlines import format_metric
 
@@ -127,7 +128,7 @@ class Plot(Output):
         except ImportError as error:
             raise CliError(
                 f"A .png picture needs matplotlib: {error}",
-                "pip install 'tinkex[plot]', or write a .svg file, which needs nothing.",
+                f"Run {install_command('plot')}, or write a .svg file, which needs nothing.",
             ) from error
         figure = Figure(figsize=(9.0, 5.0), layout="constrained")
         axes = figure.subplots()

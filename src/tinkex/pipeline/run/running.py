@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tinkex.errors import ConfigError
+from tinkex.installation import install_command, missing_libraries
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run import materials
 from tinkex.pipeline.run.child import passing_signals
@@ -39,12 +39,11 @@ def run_pipeline(config: PipelineConfig, flags: RunFlags, voice: Voice) -> list[
 
 
 def _check_installed() -> None:
-    for name in ("torch", "transformers", "tokenizers"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"the pipeline needs {name}, which is not installed",
-                hint="Run: pip install 'tinkex[pipeline]'",
-            )
+    if missing := missing_libraries("torch"):
+        raise ConfigError(
+            f"the pipeline needs {', '.join(missing)}, not installed here",
+            hint=f"Run: {install_command('pipeline')}",
+        )
 
 
 def _throw_away(plan: RunPlan, voice: Voice) -> None:

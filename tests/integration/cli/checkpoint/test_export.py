@@ -34,6 +34,7 @@ from tinkex.engine.checkpoints.files import write_checkpoint
 from tinkex.engine.checkpoints.summaries import OPTIMIZER_NAME, STATE_NAME, SUMMARY_NAME
 from tinkex.engine.models import sources
 from tinkex.home import Home
+from tinkex.installation import install_command
 from tinkex.testing import Fault
 
 PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors"}
@@ -210,7 +211,7 @@ def test_without_torch_a_sentence_says_what_to_install(
     words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"), "--merge")
     refused = tinkex(*words, "--json")
     assert refused.failure["message"] == "this command needs torch, which is not installed"
-    assert refused.failure["hint"] == "Run: pip install 'tinkex[torch]'"
+    assert refused.failure["hint"] == f"Run: {install_command('torch')}"
     assert scene.server.calls("download") == []
 
 

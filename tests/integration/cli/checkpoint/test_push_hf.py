@@ -14,6 +14,7 @@ from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.cli.test_official_shapes import OFFICIAL, official
 from tests.integration.conftest import BASE_MODEL
 from tinkex.ids import parse_tinker_path
+from tinkex.installation import install_command
 
 FILES = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
 
@@ -187,7 +188,7 @@ def test_without_the_library_a_sentence_says_what_to_install(
     monkeypatch.delitem(sys.modules, "tinkex.engine.models.uploads", raising=False)
     refused = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--json")
     assert "needs huggingface_hub" in refused.failure["message"]
-    assert refused.failure["hint"] == "Run: pip install 'tinkex[torch]'"
+    assert refused.failure["hint"] == f"Run: {install_command('torch')}"
 
 
 def test_what_is_no_adapter_is_not_uploaded(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:

@@ -17,18 +17,17 @@ from pathlib import Path
 from tinkex.cli.commands.doctor.findings import CHECK_SECONDS, Finding
 from tinkex.cli.context import Context
 from tinkex.cli.format import format_size
+from tinkex.installation import install_command, missing_libraries
 from tinkex.settings import package_version, read_environment
 
 #: Python that tinkex is made for.
 LEAST_PYTHON = (3, 11)
 #: With less, a checkpoint or a model may not fit; with very little, nothing does.
 LOW_BYTES, NO_BYTES = 5 * 1024**3, 100 * 1024**2
-_SERVER_LIBRARIES = ("litestar", "sqlalchemy", "uvicorn")
 _TORCH = "import torch; print(torch.__version__)"
 _KERNELS = (
     "from tinkex.nn.native.library import library; print('yes' if library() is not None else 'no')"
 )
-_INSTALL_TORCH = "To serve models on this machine: pip install 'tinkex[server,torch]'"
 
 
 def check_python(context: Context) -> Finding:
@@ -69,12 +68,11 @@ def _is_writable(place: Path) -> bool:
 def check_torch(context: Context) -> Finding:
     """Whether torch is there and can be loaded."""
     if importlib.util.find_spec("torch") is None:
-        return Finding(
-            "warn", "not installed; only a server on this machine needs it", _INSTALL_TORCH
-        )
+        return Finding("warn", "not installed; only a server on this machine needs it")
     code, said = run_python(_TORCH)
     if code != 0:
-        return Finding("fail", f"cannot be loaded: {said}", "Install it again: pip install torch")
+        advice = f"Remove torch and add it again: {install_command('torch')}"
+        return Finding("fail", f"cannot be loaded: {said}", advice)
     return Finding("ok", f"torch {said}")
 
 
@@ -95,16 +93,16 @@ def check_transformers(context: Context) -> Finding:
         return Finding(
             "warn",
             "not installed; prompts as text need it",
-            "Install it: pip install 'tinkex[text]'",
+            f"Run: {install_command('text')}",
         )
     return Finding("ok", f"transformers {_version('transformers')}")
 
 
 def check_server_libraries(context: Context) -> Finding:
     """Whether a server can be started on this machine."""
-    missing = [name for name in _SERVER_LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        return Finding("warn", f"{', '.join(missing)} not installed", _INSTALL_TORCH)
+    if missing := missing_libraries("server", "torch"):
+        advice = f"To serve models on this machine, run: {install_command('server', 'torch')}"
+        return Finding("warn", f"{', '.join(missing)} not installed", advice)
     return Finding("ok", "a server can be started here")
 
 
