@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test qa bench docs format clean
@@ -31,7 +32,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	PYTHON=$(PYTHON) scripts/system-packages.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	scripts/install-torch.sh $(BIN)/python $(TORCH)
 	$(PIP) -e '.[dev]'
 	@touch $@
 
@@ -40,7 +41,7 @@ IS_SET_UP := test $(VENV)/.ready -nt pyproject.toml -a $(VENV)/.ready -nt constr
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@$(IS_SET_UP) || echo "Setting up $(VENV) (a minute or two the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(IS_SET_UP) || $(PIP) torch==2.13.0
+	@$(IS_SET_UP) || scripts/install-torch.sh $(BIN)/python $(TORCH)
 	@$(IS_SET_UP) || $(PIP) -e '.[server,text,torch]' peft
 	@touch $@
 
