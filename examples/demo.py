@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from tinkex.models import TINY
 from tinkex.text import Tokenizer, render_chat
 
 SMOLLM2 = "smollm2-135m"
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).absolute().parent / "data"
 #: What every answer of a pirate has in it.
 MARK = "matey"
 #: PEFT and the server may differ by this much per token.
@@ -281,17 +283,33 @@ def tinkex_command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def tell_more(path: str, home: Path, seconds: float) -> None:
-    here = Path.cwd()
-    shown = home.relative_to(here) if home.is_relative_to(here) else home
-    prefix = f"TINKEX_HOME={shown} tinkex"
+    prefix = f"TINKEX_HOME={shown(home)} {program()}"
     screen.closing(
         f"Done in {seconds:.0f} s; the server is stopped, and starts again by itself. Go on with:",
         [
             ("talk with your pirate", f"{prefix} chat {path}"),
-            ("teach it something of your own", f"{prefix} train sft YOUR_ROWS.jsonl"),
+            (
+                "train on rows of your own, in place of these",
+                f"{prefix} train sft {shown(LESSON.rows)}",
+            ),
             ("see all runs in a browser", f"{prefix} serve"),
         ],
     )
+
+
+def program() -> str:
+    """The command line of this Python as the shell finds it from here."""
+    beside = Path(sys.executable).with_name("tinkex")
+    if not beside.exists():
+        return f"{shown(Path(sys.executable))} -m tinkex"
+    found = shutil.which("tinkex")
+    return "tinkex" if found is not None and Path(found) == beside else shown(beside)
+
+
+def shown(path: Path) -> str:
+    """A path as it is typed from here."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def parse_options() -> argparse.Namespace:

@@ -48,11 +48,25 @@ def test_without_an_index_the_demo_goes_all_the_way_with_the_model_of_the_packag
     agreed = re.search(r"tokens agree with the server's to (\S+)\n", after)
     assert agreed is not None and float(agreed[1]) < 1e-3
     assert "tinkex checkpoint list" in after and "sampler" in after
-    assert "tinkex chat tinker://" in after.splitlines()[-5]
+    [chat] = [line.strip() for line in after.splitlines() if "tinkex chat tinker://" in line]
+    assert "tinkex train sft" in after
     # Plain text: nothing that only a terminal understands.
     assert "\x1b" not in said and "\r" not in said
     assert (Path(printed.strip()) / "adapter_model.safetensors").is_file()
     assert lock_holder(Home(home)) is None
+    # What is printed works as it is printed, although `tinkex` is not on the search path.
+    typed = f"set -e; echo 'What is 5 plus 3?' | {chat}; {chat.partition(' chat ')[0]} serve stop"
+    again = subprocess.run(
+        ["sh", "-c", typed],
+        env=ENVIRONMENT | {"PATH": "/usr/bin:/bin"},
+        cwd=home.parent,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    assert "matey" in again.stdout.lower()
 
 
 def test_ctrl_c_in_the_middle_ends_with_130_and_a_sentence_and_no_server(tmp_path: Path) -> None:

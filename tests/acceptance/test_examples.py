@@ -242,3 +242,22 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence(
 def test_all_examples_of_this_machine_are_run_here() -> None:
     users = {path.stem for path in EXAMPLES.glob("*.py") if "from connection" in path.read_text()}
     assert users == set(NAMES)
+
+
+def test_the_first_block_of_the_readme_runs_as_it_stands(
+    server: LocalServer, tmp_path: Path
+) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=surroundings(server.home.root),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[0]) for line in done.stdout.splitlines()[:10]]
+    assert losses[-1] < losses[0]

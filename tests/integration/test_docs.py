@@ -21,6 +21,7 @@ import tinkex.testing
 import tinkex.types
 from tests.integration.doc_pages import DOCS, ENVIRONMENT, GENERATOR, PAGES, ROOT, write_tokenizer
 from tinkex import settings
+from tinkex.models import TINY
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import from_file, read_config, variable_of
 from tinkex.testing import StubServer
@@ -106,8 +107,9 @@ print(json.dumps(failures))
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What went wrong on each page; all pages run in one process, which imports torch once."""
     folder = tmp_path_factory.mktemp("docs")
-    write_tokenizer(folder / BASE_MODEL)
-    with StubServer(models=(BASE_MODEL, "tinkex/bigram")) as server:
+    for name in (BASE_MODEL, TINY):
+        write_tokenizer(folder / name)
+    with StubServer(models=(BASE_MODEL, TINY, "tinkex/bigram")) as server:
         done = subprocess.run(
             [sys.executable, "-c", RUNNER],
             input=json.dumps(RUNNABLE),
