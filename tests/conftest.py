@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Whoever runs the tests may say how wide his terminal is; tables must not be as wide as that.
 os.environ.pop("COLUMNS", None)
+
+# Servers and `model add` put tokenizers into the cache of Hugging Face: not into the user's.
+HUB = tempfile.TemporaryDirectory(prefix="tinkex-tests-hub-")
+os.environ["HF_HOME"] = HUB.name
+for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+    os.environ.pop(_name, None)
 
 # `ci` gives every run of a commit the same examples; `dev` and `nightly` search for new ones.
 settings.register_profile("dev", max_examples=25, deadline=None)

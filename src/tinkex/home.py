@@ -77,6 +77,11 @@ class Home(NamedTuple):
         return self.root / "models"
 
     @property
+    def tokenizers(self) -> Path:
+        """Tokenizers that clients fetched from servers, one folder per digest."""
+        return self.root / "tokenizers"
+
+    @property
     def store_file(self) -> Path:
         """The database, unless the store is elsewhere."""
         return self.root / "store.db"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.integration.conftest import KEY, Connect, Serve
 from tinkex.engine.fake.toy_tokenizer import ToyTokenizer
-from tinkex.testing import Fault
+from tinkex.errors import InvalidInput
+from tinkex.models import TINY_FOLDER
+from tinkex.testing import Fault, StubServer
+from tinkex.text import load_tokenizer
+from tinkex.tokenizer_files import digest_of, read_tokenizer
 
 LLAMA = "meta-llama/Llama-3.2-1B"
 
@@ -36,3 +45,99 @@ def test_the_server_knows_best(
     assert isinstance(sampler.get_tokenizer(), ToyTokenizer)
     assert loaded == [wanted]
     assert sampler.get_base_model() == LLAMA
+
+
+# --- from the server -------------------------------------------------------------------------
+TINY_FILES = read_tokenizer(TINY_FOLDER)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "home"
+
+
+def offer(server: StubServer, files: dict[str, bytes], digest: str = "") -> None:
+    """Have a server give these files, whatever is asked for."""
+    body = {
+        "base_model": LLAMA,
+        "tokenizer_id": LLAMA,
+        "digest": digest or digest_of(files),
+        "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
+    }
+    server.inject("get_tokenizer", Fault(status=200, body=body), times=None)
+
+
+def test_the_tokenizer_is_fetched_once_and_kept_by_its_digest(
+    serve: Serve, connect: Connect, home: Path
+) -> None:
+    server = serve(api_keys={KEY}, models=(LLAMA,))
+    offer(server, TINY_FILES)
+    service = connect(server)
+    sampler = service.create_sampling_client(base_model=LLAMA)
+    training = service.create_lora_training_client(LLAMA)
+
+    found = [sampler.get_tokenizer(), training.get_tokenizer(), sampler.get_tokenizer()]
+
+    folder = home / "tokenizers" / digest_of(TINY_FILES)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == TINY_FILES
+    expected = load_tokenizer(str(TINY_FOLDER)).encode("Hello there")
+    assert all(each.encode("Hello there") == expected for each in found)
+    asked = [dict(call.query) for call in server.calls("get_tokenizer")]
+    with_files = {"base_model": LLAMA, "digest": digest_of(TINY_FILES)}
+    assert asked == [
+        {"base_model": LLAMA},
+        with_files,
+        {"base_model": LLAMA},
+        {"base_model": LLAMA},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "digest", "sentence"),
+    [
+        (TINY_FILES, "0" * 64, "do not have the digest"),
+        (TINY_FILES, "../" * 21 + "x", "digest of a tokenizer is"),
+        ({"../../evil": b"x"}, "", "is not a file of a tokenizer"),
+    ],
+)
+def test_wrong_files_are_refused(
+    files: dict[str, bytes],
+    digest: str,
+    sentence: str,
+    serve: Serve,
+    connect: Connect,
+    home: Path,
+) -> None:
+    server = serve(api_keys={KEY}, models=(LLAMA,))
+    offer(server, files, digest)
+    sampler = connect(server).create_sampling_client(base_model=LLAMA)
+    with pytest.raises(InvalidInput, match=sentence):
+        sampler.get_tokenizer()
+    assert not home.exists()
+
+
+def test_a_server_without_tokenizers_leaves_it_to_the_hub(serve: Serve, connect: Connect) -> None:
+    server = serve(api_keys={KEY}, models=("nobody/model",))
+    sampler = connect(server).create_sampling_client(base_model="nobody/model")
+    with pytest.raises(InvalidInput, match="Failed to load tokenizer 'nobody/model'"):
+        sampler.get_tokenizer()
+
+
+def test_the_cache_is_bounded(
+    serve: Serve, connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinkex.client.tokenizers.MAX_FOLDERS", 2)
+    server = serve(api_keys={KEY}, models=(LLAMA,))
+    sampler = connect(server).create_sampling_client(base_model=LLAMA)
+    digests = []
+    for age in (30, 20, 10):
+        files = {**TINY_FILES, "chat_template.jinja": str(age).encode()}
+        digests.append(digest_of(files))
+        server.clear_faults()
+        offer(server, files)
+        sampler.get_tokenizer()
+        stamp = time.time() - age
+        os.utime(home / "tokenizers" / digests[-1], (stamp, stamp))
+    assert {path.name for path in (home / "tokenizers").iterdir()} == set(digests[1:])

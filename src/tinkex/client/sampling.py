@@ -18,9 +18,9 @@ from tinkex.client.sample_runner import SampleRunner
 from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics
+from tinkex.client.tokenizers import tokenizer_of
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path
-from tinkex.text import load_tokenizer, resolve_tokenizer_id
 from tinkex.wire.endpoints import CREATE_SAMPLING_SESSION, GET_SAMPLER
 
 
@@ -172,8 +172,7 @@ class SamplingClient:
     def get_tokenizer(self) -> Any:
         """The tokenizer of the base model."""
         about = self.holder.run(self._about())
-        wanted = resolve_tokenizer_id(about.base_model, about.tokenizer_id)
-        return load_tokenizer(wanted, loader=self.holder.config.tokenizer_loader)
+        return tokenizer_of(self.holder, about.base_model, about.tokenizer_id)
 
     def get_base_model(self) -> str:
         """The name of the base model."""

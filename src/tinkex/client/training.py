@@ -21,9 +21,9 @@ from tinkex.client.sampling import SamplingClient
 from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics
+from tinkex.client.tokenizers import tokenizer_of
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path
-from tinkex.text import load_tokenizer, resolve_tokenizer_id
 from tinkex.wire.endpoints import (
     GET_INFO,
     LOAD_WEIGHTS,
@@ -366,8 +366,7 @@ class TrainingClient:
         data = self.get_info().model_data
         if data.model_name is None:
             raise APIResponseValidationError(None, None, "get_info did not name the base model")
-        wanted = resolve_tokenizer_id(data.model_name, data.tokenizer_id)
-        return load_tokenizer(wanted, loader=self.holder.config.tokenizer_loader)
+        return tokenizer_of(self.holder, data.model_name, data.tokenizer_id)
 
     def get_console_url(self) -> str:
         """Where a person can look at this run."""

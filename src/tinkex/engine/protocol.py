@@ -30,6 +30,8 @@ class BaseModel:
     """The architecture's name."""
     tokenizer_id: str | None = None
     """What clients load the tokenizer by; None is the model's name."""
+    tokenizer_folder: str | None = None
+    """Where the tokenizer's files are on the server; never sent to clients."""
     is_trainable: bool = True
     is_sampleable: bool = True
 

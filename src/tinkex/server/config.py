@@ -56,6 +56,9 @@ class ServerConfig:
     """Who computes: local is PyTorch here; fake is arithmetic on a tiny model, for tests."""
     models: tuple[str, ...] = ()
     """Base models to serve beside the home's, as NAME=PATH or the id of one on the hub."""
+    register_tokenizers: bool = True
+    """Keep a copy of the tokenizer of tinkex/tiny in the cache of Hugging Face, where the official
+    SDK looks for it; false removes the copy. `tinkex model add` does the same for other models."""
     api_key: str = field(default="", repr=False)
     """A first key, which the default tenant gets if it is not there yet."""
     api_processes: int = 1

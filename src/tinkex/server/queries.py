@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -9,7 +10,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from tinkex.errors import UnprocessableEntityError
-from tinkex.ids import check_id
 
 MAX_LIMIT = 1000
 #: What the databases count with.
@@ -42,6 +42,14 @@ QUERY: Mapping[str, Parameter] = {
     "after": Parameter(
         schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
         says="List what comes after this cursor; 0 is the beginning.",
+    ),
+    "base_model": Parameter(
+        schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^\s?#%]+$"},
+        says="The base model's name.",
+    ),
+    "digest": Parameter(
+        schema={"type": "string", "minLength": 64, "maxLength": 64, "pattern": r"^[0-9a-f]+$"},
+        says="The digest from an answer without files; then the answer has the files.",
     ),
     "access_scope": Parameter(
         schema={"type": "string", "enum": ["owned", "accessible"]},
@@ -107,16 +115,15 @@ def _problem(schema: Mapping[str, Any], text: str) -> str | None:
         return None if _is_day(text) else "expected a day such as 2026-01-31"
     if schema.get("format") == "date-time":
         return None if _is_time(text) else "expected a time such as 2026-01-31T13:00:00Z"
-    return _id_problem(schema, text)
+    return _text_problem(schema, text)
 
 
-def _id_problem(schema: Mapping[str, Any], text: str) -> str | None:
-    if not 1 <= len(text) <= schema["maxLength"]:
-        return f"expected 1 to {schema['maxLength']} characters"
-    try:
-        check_id("id", text)
-    except ValueError:
-        return "it contains a character an id never has"
+def _text_problem(schema: Mapping[str, Any], text: str) -> str | None:
+    low, high = schema["minLength"], schema["maxLength"]
+    if not low <= len(text) <= high:
+        return f"expected {low} to {high} characters"
+    if not re.search(schema["pattern"], text):
+        return "it contains a character that it never has"
     return None
 
 

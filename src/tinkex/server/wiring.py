@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinkex.errors import ConfigError, StoreUnavailable
@@ -113,7 +114,23 @@ def _make_local(config: ServerConfig) -> Engine:
             "no base model is served, not even the one of the package: add one with "
             "`tinkex model add smollm2-135m`, or serve with --model NAME=PATH"
         )
+    _register_built_in(config)
     return LocalEngine(sources, config.engine_config)
+
+
+def _register_built_in(config: ServerConfig) -> None:
+    """Put the tokenizers of built-in models where the official SDK looks for them, or remove them.
+
+    Failing is not a reason to stop: our own SDK fetches tokenizers from the server.
+    """
+    from tinkex.engine.models.hub_cache import register_tokenizer, unregister_tokenizer
+    from tinkex.models import built_in
+
+    for name, folder in built_in().items():
+        if config.register_tokenizers:
+            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, Path(folder)))
+        else:
+            unregister_tokenizer(name)
 
 
 @contextlib.contextmanager

@@ -97,6 +97,11 @@ def list_user_checkpoints(world: World, call: Call) -> Answer:
     return json_answer({"checkpoints": checkpoints, "cursor": cursor})
 
 
+def get_tokenizer(world: World, call: Call) -> Answer:
+    """The models here count bytes; none has a tokenizer with files."""
+    raise Refusal(404, f"there is no tokenizer of a base model {call.query.get('base_model')!r}")
+
+
 def list_sessions(world: World, call: Call) -> Answer:
     """A page of session ids, newest first."""
     own = [
@@ -223,6 +228,7 @@ ROUTES: dict[str, Handler] = {
     "get_run_metrics": run_metrics,
     "list_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,
+    "get_tokenizer": get_tokenizer,
     "list_sessions": list_sessions,
     "get_session": get_session,
     "assign_session_project": assign_project,

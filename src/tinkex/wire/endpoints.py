@@ -18,6 +18,7 @@ from tinkex.wire.messages import (
     CancelFutureRequest,
     Empty,
     FinishSessionRequest,
+    TokenizerReply,
     TraceExportReply,
     TtlRequest,
     WeightsInfoRequest,
@@ -101,6 +102,7 @@ def _fill(name: str, value: str) -> str:
 
 _SCOPE = frozenset({"access_scope"})
 _PAGE = frozenset({"limit", "offset"})
+_TOKENIZER = frozenset({"base_model", "digest"})
 
 
 def _bare(
@@ -279,6 +281,9 @@ JOIN_SAMPLING_SESSION = _post(
 )
 SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
 GET_SAMPLER = _bare("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
+GET_TOKENIZER = _bare(
+    "GET", "get_tokenizer", "/tokenizer", TokenizerReply, query=_TOKENIZER, is_own=True
+)
 
 # --- training runs and checkpoints ---------------------------------------------------------
 LIST_RUNS = _bare(

