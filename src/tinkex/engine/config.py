@@ -24,6 +24,8 @@ class EngineConfig:
     """Give every request a pass of its own, so that its bits never depend on its company."""
     pass_tokens: int = 4096
     """The most tokens that one forward and backward pass holds; more run one after the other."""
+    step_tokens: int = 1024
+    """The most tokens of a micro-batch of training; other work runs between two of them."""
     cache_bytes: int = 1 << 30
     """Memory for keys and values of running samples, per base model."""
     packed_bytes: int = 1 << 30
@@ -44,7 +46,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-        for name in ("pass_tokens", "cache_bytes", "max_sequences", "sampler_bytes"):
+        for name in (
+            "pass_tokens",
+            "step_tokens",
+            "cache_bytes",
+            "max_sequences",
+            "sampler_bytes",
+        ):
             value = getattr(self, name)
             if not 1 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected at least 1")
@@ -52,3 +60,8 @@ class EngineConfig:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """How many tokens of shorter examples are computed together."""
+        return min(self.pass_tokens, self.step_tokens)

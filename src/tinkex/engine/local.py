@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from tinkex.engine.examples import read_examples
 from tinkex.engine.machine_memory import machine_bytes
 from tinkex.engine.models.loading import Loaded, compute_device
 from tinkex.engine.models.shelf import Shelf
+from tinkex.engine.pass_run import GeneratorRun, PassOutcome, PassSteps
 from tinkex.engine.protocol import (
     AdapterSpec,
     BaseModel,
@@ -33,7 +35,7 @@ from tinkex.engine.state import AdapterState
 from tinkex.engine.trainer import Trainer, Work
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.nn.optim import NonFiniteGradient, adamw
-from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
+from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
 
@@ -49,6 +51,8 @@ class LocalEngine:
             torch.set_num_threads(self._config.threads)
         self._adapters: dict[str, Adapter] = {}
         self._runners: dict[str, SampleRunner] = {}
+        self._seconds: dict[str, float] = {}
+        """How long the samples of each busy base model have run."""
         self._refused: list[Finished] = []
         self._models = Shelf(sources, self._config, self._is_busy, self._forget_runner)
         self._samplers = SamplerShelf(self._config.sampler_bytes)
@@ -83,9 +87,16 @@ class LocalEngine:
         return self._config.adapter_bytes or _device_bytes(self._config) // 4
 
     # --- training ---------------------------------------------------------------------------
-    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
-        """Run passes, those on one base model together."""
-        outcomes: dict[int, ForwardBackwardOutput | Failure] = {}
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
+        """Begin passes; those on one base model are computed together."""
+        return GeneratorRun(self._run_passes(passes))
+
+    def run_passes(self, passes: Sequence[Pass]) -> Sequence[PassOutcome]:
+        """Run passes to their end."""
+        return self.start_passes(passes).finish()
+
+    def _run_passes(self, passes: Sequence[Pass]) -> PassSteps:
+        outcomes: dict[int, PassOutcome] = {}
         by_model: dict[str, list[int]] = {}
         for place, each in enumerate(passes):
             adapter = self._adapters.get(each.adapter_id)
@@ -95,21 +106,19 @@ class LocalEngine:
             else:
                 by_model.setdefault(adapter.spec.base_model, []).append(place)
         for base_model, places in by_model.items():
-            on_model = self._run_on(base_model, [passes[place] for place in places])
+            on_model = yield from self._run_on(base_model, [passes[place] for place in places])
             outcomes.update(zip(places, on_model, strict=True))
         return [outcomes[place] for place in range(len(passes))]
 
-    def _run_on(
-        self, base_model: str, passes: Sequence[Pass]
-    ) -> list[ForwardBackwardOutput | Failure]:
+    def _run_on(self, base_model: str, passes: Sequence[Pass]) -> PassSteps:
         try:
-            model = self._models.get(base_model)
+            read = [self._read(each, self._models.get(base_model)) for each in passes]
         except TinkexError as error:
             return [Failure(error.message, error.category)] * len(passes)
-        read = [self._read(each, model) for each in passes]
-        ran = iter(
-            Trainer(model.host, self._config).run([one for one in read if isinstance(one, Work)])
-        )
+        works = [one for one in read if isinstance(one, Work)]
+        # Between two micro-batches the model may make room for another, and come back.
+        trainer = Trainer(lambda: self._models.get(base_model).host, self._config)
+        ran = iter((yield from trainer.run(works)))
         return [next(ran) if isinstance(one, Work) else one for one in read]
 
     def _read(self, each: Pass, model: Loaded) -> Work | Failure:
@@ -199,11 +208,21 @@ class LocalEngine:
         self._runner(model).add(ticket, adapter, request, scope=source.scope)
 
     def step_samples(self) -> Sequence[Finished]:
-        """Go a short way with all running samples, and hand out those that are over."""
+        """Go a short way with the samples of one base model, and hand out those that are over.
+
+        The base model whose samples had the least time goes first.
+        """
         finished, self._refused = self._refused, []
-        for runner in self._runners.values():
-            if len(runner):
-                finished += runner.step()
+        busy = [name for name, runner in self._runners.items() if len(runner)]
+        if finished or not busy:
+            return finished
+        known = [self._seconds[name] for name in busy if name in self._seconds]
+        # One that was idle begins level with the one that had the least.
+        self._seconds = {name: self._seconds.get(name, min(known, default=0.0)) for name in busy}
+        name = min(busy, key=self._seconds.__getitem__)
+        started = time.monotonic()
+        finished = self._runners[name].step()
+        self._seconds[name] += time.monotonic() - started
         return finished
 
     def cancel_sample(self, ticket: str) -> None:

@@ -28,6 +28,8 @@ class BaseModel:
     """The most tokens it can read and write together."""
     arch: str = ""
     """The architecture's name."""
+    vocab_size: int = 0
+    """How many tokens it knows; 0 if that is known only once it is loaded."""
     tokenizer_id: str | None = None
     """What clients load the tokenizer by; None is the model's name."""
     tokenizer_folder: str | None = None
@@ -108,6 +110,23 @@ def refuse_too_large(engine: Engine, spec: AdapterSpec) -> None:
         )
 
 
+class PassRun(Protocol):
+    """Passes in progress; none of them takes effect before `step` returns the outcomes."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the steps so far have computed, without the last step."""
+        ...
+
+    def step(self) -> Sequence[ForwardBackwardOutput | Failure] | None:
+        """Compute one micro-batch; returns one outcome per pass after the last, None before."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop here; no pass of this run takes effect."""
+        ...
+
+
 class Engine(Protocol):
     """The verbs. An adapter is named by its model id."""
 
@@ -139,8 +158,12 @@ class Engine(Protocol):
         ...
 
     # --- training ---------------------------------------------------------------------------
-    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
-        """Run passes, one outcome each; backward adds to its adapter's gradient."""
+    def start_passes(self, passes: Sequence[Pass]) -> PassRun:
+        """Begin passes; each step of the result computes a micro-batch of them.
+
+        A backward pass adds to its adapter's gradient when the run ends, and not before. Until
+        then no other verb may be called for the same adapters, except `snapshot`.
+        """
         ...
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:

@@ -8,7 +8,7 @@ Shape letters: T rows, P pairs of (row, target).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -23,6 +23,7 @@ from tinkex.engine.collate import Packed, Piece, cut, pack
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import Example
 from tinkex.engine.losses import Loss, find_loss, score, sum_up
+from tinkex.engine.pass_run import PassOutcome, PassSteps
 from tinkex.engine.protocol import Failure
 from tinkex.errors import RequestErrorCategory
 from tinkex.logs import get_logger
@@ -63,26 +64,28 @@ class _Sheet:
 
 
 class Trainer:
-    """Computes on one hosted model."""
+    """Computes on one hosted model, which `find_host` returns for every micro-batch."""
 
-    def __init__(self, host: Host, config: EngineConfig) -> None:
-        self._host = host
+    def __init__(self, find_host: Callable[[], Host], config: EngineConfig) -> None:
+        self._find_host = find_host
         self._config = config
 
-    def run(self, works: Sequence[Work]) -> list[ForwardBackwardOutput | Failure]:
+    def run(self, works: Sequence[Work]) -> PassSteps:
         """Run passes, together unless bits must not depend on company; one outcome each."""
-        if not self._config.is_deterministic:
-            return self._attempt(works, self._config.pass_tokens)
-        return [
-            outcome for work in works for outcome in self._attempt([work], self._config.pass_tokens)
-        ]
+        outcomes: list[PassOutcome] = []
+        groups = [[work] for work in works] if self._config.is_deterministic else [works]
+        for group in groups:
+            if outcomes:
+                yield 0
+            outcomes += yield from self._attempt(group, self._config.micro_batch_tokens)
+        return outcomes
 
     def _attempt(
         self, works: Sequence[Work], max_tokens: int, *, save_memory: bool = False
-    ) -> list[ForwardBackwardOutput | Failure]:
+    ) -> PassSteps:
         """Run passes; what does not fit into memory is tried again in smaller portions."""
         try:
-            return [*self._run(works, max_tokens, save_memory=save_memory)]
+            return (yield from self._run(works, max_tokens, save_memory=save_memory))
         except Exception as error:
             is_full, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
             if not is_full:
@@ -90,15 +93,16 @@ class Trainer:
         # Out of the handler: its traceback holds the tensors that were in the way.
         if len(works) > 1:
             half = len(works) // 2
-            return self._attempt(works[:half], max_tokens) + self._attempt(works[half:], max_tokens)
+            first = yield from self._attempt(works[:half], max_tokens)
+            return [*first, *(yield from self._attempt(works[half:], max_tokens))]
         if not is_full:
             message = f"the pass failed in the server: {reason}"
             return [Failure(message, RequestErrorCategory.Server)]
         longest = max(len(example.tokens) for example in works[0].examples)
         if longest < max_tokens:
-            return self._attempt(works, max(longest, max_tokens // 2))
+            return (yield from self._attempt(works, max(longest, max_tokens // 2)))
         if not save_memory:
-            return self._attempt(works, max_tokens, save_memory=True)
+            return (yield from self._attempt(works, max_tokens, save_memory=True))
         return [
             Failure(
                 f"there is not enough memory for an example of {longest} tokens; send shorter ones",
@@ -106,14 +110,18 @@ class Trainer:
             )
         ]
 
-    def _run(
-        self, works: Sequence[Work], max_tokens: int, *, save_memory: bool
-    ) -> list[ForwardBackwardOutput]:
+    def _run(self, works: Sequence[Work], max_tokens: int, *, save_memory: bool) -> PassSteps:
         sheets = [_new_sheet(work) for work in works]
         lengths = [[len(example.tokens) for example in work.examples] for work in works]
+        is_first_try = max_tokens == self._config.micro_batch_tokens
+        max_at_once = self._config.pass_tokens if is_first_try else max_tokens
+        num_tokens = 0
         for batch in cut(lengths, max_tokens):
+            if num_tokens:
+                yield num_tokens
+            num_tokens = sum(lengths[p][e] for p, e in batch)
             # Only an example that is too long by itself is worth computing twice.
-            is_long = save_memory or sum(lengths[p][e] for p, e in batch) > max_tokens
+            is_long = save_memory or num_tokens > max_at_once
             self._run_batch(sheets, batch, save_memory=is_long)
         outputs = [_output(sheet) for sheet in sheets]
         # From here on nothing can fail: all passes count, or none.
@@ -124,20 +132,21 @@ class Trainer:
     def _run_batch(
         self, sheets: Sequence[_Sheet], batch: Sequence[Piece], *, save_memory: bool
     ) -> None:
-        device = self._host.device
+        host = self._find_host()
+        device = host.device
         packed = pack([sheets[p].work.examples[e] for p, e in batch])
         segments = _segments(sheets, batch)
         this = Pass(segments, PackedAttention(packed.lengths))
         is_trained = any(sheets[p].gradient is not None for p, _ in batch)
         with torch.set_grad_enabled(is_trained):
-            hidden_TD = self._host.hidden(
+            hidden_TD = host.hidden(
                 torch.from_numpy(packed.tokens_T).to(device),
                 torch.from_numpy(packed.positions_T).to(device),
                 this,
                 save_memory=save_memory,
             )
         scorer = Scorer(
-            self._host.head,
+            host.head,
             hidden_TD.detach(),
             segments,
             packed.rows_P,

@@ -66,7 +66,7 @@ class AdapterMemory:
 
     def evict_idle(self) -> None:
         """Drop models whose sessions are over; they come back when they are needed."""
-        loaded = [resident.run.id for resident in self._residents]
+        loaded = [one.run.id for one in self._residents if not self._is_busy(one.run)]
         if loaded:
             for run_id in self._bench.database.write(lambda db: runs.idle(db, loaded)):
                 self.evict(run_id)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tinkex.jobs.fair_share import FairShare
 from tinkex.jobs.kinds import PASSES, Kind
+from tinkex.jobs.sample_queue import SampleQueue
 from tinkex.store.records import Job, Run
 
-#: Tenants without work whose place in line is remembered.
-MAX_REMEMBERED = 64
+#: What an operation other than a pass is charged, in tokens.
+OPERATION_TOKENS = 64
+#: Passes of one tenant that may be in progress at once; each holds a gradient in memory.
+MAX_SUSPENDED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,8 @@ class TurnLimits:
 
     max_pass_bytes: int = 2_000_000
     """Payload bytes of the passes that share one run; a larger one runs alone."""
+    max_pass_tokens: int = 1024
+    """Tokens of the passes that share one run; a longer one runs alone, in steps of so many."""
     max_passes: int = 32
     """Passes that share one run."""
     gap_seconds: float = 5.0
@@ -34,17 +40,28 @@ class _Lane:
     """The work of one model, by number."""
 
     next_seq: int
-    waiting: list[tuple[int, int, Job]] = field(default_factory=list)
-    """(position, order of arrival, job), sorted."""
+    waiting: list[tuple[int, int, float, Job]] = field(default_factory=list)
+    """(position, order of arrival, when it was seen first, job), sorted."""
     is_busy: bool = False
 
     def head(self, now: float, gap_seconds: float) -> Job | None:
         if self.is_busy or not self.waiting:
             return None
-        position, _, job = self.waiting[0]
-        if position > self.next_seq and now < job.created_at + gap_seconds:
+        position, _, seen_at, job = self.waiting[0]
+        if position > self.next_seq and now < seen_at + gap_seconds:
             return None
         return job
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """The training work of one tenant."""
+
+    lanes: OrderedDict[str, _Lane] = field(default_factory=OrderedDict)
+    suspended: deque[Job] = field(default_factory=deque)
+    """Passes that have begun and are not finished."""
+    is_resumed_next: bool = True
+    """Whether a suspended pass goes before a job that has not begun."""
 
 
 class Backlog:
@@ -52,11 +69,14 @@ class Backlog:
 
     def __init__(self, limits: TurnLimits) -> None:
         self._limits = limits
-        # Two lines of tenants: a sample that is served must not cost the turn of a training.
-        self._tenants: OrderedDict[str, OrderedDict[str, _Lane]] = OrderedDict()
-        self._samples: OrderedDict[str, deque[Job]] = OrderedDict()
+        # Apart from the samples: a sample that is served must not cost the turn of a training.
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._share = FairShare()
+        self._samples = SampleQueue()
+        self._charged: dict[str, int] = {}
+        """The tokens that each job in progress was charged for."""
         self._known: set[str] = set()
-        self._dropped: set[str] = set()
+        self._cancelled: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -64,61 +84,112 @@ class Backlog:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._known
 
-    def add(self, job: Job, next_seq: int = 0) -> None:
+    def add(self, job: Job, next_seq: int = 0, now: float = 0.0) -> None:
         """Take in a job; `next_seq` is where its model stands, if this is its first job here."""
         if job.id in self._known:
             return
         self._known.add(job.id)
         if job.kind == Kind.SAMPLE:
-            self._samples.setdefault(job.tenant_id, deque()).append(job)
+            self._samples.add(job)
             return
-        lanes = self._tenants.setdefault(job.tenant_id, OrderedDict())
+        if job.cancelled_at is not None:
+            self._cancelled.add(job.id)
+        if job.tenant_id not in self._tenants:
+            self._tenants[job.tenant_id] = _Tenant()
+            self._share.join(job.tenant_id)
+        lanes = self._tenants[job.tenant_id].lanes
         # Work that belongs to no model has a lane to itself.
         lane = lanes.setdefault(job.run_id or job.id, _Lane(next_seq))
-        insort(lane.waiting, (job.position, job.no, job))
+        insort(lane.waiting, (job.position, job.no, now, job))
 
     def knows_lane(self, tenant_id: str, run_id: str) -> bool:
         """Whether a model has work here."""
-        return run_id in self._tenants.get(tenant_id, ())
+        tenant = self._tenants.get(tenant_id)
+        return tenant is not None and run_id in tenant.lanes
 
     def is_busy(self, run: Run) -> bool:
         """Whether an operation of this model was taken and is not finished."""
-        lanes = self._tenants.get(run.tenant_id, OrderedDict())
-        lane = lanes.get(run.id)
+        tenant = self._tenants.get(run.tenant_id)
+        lane = tenant.lanes.get(run.id) if tenant is not None else None
         return lane is not None and lane.is_busy
 
-    def drop(self, job_ids: Iterable[str]) -> None:
-        """Forget jobs that were cancelled before they ran."""
-        self._dropped.update(job_id for job_id in job_ids if job_id in self._known)
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """Forget samples that wait; passes that wait fail when it is their turn."""
+        known = {job_id for job_id in job_ids if job_id in self._known}
+        dropped = self._samples.drop(known)
+        self._known -= dropped
+        self._cancelled |= known - dropped
 
+    def is_cancelled(self, job: Job) -> bool:
+        """Whether a job was cancelled before it ended."""
+        return job.id in self._cancelled
+
+    # --- training ----------------------------------------------------------------------------
     def take_turn(self, now: float, max_operations: int = 1) -> list[Job]:
-        """The next turn: operations one after the other, or passes that share a run of the engine.
+        """The next turn: operations one after the other, passes that share a run of the engine,
+        or a turn that was suspended.
 
-        Tenants take turns; whoever was served goes to the end of the line.
+        The tenant that was served the fewest tokens goes first.
         """
-        turn: list[Job] = []
+        for tenant_id in self._share.order(self._tenants):
+            tenant = self._tenants[tenant_id]
+            job = self._head(tenant, now)
+            if tenant.suspended and (job is None or tenant.is_resumed_next):
+                return self._resume(tenant)
+            if job is not None:
+                tenant.is_resumed_next = True
+                return self._fill_turn(job, now, max_operations)
+        return []
+
+    def _fill_turn(self, first: Job, now: float, max_operations: int) -> list[Job]:
+        turn = [first]
+        self._take(first)
         while (job := self._next(turn, now, max_operations)) is not None:
             turn.append(job)
             self._take(job)
         return turn
 
     def _next(self, turn: list[Job], now: float, max_operations: int) -> Job | None:
-        """Whoever fits into this turn and has waited longest since being served."""
-        num_bytes = sum(job.payload_bytes for job in turn)
-        for lanes in self._tenants.values():
-            job = self._head(lanes, now)
-            if job is not None and (not turn or self._fits(turn, num_bytes, job, max_operations)):
+        """The job that fits into this turn and whose tenant was served least."""
+        for tenant_id in self._share.order(self._tenants):
+            job = self._head(self._tenants[tenant_id], now)
+            if job is not None and self._fits(turn, job, max_operations):
                 return job
         return None
 
-    def _head(self, lanes: Mapping[str, _Lane], now: float) -> Job | None:
-        for lane in lanes.values():
+    def _head(self, tenant: _Tenant, now: float) -> Job | None:
+        for lane in tenant.lanes.values():
             job = lane.head(now, self._limits.gap_seconds)
-            if job is not None:
+            if job is not None and self._may_begin(tenant, job):
                 return job
         return None
 
-    def _fits(self, turn: list[Job], num_bytes: int, job: Job, max_operations: int) -> bool:
+    def _may_begin(self, tenant: _Tenant, job: Job) -> bool:
+        """Whether a job may run beside those in progress.
+
+        A worker died during a job with attempts, perhaps because of it: no other is in progress
+        while it runs, or they would all be given up together.
+        """
+        if job.attempts:
+            return not any(self._suspended())
+        if not self._is_long(job):
+            return True
+        if any(each.attempts for each in self._suspended()) or self._has_suspect():
+            return False
+        return len(tenant.suspended) < MAX_SUSPENDED
+
+    def _suspended(self) -> Iterator[Job]:
+        return (job for tenant in self._tenants.values() for job in tenant.suspended)
+
+    def _has_suspect(self) -> bool:
+        """Whether a job with attempts waits until none is in progress."""
+        lanes = (lane for tenant in self._tenants.values() for lane in tenant.lanes.values())
+        return any(lane.waiting[0][-1].attempts for lane in lanes if lane.waiting)
+
+    def _is_long(self, job: Job) -> bool:
+        return job.kind in PASSES and job.num_tokens > self._limits.max_pass_tokens
+
+    def _fits(self, turn: list[Job], job: Job, max_operations: int) -> bool:
         if turn[0].attempts or job.attempts:
             # A worker died doing it, perhaps of it: others must not go down with it.
             return False
@@ -127,11 +198,12 @@ class Backlog:
         return (
             job.kind in PASSES
             and len(turn) < self._limits.max_passes
-            and num_bytes + job.payload_bytes <= self._limits.max_pass_bytes
+            and _total(turn, job, "payload_bytes") <= self._limits.max_pass_bytes
+            and _total(turn, job, "num_tokens") <= self._limits.max_pass_tokens
         )
 
     def _take(self, job: Job) -> None:
-        lanes = self._tenants[job.tenant_id]
+        lanes = self._tenants[job.tenant_id].lanes
         name = job.run_id or job.id
         lane = lanes[name]
         lane.waiting.pop(0)
@@ -139,53 +211,73 @@ class Backlog:
         # The tenant's other models come first next time, and other tenants before them.
         lanes.move_to_end(name)
         self._tenants.move_to_end(job.tenant_id)
+        num_tokens = self._step_tokens(job)
+        self._charged[job.id] = num_tokens
+        self._share.pick(job.tenant_id, num_tokens)
+
+    def _step_tokens(self, job: Job) -> int:
+        """What the next step of a job is taken to cost."""
+        if job.kind not in PASSES:
+            return OPERATION_TOKENS
+        return max(1, min(job.num_tokens, self._limits.max_pass_tokens))
+
+    def _resume(self, tenant: _Tenant) -> list[Job]:
+        job = tenant.suspended.popleft()
+        tenant.is_resumed_next = False
+        self._tenants.move_to_end(job.tenant_id)
+        self._share.pick(job.tenant_id, self._step_tokens(job))
+        self._charged[job.id] += self._step_tokens(job)
+        return [job]
+
+    def suspend(self, job: Job, num_tokens: int) -> None:
+        """Let a pass go on later; `num_tokens` of it are computed."""
+        self._share.charge(job.tenant_id, num_tokens - self._charged[job.id])
+        self._charged[job.id] = num_tokens
+        self._tenants[job.tenant_id].suspended.append(job)
 
     def finish(self, job: Job) -> None:
         """Note that a taken operation is over, so that its model's next one may run."""
         self._known.discard(job.id)
-        lanes = self._tenants.get(job.tenant_id, OrderedDict())
+        self._cancelled.discard(job.id)
+        self._charged.pop(job.id, None)
+        tenant = self._tenants.get(job.tenant_id)
         name = job.run_id or job.id
-        lane = lanes.get(name)
-        if lane is None:
+        if tenant is None or name not in tenant.lanes:
             return
+        if job in tenant.suspended:
+            tenant.suspended.remove(job)
+        lane = tenant.lanes[name]
         lane.is_busy = False
         lane.next_seq = max(lane.next_seq, job.position + 1)
         if not lane.waiting:
-            del lanes[name]
-        # Whoever comes back keeps its place in line: behind those who have waited longer, and
-        # before those who were served since.
-        if not lanes and len(self._tenants) > MAX_REMEMBERED:
+            del tenant.lanes[name]
+        if not tenant.lanes:
             del self._tenants[job.tenant_id]
+            self._share.leave(job.tenant_id)
 
-    def take_samples(self, num_free: int, *, is_idle: bool = True) -> list[Job]:
-        """As many samples as there are places, one of each tenant in turn.
-
-        One during which a worker died, perhaps of it, waits until it can be drawn alone.
-        """
-        taken: list[Job] = []
-        while self._samples and len(taken) < num_free:
-            tenant_id, samples = next(iter(self._samples.items()))
-            if samples[0].attempts and (taken or not is_idle):
-                break
-            job = samples.popleft()
-            self._known.discard(job.id)
-            if job.id in self._dropped:
-                self._dropped.discard(job.id)
-            else:
-                taken.append(job)
-                self._samples.move_to_end(tenant_id)
-                if job.attempts:
-                    num_free = 1
-            if not samples:
-                del self._samples[tenant_id]
-        return taken
-
-    def next_look(self, now: float) -> float | None:
+    def next_look(self) -> float | None:
         """When work that waits for a gap may run although nothing else happens."""
         times = [
-            lane.waiting[0][2].created_at + self._limits.gap_seconds
-            for lanes in self._tenants.values()
-            for lane in lanes.values()
+            lane.waiting[0][2] + self._limits.gap_seconds
+            for tenant in self._tenants.values()
+            for lane in tenant.lanes.values()
             if lane.waiting and not lane.is_busy
         ]
         return min(times, default=None)
+
+    # --- sampling ----------------------------------------------------------------------------
+    def take_samples(self, num_free: int, running: Iterable[Job], max_running: int) -> list[Job]:
+        """The samples that start now; see `SampleQueue.take`."""
+        taken = self._samples.take(num_free, running, max_running)
+        for job in taken:
+            self._known.discard(job.id)
+        return taken
+
+    def finish_sample(self, job: Job, num_tokens: int) -> None:
+        """Note how many tokens a sample took."""
+        self._samples.refund(job, num_tokens)
+
+
+def _total(turn: Iterable[Job], job: Job, name: str) -> int:
+    total: int = sum(getattr(each, name) for each in (*turn, job))
+    return total

@@ -49,19 +49,44 @@ def run_operation(bench: Bench, task: Task) -> Outcome:
     return Failed(message=failed.message, category=failed.category, effects=effects)
 
 
-def run_passes(bench: Bench, tasks: Sequence[Task]) -> list[Outcome]:
-    """Run passes of one or more models together; each has its own outcome."""
-    read = [_read(task) for task in tasks]
-    passes = [item for item in read if isinstance(item, Pass)]
-    try:
-        results = iter(bench.engine.run_passes(passes))
-    except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
-        failed = failure_of(error, "the pass")
-        return [failed if isinstance(item, Pass) else item for item in read]
-    return [
-        training.pass_outcome(task, item, next(results)) if isinstance(item, Pass) else item
-        for task, item in zip(tasks, read, strict=True)
-    ]
+class PassTurn:
+    """Passes of one or more models that are computed together, step by step."""
+
+    def __init__(self, bench: Bench, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._read = [_read(task) for task in tasks]
+        passes = [item for item in self._read if isinstance(item, Pass)]
+        self._run = bench.engine.start_passes(passes)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are computed, without the last step."""
+        return self._run.num_tokens
+
+    def step(self) -> list[Outcome] | None:
+        """Compute one micro-batch; returns the outcome of each task after the last one."""
+        try:
+            results = self._run.step()
+        except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
+            failed = failure_of(error, "the pass")
+            return [failed if isinstance(item, Pass) else item for item in self._read]
+        if results is None:
+            return None
+        rest = iter(results)
+        return [
+            training.pass_outcome(task, item, next(rest)) if isinstance(item, Pass) else item
+            for task, item in zip(self._tasks, self._read, strict=True)
+        ]
+
+    def finish(self) -> list[Outcome]:
+        """Compute all that is left."""
+        while (outcomes := self.step()) is None:
+            pass
+        return outcomes
+
+    def cancel(self) -> None:
+        """Stop here; no pass takes effect."""
+        self._run.cancel()
 
 
 def _read(task: Task) -> Pass | Failed:
@@ -78,6 +103,6 @@ def replay(bench: Bench, task: Task) -> None:
         with suppress(StepRefused):
             OPERATIONS[task.job.kind](bench, task)
         return
-    (outcome,) = run_passes(bench, [task])
+    (outcome,) = PassTurn(bench, [task]).finish()
     if isinstance(outcome, Failed):
         raise InvalidInput(outcome.message)

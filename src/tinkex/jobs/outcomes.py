@@ -42,10 +42,12 @@ class Failed:
     category: RequestErrorCategory
     is_change: bool = False
     """Whether it changed its model all the same."""
+    num_tokens: int = 0
     effects: tuple[Effect, ...] = ()
 
 
 Outcome: TypeAlias = Done | Failed
+CANCELLED = Failed(message="the request was cancelled", category=RequestErrorCategory.User)
 
 
 def failure_of(error: Exception, what: str) -> Failed:

@@ -19,17 +19,16 @@ from tinkex.errors import (
     NotFoundError,
     PromiseExpiredError,
     RateLimitError,
-    RequestErrorCategory,
 )
 from tinkex.jobs.bells import Ringer
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import PASSES, Kind
+from tinkex.jobs.outcomes import CANCELLED
 from tinkex.store import jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import Job, NewJob
 
 Prepare: TypeAlias = Callable[[Connection], None]
 _TAG_LENGTH = 12
-CANCELLED = "the request was cancelled"
 #: Before a job id, this tells the worker to stop it.
 CANCEL_MARK = "-"
 
@@ -128,19 +127,27 @@ class JobQueue:
         return self._database.read(lambda db: jobs.finished_among(db, job_ids))
 
     def cancel(self, tenant_id: str, request_id: str) -> Future[bool]:
-        """Give up a sample; other work, and what is over, stays as it is. True if it did."""
+        """Cancel a sample or a pass; other work, and what is over, stays as it is. True if it did.
+
+        A sample is over at once. A pass is over when the worker has stopped it, which alone knows
+        whether the pass has changed the model.
+        """
 
         def work(db: Connection) -> bool:
             job = self._owned(jobs.find(db, request_id), tenant_id, request_id)
-            if job.kind != Kind.SAMPLE or job.is_over:
+            if job.is_over:
                 return False
             now = time.time()
+            if job.kind in PASSES:
+                return jobs.request_cancel(db, job.id, now)
+            if job.kind != Kind.SAMPLE:
+                return False
             return jobs.finish(
                 db,
                 jobs.Ending(
                     job=job,
-                    error=CANCELLED,
-                    category=RequestErrorCategory.User,
+                    error=CANCELLED.message,
+                    category=CANCELLED.category,
                     started_at=job.started_at or now,
                     finished_at=now,
                 ),

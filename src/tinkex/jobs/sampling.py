@@ -45,6 +45,11 @@ class Samples:
         return list(self._running)
 
     @property
+    def running(self) -> list[Job]:
+        """The jobs that are being done."""
+        return [job for job, *_ in self._running.values()]
+
+    @property
     def is_alone(self) -> bool:
         """Whether one is being drawn that nobody else may be harmed by."""
         return any(job.attempts for job, *_ in self._running.values())

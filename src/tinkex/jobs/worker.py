@@ -1,12 +1,14 @@
 """The one process that owns the engine: takes promises in their order and keeps them.
 
 pull what arrived -> one turn of training -> one step of all samples -> wait for the bell
+
+A turn of training is at most one micro-batch of a long pass, which goes on in a later turn.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
@@ -21,8 +23,8 @@ from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
 from tinkex.jobs.kinds import PASSES
 from tinkex.jobs.leasing import Lease
 from tinkex.jobs.ledger import Entry, Ledger
-from tinkex.jobs.operations import NO_CUSTOM_LOSS, run_operation, run_passes
-from tinkex.jobs.outcomes import Failed, Outcome
+from tinkex.jobs.operations import NO_CUSTOM_LOSS, PassTurn, run_operation
+from tinkex.jobs.outcomes import CANCELLED, Failed, Outcome
 from tinkex.jobs.pace import Pace
 from tinkex.jobs.queue import CANCEL_MARK
 from tinkex.jobs.recovery import Residents
@@ -76,6 +78,8 @@ class Worker:
         self._samples = Samples(self._bench)
         self._housekeeper = Housekeeper(self._bench, config.housekeeping)
         self._pace = Pace()
+        self._in_progress: dict[str, tuple[Job, PassTurn, float]] = {}
+        """Passes that have begun, by job id, and when they did."""
         self._next_seq: dict[str, int] = {}
         self._last_no = 0
         self._is_stopping = False
@@ -130,9 +134,11 @@ class Worker:
 
     def _end(self) -> None:
         """Put back what is not done, and write every model's state."""
-        waiting = self._samples.tickets
-        for ticket in waiting:
+        waiting = [*self._samples.tickets, *self._in_progress]
+        for ticket in self._samples.tickets:
             self._samples.cancel(ticket)
+        for _, passes, _ in self._in_progress.values():
+            passes.cancel()
         self._ledger.flush()
         self._database.write(lambda db: jobs.requeue_running(db, waiting))
         for resident in self._residents:
@@ -153,8 +159,9 @@ class Worker:
 
     def _take_in(self) -> int:
         arrived = self._database.read(lambda db: jobs.queued_after(db, self._last_no, MAX_PULLED))
+        now = time.monotonic()
         for job in arrived:
-            self._backlog.add(job, self._where(job))
+            self._backlog.add(job, self._where(job), now)
             self._last_no = job.no
         return len(arrived)
 
@@ -172,29 +179,36 @@ class Worker:
         named = [word[1:] for word in words if word.startswith(CANCEL_MARK)]
         if not named:
             return
-        # Anybody can ring a bell; what is over, the store alone knows. If it does not answer now,
-        # the chores find out later.
-        cancelled: list[str] = []
+        # Anybody can ring a bell; what is cancelled, the store alone knows. If it does not answer
+        # now, the chores find out later.
         with suppress(StoreError):
-            cancelled = self._database.read(lambda db: jobs.finished_among(db, named))
-        self._backlog.drop(cancelled)
+            self._cancel(self._database.read(lambda db: _cancelled_among(db, named)))
+
+    def _cancel(self, cancelled: Sequence[str]) -> None:
+        """Stop what is cancelled: samples and passes in progress now, waiting passes in turn."""
+        self._backlog.cancel(cancelled)
         for job_id in cancelled:
             self._samples.cancel(job_id)
+            stopped = self._in_progress.pop(job_id, None)
+            if stopped is not None:
+                job, passes, started_at = stopped
+                passes.cancel()
+                self._finish([Entry(job, CANCELLED, None, started_at)])
 
     def _patience(self) -> float:
         if self._bench.engine.num_samples:
             return 0.0
-        next_look = self._backlog.next_look(time.time())
+        next_look = self._backlog.next_look()
         if next_look is None:
             return LOOK_SECONDS
-        return min(LOOK_SECONDS, max(0.0, next_look - time.time()))
+        return min(LOOK_SECONDS, max(0.0, next_look - time.monotonic()))
 
     # --- working ---------------------------------------------------------------------------------
     def _turn(self) -> bool:
         """Do something of everything; False if there was nothing to do."""
         self._ledger.check()
         is_busy = self._start_samples()
-        turn = self._backlog.take_turn(time.time(), self._pace.max_operations)
+        turn = self._backlog.take_turn(time.monotonic(), self._pace.max_operations)
         started = time.monotonic()
         if turn:
             for portion in self._memory.portions(turn):
@@ -208,7 +222,10 @@ class Worker:
     def _sample_until(self, deadline: float) -> None:
         """Step all samples at least once, and take in new ones while there is time."""
         while True:
-            self._write_down([Entry(job, over, None, at) for job, at, over in self._samples.step()])
+            over = [Entry(job, outcome, None, at) for job, at, outcome in self._samples.step()]
+            for entry in over:
+                self._backlog.finish_sample(entry.job, entry.outcome.num_tokens)
+            self._write_down(over)
             is_over = time.monotonic() >= deadline or not self._bench.engine.num_samples
             if is_over or self._is_stopping:
                 return
@@ -219,9 +236,8 @@ class Worker:
         engine = self._bench.engine
         if self._samples.is_alone:
             return False
-        taken = self._backlog.take_samples(
-            engine.max_samples - engine.num_samples, is_idle=not engine.num_samples
-        )
+        num_free = engine.max_samples - engine.num_samples
+        taken = self._backlog.take_samples(num_free, self._samples.running, engine.max_samples)
         if not taken:
             return False
         payloads = self._take(taken)
@@ -242,6 +258,12 @@ class Worker:
         return found
 
     def _train(self, turn: Sequence[Job]) -> None:
+        first = turn[0]
+        begun = self._in_progress.pop(first.id, None)
+        if begun is not None:
+            _, passes, started_at = begun
+            self._step(turn, passes, started_at)
+            return
         started_at = time.time()
         found = self._take(turn)
         tasks: dict[str, Task] = {}
@@ -252,21 +274,47 @@ class Worker:
                 tasks[job.id] = task
             else:
                 outcomes[job.id] = task
-        outcomes |= self._run(list(tasks.values()))
-        entries = [
-            Entry(job, outcomes[job.id], self._count_change(job, outcomes[job.id]), started_at)
-            for job in turn
-        ]
+        if tasks and first.kind in PASSES:
+            self._step([task.job for task in tasks.values()], self._passes(tasks), started_at)
+        else:
+            outcomes |= {
+                name: self._pace.timed(run_operation, self._bench, task)
+                for name, task in tasks.items()
+            }
+        over = [job for job in turn if job.id in outcomes]
+        self._finish([self._entry(job, outcomes[job.id], started_at) for job in over])
+
+    def _passes(self, tasks: Mapping[str, Task]) -> PassTurn:
+        return PassTurn(self._bench, list(tasks.values()))
+
+    def _step(self, turn: Sequence[Job], passes: PassTurn, started_at: float) -> None:
+        """Compute a micro-batch; a single pass that has more of them goes on in a later turn."""
+        outcomes = passes.step() if len(turn) == 1 else passes.finish()
+        if outcomes is None:
+            (job,) = turn
+            self._in_progress[job.id] = (job, passes, started_at)
+            self._backlog.suspend(job, passes.num_tokens)
+            return
+        done = zip(turn, outcomes, strict=True)
+        self._finish([self._entry(job, outcome, started_at) for job, outcome in done])
+
+    def _entry(self, job: Job, outcome: Outcome, started_at: float) -> Entry:
+        return Entry(job, outcome, self._count_change(job, outcome), started_at)
+
+    def _finish(self, entries: Sequence[Entry]) -> None:
+        """Write outcomes down, and let the models go on."""
         self._write_down(entries)
-        for job in turn:
-            self._backlog.finish(job)
-            self._advance(job)
+        for entry in entries:
+            self._backlog.finish(entry.job)
+            self._advance(entry.job)
         self._snapshot(entries)
 
     def _task(self, job: Job, payload: bytes | None) -> Task | Failed:
         """The work with its model in memory, or why it cannot be done."""
         if job.run_id is None:
             return NO_CUSTOM_LOSS
+        if self._backlog.is_cancelled(job):
+            return CANCELLED
         if payload is None:
             return Failed(message="the request is gone", category=RequestErrorCategory.Server)
         try:
@@ -281,13 +329,6 @@ class Worker:
                 category=RequestErrorCategory.User,
             )
         return Task(job, resident.run, payload)
-
-    def _run(self, tasks: Sequence[Task]) -> dict[str, Outcome]:
-        if tasks and tasks[0].job.kind in PASSES:
-            done = run_passes(self._bench, tasks)
-        else:
-            done = [self._pace.timed(run_operation, self._bench, task) for task in tasks]
-        return {task.job.id: outcome for task, outcome in zip(tasks, done, strict=True)}
 
     def _count_change(self, job: Job, outcome: Outcome) -> int | None:
         """The change's number, if it was one."""
@@ -337,9 +378,11 @@ class Worker:
         self._next_seq.clear()
 
     def _drop_cancelled(self) -> None:
-        """Stop samples that are over in the store, although no bell told so."""
+        """Stop what is cancelled in the store, although no bell told so."""
         tickets = self._samples.tickets
-        if tickets:
-            over = self._database.write(lambda db: jobs.finished_among(db, tickets))
-            for ticket in over:
-                self._samples.cancel(ticket)
+        self._cancel(self._database.write(lambda db: _cancelled_among(db, tickets)))
+
+
+def _cancelled_among(db: Connection, job_ids: Sequence[str]) -> list[str]:
+    """Which of these are over, and what else is to be stopped."""
+    return [*jobs.finished_among(db, job_ids), *jobs.to_cancel(db)]

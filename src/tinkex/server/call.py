@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
+from tinkex.engine.protocol import BaseModel
 from tinkex.home import Home
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.waiting import Waiters
@@ -57,6 +58,10 @@ class Memory:
     """Why a credential was refused, by its digest; apart, so that a flood evicts nobody."""
     pauses: Recent[str, str] = field(default_factory=lambda: Recent(max_entries=1024, seconds=1.0))
     """Why a tenant's work does not go on, by tenant; empty if it does."""
+    models: Recent[tuple[str, str], BaseModel] = field(
+        default_factory=lambda: Recent(max_entries=4096, seconds=5.0)
+    )
+    """The base model of a run or a sampling session, by tenant and id."""
     fetched: set[str] = field(default_factory=set)
     """Promises whose results were sent to their clients, not yet noted in the store."""
 

@@ -31,6 +31,7 @@ _POSITIVE = (
     "body_seconds",
     "jwt_seconds",
     "url_seconds",
+    "max_request_tokens",
     "max_jobs_per_tenant",
     "max_bytes_per_tenant",
     "session_seconds",
@@ -81,6 +82,8 @@ class ServerConfig:
     """Give every request a pass of its own, so that its bits never depend on its company."""
     pass_tokens: int = 4096
     """The most tokens that one forward and backward pass holds; more run one after the other."""
+    step_tokens: int = 1024
+    """The most tokens of a micro-batch of training; other work runs between two of them."""
     cache_bytes: int = 1 << 30
     """Memory for keys and values of running samples, per base model."""
     packed_bytes: int = 1 << 30
@@ -120,6 +123,8 @@ class ServerConfig:
     """Flags for POST client/dynamic_config, over the defaults."""
 
     # --- queue, sessions, memory ---------------------------------------------------------------
+    max_request_tokens: int = 524_288
+    """The most tokens of one forward or forward_backward; a longer one is refused with 422."""
     max_jobs_per_tenant: int = 4096
     """Promises of one tenant that may wait; more are refused with 429."""
     max_bytes_per_tenant: int = 1 << 30
@@ -181,6 +186,7 @@ class ServerConfig:
             threads=self.threads,
             is_deterministic=self.deterministic,
             pass_tokens=self.pass_tokens,
+            step_tokens=self.step_tokens,
             cache_bytes=self.cache_bytes,
             packed_bytes=self.packed_bytes,
             max_sequences=self.max_sequences,
@@ -201,4 +207,7 @@ class ServerConfig:
     @property
     def turn_limits(self) -> TurnLimits:
         """How much one turn of the engine may take."""
-        return TurnLimits(gap_seconds=self.gap_seconds)
+        return TurnLimits(
+            gap_seconds=self.gap_seconds,
+            max_pass_tokens=self.engine_config.micro_batch_tokens,
+        )

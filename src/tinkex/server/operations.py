@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from tinkex import types
@@ -49,7 +50,55 @@ async def submit_operation(
     The payload is the request's body unless another is given; `also` is done in the same
     transaction.
     """
+    new = _new_operation(call, kind, model_id, seq_id)
+    if payload is not None:
+        new = replace(new, payload=payload, is_proto=False)
+    return await submit(services, new, _preparation(call, model_id, seq_id, also))
+
+
+async def submit_pass(
+    services: Services,
+    call: Call[Any],
+    kind: Kind,
+    model_id: str,
+    seq_id: int | None,
+    num_tokens: int,
+) -> types.UntypedAPIFuture:
+    """Promise a pass of so many tokens."""
+    new = replace(_new_operation(call, kind, model_id, seq_id), num_tokens=num_tokens)
+    return await submit(services, new, _preparation(call, model_id, seq_id))
+
+
+async def use_up_number(
+    services: Services, call: Call[Any], kind: Kind, model_id: str, seq_id: int | None
+) -> None:
+    """Note that a request was refused, so that the model's next operation does not wait for it."""
+    if seq_id is None:
+        return
+    new = _new_operation(call, kind, model_id, seq_id)
+    new = replace(new, payload=b"", is_proto=False, is_cancelled=True)
+    await submit(services, new, _preparation(call, model_id, seq_id))
+
+
+def _new_operation(call: Call[Any], kind: Kind, model_id: str, seq_id: int | None) -> NewJob:
     check_number("seq_id", seq_id)
+    return NewJob(
+        id="",
+        tenant_id=call.tenant_id,
+        session_id=session_id_in(model_id),
+        kind=kind,
+        key=operation_key(call, model_id, seq_id),
+        run_id=model_id,
+        position=seq_id,
+        payload=call.body,
+        is_proto=call.is_proto,
+    )
+
+
+def _preparation(
+    call: Call[Any], model_id: str, seq_id: int | None, also: Prepare | None = None
+) -> Prepare:
+    """What is checked and done in the transaction that stores an operation."""
     tenant_id, now = call.tenant_id, time.time()
 
     def prepare(db: Connection) -> None:
@@ -65,18 +114,7 @@ async def submit_operation(
         if also is not None:
             also(db)
 
-    new = NewJob(
-        id="",
-        tenant_id=tenant_id,
-        session_id=session_id_in(model_id),
-        kind=kind,
-        key=operation_key(call, model_id, seq_id),
-        run_id=model_id,
-        position=seq_id,
-        payload=call.body if payload is None else payload,
-        is_proto=call.is_proto and payload is None,
-    )
-    return await submit(services, new, prepare)
+    return prepare
 
 
 def operation_key(call: Call[Any], model_id: str, seq_id: int | None) -> str | None:

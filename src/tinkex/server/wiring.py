@@ -89,6 +89,7 @@ def make_engine(config: ServerConfig) -> Engine:
     return FakeEngine(
         config.models or DEFAULT_MODELS,
         seconds_per_op=config.fake_seconds,
+        step_tokens=config.engine_config.micro_batch_tokens,
         max_adapter_bytes=config.adapter_bytes or MAX_ADAPTER_BYTES,
     )
 

@@ -96,6 +96,9 @@ def insert(db: sa.Connection, new: NewJob, now: float) -> Job | None:
         "is_proto": new.is_proto,
         "result_bytes": 0,
         "num_sequences": new.num_sequences,
+        "num_tokens": new.num_tokens,
+        "base_model": new.base_model,
+        "cancelled_at": now if new.is_cancelled else None,
         "created_at": now,
     }
     row = db.execute(insert_unless(db, jobs, "key", returning=_HEADER), values).one_or_none()
@@ -145,6 +148,18 @@ def finished_among(db: sa.Connection, job_ids: Iterable[str]) -> list[str]:
         db.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(asked), jobs.c.finished_at.is_(None)))
     )
     return [job_id for job_id in asked if job_id not in still_open]
+
+
+def request_cancel(db: sa.Connection, job_id: str, now: float) -> bool:
+    """Mark a job that is not over for cancellation; False if it is over."""
+    statement = sa.update(jobs).where(jobs.c.id == job_id, jobs.c.finished_at.is_(None))
+    return bool(db.execute(statement.values(cancelled_at=now)).rowcount)
+
+
+def to_cancel(db: sa.Connection) -> list[str]:
+    """Jobs that are marked for cancellation and not over."""
+    is_open = sa.and_(jobs.c.finished_at.is_(None), jobs.c.cancelled_at.is_not(None))
+    return list(db.scalars(sa.select(jobs.c.id).where(is_open)))
 
 
 def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:

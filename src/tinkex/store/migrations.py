@@ -36,7 +36,20 @@ def m003_num_steps(db: sa.Connection) -> None:
     )
 
 
-MIGRATIONS: list[Callable[[sa.Connection], None]] = [m001_tables, m002_forgotten, m003_num_steps]
+def m004_scheduling(db: sa.Connection) -> None:
+    """Store what the scheduler needs to know about a job before it reads the payload."""
+    db.exec_driver_sql("ALTER TABLE jobs ADD COLUMN num_tokens BIGINT DEFAULT 0 NOT NULL")
+    db.exec_driver_sql("ALTER TABLE jobs ADD COLUMN base_model TEXT")
+    time = "DOUBLE" if db.dialect.name == "sqlite" else "DOUBLE PRECISION"
+    db.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN cancelled_at {time}")
+
+
+MIGRATIONS: list[Callable[[sa.Connection], None]] = [
+    m001_tables,
+    m002_forgotten,
+    m003_num_steps,
+    m004_scheduling,
+]
 
 
 def migrate(database: Database) -> int:

@@ -166,6 +166,12 @@ class NewJob:
     payload: bytes
     is_proto: bool = False
     num_sequences: int = 0
+    num_tokens: int = 0
+    """The tokens of a pass, or the most that a sample reads and writes."""
+    base_model: str | None = None
+    """The base model of a sample that has no sampling session."""
+    is_cancelled: bool = False
+    """Whether the job only takes up its number, and does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +199,10 @@ class Job(Record):
     started_at: float | None
     finished_at: float | None
     fetched_at: float | None
+    num_tokens: int = 0
+    base_model: str | None = None
+    cancelled_at: float | None = None
+    """When the cancellation of a pass was requested; the worker ends it."""
 
     @property
     def is_over(self) -> bool:

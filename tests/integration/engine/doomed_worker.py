@@ -26,7 +26,7 @@ from tests.integration.jobs.conftest import BASE_MODEL
 from tests.integration.jobs.doomed_worker import DoomedDatabase
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.local import LocalEngine
-from tinkex.engine.protocol import AdapterSpec
+from tinkex.engine.protocol import AdapterSpec, PassRun
 from tinkex.home import Home
 from tinkex.jobs.snapshots import SnapshotPolicy
 from tinkex.jobs.worker import Worker, WorkerConfig
@@ -36,7 +36,7 @@ from tinkex.store.schema import jobs
 #: Every verb of the engine that takes any time.
 VERBS = (
     "create",
-    "run_passes",
+    "start_passes",
     "optim_step",
     "save",
     "load",
@@ -86,7 +86,19 @@ class DoomedEngine(LocalEngine):
         if name == "snapshot":
             # The state is copied here and written elsewhere; the writing is what takes long.
             return lambda adapter_id: partial(die, found(adapter_id))
+        if name == "start_passes":
+            return lambda passes: _DoomedRun(found(passes), die)
         return partial(die, found)
+
+
+class _DoomedRun:
+    """Passes whose first micro-batch is the last thing that happens."""
+
+    num_tokens = 0
+
+    def __init__(self, run: PassRun, die: Callable[..., None]) -> None:
+        self.step = partial(die, run.step)
+        self.cancel = run.cancel
 
 
 def _die_in(

@@ -136,6 +136,55 @@ def test_a_small_token_budget_changes_nothing_but_the_portions(make_engine: Make
             )
 
 
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_passes_that_take_turns_give_the_bits_of_uninterrupted_ones(
+    make_engine: MakeEngine, is_deterministic: bool
+) -> None:
+    options = {"step_tokens": 13, "is_deterministic": is_deterministic}
+    calm, busy = make_engine(**options), make_engine(**options)
+    passes = {
+        name: [Pass(adapter_id=name, work=work(*batch(number)))]
+        for number, name in enumerate(("a", "b"))
+    }
+    for engine in (calm, busy):
+        for name in passes:
+            engine.create(name, spec())
+    wanted = {name: calm.run_passes(each) for name, each in passes.items()}
+
+    runs = {name: busy.start_passes(each) for name, each in passes.items()}
+    found: dict[str, object] = {}
+    num_turns = 0
+    while len(found) < len(runs):
+        num_turns += 1
+        for name, run in runs.items():
+            if name not in found and (outcomes := run.step()) is not None:
+                found[name] = outcomes
+        if num_turns == 2:
+            # Nothing of a pass counts before all of it is done.
+            assert busy._adapters["a"].state.gradient is None
+            busy.create("other", spec(seed=3))
+            forward_backward(busy, "other", *batch(5))
+            step(busy, "other")
+    assert num_turns > 3
+    for name in passes:
+        (mine,), (theirs,) = found[name], wanted[name]  # type: ignore[misc]
+        assert mine.metrics == theirs.metrics
+        for one, other in zip(mine.loss_fn_outputs, theirs.loss_fn_outputs, strict=True):
+            assert one["logprobs"].to_numpy().tobytes() == other["logprobs"].to_numpy().tobytes()
+        step(calm, name)
+        step(busy, name)
+        assert torch.equal(weights(calm, name), weights(busy, name))
+
+
+def test_a_cancelled_pass_leaves_no_gradient(make_engine: MakeEngine) -> None:
+    engine = make_engine(step_tokens=13)
+    engine.create("a", spec())
+    run = engine.start_passes([Pass(adapter_id="a", work=work(*batch(1)))])
+    assert run.step() is None
+    run.cancel()
+    assert engine._adapters["a"].state.gradient is None
+
+
 def test_forward_leaves_no_gradient(engine: LocalEngine) -> None:
     engine.create("a", spec())
     output = forward_backward(engine, "a", *batch(1), forward_only=True)

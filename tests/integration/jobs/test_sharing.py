@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.protocol import Failure, Finished, Pass, SamplerSource
-from tinkex.types import ForwardBackwardOutput, SampleRequest
+from tinkex.engine.pass_run import GeneratorRun
+from tinkex.engine.protocol import Finished, Pass, SamplerSource
+from tinkex.types import SampleRequest
 
 PASS_SECONDS, STEP_SECONDS, NUM_STEPS = 0.2, 0.01, 30
 
@@ -20,10 +21,10 @@ class Slow(FakeEngine):
         super().__init__([BASE_MODEL])
         self.order: list[str] = []
 
-    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
         self.order.append("pass")
         time.sleep(PASS_SECONDS)
-        return super().run_passes(passes)
+        return super().start_passes(passes)
 
     def step_samples(self) -> Sequence[Finished]:
         self.order.append("step")

@@ -139,6 +139,7 @@ def _furnish(db: Connection) -> tuple[str, str]:
         "name": BASE_MODEL,
         "max_context_tokens": 512,
         "arch": "bigram",
+        "vocab_size": 512,
         "tokenizer_id": None,
         "is_trainable": True,
         "is_sampleable": True,

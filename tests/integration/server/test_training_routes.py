@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from tests.integration.server.house import (
     OTHER_KEY,
     House,
     forget_models,
+    open_house,
     publish_no_models,
 )
 from tests.integration.server.things import create_model, ready_model
@@ -28,17 +31,23 @@ def payload_of(house: House, request_id: str) -> bytes:
     return house.read(lambda db: jobs.payloads(db, [request_id]))[request_id]
 
 
-def datum() -> types.Datum:
-    tokens = [1, 2, 3]
+def datum(tokens: Sequence[int] = (1, 2, 3)) -> types.Datum:
     return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens),
-        loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]},
+        model_input=types.ModelInput.from_ints(list(tokens)),
+        loss_fn_inputs={"target_tokens": [2] * len(tokens), "weights": [1.0] * len(tokens)},
     )
 
 
-def proto_pass(model_id: str, seq_id: int, *, forward_only: bool = False) -> bytes:
+def proto_pass(
+    model_id: str,
+    seq_id: int,
+    data: Sequence[types.Datum] | None = None,
+    *,
+    forward_only: bool = False,
+) -> bytes:
+    data = [datum()] if data is None else data
     request = types.ForwardBackwardRequest(
-        types.ForwardBackwardInput([datum()], "cross_entropy"), model_id, seq_id
+        types.ForwardBackwardInput(data, "cross_entropy"), model_id, seq_id
     )
     return encode_forward_backward_request(request, forward_only)
 
@@ -193,7 +202,8 @@ def test_a_pass_that_says_forward_only_is_a_forward(house: House) -> None:
 def test_older_clients_send_passes_as_json(house: House) -> None:
     run_id = ready_model(house, house.session())
     chunks = [{"type": "encoded_text", "tokens": [1]}]
-    data = [{"model_input": {"chunks": chunks}, "loss_fn_inputs": {}}]
+    targets = {"data": [2], "dtype": "int64", "shape": [1]}
+    data = [{"model_input": {"chunks": chunks}, "loss_fn_inputs": {"target_tokens": targets}}]
     work = {"data": data, "loss_fn": "cross_entropy"}
 
     both = house.post(
@@ -203,6 +213,48 @@ def test_older_clients_send_passes_as_json(house: House) -> None:
 
     kinds = [job_of(house, answer.json()["request_id"]).kind for answer in (both, forward)]
     assert kinds == ["forward_backward", "forward"]
+
+
+def test_a_pass_is_stored_with_its_number_of_tokens(house: House) -> None:
+    run_id = ready_model(house, house.session())
+
+    promise = send_pass(house, proto_pass(run_id, 1, [datum(), datum([1] * 7)])).json()
+
+    assert job_of(house, promise["request_id"]).num_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "no data to train on"),
+        ([datum([512])], "token 512, outside the vocabulary of 512"),
+        ([datum([1] * 513)], "513 tokens; this model reads at most 512"),
+        ([datum([])], "example 0 has no input tokens"),
+    ],
+)
+def test_a_pass_that_cannot_be_computed_is_refused_before_it_is_queued(
+    house: House, data: list[types.Datum], words: str
+) -> None:
+    run_id = ready_model(house, house.session())
+
+    answer = send_pass(house, proto_pass(run_id, 1, data))
+
+    assert answer.status_code == 422
+    assert words in answer.json()["error"]
+    # Only its number is used up, so that the model's next operation does not wait for it.
+    *_, tombstone = house.read(lambda db: jobs.queued_after(db, 0))
+    assert (tombstone.position, tombstone.payload_bytes) == (1, 0)
+    assert tombstone.cancelled_at is not None
+
+
+def test_a_pass_of_too_many_tokens_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with open_house(tmp_path / "home", max_request_tokens=20) as house:
+        run_id = ready_model(house, house.session())
+        fits = send_pass(house, proto_pass(run_id, 1, [datum([1] * 10)] * 2))
+        answer = send_pass(house, proto_pass(run_id, 2, [datum([1] * 7)] * 3))
+    assert fits.status_code == 200
+    assert answer.status_code == 422
+    assert "has 21 tokens, and this server takes at most 20" in answer.json()["error"]
 
 
 def test_a_repeated_operation_gets_the_same_promise(house: House) -> None:

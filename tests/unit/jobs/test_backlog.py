@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
@@ -52,6 +53,10 @@ def backlog_of(*jobs: Job) -> Backlog:
     return backlog
 
 
+def take_samples(backlog: Backlog, num_free: int, running: Sequence[Job] = ()) -> list[Job]:
+    return backlog.take_samples(num_free, running, max_running=0)
+
+
 def drain(backlog: Backlog, now: float = 0.0) -> list[Job]:
     done = []
     while turn := backlog.take_turn(now):
@@ -71,7 +76,7 @@ def test_a_models_work_runs_by_number_whatever_the_order_of_arrival(order: list[
 def test_work_after_a_gap_waits_for_the_missing_number_and_then_no_more() -> None:
     backlog = backlog_of(job("a", "m", 0), job("a", "m", 2))
     assert [item.position for item in drain(backlog, now=5.0)] == [0]
-    assert backlog.next_look(5.0) == LIMITS.gap_seconds
+    assert backlog.next_look() == LIMITS.gap_seconds
     assert [item.position for item in drain(backlog, now=10.0)] == [2]
 
 
@@ -151,9 +156,9 @@ def test_samples_are_taken_one_of_each_tenant_in_turn() -> None:
         *(job("loud", None, index, Kind.SAMPLE) for index in range(10)),
         job("quiet", None, 0, Kind.SAMPLE),
     )
-    assert [item.tenant_id for item in backlog.take_samples(3)] == ["loud", "quiet", "loud"]
-    assert len(backlog.take_samples(100)) == 8
-    assert backlog.take_samples(1) == []
+    assert [item.tenant_id for item in take_samples(backlog, 3)] == ["loud", "quiet", "loud"]
+    assert len(take_samples(backlog, 100)) == 8
+    assert take_samples(backlog, 1) == []
 
 
 def test_a_sample_that_a_worker_died_of_is_drawn_alone() -> None:
@@ -161,17 +166,17 @@ def test_a_sample_that_a_worker_died_of_is_drawn_alone() -> None:
         job("a", None, index, Kind.SAMPLE, attempts=index % 2) for index in range(3)
     )
     backlog = backlog_of(first, again, last)
-    assert backlog.take_samples(5) == [first]
-    assert backlog.take_samples(5, is_idle=False) == []
-    assert backlog.take_samples(5) == [again]
-    assert backlog.take_samples(5) == [last]
+    assert take_samples(backlog, 5) == [first]
+    assert take_samples(backlog, 5, running=[first]) == []
+    assert take_samples(backlog, 5) == [again]
+    assert take_samples(backlog, 5) == [last]
 
 
 def test_a_cancelled_sample_is_not_taken() -> None:
     wanted, unwanted = (job("a", None, index, Kind.SAMPLE) for index in range(2))
     backlog = backlog_of(wanted, unwanted)
-    backlog.drop([unwanted.id, "job-nobody-knows"])
-    assert backlog.take_samples(5) == [wanted]
+    backlog.cancel([unwanted.id, "job-nobody-knows"])
+    assert take_samples(backlog, 5) == [wanted]
     assert len(backlog) == 0
 
 
@@ -207,7 +212,7 @@ def test_a_tenant_whose_samples_are_served_keeps_its_turn_to_train() -> None:
     backlog = backlog_of(*samples, *steps)
     served = []
     for _ in range(10):
-        assert [item.tenant_id for item in backlog.take_samples(1)] == ["a"]
+        assert [item.tenant_id for item in take_samples(backlog, 1)] == ["a"]
         (item,) = backlog.take_turn(0.0)
         backlog.finish(item)
         served.append(item.tenant_id)
@@ -222,3 +227,158 @@ def test_work_that_a_worker_died_of_takes_nobody_with_it() -> None:
         turns = [backlog.take_turn(0.0), backlog.take_turn(0.0)]
         assert sorted(map(len, turns)) == [1, 2]
         assert [suspect] in turns
+
+
+# --- long passes -----------------------------------------------------------------------------
+def long_pass(tenant: str, run_id: str, position: int = 0, **options: Any) -> Job:
+    tokens = {"num_tokens": 10 * LIMITS.max_pass_tokens, **options}
+    return job(tenant, run_id, position, Kind.FORWARD_BACKWARD, **tokens)
+
+
+def short_pass(tenant: str, run_id: str, position: int = 0) -> Job:
+    return job(tenant, run_id, position, Kind.FORWARD_BACKWARD, num_tokens=10)
+
+
+def step(backlog: Backlog, done: dict[str, int]) -> list[Job]:
+    """One turn of a worker: a long pass is computed in ten steps."""
+    turn = backlog.take_turn(0.0)
+    for item in turn:
+        done[item.id] = done.get(item.id, 0) + min(item.num_tokens, LIMITS.max_pass_tokens)
+        if done[item.id] < item.num_tokens:
+            backlog.suspend(item, done[item.id])
+        else:
+            backlog.finish(item)
+    return turn
+
+
+def test_a_light_tenants_work_goes_right_after_the_current_step_of_a_long_pass() -> None:
+    long, done = long_pass("heavy", "h"), dict[str, int]()
+    backlog = backlog_of(long)
+    for _ in range(3):
+        assert step(backlog, done) == [long]
+    work = [short_pass("light", "l", 0), job("light", "l", 1), short_pass("light", "l", 2)]
+    for item in work:
+        backlog.add(item)
+    assert [step(backlog, done) for _ in range(3)] == [[item] for item in work]
+    assert step(backlog, done) == [long]
+
+
+def test_a_long_pass_shares_no_turn_with_others() -> None:
+    backlog = backlog_of(long_pass("heavy", "h"), short_pass("light", "l"), short_pass("o", "o"))
+    turns = [backlog.take_turn(0.0) for _ in range(2)]
+    assert sorted(map(len, turns)) == [1, 2]
+
+
+def test_tenants_with_long_passes_get_equal_numbers_of_tokens() -> None:
+    backlog, done = backlog_of(long_pass("a", "x"), long_pass("b", "y")), dict[str, int]()
+    served = [step(backlog, done)[0].tenant_id for _ in range(20)]
+    assert served[:10].count("a") == 5
+    assert len(backlog) == 0
+
+
+def test_tokens_count_and_not_requests() -> None:
+    sizes = {"many": 100, "few": 400}
+    done, served = dict[str, int](), dict.fromkeys(sizes, 0)
+    backlog = backlog_of(
+        *(
+            job(name, f"{name}-{index}", 0, Kind.FORWARD, num_tokens=size)
+            for name, size in sizes.items()
+            for index in range(200)
+        )
+    )
+    for _ in range(20):
+        for item in step(backlog, done):
+            served[item.tenant_id] += item.num_tokens
+    assert abs(served["many"] - served["few"]) <= 2 * LIMITS.max_pass_tokens
+
+
+def test_a_model_in_the_middle_of_a_pass_does_nothing_else() -> None:
+    first, second = long_pass("a", "m", 0), job("a", "m", 1)
+    backlog, done = backlog_of(first, second), dict[str, int]()
+    turns = [step(backlog, done) for _ in range(11)]
+    assert turns == [[first]] * 10 + [[second]]
+
+
+def test_a_tenants_short_work_on_other_models_takes_turns_with_its_long_pass() -> None:
+    long = long_pass("a", "m")
+    backlog, done = backlog_of(long), dict[str, int]()
+    assert step(backlog, done) == [long]
+    short = [short_pass("a", "n", position) for position in range(3)]
+    for item in short:
+        backlog.add(item)
+    turns = [step(backlog, done)[0] for _ in range(6)]
+    assert [item for item in turns if item is not long] == short
+    assert turns.count(long) == 3
+
+
+def test_long_work_that_a_worker_died_of_has_no_other_in_progress_beside_it() -> None:
+    suspect, other = long_pass("a", "x", attempts=1), long_pass("b", "y")
+    backlog, done = backlog_of(suspect), dict[str, int]()
+    assert step(backlog, done) == [suspect]
+    backlog.add(other)
+    short = short_pass("c", "z")
+    backlog.add(short)
+    turns = [step(backlog, done)[0] for _ in range(20)]
+    assert turns.index(other) > max(place for place, one in enumerate(turns) if one is suspect)
+    assert turns[0] is short
+    # And the other way round.
+    backlog, done = backlog_of(other), dict[str, int]()
+    step(backlog, done)
+    backlog.add(suspect)
+    turns = [step(backlog, done)[0] for _ in range(19)]
+    assert turns == [other] * 9 + [suspect] * 10
+
+
+def test_a_cancelled_pass_that_waits_keeps_its_place() -> None:
+    work = [short_pass("a", "m", position) for position in range(3)]
+    backlog = backlog_of(*work)
+    backlog.cancel([work[1].id])
+    assert [backlog.is_cancelled(item) for item in work] == [False, True, False]
+    assert drain(backlog) == work
+
+
+def test_a_number_is_waited_for_since_this_worker_saw_the_next_one() -> None:
+    backlog = Backlog(LIMITS)
+    # Its creation may be long ago, by a clock that was set since, or before a restart.
+    backlog.add(job("a", "m", 1, created_at=-1e9), 0, now=100.0)
+    assert backlog.take_turn(100.0 + LIMITS.gap_seconds - 0.1) == []
+    assert len(backlog.take_turn(100.0 + LIMITS.gap_seconds)) == 1
+
+
+# --- samples of several sources --------------------------------------------------------------
+def sample(tenant: str, sampler: str, **options: Any) -> Job:
+    return job(tenant, None, 0, Kind.SAMPLE, sampler_id=sampler, num_tokens=8, **options)
+
+
+def test_a_tenants_sampling_sessions_take_turns() -> None:
+    flood = [sample("a", "one") for _ in range(6)]
+    other = sample("a", "two")
+    backlog = backlog_of(*flood, other)
+    assert take_samples(backlog, 2) == [flood[0], other]
+
+
+def test_a_tenant_or_a_source_without_a_sample_starts_one_though_no_place_is_free() -> None:
+    running = [sample("a", "one") for _ in range(4)]
+    waiting = [sample("a", "one"), sample("a", "two"), sample("b", "three"), sample("b", "three")]
+    backlog = backlog_of(*waiting)
+    taken = backlog.take_samples(0, running, max_running=4)
+    assert sorted(item.sampler_id or "" for item in taken) == ["three", "two"]
+    # There is an end to it, however many sources a tenant has.
+    crowd = backlog_of(*(sample("a", f"source-{index}") for index in range(20)))
+    assert len(crowd.take_samples(0, running, max_running=4)) == 2
+    crowd.add(sample("b", "late"))
+    taken = crowd.take_samples(0, [*running, *running[:2]], max_running=4)
+    assert [item.tenant_id for item in taken] == ["b"]
+
+
+def test_samples_are_charged_by_the_tokens_they_took() -> None:
+    backlog = backlog_of(
+        *(job("long", None, 0, Kind.SAMPLE, num_tokens=100, sampler_id="l") for _ in range(20)),
+        *(job("short", None, 0, Kind.SAMPLE, num_tokens=10, sampler_id="s") for _ in range(40)),
+    )
+    taken = take_samples(backlog, 22)
+    assert [item.tenant_id for item in taken].count("long") == 2
+    for item in taken:
+        if item.tenant_id == "long":
+            backlog.finish_sample(item, 10)
+    assert [item.tenant_id for item in take_samples(backlog, 2)] == ["long", "long"]

@@ -15,6 +15,7 @@ from tinkex.engine.fake.bigram import Bigram, Trainer
 from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, read_step
 from tinkex.engine.fake.samples import SampleQueue, SamplerShelf
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
+from tinkex.engine.pass_run import GeneratorRun, PassOutcome, PassSteps
 from tinkex.engine.protocol import (
     AdapterSpec,
     BaseModel,
@@ -26,7 +27,7 @@ from tinkex.engine.protocol import (
     refuse_too_large,
 )
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
-from tinkex.types import AdamParams, ForwardBackwardOutput, SampleRequest
+from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
 
@@ -49,7 +50,7 @@ class FakeEngine:
 
     A model is named NAME, or NAME=SIZE with the size of its vocabulary, whose square each
     operation costs. `seconds_per_op` makes every pass, step and sample request take that much
-    longer, as a busy engine would.
+    longer, as a busy engine would; a pass takes it once per `step_tokens` tokens.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class FakeEngine:
         *,
         seconds_per_op: float = 0.0,
         max_adapter_bytes: int = MAX_ADAPTER_BYTES,
+        step_tokens: int = 1024,
     ) -> None:
+        self._step_tokens = step_tokens
         self._bases = dict(_read_name(name) for name in models)
         self._seconds_per_op = seconds_per_op
         self._max_adapter_bytes = max_adapter_bytes
@@ -69,8 +72,13 @@ class FakeEngine:
     def base_models(self) -> Sequence[BaseModel]:
         """What is served."""
         return [
-            BaseModel(name=name, max_context_tokens=MAX_CONTEXT_TOKENS, arch="bigram")
-            for name in self._bases
+            BaseModel(
+                name=name,
+                max_context_tokens=MAX_CONTEXT_TOKENS,
+                arch="bigram",
+                vocab_size=base.vocab_size,
+            )
+            for name, base in self._bases.items()
         ]
 
     # --- adapters ---------------------------------------------------------------------------
@@ -99,12 +107,24 @@ class FakeEngine:
         return self._max_adapter_bytes
 
     # --- training ---------------------------------------------------------------------------
-    def run_passes(self, passes: Sequence[Pass]) -> Sequence[ForwardBackwardOutput | Failure]:
-        """Run passes one after the other; a refused one adds nothing to its adapter's gradient."""
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
+        """Begin passes; a refused one adds nothing to its adapter's gradient."""
+        return GeneratorRun(self._run_passes(passes))
+
+    def run_passes(self, passes: Sequence[Pass]) -> Sequence[PassOutcome]:
+        """Run passes to their end."""
+        return self.start_passes(passes).finish()
+
+    def _run_passes(self, passes: Sequence[Pass]) -> PassSteps:
+        """Take the time of every micro-batch, and compute all passes in the last step."""
+        *earlier, _ = _micro_batches(passes, self._step_tokens)
+        for num_tokens in earlier:
+            self._take_time()
+            yield num_tokens
+        self._take_time()
         return [self._run_pass(each) for each in passes]
 
-    def _run_pass(self, each: Pass) -> ForwardBackwardOutput | Failure:
-        self._take_time()
+    def _run_pass(self, each: Pass) -> PassOutcome:
         adapter = self._adapters.get(each.adapter_id)
         if adapter is None:
             return Failure(_absent(each.adapter_id), RequestErrorCategory.Server)
@@ -201,6 +221,16 @@ class FakeEngine:
     def _take_time(self) -> None:
         if self._seconds_per_op > 0.0:
             time.sleep(self._seconds_per_op)
+
+
+def _micro_batches(passes: Sequence[Pass], step_tokens: int) -> list[int]:
+    """How many tokens the steps of some passes have; a pass takes at least one."""
+    lengths = [sum(datum.model_input.length for datum in each.work.data) for each in passes]
+    return [
+        min(step_tokens, num_tokens - start)
+        for num_tokens in lengths or [0]
+        for start in range(0, max(num_tokens, 1), step_tokens)
+    ]
 
 
 def _read_name(text: str) -> tuple[str, Bigram]:

@@ -45,7 +45,8 @@ def find_folder(place: str, hub: Hub | None = None) -> Folder:
 
 def describe(name: str, place: str, folder: Folder) -> BaseModel:
     """What clients are told about a model."""
-    context = context_of(read_architecture(folder)) or folder.max_context_tokens
+    architecture = read_architecture(folder)
+    context = context_of(architecture) or folder.max_context_tokens
     if context is None:
         context = DEFAULT_CONTEXT_TOKENS
         LOG.warning("base model %r names no longest context; it is taken as %d", name, context)
@@ -53,6 +54,7 @@ def describe(name: str, place: str, folder: Folder) -> BaseModel:
         name=name,
         max_context_tokens=context,
         arch=folder.arch or folder.model_type,
+        vocab_size=int(getattr(architecture.get_text_config(), "vocab_size", 0) or 0),
         tokenizer_id=None if is_folder(place) else place,
         tokenizer_folder=str(folder.path) if folder.has_tokenizer else None,
     )

@@ -19,8 +19,10 @@ Numbers = npt.NDArray[np.int64]
 class Room:
     """Sequences whose slots lie together; they take steps together."""
 
-    def __init__(self, block: Block, shared: Stored | None = None) -> None:
+    def __init__(self, block: Block, shared: Stored | None = None, *, is_bulk: bool) -> None:
         self.block = block
+        self.is_bulk = is_bulk
+        """Whether its sequences are of tenants that have many."""
         self.shared = shared
         """The prompt that all of them began with, which their slots then leave out."""
         self.roster: Roster[Sequence] = Roster()
@@ -83,7 +85,8 @@ class Cache:
         self._kind = kind
         self._budget = Budget(max_bytes)
         self.shelf = Shelf(kind, self._budget, has_prefixes=has_prefixes)
-        self._arenas: dict[int, Room] = {}
+        self._arenas: dict[tuple[bool, int], Room] = {}
+        """By whether they are for bulk, and by capacity."""
         self._cohorts: list[Room] = []
         self._homes: dict[Sequence, Room] = {}
         self.version = 0
@@ -107,7 +110,7 @@ class Cache:
     @property
     def rooms(self) -> list[Room]:
         """Where sequences live, in the order in which they take steps."""
-        arenas = (self._arenas[capacity] for capacity in sorted(self._arenas))
+        arenas = (self._arenas[key] for key in sorted(self._arenas))
         return [room for room in (*arenas, *self._cohorts) if len(room)]
 
     def __len__(self) -> int:
@@ -168,7 +171,8 @@ class Cache:
         capacity = first_capacity(0, sequences[0].ask.max_tokens)
         if not self._make_room(self._size_of(len(sequences), capacity)):
             return False
-        room = Room(self._new_block(len(sequences), capacity), stored)
+        is_bulk = sequences[0].case.is_bulk
+        room = Room(self._new_block(len(sequences), capacity), stored, is_bulk=is_bulk)
         self.version += 1
         self.shelf.hold(stored)
         self._cohorts.append(room)
@@ -179,7 +183,8 @@ class Cache:
 
     def _place_copy(self, sequence: Sequence, stored: Stored) -> bool:
         num_tokens = stored.num_tokens
-        room = self._arena(first_capacity(num_tokens, sequence.ask.max_length))
+        capacity = first_capacity(num_tokens, sequence.ask.max_length)
+        room = self._arena(capacity, is_bulk=sequence.case.is_bulk)
         if room is None:
             return False
         self.version += 1
@@ -191,7 +196,7 @@ class Cache:
     def _move_up(self, sequences: Iterable[Sequence]) -> bool:
         for sequence in sequences:
             old = self._homes[sequence]
-            room = self._arena(2 * old.block.capacity)
+            room = self._arena(2 * old.block.capacity, is_bulk=old.is_bulk)
             if room is None:
                 return False
             slot = room.enter(sequence, old.block.capacity)
@@ -210,22 +215,23 @@ class Cache:
         self._budget.take(-old_bytes)
         return True
 
-    def _arena(self, capacity: int) -> Room | None:
+    def _arena(self, capacity: int, *, is_bulk: bool) -> Room | None:
         """The arena of a capacity, with a free slot; None if there is no memory for one."""
-        room = self._arenas.get(capacity)
+        room = self._arenas.get((is_bulk, capacity))
         num_slots = room.block.num_slots if room is not None else 0
         num_live = len(room) if room is not None else 0
         if room is not None and num_live < num_slots:
             return room
         for wanted in (slots_for(num_slots, num_live + 1), num_live + 1):
             if self._make_room(self._size_of(wanted - num_slots, capacity)):
-                return self._with_slots(capacity, wanted)
+                return self._with_slots(capacity, wanted, is_bulk=is_bulk)
         return None
 
-    def _with_slots(self, capacity: int, num_slots: int) -> Room:
-        room = self._arenas.get(capacity)
+    def _with_slots(self, capacity: int, num_slots: int, *, is_bulk: bool) -> Room:
+        room = self._arenas.get((is_bulk, capacity))
         if room is None:
-            room = self._arenas[capacity] = Room(self._new_block(num_slots, capacity))
+            room = Room(self._new_block(num_slots, capacity), is_bulk=is_bulk)
+            self._arenas[is_bulk, capacity] = room
             return room
         num_new = num_slots - room.block.num_slots
         room.resize(num_slots)
@@ -252,9 +258,9 @@ class Cache:
         return True
 
     def _drop_empty(self) -> bool:
-        empty = [capacity for capacity, room in self._arenas.items() if not len(room)]
-        for capacity in empty:
-            self._budget.take(-self._arenas.pop(capacity).block.num_bytes)
+        empty = [key for key, room in self._arenas.items() if not len(room)]
+        for key in empty:
+            self._budget.take(-self._arenas.pop(key).block.num_bytes)
         return bool(empty)
 
     def _trim(self) -> bool:

@@ -120,6 +120,8 @@ class Case:
         self.ask = ask
         self.scope = scope
         """Whose prompts may be recognised in this one's."""
+        self.is_bulk = False
+        """Whether it runs with those of tenants that have many sequences."""
         self.fresh: list[Sequence] = []
         """Samples that have not begun; they begin where the prompt ends."""
         self.paused: list[Sequence] = []
@@ -150,6 +152,11 @@ class Case:
     def is_active(self) -> bool:
         """Whether it has a part in passes now, or holds memory."""
         return bool(self.running or self.fill or self.stored)
+
+    @property
+    def num_open(self) -> int:
+        """How many of its samples are not over."""
+        return len(self.fresh) + len(self.paused) + len(self.running)
 
     @property
     def waiting(self) -> list[Sequence]:

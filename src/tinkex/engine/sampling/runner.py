@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,7 +25,7 @@ from tinkex.engine.sampling.case import Case, Sequence
 from tinkex.engine.sampling.entrance import Begun, Entrance
 from tinkex.engine.sampling.passes import Chunk, Crew, Passes
 from tinkex.engine.sampling.sampler import Chosen, Settings, choose
-from tinkex.engine.sampling.scheduler import Line, max_kept_tokens, share_tokens
+from tinkex.engine.sampling.scheduler import LightTurns, Line, max_kept_tokens, share_tokens
 from tinkex.engine.sampling.slots import capacity_for
 from tinkex.engine.sampling.stops import Texts
 from tinkex.engine.trainer import is_out_of_memory
@@ -54,6 +55,15 @@ _BROKEN = Failure(
 )
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """Sequences that take a step together, as of a version of the cache."""
+
+    version: int
+    crew: Crew
+    settings: Settings | None = None
+
+
 class SampleRunner:
     """All samples of one base model and its adapters."""
 
@@ -80,8 +90,7 @@ class SampleRunner:
         self._line: Line[Case] = Line()
         self._over: list[Finished] = []
         self._num_added = 0
-        self._crew: tuple[int, Crew] | None = None
-        self._settings: Settings | None = None
+        self._light = LightTurns()
         self._begin_empty()
 
     @property
@@ -132,7 +141,7 @@ class SampleRunner:
             self.cancel(ticket)
         self._over.clear()
         self._cache.clear()
-        self._crew = None
+        self._crews.clear()
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -177,42 +186,51 @@ class SampleRunner:
             max_sequences=config.max_sequences,
             is_one_by_one=config.is_deterministic,
         )
-        self._crew = self._settings = None
+        self._crews: dict[bool, _Prepared] = {}
+        """The sequences of the next step: of all tenants, and of those with few alone."""
 
     # --- one turn --------------------------------------------------------------------------------
     def _turn(self) -> None:
         self._admit()
         self._make_places()
-        crew = self._current_crew()
-        chunks = self._chunks(has_samples=len(crew) > 0)
+        has_both = self._entrance.has_both
+        is_light = has_both and self._light.is_due
+        started = time.monotonic()
+        self._advance(is_light=is_light)
+        self._light.note(time.monotonic() - started, is_light=is_light, has_both=has_both)
+
+    def _advance(self, *, is_light: bool) -> None:
+        prepared = self._prepared(is_light=is_light)
+        crew = prepared.crew
+        chunks = self._chunks(has_samples=len(crew) > 0, is_light=is_light)
         hidden_TD = None
         if len(crew) or chunks:
             hidden_TD = self._passes.run(crew, chunks)
             for room in crew.rooms:
                 room.advance()
             self._read(chunks, hidden_TD[len(crew) :])
-        begun = self._entrance.begin()
+        begun = self._entrance.begin(is_light=is_light)
         if len(crew) or begun:
-            self._go_on(crew, hidden_TD, begun)
-        elif self._line and not chunks:
+            self._go_on(prepared, hidden_TD, begun)
+        elif self._line and not chunks and not is_light:
             self._break_tie()
 
-    def _current_crew(self) -> Crew:
-        """All that take steps; the same while nobody comes or goes."""
-        version = self._cache.version
-        if self._crew is None or self._crew[0] != version:
-            crew = Crew(self._cache.rooms, self._host.device)
-            self._crew = (version, crew)
-            self._settings = None
-        return self._crew[1]
+    def _prepared(self, *, is_light: bool) -> _Prepared:
+        """The sequences that take a step; the same while none comes or goes."""
+        found = self._crews.get(is_light)
+        if found is None or found.version != self._cache.version:
+            rooms = [room for room in self._cache.rooms if not (is_light and room.is_bulk)]
+            found = _Prepared(self._cache.version, Crew(rooms, self._host.device))
+            self._crews[is_light] = found
+        return found
 
     def _admit(self) -> None:
         while (refused := self._entrance.admit()) is not None:
             message = f"no memory to read the prompt: {refused.reason}"
             self._fail(refused.case, Failure(message, _SERVER))
 
-    def _chunks(self, *, has_samples: bool) -> list[Chunk]:
-        fills = self._entrance.fills
+    def _chunks(self, *, has_samples: bool, is_light: bool) -> list[Chunk]:
+        fills = [fill for fill in self._entrance.fills if not (is_light and fill.case.is_bulk)]
         shares = share_tokens(
             [fill.num_left for fill in fills],
             has_samples=has_samples,
@@ -235,12 +253,14 @@ class SampleRunner:
                 self._entrance.finish(fill, hidden_MD[-1:].clone())
 
     # --- choosing --------------------------------------------------------------------------------
-    def _go_on(self, crew: Crew, hidden_TD: Tensor | None, begun: Many[Begun]) -> None:
+    def _go_on(self, prepared: _Prepared, hidden_TD: Tensor | None, begun: Many[Begun]) -> None:
         """Give every sample its next token."""
+        crew = prepared.crew
         logits_MV = self._logits(crew, hidden_TD, begun)
         runs = crew.sequences + [one for start in begun for one in start.sequences]
         numbers = np.array([run.dice.throw() for run in runs])
-        self._take(runs, choose(logits_MV, self._settings_of(runs, is_crew=not begun), numbers))
+        settings = self._settings_of(runs, None if begun else prepared)
+        self._take(runs, choose(logits_MV, settings, numbers))
 
     def _logits(self, crew: Crew, hidden_TD: Tensor | None, begun: Many[Begun]) -> Tensor:
         parts = [hidden_TD[: len(crew)]] if hidden_TD is not None else []
@@ -252,12 +272,14 @@ class SampleRunner:
             return logits_MV
         return logits_MV.repeat_interleave(torch.tensor(repeats, device=logits_MV.device), dim=0)
 
-    def _settings_of(self, runs: Many[Sequence], *, is_crew: bool) -> Settings:
-        if not is_crew:
-            return Settings([run.ask for run in runs], self._host.device)
-        if self._settings is None:
-            self._settings = Settings([run.ask for run in runs], self._host.device)
-        return self._settings
+    def _settings_of(self, runs: Many[Sequence], prepared: _Prepared | None) -> Settings:
+        known = prepared.settings if prepared is not None else None
+        if known is not None:
+            return known
+        settings = Settings([run.ask for run in runs], self._host.device)
+        if prepared is not None:
+            prepared.settings = settings
+        return settings
 
     def _take(self, runs: Many[Sequence], chosen: Chosen) -> None:
         for row, run in enumerate(runs):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 #: The most prompt tokens that one pass reads; more are no faster, and all others wait for them.
@@ -12,6 +13,84 @@ FILL_TOKENS_BESIDE = 128
 #: So many samples of one prompt share what was read of it, if the prompt is long enough.
 MIN_COHORT = 4
 MIN_SHARED_TOKENS = 64
+
+
+#: A tenant with more sequences than this has the others' turns taken without them.
+MAX_LIGHT_SEQUENCES = 4
+#: Of the places for sequences, the share that others are given beyond the limit to begin at once.
+RESERVE_SHARE = 8
+
+
+class Held(Protocol):
+    """A request, as far as fairness goes."""
+
+    @property
+    def scope(self) -> str:
+        """The tenant."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Lower came first."""
+        ...
+
+    @property
+    def running(self) -> Collection[object]:
+        """Its sequences that run."""
+        ...
+
+
+HeldRequest = TypeVar("HeldRequest", bound=Held)
+
+
+def fair_order(requests: Iterable[HeldRequest]) -> list[HeldRequest]:
+    """Requests of all tenants in turn: first those of tenants that have few sequences running."""
+    waiting = list(requests)
+    ranks: Counter[str] = Counter()
+    for one in waiting:
+        ranks[one.scope] += len(one.running)
+    if len(ranks) <= 1:
+        return waiting
+    keys: dict[int, int] = {}
+    for one in waiting:
+        keys[one.number] = ranks[one.scope]
+        ranks[one.scope] += 1
+    return sorted(waiting, key=lambda one: (keys[one.number], one.number))
+
+
+def num_places(max_sequences: int, num_held: int, num_own: int) -> int:
+    """How many more sequences of a tenant may run, of which some run already.
+
+    Beyond the limit a tenant that has none may begin one, so that it need not wait until others
+    are done.
+    """
+    reserve = 0 if num_own else min(1, max_sequences + max_sequences // RESERVE_SHARE - num_held)
+    return max(0, max_sequences - num_held, reserve)
+
+
+class LightTurns:
+    """Shares time between tenants with few sequences and those with many.
+
+    A step takes longer the more sequences it has. Steps of all alternate with steps of the few
+    alone, which get as much time, so that they are at most half as fast as without the others.
+    """
+
+    def __init__(self) -> None:
+        self._owed_seconds = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is for the few alone."""
+        return self._owed_seconds > 0.0
+
+    def note(self, seconds: float, *, is_light: bool, has_both: bool) -> None:
+        """Count a step; time is owed only while there are sequences of both."""
+        if not has_both:
+            self._owed_seconds = 0.0
+        elif is_light:
+            self._owed_seconds -= seconds
+        else:
+            self._owed_seconds = max(self._owed_seconds, 0.0) + seconds
 
 
 class Numbered(Protocol):

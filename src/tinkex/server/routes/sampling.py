@@ -11,6 +11,7 @@ from tinkex.errors import BadRequestError, UnprocessableEntityError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.kinds import Kind
 from tinkex.server.access import readers_of
+from tinkex.server.admission import check_sample, model_of
 from tinkex.server.base_models import check_sampleable, find_model, served_models
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import check_number
@@ -120,11 +121,19 @@ async def sample(services: Services, call: Call[types.SampleRequest]) -> types.U
     sampler_id = request.sampling_session_id
     readers = await readers_of(services, call)
 
-    def prepare(db: Connection) -> None:
-        if sampler_id is not None:
-            open_session_of(db, tenant_id, sampler_of(db, tenant_id, sampler_id).session_id)
-        else:
-            _find_source(db, readers, request)
+    def prepare(db: Connection) -> str:
+        if sampler_id is None:
+            return _find_source(db, readers, request).base_model
+        sampler = sampler_of(db, tenant_id, sampler_id)
+        open_session_of(db, tenant_id, sampler.session_id)
+        return sampler.base_model
+
+    source = sampler_id or request.model_path or request.base_model or ""
+    model = await model_of(services, (tenant_id, source), prepare)
+    num_tokens = await check_sample(request, model)
+
+    def store(db: Connection) -> None:
+        prepare(db)
 
     new = NewJob(
         id="",
@@ -136,8 +145,10 @@ async def sample(services: Services, call: Call[types.SampleRequest]) -> types.U
         position=request.seq_id or 0,
         payload=call.body,
         num_sequences=request.num_samples,
+        num_tokens=num_tokens,
+        base_model=model.name if model is not None and sampler_id is None else None,
     )
-    return await submit(services, new, prepare)
+    return await submit(services, new, store)
 
 
 def _key(call: Call[types.SampleRequest]) -> str | None:

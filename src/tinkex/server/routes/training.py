@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tinkex import types
+from tinkex.errors import InvalidInput
 from tinkex.jobs.kinds import Kind
+from tinkex.server.admission import check_pass, model_of
 from tinkex.server.base_models import check_trainable, find_model, served_models
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import check_number
 from tinkex.server.new_models import add_run, new_spec
-from tinkex.server.operations import key_of, model_id_of, submit, submit_operation
-from tinkex.server.ownership import open_session_of, run_of
+from tinkex.server.operations import (
+    key_of,
+    model_id_of,
+    submit,
+    submit_operation,
+    submit_pass,
+    use_up_number,
+)
+from tinkex.server.ownership import open_session_of, run_of, trainable_run_of
 from tinkex.server.transactions import read
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
@@ -46,18 +57,36 @@ async def forward_backward(
     services: Services, call: Call[types.ForwardBackwardRequest | types.ForwardRequest]
 ) -> types.UntypedAPIFuture:
     """Promise a pass, with gradients or, if the message says so, without."""
-    request = call.request
-    is_forward_only = isinstance(request, types.ForwardRequest)
-    kind = Kind.FORWARD if is_forward_only else Kind.FORWARD_BACKWARD
     # Protobuf has no missing number: an absent one arrives as 0.
-    seq_id = request.seq_id or None
-    return await submit_operation(services, call, kind, request.model_id, seq_id)
+    return await _submit_pass(services, call, call.request.seq_id or None)
 
 
 async def forward(services: Services, call: Call[types.ForwardRequest]) -> types.UntypedAPIFuture:
     """Promise a pass without gradients, as older clients ask for it."""
-    request = call.request
-    return await submit_operation(services, call, Kind.FORWARD, request.model_id, request.seq_id)
+    return await _submit_pass(services, call, call.request.seq_id)
+
+
+async def _submit_pass(
+    services: Services,
+    call: Call[Any],
+    seq_id: int | None,
+) -> types.UntypedAPIFuture:
+    request, model_id = call.request, call.request.model_id
+    if isinstance(request, types.ForwardRequest):
+        kind, work = Kind.FORWARD, request.forward_input
+    else:
+        kind, work = Kind.FORWARD_BACKWARD, request.forward_backward_input
+
+    def find(db: Connection) -> str:
+        return trainable_run_of(db, call.tenant_id, model_id).base_model
+
+    model = await model_of(services, (call.tenant_id, model_id), find)
+    try:
+        num_tokens = await check_pass(services, work, model)
+    except InvalidInput:
+        await use_up_number(services, call, kind, model_id, seq_id)
+        raise
+    return await submit_pass(services, call, kind, model_id, seq_id, num_tokens)
 
 
 async def optim_step(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +12,12 @@ from tinkex.engine.sampling.scheduler import (
     FILL_TOKENS_BESIDE,
     MIN_COHORT,
     MIN_SHARED_TOKENS,
+    RESERVE_SHARE,
+    LightTurns,
+    fair_order,
     is_shared,
     max_kept_tokens,
+    num_places,
     num_to_begin,
     share_tokens,
 )
@@ -54,3 +60,56 @@ def test_samples_that_can_share_wait_for_places_beside_each_other() -> None:
 def test_one_token_needs_no_place_to_go_on() -> None:
     assert max_kept_tokens(100, 128, 1) == 100
     assert max_kept_tokens(100, 128, 2) == 228
+
+
+@dataclass(frozen=True)
+class _Request:
+    scope: str
+    number: int
+    running: tuple[int, ...] = ()
+
+
+def test_a_tenant_that_has_nothing_running_goes_before_one_that_has() -> None:
+    flood = [_Request("loud", number, (0,) if number < 3 else ()) for number in range(6)]
+    quiet = [_Request("quiet", number) for number in (6, 7)]
+    order = fair_order([*flood, *quiet])
+    assert order[:2] == quiet
+    assert fair_order(flood) == flood
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=20))
+def test_requests_of_one_tenant_keep_their_order(given: list[tuple[str, int]]) -> None:
+    requests = [
+        _Request(scope, number, tuple(range(num))) for number, (scope, num) in enumerate(given)
+    ]
+    order = fair_order(requests)
+    assert sorted(order, key=lambda one: one.number) == requests
+    for scope in "abc":
+        numbers = [one.number for one in order if one.scope == scope]
+        assert numbers == sorted(numbers)
+
+
+@given(st.integers(1, 200), st.integers(0, 300), st.integers(0, 300))
+def test_only_who_has_no_place_gets_one_beyond_the_limit(limit: int, held: int, own: int) -> None:
+    own = min(own, held)
+    num = num_places(limit, held, own)
+    if own or held + num <= limit:
+        assert num == max(0, limit - held)
+    else:
+        assert num <= 1
+        assert held + num <= limit + limit // RESERVE_SHARE or num <= 0
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=50), st.floats(0.001, 0.1))
+def test_those_with_few_sequences_get_half_of_the_time(full: list[float], light: float) -> None:
+    turns, spent = LightTurns(), {True: 0.0, False: 0.0}
+    waiting = list(full)
+    while waiting or turns.is_due:
+        is_light = turns.is_due
+        seconds = light if is_light else waiting.pop()
+        turns.note(seconds, is_light=is_light, has_both=True)
+        spent[is_light] += seconds
+    assert spent[True] >= spent[False] - 1e-6
+    assert spent[True] <= spent[False] + len(full) * light
+    turns.note(1.0, is_light=False, has_both=False)
+    assert not turns.is_due

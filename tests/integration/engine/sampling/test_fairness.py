@@ -1,0 +1,97 @@
+"""A tenant with few samples is served beside one with many, at once and with the same result."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.engine.sampling.driving import answer, new_runner, prompt_of, request
+from tinkex.engine.protocol import Failure, Finished
+from tinkex.engine.sampling import runner as runner_module
+from tinkex.engine.sampling.runner import SampleRunner
+
+LOUD, QUIET = "loud", "quiet"
+
+
+@pytest.fixture(autouse=True)
+def one_turn_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every step of a runner be one turn."""
+    monkeypatch.setattr(runner_module, "STEP_SECONDS", 0.0)
+
+
+def flood(runner: SampleRunner, num: int, max_tokens: int = 100) -> None:
+    for index in range(num):
+        asked = request(prompt_of(5, index), max_tokens=max_tokens, seed=index)
+        runner.add(f"loud-{index}", None, asked, scope=LOUD)
+
+
+def num_running(runner: SampleRunner, scope: str) -> int:
+    return sum(len(case.running) for case in runner._line.values() if case.scope == scope)
+
+
+def steps_until(runner: SampleRunner, ticket: str, limit: int) -> tuple[int, Finished]:
+    for num_steps in range(1, limit + 1):
+        for over in runner.step():
+            if over.ticket == ticket:
+                return num_steps, over
+    raise AssertionError(f"{ticket} is not over after {limit} steps")
+
+
+def test_a_tenant_begins_at_once_although_another_has_all_places() -> None:
+    runner = new_runner(max_sequences=8)
+    flood(runner, 20)
+    while num_running(runner, LOUD) < 8:
+        runner.step()
+    asked = request(prompt_of(6, 3), max_tokens=4, seed=7)
+    runner.add("mine", None, asked, scope=QUIET)
+    num_steps, over = steps_until(runner, "mine", 20)
+    # Its prompt is read in the first step, and some steps in between are of all.
+    assert num_steps <= 12
+    assert num_running(runner, LOUD) == 8
+    alone = answer(new_runner(), asked)
+    assert not isinstance(over.outcome, Failure)
+    assert over.outcome.sequences[0].tokens == alone.sequences[0].tokens
+
+
+def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
+    busy, calm = new_runner(max_sequences=8), new_runner(max_sequences=8)
+    for runner in (busy, calm):
+        flood(runner, 8, max_tokens=30)
+    while num_running(busy, LOUD) < 8:
+        busy.step()
+    lights = []
+    plain = busy._light.note
+
+    def note(seconds: float, *, is_light: bool, has_both: bool) -> None:
+        lights.append(is_light)
+        plain(seconds, is_light=is_light, has_both=has_both)
+
+    busy._light.note = note  # type: ignore[method-assign]
+    busy.add("mine", None, request(prompt_of(6, 3), max_tokens=20, seed=7), scope=QUIET)
+    found, wanted = ({}, {})  # type: dict[str, list[int]], dict[str, list[int]]
+    for runner, told in ((busy, found), (calm, wanted)):
+        while len(runner):
+            for over in runner.step():
+                assert not isinstance(over.outcome, Failure)
+                told[over.ticket] = list(over.outcome.sequences[0].tokens)
+    assert any(lights)
+    assert len(found.pop("mine")) == 20
+    assert found == wanted
+
+
+def test_a_lone_tenant_has_no_steps_of_the_few() -> None:
+    runner = new_runner(max_sequences=8)
+    flood(runner, 12, max_tokens=10)
+    while len(runner):
+        runner.step()
+        assert not runner._light.is_due
+
+
+def test_deterministic_requests_of_tenants_take_turns() -> None:
+    runner = new_runner(is_deterministic=True)
+    flood(runner, 6, max_tokens=3)
+    runner.step()
+    runner.add("mine", None, request(prompt_of(4), max_tokens=3), scope=QUIET)
+    order = []
+    while len(runner):
+        order += [over.ticket for over in runner.step()]
+    assert order.index("mine") == 1
