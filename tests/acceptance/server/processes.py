@@ -93,7 +93,9 @@ class RealServer:
         assert status == 0, f"the server ended with {status}:\n{self.log}"
 
 
-def start_server(home: Path, settings: Mapping[str, Any] | None = None) -> RealServer:
+def start_server(
+    home: Path, settings: Mapping[str, Any] | None = None, *, engine: str = "fake"
+) -> RealServer:
     """Start a server on a home and wait until it says that it is ready."""
     home.mkdir(parents=True, exist_ok=True)
     if settings:
@@ -101,7 +103,7 @@ def start_server(home: Path, settings: Mapping[str, Any] | None = None) -> RealS
     command = [sys.executable, "-m", "tinkex", "serve", "--home", str(home), "--port", "0"]
     with (home / "stderr.log").open("a") as log:
         process = subprocess.Popen(
-            [*command, "--engine", "fake"],
+            [*command, "--engine", engine],
             stdout=subprocess.PIPE,
             stderr=log,
             stdin=subprocess.DEVNULL,

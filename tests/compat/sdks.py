@@ -1,0 +1,50 @@
+"""Run the scenarios with one version of the SDK, each in its own environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tests.acceptance.server.processes import clean_environment
+from tests.compat.environments import ROOT
+from tests.compat.results import FAIL, PASS, Outcome
+
+#: A process that ends later than this after its last scenario has hung.
+EXIT_SECONDS = 30
+EXIT = "exit"
+
+
+def run_scenarios(
+    python: Path,
+    place: Mapping[str, str],
+    names: Sequence[str] = (),
+    report: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Run scenarios; the last outcome says whether the process ended by itself."""
+    command = [str(python), "-m", "tests.compat.scenarios", json.dumps(dict(place)), *names]
+    variables = clean_environment(PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore")
+    found: list[Outcome] = []
+    with subprocess.Popen(
+        command, env=variables, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=sys.stderr
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                found.append(Outcome(**json.loads(line)))
+                report(found[-1])
+        found.append(ending(process))
+        report(found[-1])
+    return found
+
+
+def ending(process: subprocess.Popen[str]) -> Outcome:
+    """Whether the process of the SDK ended by itself, with status 0."""
+    try:
+        status = process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return Outcome(EXIT, FAIL, f"still running {EXIT_SECONDS} s after the last scenario")
+    return Outcome(EXIT, PASS) if status == 0 else Outcome(EXIT, FAIL, f"exit status {status}")
