@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test qa bench docs format clean
+.PHONY: demo test qa bench compat docs format clean
 
 demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
@@ -18,6 +18,10 @@ qa: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
+
+# make compat VERSIONS="0.12.0 0.36.0" runs a part; RESUME=1 keeps what has results already.
+compat: $(VENV)/.ready
+	$(BIN)/python -m tests.compat --versions "$(VERSIONS)" $(if $(RESUME),--resume)
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate.py
@@ -50,4 +54,4 @@ $(VENV)/.docs: $(VENV)/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .compat build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

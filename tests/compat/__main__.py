@@ -1,6 +1,6 @@
 """Run the compatibility matrix and write docs/compatibility.md.
 
-    python -m tests.compat [--versions "0.12.0 0.36.0"] [--only sdks|cookbook] [--resume]
+python -m tests.compat [--versions "0.12.0 0.36.0"] [--only sdks|cookbook] [--resume]
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.compat.environments import CannotInstall, python_of
+from tests.compat.environments import ROOT, CannotInstall, python_of
+from tests.compat.page import by_name, page
 from tests.compat.results import ABSENT, FAIL, Outcome, keep, kept
 from tests.compat.sdks import run_scenarios
 from tests.compat.servers import Servers, serving
 from tests.compat.versions import SDKS
+
+PAGE = ROOT / "docs" / "compatibility.md"
 
 
 def main() -> int:
@@ -37,7 +40,19 @@ def main() -> int:
                 outcomes += run_version(version, all_, options.scenarios.split())
     failed = [each for each in outcomes if each.status == FAIL]
     print(f"{len(outcomes)} cells, {len(failed)} failed")
+    write_page()
     return 1 if failed else 0
+
+
+def write_page() -> None:
+    """Write the page from the results of this run and of those before it."""
+    missing = [version for version in SDKS if not kept(version)]
+    if missing:
+        print(f"{PAGE.name} is not written: no results yet for {', '.join(missing)}")
+        return
+    columns = {version: by_name(kept(version)) for version in SDKS}
+    PAGE.write_text(page(columns, SDKS))
+    print(f"wrote docs/{PAGE.name}")
 
 
 def parsed() -> argparse.Namespace:

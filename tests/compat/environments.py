@@ -1,7 +1,7 @@
 """Virtual environments, one per version, kept in `.compat` between runs.
 
-Each has the package itself and what it needs in another version than this project's environment; the
-rest, torch above all, it takes from there.
+Each has the package itself, and what it needs in another version than this project's environment
+has; the rest, torch above all, it takes from there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compat"
 
 
-class CannotInstall(Exception):  # noqa: N818 - reads as what happened
+class CannotInstall(Exception):
     """pip failed; the message is its last line."""
 
 

@@ -20,6 +20,8 @@ class Outcome:
     status: str
     detail: str = ""
     seconds: float = 0.0
+    group: str = ""
+    title: str = ""
 
 
 def keep(column: str, outcomes: Sequence[Outcome], folder: Path = FOLDER) -> None:

@@ -14,7 +14,11 @@ from tests.compat.results import FAIL, PASS, Outcome
 
 #: A process that ends later than this after its last scenario has hung.
 EXIT_SECONDS = 30
-EXIT = "exit"
+EXIT: dict[str, str] = {
+    "name": "exit",
+    "group": "Service and sessions",
+    "title": "the process ends by itself",
+}
 
 
 def run_scenarios(
@@ -46,5 +50,8 @@ def ending(process: subprocess.Popen[str]) -> Outcome:
         status = process.wait(EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        return Outcome(EXIT, FAIL, f"still running {EXIT_SECONDS} s after the last scenario")
-    return Outcome(EXIT, PASS) if status == 0 else Outcome(EXIT, FAIL, f"exit status {status}")
+        told = f"still running {EXIT_SECONDS} s after the last scenario"
+        return Outcome(**EXIT, status=FAIL, detail=told)
+    if status:
+        return Outcome(**EXIT, status=FAIL, detail=f"exit status {status}")
+    return Outcome(**EXIT, status=PASS)

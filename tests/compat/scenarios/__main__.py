@@ -1,6 +1,6 @@
 """Run scenarios with the SDK of this environment; prints a line of JSON per scenario.
 
-    python -m tests.compat.scenarios '{"url": ..., "key": ...}' [NAME ...]
+python -m tests.compat.scenarios '{"url": ..., "key": ...}' [NAME ...]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(place: str, *names: str) -> None:
     for each in sorted(wanted, key=lambda each: each.group != command.COMMAND):
         found = outcome(each, lab) if hangs < MAX_HANGS else skipped(each)
         hangs += found["detail"].startswith("TimeoutError")
-        print(json.dumps(found), flush=True)
+        print(json.dumps(found | {"group": each.group, "title": each.title}), flush=True)
 
 
 def skipped(scenario: Scenario) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def cli_trace(lab: Lab) -> None:
 @scenario(COMMAND, "`tinker billing usage`")
 def cli_billing(lab: Lab) -> None:
     need_command("billing", "usage")
-    tinker_command(lab, "billing", "usage", "2026-01-01", "2026-02-01")
+    tinker_command(lab, "billing", "usage", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z")
 
 
 @scenario(COMMAND, "`tinker auth status`")

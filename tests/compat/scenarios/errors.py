@@ -92,9 +92,7 @@ def image(lab: Lab) -> None:
     prompt = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[5, 6]), chunk])
     params = types.SamplingParams(max_tokens=1)
     text = refusal(
-        lambda: lab.sampler.sample(
-            prompt=prompt, num_samples=1, sampling_params=params
-        ).result(),
+        lambda: lab.sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result(),
         *REFUSED,
     )
     assert "image" in text.lower(), text

@@ -20,7 +20,7 @@ TOKENS = [11, 42, 77, 300, 42, 77, 300, 42, 77, 300, 5]
 PROMPT = TOKENS[:4]
 
 
-class Absent(Exception):  # noqa: N818 - not an error: the version does not have the feature
+class Absent(Exception):
     """This version of the SDK does not have the feature."""
 
 
