@@ -9,14 +9,15 @@ import argparse
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from tests.compat.environments import ROOT, CannotInstall, python_of
 from tests.compat.page import by_name, page
-from tests.compat.results import ABSENT, FAIL, Outcome, keep, kept
+from tests.compat.results import ABSENT, DEFECT, FAIL, Outcome, keep, kept
 from tests.compat.sdks import run_scenarios
 from tests.compat.servers import Servers, serving
-from tests.compat.versions import SDKS
+from tests.compat.versions import SDKS, defect_of
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
@@ -78,9 +79,18 @@ def run_version(version: str, servers: Servers, names: list[str]) -> list[Outcom
         found = [Outcome("install", FAIL, str(error))]
         report(found[0])
     else:
-        found = run_scenarios(python, servers.place(f"sdk-{version}"), names, report)
-    keep(version, found)
+        place = servers.place(f"sdk-{version}")
+        found = [judged(version, each) for each in run_scenarios(python, place, names, report)]
+    keep(version, found, is_part=bool(names))
     return found
+
+
+def judged(version: str, outcome: Outcome) -> Outcome:
+    """The outcome, with a failure whose cause is the SDK marked as such."""
+    reason = defect_of(version, outcome.name)
+    if outcome.status == FAIL and reason:
+        return replace(outcome, status=DEFECT, detail=reason)
+    return outcome
 
 
 if __name__ == "__main__":

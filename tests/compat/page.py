@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from tests.compat.results import ABSENT, FAIL, PASS, Outcome
+from tests.compat.results import ABSENT, DEFECT, FAIL, PASS, Outcome
 
-MARKS = {PASS: "yes", FAIL: "**no**", ABSENT: ""}
+MARKS = {PASS: "yes", FAIL: "**no**", ABSENT: "", DEFECT: "SDK"}
 #: What differs between two runs: ids, ports, folders.
 _VOLATILE = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
@@ -15,7 +15,7 @@ _VOLATILE = (
     (re.compile(r"/tmp/\S+"), "FOLDER"),
 )
 #: Characters of an error that the page quotes.
-_QUOTE = 200
+_QUOTE = 300
 Column = Mapping[str, Outcome]
 
 
@@ -35,16 +35,16 @@ def mark(outcome: Outcome | None) -> str:
     return "?" if outcome is None else MARKS[outcome.status]
 
 
-def failures(rows: Mapping[str, str], columns: Mapping[str, Column]) -> list[str]:
-    """Every failure with what went wrong, as a table; equal ones share a row."""
+def reasons(status: str, rows: Mapping[str, str], columns: Mapping[str, Column]) -> list[str]:
+    """Every outcome of a status with what went wrong, as a table; equal ones share a row."""
     seen: dict[tuple[str, str], list[str]] = {}
     for version, column in columns.items():
         for outcome in column.values():
-            if outcome.status == FAIL:
+            if outcome.status == status:
                 key = rows.get(outcome.name, outcome.name), quoted(outcome.detail)
                 seen.setdefault(key, []).append(version)
     if not seen:
-        return ["No scenario fails.", ""]
+        return ["None.", ""]
     lines = ["| scenario | with | what happens |", "|---|---|---|"]
     lines += [f"| {key[0]} | {', '.join(found)} | {key[1]} |" for key, found in seen.items()]
     return [*lines, ""]
@@ -63,7 +63,7 @@ def summary(columns: Mapping[str, Column], facts: Mapping[str, str]) -> list[str
     lines = ["| tinker | scenarios that it has | of these pass | chosen because |"]
     lines.append("|---|---:|---:|---|")
     for version, column in columns.items():
-        run = [each for each in column.values() if each.status != ABSENT]
+        run = [each for each in column.values() if each.status not in {ABSENT, DEFECT}]
         passed = sum(each.status == PASS for each in run)
         lines.append(f"| {version} | {len(run)} | {passed} | {facts.get(version, '')} |")
     return [*lines, ""]
@@ -95,7 +95,8 @@ the built-in model `tinkex/tiny`. A scenario uses the public API of that version
 This page is the result of the last run.
 
 "yes": the scenario passes. "**no**": it fails, and [what happens](#what-fails) is listed below.
-An empty cell: this version does not have the feature.
+"SDK": the SDK [itself fails](#what-fails-in-the-sdk-itself), whatever the server answers. An empty
+cell: this version does not have the feature.
 `make compat VERSIONS="0.12.0 0.36.0"` runs a part of it.
 """
 
@@ -109,7 +110,8 @@ def page(columns: Mapping[str, Column], facts: Mapping[str, str], more: Sequence
     for group in GROUPS:
         rows = rows_of(group, columns)
         lines += [f"## {group}", "", *table(rows, columns, "scenario")]
-    lines += ["## What fails", "", *failures(titles, columns), *more]
+    lines += ["## What fails", "", *reasons(FAIL, titles, columns)]
+    lines += ["## What fails in the SDK itself", "", *reasons(DEFECT, titles, columns), *more]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.compat.environments import FOLDER
 
 PASS, FAIL, ABSENT = "pass", "fail", "absent"
+#: The SDK itself fails, whatever the server answers.
+DEFECT = "defect"
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Outcome:
     title: str = ""
 
 
-def keep(column: str, outcomes: Sequence[Outcome], folder: Path = FOLDER) -> None:
-    """Store the outcomes of a column, in place of those of the last run."""
+def keep(
+    column: str, outcomes: Sequence[Outcome], folder: Path = FOLDER, *, is_part: bool = False
+) -> None:
+    """Store the outcomes of a column; those of a part replace only their own."""
     path = folder / "results" / f"{column}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = {each.name: each for each in kept(column, folder)}
+    known = {each.name: each for each in kept(column, folder)} if is_part else {}
     known |= {each.name: each for each in outcomes}
     path.write_text(json.dumps([asdict(each) for each in known.values()], indent=1) + "\n")
 

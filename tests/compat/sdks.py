@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,17 @@ def run_scenarios(
     place: Mapping[str, str],
     names: Sequence[str] = (),
     report: Callable[[Outcome], None] = lambda outcome: None,
+    *,
+    path: Sequence[Path] = (),
 ) -> list[Outcome]:
-    """Run scenarios; the last outcome says whether the process ended by itself."""
+    """Run scenarios; the last outcome says whether the process ended by itself.
+
+    `path` precedes the environment's own packages.
+    """
     command = [str(python), "-m", "tests.compat.scenarios", json.dumps(dict(place)), *names]
-    variables = clean_environment(PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore")
+    variables = clean_environment(
+        PYTHONPATH=os.pathsep.join(map(str, (*path, ROOT))), PYTHONWARNINGS="ignore"
+    )
     found: list[Outcome] = []
     with subprocess.Popen(
         command, env=variables, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=sys.stderr

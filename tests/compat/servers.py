@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tinkex
 from tests.acceptance.server.processes import RealServer, start_server
@@ -19,22 +20,11 @@ class Servers:
 
     plain: RealServer
     jwt: RealServer
-    external_key: str
-    external_run: str
 
     def place(self, name: str) -> dict[str, str]:
-        """Tenants for one version, and checkpoints that its commands read."""
-        key = self.plain.new_key(name)
-        return {
-            "url": self.plain.url,
-            "key": key,
-            "other_key": self.plain.new_key(f"{name}-other"),
-            "jwt_url": self.jwt.url,
-            "jwt_key": self.jwt.new_key(name),
-            "run": new_run(self.plain.url, key),
-            "external_key": self.external_key,
-            "external_run": self.external_run,
-        }
+        """Tenants for one version."""
+        jwt = {"jwt_url": self.jwt.url, "jwt_key": self.jwt.new_key(name)}
+        return place(self.plain, name, BASE_MODEL) | jwt
 
 
 @contextmanager
@@ -44,20 +34,34 @@ def serving(home: Path) -> Iterator[Servers]:
     try:
         jwt = start_server(home / "jwt", {"jwt": True})
         try:
-            key = plain.new_key("external")
-            run = new_run(plain.url, key, has_external=True)
-            yield Servers(plain, jwt, key, run)
+            yield Servers(plain, jwt)
         finally:
             jwt.stop()
     finally:
         plain.stop()
 
 
-def new_run(url: str, key: str, *, has_external: bool = False) -> str:
+def place(server: RealServer, name: str, base_model: str) -> dict[str, str]:
+    """What scenarios need to know: tenants of their own, and runs with checkpoints."""
+    key, external_key = server.new_key(name), server.new_key(f"{name}-external")
+    return {
+        "url": server.url,
+        "key": key,
+        "other_key": server.new_key(f"{name}-other"),
+        "jwt_url": server.url,
+        "jwt_key": key,
+        "base_model": base_model,
+        "run": new_run(server.url, key, base_model),
+        "external_key": external_key,
+        "external_run": new_run(server.url, external_key, base_model, has_external=True),
+    }
+
+
+def new_run(url: str, key: str, base_model: str, *, has_external: bool = False) -> str:
     """A training run with checkpoints of each type."""
     with tinkex.ServiceClient(base_url=url, api_key=key) as service:
-        client = service.create_lora_training_client(BASE_MODEL, rank=8)
-        saved = [client.save_state("plain"), client.save_state("spare")]
+        client = service.create_lora_training_client(base_model, rank=8)
+        saved: list[Any] = [client.save_state("plain"), client.save_state("spare")]
         saved.append(client.save_weights_for_sampler("plain"))
         if has_external:
             saved.append(client.save_weights_external("exported"))

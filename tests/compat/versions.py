@@ -20,3 +20,23 @@ SDKS = {
 COOKBOOK = "0.5.8"
 #: The SDK that the cookbook runs with.
 COOKBOOK_SDK = "0.36.0"
+
+#: Scenario: versions whose own code fails in it, and why.
+DEFECTS = {
+    "cli_delete": (
+        ("0.16.1", "0.18.2"),
+        "the command calls `list(...)`, which in its module is the command `checkpoint list`",
+    ),
+    "sampler_tokenizer": (
+        tuple(version for version in SDKS if version not in {"0.3.0", "0.6.3"}),
+        "the SDK asks the Hugging Face hub for the base model by its name, and ignores the "
+        "tokenizer that the server names; `TrainingClient.get_tokenizer` works. A folder of the "
+        "model's name in the working directory, or a copy in the hub's cache, helps",
+    ),
+}
+
+
+def defect_of(version: str, scenario: str) -> str:
+    """Why the SDK itself fails in a scenario; empty if it does not."""
+    versions, reason = DEFECTS.get(scenario, ((), ""))
+    return reason if version in versions else ""

@@ -1,39 +1,70 @@
-"""Older official SDKs, unmodified, still work against a real server."""
+"""Older official SDKs, unmodified, still work against a real server: the core of `make compat`."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.acceptance.server import older_sdk
-from tests.acceptance.server.places import BASE_MODEL, HELLO, base_logprobs
-from tests.acceptance.server.processes import RealServer, clean_environment, run
+from tests.acceptance.server.places import BASE_MODEL
+from tests.acceptance.server.processes import RealServer
+from tests.compat.environments import CannotInstall, python_of
+from tests.compat.results import ABSENT, FAIL
+from tests.compat.sdks import run_scenarios
+from tests.compat.servers import place
 
-#: The last whose chunks have no type, the last with a JSON forward pass, the one before
-#: `sample_sequence_ids`, one from in between.
-VERSIONS = ("0.16.1", "0.24.1", "0.25.0", "0.30.4")
+INSTALLED = "0.36.0"
+#: What every version must do, old or new.
+CORE = [
+    "capabilities",
+    "create_and_info",
+    "forward",
+    "learning",
+    "many_examples",
+    "policy_losses",
+    "training_async",
+    "load_state",
+    "load_state_with_optimizer",
+    "from_state",
+    "from_state_with_optimizer",
+    "sample_base",
+    "num_samples",
+    "stop",
+    "compute_logprobs",
+    "prompt_logprobs",
+    "saved_weights",
+    "ephemeral_weights",
+    "parallel",
+    "sample_async",
+    "training_runs",
+    "run_by_path",
+    "weights_info",
+    "checkpoints",
+    "lists_with_external",
+    "delete",
+    "publish",
+    "sessions",
+    "sampler_info",
+    "rest_async",
+    "missing_path",
+    "unknown_model",
+    "unknown_token",
+    "missing_inputs",
+    "image",
+    "works_on",
+    "wrong_key",
+]
 
 
-def installed(version: str, cache: Path) -> Path:
-    """The folder of an older SDK, which is fetched once; it shares what it needs with ours."""
-    folder = cache / version
-    if (folder / "tinker").is_dir():
-        return folder
-    scratch = cache / f"{version}-{os.getpid()}"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command = [*pip, "--no-deps", "--target", str(scratch), f"tinker=={version}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"tinker {version} cannot be fetched: {done.stderr.strip()[-300:]}")
-    scratch.rename(folder)
-    return folder
+def python_with(version: str) -> Path:
+    """The interpreter of an environment with this SDK; the installed one is our own."""
+    if version == INSTALLED:
+        return Path(sys.executable)
+    try:
+        return python_of(f"tinker-{version}", [f"tinker=={version}"])
+    except CannotInstall as error:
+        pytest.skip(f"tinker {version} cannot be installed: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -45,32 +76,18 @@ def hidden_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_an_older_sdk_trains_saves_samples_and_fetches(
-    server: RealServer, hidden_torch: Path, pytestconfig: pytest.Config, version: str
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [("0.12.0", "real_server"), ("0.25.0", "jwt_server"), (INSTALLED, "real_server")],
+)
+def test_an_sdk_passes_the_core_scenarios(
+    version: str, kind: str, hidden_torch: Path, request: pytest.FixtureRequest
 ) -> None:
-    folder = installed(version, pytestconfig.cache.mkdir("older-sdks"))
-    path = os.pathsep.join(map(str, (folder, hidden_torch)))
-    key = server.new_key(f"older-{version}")
-    script = [sys.executable, older_sdk.__file__, server.url, key]
-    done = run(script, clean_environment(PYTHONPATH=path, PYTHONSAFEPATH="1"))
-    check(json.loads(done.stdout), version)
-
-
-def check(seen: dict[str, Any], version: str) -> None:
-    """What every version must see."""
-    assert (seen["version"], seen["models"], seen["rank"]) == (version, [BASE_MODEL], 8)
-    losses = seen["losses"]
-    assert math.isclose(losses[0], -base_logprobs(HELLO).sum(), rel_tol=1e-6)
-    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
-    assert seen["is_resumed"]
-    assert math.isclose(seen["many"], 9 * seen["async_loss"], rel_tol=1e-6)
-    assert seen["shapes"] == [[len(HELLO) - 1]] * 9
-    assert math.isclose(-sum(seen["scores"][1:]), seen["async_loss"], rel_tol=1e-4)
-    first, second = seen["samples"]
-    assert first == second and len(first) == 2
-    assert seen["files"]["adapter_model.safetensors"] > 0
-    assert {"adapter_config.json", "manifest.json"} <= seen["files"].keys()
-    assert seen["model_id"] in seen["runs"] and len(seen["runs"]) == 2
-    assert f"tinker://{seen['model_id']}/sampler_weights/best" in seen["checkpoints"]
-    assert "no_such_loss" in seen["refusal"]
+    server: RealServer = request.getfixturevalue(kind)
+    told = place(server, f"sdk-{version}", BASE_MODEL)
+    found = run_scenarios(python_with(version), told, CORE, path=(hidden_torch,))
+    assert {each.name for each in found} == {*CORE, "exit"}
+    failed = {each.name: each.detail for each in found if each.status == FAIL}
+    assert not failed, f"tinker {version}: {failed}"
+    absent = {each.name for each in found if each.status == ABSENT}
+    assert not absent, f"tinker {version} has all of these: {absent}"

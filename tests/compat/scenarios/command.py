@@ -124,7 +124,7 @@ def cli_delete(lab: Lab) -> None:
 @scenario(COMMAND, "`tinker model list`")
 def cli_models(lab: Lab) -> None:
     need_command("model", "list")
-    assert "tinkex/tiny" in tinker_command(lab, "model", "list")
+    assert lab.base_model in tinker_command(lab, "model", "list")
 
 
 @scenario(COMMAND, "`tinker session export-trace`")

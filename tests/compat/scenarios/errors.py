@@ -6,7 +6,6 @@ import tinker
 from tinker import types
 
 from tests.compat.scenarios.lab import (
-    BASE_MODEL,
     RANK,
     Lab,
     datum,
@@ -75,12 +74,10 @@ def unknown_token(lab: Lab) -> None:
     assert "99999" in text, text
 
 
-@scenario(ERRORS, "an unknown loss function")
-def unknown_loss(lab: Lab) -> None:
-    text = refusal(
-        lambda: lab.client.forward_backward([datum()], "no_such_loss").result(), *REFUSED
-    )
-    assert "no_such_loss" in text, text
+@scenario(ERRORS, "a loss without the inputs that it needs")
+def missing_inputs(lab: Lab) -> None:
+    text = refusal(lambda: lab.client.forward_backward([datum()], "ppo").result(), *REFUSED)
+    assert "logprobs" in text, text
 
 
 @scenario(ERRORS, "an image, for a model that reads text only")
@@ -100,6 +97,6 @@ def image(lab: Lab) -> None:
 
 @scenario(ERRORS, "the client works on after a refused request")
 def works_on(lab: Lab) -> None:
-    client = lab.service.create_lora_training_client(base_model=BASE_MODEL, rank=RANK)
-    refusal(lambda: client.forward_backward([datum()], "no_such_loss").result(), *REFUSED)
+    client = lab.service.create_lora_training_client(base_model=lab.base_model, rank=RANK)
+    refusal(lambda: client.forward_backward([datum()], "ppo").result(), *REFUSED)
     assert step(client) > 0

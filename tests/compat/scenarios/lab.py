@@ -13,10 +13,9 @@ from typing import Any
 import tinker
 from tinker import types
 
-BASE_MODEL = "tinkex/tiny"
 RANK = 8
-#: Tokens of tinkex/tiny: any short text serves, as only its loss matters.
-TOKENS = [11, 42, 77, 300, 42, 77, 300, 42, 77, 300, 5]
+#: Any short text serves, as only its loss matters.
+TOKENS = [11, 42, 77, 200, 42, 77, 200, 42, 77, 200, 5]
 PROMPT = TOKENS[:4]
 
 
@@ -136,6 +135,7 @@ class Lab:
     other_key: str
     jwt_url: str
     jwt_key: str
+    base_model: str
     run: str
     external_key: str
     external_run: str
@@ -153,7 +153,7 @@ class Lab:
     @cached_property
     def client(self) -> Any:
         """A training client that took two steps."""
-        client = self.service.create_lora_training_client(base_model=BASE_MODEL, rank=RANK)
+        client = self.service.create_lora_training_client(base_model=self.base_model, rank=RANK)
         step(client)
         step(client)
         return client
@@ -177,7 +177,7 @@ class Lab:
     @cached_property
     def sampler(self) -> Any:
         """A sampling client of the base model."""
-        return self.service.create_sampling_client(base_model=BASE_MODEL)
+        return self.service.create_sampling_client(base_model=self.base_model)
 
     def spare(self, name: str) -> str:
         """The path of a checkpoint that a scenario may change."""

@@ -13,7 +13,6 @@ import tinker
 from tinker import types
 
 from tests.compat.scenarios.lab import (
-    BASE_MODEL,
     RANK,
     Lab,
     need,
@@ -41,7 +40,7 @@ def training_runs(lab: Lab) -> None:
     runs = lab.rest.list_training_runs().result().training_runs
     assert lab.model_id in [run.training_run_id for run in runs]
     run = lab.rest.get_training_run(lab.model_id).result()
-    assert (run.base_model, run.lora_rank) == (BASE_MODEL, RANK)
+    assert (run.base_model, run.lora_rank) == (lab.base_model, RANK)
 
 
 @scenario(REST, "`get_training_run_by_tinker_path`")
@@ -53,7 +52,7 @@ def run_by_path(lab: Lab) -> None:
 @scenario(REST, "`get_weights_info_by_tinker_path`")
 def weights_info(lab: Lab) -> None:
     info = need(lab.rest, "get_weights_info_by_tinker_path")(lab.state).result()
-    assert (info.base_model, info.lora_rank) == (BASE_MODEL, RANK)
+    assert (info.base_model, info.lora_rank) == (lab.base_model, RANK)
 
 
 @scenario(REST, "`list_checkpoints`, `list_user_checkpoints`")
@@ -145,7 +144,7 @@ def sampler_info(lab: Lab) -> None:
     get = need(lab.rest, "get_sampler")
     assert lab.sampler is not None
     found = lab.rest.get_session(session_of(lab)).result().sampler_ids
-    assert BASE_MODEL in {get(each).result().base_model for each in found}
+    assert lab.base_model in {get(each).result().base_model for each in found}
 
 
 @scenario(REST, "`search_sessions`")

@@ -10,7 +10,6 @@ from typing import Any
 from tinker import types
 
 from tests.compat.scenarios.lab import (
-    BASE_MODEL,
     PROMPT,
     TOKENS,
     Absent,
@@ -79,7 +78,7 @@ def prompt_logprobs(lab: Lab) -> None:
 
 @scenario(SAMPLING, "`topk_sample_logprobs`, `target_prompt_logprobs`, `prompt_alt_tokens_k`")
 def more_logprobs(lab: Lab) -> None:
-    need_parameter(lab.sampler.sample, "target_prompt_logprobs")
+    need_parameter(lab.sampler.sample, "prompt_alt_tokens_k")
     response = lab.sampler.sample(
         prompt=types.ModelInput.from_ints(PROMPT),
         num_samples=1,
@@ -107,7 +106,7 @@ def ephemeral_weights(lab: Lab) -> None:
 
 @scenario(SAMPLING, "`get_base_model`")
 def get_base_model(lab: Lab) -> None:
-    assert need(lab.sampler, "get_base_model")() == BASE_MODEL
+    assert need(lab.sampler, "get_base_model")() == lab.base_model
 
 
 @scenario(SAMPLING, "`SamplingClient.get_tokenizer` without a network")

@@ -1,0 +1,66 @@
+"""The compatibility page: the same outcomes always give the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.compat.page import by_name, page, quoted
+from tests.compat.results import ABSENT, DEFECT, FAIL, PASS, Outcome, keep, kept
+
+GROUP = "Sampling"
+FACTS = {"0.3.0": "the first", "0.36.0": "the last"}
+
+
+def outcome(name: str, status: str, detail: str = "") -> Outcome:
+    return Outcome(name, status, detail, group=GROUP, title=f"`{name}`")
+
+
+def columns() -> dict[str, dict[str, Outcome]]:
+    old = [outcome("sample", PASS), outcome("pickle", ABSENT), outcome("stop", FAIL, "a | b\nc")]
+    new = [outcome("sample", PASS), outcome("pickle", DEFECT, "a bug"), outcome("stop", PASS)]
+    return {"0.3.0": by_name(old), "0.36.0": by_name(new)}
+
+
+def test_cells_show_each_status() -> None:
+    lines = page(columns(), FACTS).splitlines()
+    assert "| `sample` | yes | yes |" in lines
+    assert "| `pickle` |  | SDK |" in lines
+    assert "| `stop` | **no** | yes |" in lines
+
+
+def test_reasons_follow_the_tables() -> None:
+    lines = page(columns(), FACTS).splitlines()
+    assert "| `stop` | 0.3.0 | a \\| b c |" in lines
+    assert "| `pickle` | 0.36.0 | a bug |" in lines
+
+
+def test_the_summary_counts_what_a_version_has() -> None:
+    lines = page(columns(), FACTS).splitlines()
+    assert "| 0.3.0 | 2 | 1 | the first |" in lines
+    assert "| 0.36.0 | 2 | 2 | the last |" in lines
+
+
+def test_what_differs_between_runs_is_left_out() -> None:
+    texts = [
+        f"tinker://{run}:train:0 at http://127.0.0.1:{port}/x in /tmp/{run[:8]}/plain"
+        for run, port in (
+            ("29ba6b7e-1596-47f4-aebe-8c6679d43837", 40001),
+            ("83995dbc-e51b-476b-8e79-c97f29fee865", 40002),
+        )
+    ]
+    assert quoted(texts[0]) == quoted(texts[1])
+    assert quoted(texts[0]) == "tinker://ID:train:0 at http://127.0.0.1:PORT/x in FOLDER"
+
+
+def test_a_partial_run_keeps_the_other_outcomes(tmp_path: Path) -> None:
+    keep("0.3.0", [outcome("sample", PASS), outcome("stop", FAIL, "why")], tmp_path)
+    keep("0.3.0", [outcome("stop", PASS)], tmp_path, is_part=True)
+    found = {each.name: each.status for each in kept("0.3.0", tmp_path)}
+    assert found == {"sample": PASS, "stop": PASS}
+    assert kept("0.36.0", tmp_path) == []
+
+
+def test_a_whole_run_forgets_scenarios_that_are_gone(tmp_path: Path) -> None:
+    keep("0.3.0", [outcome("sample", PASS), outcome("stop", PASS)], tmp_path)
+    keep("0.3.0", [outcome("sample", FAIL)], tmp_path)
+    assert kept("0.3.0", tmp_path) == [outcome("sample", FAIL)]
