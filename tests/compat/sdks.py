@@ -15,6 +15,8 @@ from tests.compat.results import FAIL, PASS, Outcome
 
 #: A process that ends later than this after its last scenario has hung.
 EXIT_SECONDS = 30
+#: The line after the last outcome.
+END = "end of scenarios"
 EXIT: dict[str, str] = {
     "name": "exit",
     "group": "Service and sessions",
@@ -43,7 +45,10 @@ def run_scenarios(
         command, env=variables, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=sys.stderr
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
+        # The end of the list, not of the file: a process that hangs at its exit keeps that open.
+        for line in iter(process.stdout.readline, ""):
+            if line.strip() == END:
+                break
             if line.startswith("{"):
                 found.append(Outcome(**json.loads(line)))
                 report(found[-1])

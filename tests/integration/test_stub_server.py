@@ -244,6 +244,7 @@ def test_immediate_answers_are_what_the_table_says(server: StubServer, wire: Wir
         "list_training_runs": (None, {}),
         "get_training_run": (None, {"ids": run}),
         "list_checkpoints": (None, {"ids": run}),
+        "list_model_checkpoints": (None, {"ids": run}),
         "list_user_checkpoints": (None, {}),
         "set_checkpoint_ttl": ({"ttl_seconds": 3600}, {"ids": run | one}),
         "publish_checkpoint": (None, {"ids": run | one}),

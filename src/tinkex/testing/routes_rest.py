@@ -227,6 +227,7 @@ ROUTES: dict[str, Handler] = {
     "get_training_run": get_run,
     "get_run_metrics": run_metrics,
     "list_checkpoints": list_checkpoints,
+    "list_model_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,
     "get_tokenizer": get_tokenizer,
     "list_sessions": list_sessions,

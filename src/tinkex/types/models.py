@@ -228,8 +228,8 @@ class LoadWeightsRequest(Message):
     """Kept with the run."""
     path: str
     """The checkpoint's address."""
-    optimizer: bool
-    """Whether to load the optimizer's state too."""
+    optimizer: bool = True
+    """Whether to load the optimizer's state too; SDKs before 0.6 always do and do not say so."""
     optimizer_config: AnyOptimizerConfig | None = None
     """The optimizer of a new model that loads weights only."""
     weights_access_token: str | None = None

@@ -237,6 +237,13 @@ LIST_CHECKPOINTS = _bare(
     "/training_runs/{training_run_id}/checkpoints",
     types.CheckpointsListResponse,
 )
+LIST_MODEL_CHECKPOINTS = _bare(
+    "GET",
+    "list_model_checkpoints",
+    "/models/{training_run_id}/checkpoints",
+    types.CheckpointsListResponse,
+    is_legacy=True,
+)
 LIST_USER_CHECKPOINTS = _bare(
     "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE
 )

@@ -32,6 +32,7 @@ def main(place: str, *names: str) -> None:
         found = outcome(each, lab) if hangs < MAX_HANGS else skipped(each)
         hangs += found["detail"].startswith("TimeoutError")
         print(json.dumps(found | {"group": each.group, "title": each.title}), flush=True)
+    print("end of scenarios", flush=True)
 
 
 def turn(scenario: Scenario) -> int:

@@ -136,6 +136,7 @@ FOREIGN: dict[str, list[Ask]] = {
     "get_training_run": [lambda it, _: None],
     "get_run_metrics": [lambda it, _: None],
     "list_checkpoints": [lambda it, _: None],
+    "list_model_checkpoints": [lambda it, _: None],
     "delete_checkpoint": [lambda it, _: None],
     "publish_checkpoint": [lambda it, _: None],
     "unpublish_checkpoint": [lambda it, _: None],

@@ -108,6 +108,20 @@ def test_the_checkpoints_of_a_run_are_listed_newest_first(house: House) -> None:
     }
 
 
+def test_the_first_sdks_list_the_checkpoints_of_a_model(house: House) -> None:
+    """Up to 0.3.0 the path says `models`."""
+    run_id = ready_model(house, house.session())
+    saved(house, run_id, "first")
+
+    old, new = (
+        house.ask("GET", f"/{prefix}/{run_id}/checkpoints").json()
+        for prefix in ("models", "training_runs")
+    )
+
+    assert old == new
+    assert [row["checkpoint_id"] for row in old["checkpoints"]] == ["weights/first"]
+
+
 def test_all_checkpoints_are_listed_in_pages(house: House) -> None:
     run_id = ready_model(house, house.session())
     made = [str(saved(house, run_id, f"c{number}").path) for number in range(4)]

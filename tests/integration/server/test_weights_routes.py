@@ -107,6 +107,16 @@ def test_weights_are_found_when_the_promise_is_made(house: House) -> None:
     assert events(house)[-1] == "checkpoint_loaded"
 
 
+def test_a_load_that_does_not_mention_the_optimizer_restores_it(house: House) -> None:
+    """SDKs before 0.6 have one kind of load, of the full state."""
+    run_id = ready_model(house, house.session())
+    path = str(saved(house, run_id).path)
+
+    answer = house.post("/load_weights", {"model_id": run_id, "seq_id": 1, "path": path})
+
+    assert load_payload(house, answer.json()["request_id"]).with_optimizer is True
+
+
 def test_a_repeated_load_gets_its_promise_although_the_weights_are_gone(house: House) -> None:
     run_id = ready_model(house, house.session())
     checkpoint = saved(house, run_id)

@@ -77,6 +77,7 @@ PROTOCOL = [
 LEGACY = [
     ("POST", "/forward"),
     ("POST", "/unload_model"),
+    ("GET", "/models/{training_run_id}/checkpoints"),
     ("GET", CHECKPOINT + "/archive"),
 ]
 #: Not in the protocol: only our own server has them.

@@ -195,6 +195,7 @@ def _link(services: Services, call: Call[Any], place: Place, expires: int) -> st
 
 ROUTES: dict[str, Handler] = {
     "list_checkpoints": list_checkpoints,
+    "list_model_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,
     "delete_checkpoint": delete_checkpoint,
     "publish_checkpoint": publish,
