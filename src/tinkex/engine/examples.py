@@ -60,14 +60,14 @@ def read_examples(
 ) -> list[Example]:
     """The examples of a request, or an InvalidInput about the first thing that is wrong."""
     loss = find_loss(work.loss_fn)
-    read_settings(work)
+    settings = read_settings(work)
     if not work.data:
         raise InvalidInput("there is no data to train on; send at least one example")
     for index, datum in enumerate(work.data):
         _check_shapes(index, datum, max_context_tokens)
     _check_size(work.data)
-    names = _inputs_of(work.data, loss)
-    return [_read(index, datum, names, vocab_size) for index, datum in enumerate(work.data)]
+    defaults = _inputs_of(work.data, loss, settings)
+    return [_read(index, datum, defaults, vocab_size) for index, datum in enumerate(work.data)]
 
 
 def _check_shapes(index: int, datum: Datum, max_context_tokens: int) -> None:
@@ -102,15 +102,24 @@ def _check_size(data: Iterable[Datum]) -> None:
         )
 
 
-def _inputs_of(data: Iterable[Datum], loss: LossFunction) -> list[str]:
-    """What the loss reads here: all it needs, and of the rest what any example has."""
+def _inputs_of(
+    data: Iterable[Datum], loss: LossFunction, settings: Mapping[str, float]
+) -> dict[str, float | None]:
+    """What the loss reads here: all it needs, and of the rest what any example has.
+
+    The value stands for the input in examples without it: the request's setting of that name,
+    else 1. None: every example needs its own.
+    """
     given = {name for datum in data for name in datum.loss_fn_inputs}
-    return [*loss.needs, *(name for name in loss.takes if name in given)]
+    optional = {name: settings.get(name, 1.0) for name in loss.takes if name in given}
+    return {**dict.fromkeys(loss.needs), **optional}
 
 
-def _read(index: int, datum: Datum, names: Iterable[str], vocab_size: int) -> Example:
+def _read(
+    index: int, datum: Datum, defaults: Mapping[str, float | None], vocab_size: int
+) -> Example:
     tensor = datum.loss_fn_inputs[_TARGETS]
-    inputs = {name: _read_input(index, datum, name) for name in names}
+    inputs = {name: _read_input(index, datum, name, value) for name, value in defaults.items()}
     tokens = check_tokens(f"the input of example {index}", datum.model_input.to_ints(), vocab_size)
     targets = check_tokens(f"{_TARGETS} of example {index}", tensor.to_numpy(), vocab_size)
     rows = np.arange(len(tokens))
@@ -123,9 +132,11 @@ def _read(index: int, datum: Datum, names: Iterable[str], vocab_size: int) -> Ex
     )
 
 
-def _read_input(index: int, datum: Datum, name: str) -> Floats:
+def _read_input(index: int, datum: Datum, name: str, default: float | None) -> Floats:
     tensor = datum.loss_fn_inputs.get(name)
     shape = datum.loss_fn_inputs[_TARGETS].shape
+    if tensor is None and default is not None:
+        return np.full(math.prod(shape), default)
     if tensor is None or tensor.shape != shape:
         found = "nothing" if tensor is None else f"shape {tensor.shape}"
         raise InvalidInput(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tinkex.checkpoint.verified import VerifiedCheckpoints
 from tinkex.engine.protocol import Engine
 from tinkex.errors import InvalidInput
 from tinkex.home import Home
@@ -30,6 +31,8 @@ class Bench:
     engine: Engine
     database: Database
     home: Home
+    verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
+    """Checkpoints whose files this process has compared with their manifest, or has written."""
 
     def refuse_taken(self, path: TinkerPath) -> None:
         """Refuse a checkpoint's name that is in use."""

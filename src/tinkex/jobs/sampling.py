@@ -24,11 +24,12 @@ _MAX_SOURCES = 1024
 class Origin:
     """What a sample is drawn from, and which run it is counted for."""
 
-    __slots__ = ("run_id", "source")
+    __slots__ = ("path", "run_id", "source")
 
-    def __init__(self, source: SamplerSource, run_id: str = "") -> None:
+    def __init__(self, source: SamplerSource, run_id: str = "", path: str = "") -> None:
         self.source = source
         self.run_id = run_id
+        self.path = path
 
 
 class Samples:
@@ -88,6 +89,8 @@ class Samples:
         if known is not None:
             return known
         origin = self._bench.database.read(lambda db: self._find(db, job, request))
+        if origin.source.directory is not None:
+            self._bench.verified.verify(origin.source.directory, origin.path)
         # A path may stand for other weights tomorrow; a sampling session never does.
         if job.sampler_id is not None:
             self._origins[job.sampler_id] = origin
@@ -115,7 +118,7 @@ class Samples:
             raise InvalidInput("the weights to sample from were deleted or have expired")
         directory = self._bench.home.checkpoint(found.id)
         source = SamplerSource(base_model=found.base_model, directory=directory, scope=scope)
-        return Origin(source, found.run_id)
+        return Origin(source, found.run_id, str(found.path))
 
 
 def _is_others(found: Checkpoint, job: Job) -> bool:

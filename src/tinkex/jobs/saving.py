@@ -97,6 +97,7 @@ def _write(
         if recipients:
             encrypt_directory(directory, recipients)
         size_bytes = write_manifest(directory).total_bytes
+    bench.verified.remember(bench.home.checkpoint(job.id))
     return Checkpoint(
         id=job.id,
         tenant_id=run.tenant_id,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 import msgspec
 
@@ -56,9 +56,16 @@ def pass_outcome(task: Task, asked: Pass, result: types.ForwardBackwardOutput | 
 def _total_weight(data: Sequence[types.Datum]) -> dict[str, float]:
     """What a loss is divided by to compare steps; nothing if it does not weigh its tokens."""
     weights = [datum.loss_fn_inputs.get("weights") for datum in data]
-    if any(one is None for one in weights):
+    if all(one is None for one in weights):
         return {}
-    return {TOTAL_WEIGHT: float(sum(abs(one.array).sum() for one in weights if one is not None))}
+    # An example without weights counts every target once.
+    totals = (
+        math.prod(datum.loss_fn_inputs["target_tokens"].shape)
+        if one is None
+        else abs(one.array).sum()
+        for datum, one in zip(data, weights, strict=True)
+    )
+    return {TOTAL_WEIGHT: float(sum(totals))}
 
 
 # --- other operations ----------------------------------------------------------------------------
@@ -78,6 +85,7 @@ def load(bench: Bench, task: Task) -> Done:
     run, engine = task.run, bench.engine
     request = payloads.read(task.payload, payloads.LoadPayload)
     directory = bench.home.checkpoint(request.checkpoint_id)
+    bench.verified.verify(directory, request.path)
     is_first = not engine.has(run.id)
     if is_first:
         engine.create(run.id, spec_of(run))
@@ -97,7 +105,7 @@ def optim_step(bench: Bench, task: Task) -> Done:
     request = payloads.read(task.payload, types.OptimStepRequest)
     metrics: Mapping[str, float] = bench.engine.optim_step(task.run.id, request.optim_params)
     # JSON has no NaN, and clients refuse what would stand there instead.
-    told = {name: value for name, value in metrics.items() if isfinite(value)}
+    told = {name: value for name, value in metrics.items() if math.isfinite(value)}
     reply = types.OptimStepResponse(metrics=told)
     return Done(result=encode_json(reply), is_change=True, metrics=metrics)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
+from tinkex.checkpoint.verified import VerifiedCheckpoints
 from tinkex.engine.protocol import BaseModel
 from tinkex.home import Home
 from tinkex.jobs.queue import JobQueue
@@ -79,6 +80,8 @@ class Services:
     """Signs tokens and download URLs; all processes of a store share it."""
     memory: Memory = field(default_factory=lambda: Memory())
     """What this process remembers between requests; nothing is lost with it."""
+    verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
+    """Checkpoints whose files this process has compared with their manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

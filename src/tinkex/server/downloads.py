@@ -119,6 +119,7 @@ def _plan(services: Services, place: Place) -> ArchivePlan:
     if found is None:
         raise NotFoundError("the checkpoint was deleted or has expired")
     directory = services.home.checkpoint(found.id)
+    services.verified.verify(directory, found.path)
     if place.shelf is Shelf.ARCHIVE:
         return plan_archive(directory)
     return _plan_file(directory, place.name)

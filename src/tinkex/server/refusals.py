@@ -8,6 +8,7 @@ import msgspec
 
 from tinkex.errors import (
     APIStatusError,
+    CheckpointError,
     InvalidInput,
     RequestErrorCategory,
     StoreError,
@@ -50,7 +51,9 @@ def refusal(error: BaseException) -> Answer:
         return fault(503, message, error.category, retry_after(STORE_RETRY_SECONDS))
     if isinstance(error, TinkexError):
         is_users = error.category is RequestErrorCategory.User
-        return fault(422 if is_users else 500, error.message, error.category)
+        # Damaged files stay damaged: the same request fails again.
+        headers = {"x-should-retry": "false"} if isinstance(error, CheckpointError) else None
+        return fault(422 if is_users else 500, error.message, error.category, headers)
     return fault(422, _sentence(error), RequestErrorCategory.User)
 
 

@@ -20,7 +20,11 @@ from tinkex.jobs.snapshots import SnapshotPolicy
 from tinkex.store.records import Job, NewJob
 from tinkex.store.schema import checkpoints, jobs, steps, usage
 from tinkex.wire.codec import encode_json
-from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
+from tinkex.wire.proto import (
+    decode_forward_backward_output,
+    decode_sample_response,
+    encode_forward_backward_request,
+)
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 
@@ -204,6 +208,63 @@ def test_save_then_load_continues_bit_for_bit(house: House) -> None:
     second = house.model(tenant, session, 1)
     house.result(house.load(second, 1, saved.id, path))
     assert train(house, second, 2, 3) == expected
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_with_one_flipped_bit_is_neither_loaded_nor_sampled_from(house: House) -> None:
+    house.start()
+    tenant = house.tenant()
+    session = house.session(tenant)
+    first = house.model(tenant, session, 0)
+    train(house, first, 1, 1)
+    saved = house.save(first, 3, "mid")
+    path = msgspec.json.decode(house.result(saved))["path"]
+    request = types.SaveWeightsForSamplerRequest(
+        model_id=first, seq_id=4, sampling_session_seq_id=7
+    )
+    drawn = house.op(first, 4, Kind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    sampler_id = msgspec.json.decode(house.result(drawn))["sampling_session_id"]
+    flip_last_bit(house.home.checkpoint(saved.id) / "optimizer.safetensors")
+    flip_last_bit(house.home.checkpoint(drawn.id) / "adapter_model.safetensors")
+
+    second = house.model(tenant, session, 1)
+    loading = house.outcome(house.load(second, 1, saved.id, path)).job
+    sampling = house.outcome(house.sample(sampler_id, 0)).job
+
+    assert (loading.category, sampling.category) == ("server", "server")
+    assert f"checkpoint {path} is damaged" in (loading.error or "")
+    assert "'optimizer.safetensors'" in (loading.error or "")
+    assert f"checkpoint tinker://{first}/sampler_weights/" in (sampling.error or "")
+    # The model that could not load goes on as it was.
+    assert train(house, second, 2, 1)
+
+
+def test_a_batch_in_which_some_examples_have_weights_counts_the_others_fully(house: House) -> None:
+    house.start()
+    tenant = house.tenant()
+    run_id = house.model(tenant, house.session(tenant))
+    text = types.ModelInput.from_ints([5, 6])
+    data = [
+        types.Datum(text, {"target_tokens": [6, 7], "weights": [0.25, 0.0]}),
+        types.Datum(text, {"target_tokens": [6, 7]}),
+    ]
+    work = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy")
+    request = types.ForwardBackwardRequest(work, run_id, 1)
+    body = encode_forward_backward_request(request, False)
+    job = house.op(run_id, 1, Kind.FORWARD_BACKWARD, body, is_proto=True)
+    output = decode_forward_backward_output(house.result(job))
+    [first, second] = [one["logprobs"].tolist() for one in output.loss_fn_outputs]
+    expected = -0.25 * first[0] - sum(second)
+    assert output.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
+    is_pass = steps.c.kind == Kind.FORWARD_BACKWARD
+    query = sa.select(steps.c.metrics).where(steps.c.run_id == run_id, is_pass)
+    [metrics] = house.read(lambda db: list(db.scalars(query)))
+    assert metrics["weight:sum"] == 2.25
 
 
 def test_a_taken_name_is_refused_unless_it_may_be_replaced(house: House) -> None:

@@ -20,6 +20,7 @@ from tests.integration.server.live import on_socket
 from tests.integration.server.things import FILES, ready_model, saved, share, url_of
 from tinkex import RestClient
 from tinkex.checkpoint.manifest import write_manifest
+from tinkex.checkpoint.verified import VerifiedCheckpoints
 from tinkex.client.download import ResponseStream, download_tree
 from tinkex.server.app import create_app
 from tinkex.server.signing import Place, Shelf, sign
@@ -309,10 +310,32 @@ class Cut:
                 raise ConnectionResetError("the line went dead")
 
 
+def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: Checkpoint) -> None:
+    url = links(house, checkpoint)[BIG]
+    path = house.services.home.checkpoint(checkpoint.id) / BIG
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    archive = sign(house.services.secret, "", Place(Shelf.ARCHIVE, checkpoint.id, "a.tar"), 2**33)
+
+    answers = [
+        fetch(house, url),
+        fetch(house, archive),
+        house.ask("GET", url_of(checkpoint, "/external_weights_urls")),
+    ]
+
+    for answer in answers:
+        assert answer.status_code == 500
+        assert f"checkpoint {checkpoint.path} is damaged" in answer.json()["error"]
+        assert answer.headers["x-should-retry"] == "false"
+
+
 def test_a_file_that_shrank_while_it_was_sent_is_cut_off_not_padded(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = links(house, checkpoint)[BIG]
+    # It happens after the look at the files.
+    monkeypatch.setattr(VerifiedCheckpoints, "verify", lambda *_: None)
     (house.services.home.checkpoint(checkpoint.id) / BIG).write_bytes(b"short")
 
     with on_socket(house) as base, socket.create_connection(_address(base)) as line:

@@ -361,7 +361,7 @@ def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(house: House) ->
     answer = copy(house, source_path=str(source.path))
 
     assert answer.status_code == 500
-    assert "cannot be copied" in answer.json()["error"]
+    assert f"checkpoint {source.path} is damaged" in answer.json()["error"]
     assert [path.name for path in house.services.home.checkpoints.iterdir()] == [source.id]
 
 

@@ -142,6 +142,8 @@ async def external_weights_urls(
     """A link per file of a checkpoint that the caller may read."""
     checkpoint = await _downloadable(services, call)
     directory = services.home.checkpoint(checkpoint.id)
+    # Here rather than with the first file: this answer carries the reason.
+    await in_thread(services.verified.verify, directory, checkpoint.path)
     manifest = await in_thread(read_manifest, directory)
     expires = _expiry(services, checkpoint)
     urls = {

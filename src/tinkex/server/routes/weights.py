@@ -215,6 +215,7 @@ async def _copy(
     home, copy_id = services.home, new_id()
     target = home.checkpoint(copy_id)
     try:
+        await asyncio.to_thread(services.verified.verify, home.checkpoint(source.id), source.path)
         await asyncio.to_thread(copy_files, home.checkpoint(source.id), target)
     except CheckpointError:
         # If it was deleted meanwhile, that is the answer.

@@ -107,6 +107,19 @@ def test_a_folder_that_was_downloaded_needs_no_server(
     assert contents(trained) == before
 
 
+def test_a_folder_with_a_flipped_bit_is_not_exported(
+    trained: Path, tinkex: Tinkex, tmp_path: Path
+) -> None:
+    weights = trained / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    failed = tinkex("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"))
+    assert failed.exit_code == 1
+    assert "'adapter_model.safetensors' of 'trained' is damaged" in " ".join(failed.err.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
     scene: Scene, trained: Path, tinkex: Tinkex, tmp_path: Path
 ) -> None:

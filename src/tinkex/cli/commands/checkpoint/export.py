@@ -93,9 +93,12 @@ def _check_apart(path: str, output: Path) -> None:
 
 def _adapter(context: Context, path: str, scratch: Path) -> Path:
     """The adapter's folder: the one that was named, or one that is downloaded now."""
+    from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest
     from tinkex.cli.commands.checkpoint.fetching import fetch
 
     if not path.startswith(SCHEME) and Path(path).is_dir():
+        if (Path(path) / MANIFEST_NAME).is_file():
+            check_manifest(Path(path))
         return Path(path)
     parse_tinker_path(path)
     fetch(context, path, scratch / "adapter", is_kept=False)

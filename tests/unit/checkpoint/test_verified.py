@@ -1,0 +1,98 @@
+"""A stored checkpoint is hashed once, and damage names the checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tinkex.checkpoint import verified
+from tinkex.checkpoint.manifest import Manifest, check_manifest, write_manifest
+from tinkex.checkpoint.verified import VerifiedCheckpoints
+from tinkex.errors import CheckpointError, RequestErrorCategory
+
+NAME = "tinker://run/weights/first"
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    directory = tmp_path / "stored"
+    directory.mkdir()
+    (directory / "weights").write_bytes(bytes(1000))
+    (directory / "optimizer").write_bytes(bytes(2000))
+    write_manifest(directory)
+    return directory
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories whose bytes are read."""
+    found: list[Path] = []
+
+    def check(directory: Path) -> Manifest:
+        found.append(directory)
+        return check_manifest(directory)
+
+    monkeypatch.setattr(verified, "check_manifest", check)
+    return found
+
+
+def flip(path: Path) -> None:
+    """Change one bit, and leave size and time as they were: a fault of the disk."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("file_name", ["weights", "optimizer", "manifest.json"])
+def test_one_flipped_bit_is_found_and_names_the_checkpoint(stored: Path, file_name: str) -> None:
+    path = stored / file_name
+    if file_name == "manifest.json":
+        text = path.read_text()
+        path.write_text(text.replace('"size": 1000', '"size": 1001'))
+    else:
+        flip(path)
+    with pytest.raises(CheckpointError, match=f"checkpoint {NAME} is damaged") as raised:
+        VerifiedCheckpoints().verify(stored, NAME)
+    assert raised.value.category is RequestErrorCategory.Server
+
+
+def test_bytes_are_read_once_until_a_file_changes(stored: Path, hashed: list[Path]) -> None:
+    checked = VerifiedCheckpoints()
+    for _ in range(3):
+        checked.verify(stored, NAME)
+    assert hashed == [stored]
+    (stored / "weights").write_bytes(bytes(1000))
+    checked.verify(stored, NAME)
+    assert hashed == [stored, stored]
+
+
+def test_what_this_process_wrote_is_not_read_again(stored: Path, hashed: list[Path]) -> None:
+    checked = VerifiedCheckpoints()
+    checked.remember(stored)
+    checked.verify(stored, NAME)
+    assert hashed == []
+    (stored / "optimizer").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="has 5 bytes, expected 2000"):
+        checked.verify(stored, NAME)
+
+
+def test_the_memory_is_bounded(tmp_path: Path, hashed: list[Path]) -> None:
+    checked = VerifiedCheckpoints(max_remembered=2)
+    for number in (1, 2, 3, 1):
+        directory = tmp_path / str(number)
+        directory.mkdir(exist_ok=True)
+        write_manifest(directory)
+        checked.verify(directory, NAME)
+    assert [path.name for path in hashed] == ["1", "2", "3", "1"]
+
+
+def test_a_missing_file_and_a_missing_checkpoint_are_told_apart(stored: Path) -> None:
+    (stored / "weights").unlink()
+    with pytest.raises(CheckpointError, match="'weights': No such file"):
+        VerifiedCheckpoints().verify(stored, NAME)
+    with pytest.raises(CheckpointError, match="was deleted or has expired"):
+        VerifiedCheckpoints().verify(stored / "absent", NAME)
