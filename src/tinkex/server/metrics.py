@@ -30,6 +30,13 @@ LATENCY = Histogram(
 TELEMETRY = Counter(
     "tinkex_telemetry_events", "Events that clients reported.", ["event"], registry=REGISTRY
 )
+CONNECTIONS = Gauge("tinkex_connections", "Open connections of this process.", registry=REGISTRY)
+CLOSED = Counter(
+    "tinkex_connections_closed",
+    "Connections that the server closed: limit, timeout, unread answer, or refused request.",
+    ["reason"],
+    registry=REGISTRY,
+)
 WAITING = Gauge("tinkex_jobs_waiting", "Promises that nobody has taken.", registry=REGISTRY)
 RUNNING = Gauge("tinkex_jobs_running", "Promises that the worker has.", registry=REGISTRY)
 OLDEST = Gauge(

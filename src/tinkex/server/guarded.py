@@ -1,0 +1,220 @@
+"""HTTP/1.1 with bounds on time, heads, pipelined requests, small pieces and unread answers.
+
+uvicorn itself waits for ever for the rest of a request, and keeps as many headers, pipelined
+requests and unread answers as a client cares to make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from http import HTTPStatus
+from typing import Any
+
+from tinkex.errors import RequestErrorCategory
+from tinkex.server.connections import Connections, Phase, count_closed
+from tinkex.server.corked import CorkedProtocol
+from tinkex.server.refusals import fault
+
+#: The largest head of a request: its first line and headers, and the trailers of its body.
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 128
+#: Requests that may wait on a connection behind the one that is being answered.
+MAX_PIPELINED = 4
+#: A body of more pieces than this must have pieces of a reasonable size.
+MAX_SMALL_PIECES = 4096
+SMALL_PIECE_BYTES = 16
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+NOT_HTTP = (400, "the request is not valid HTTP/1.1")
+LONG_HEAD = (431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes")
+MANY_HEADERS = (431, f"the request has more than {MAX_HEADERS} headers")
+PIPELINED = (429, f"more than {MAX_PIPELINED} requests wait on this connection; wait for answers")
+CRUMBS = (400, "the body comes in too many small pieces; send larger ones")
+SLOW_HEAD = (408, "the head of the request did not arrive in time; send it again")
+CROWDED = (503, "this server has as many connections as it can have; try again")
+
+
+class _Refused(Exception):
+    """Ends the parser's work on a connection that is being closed."""
+
+
+class GuardedProtocol(CorkedProtocol):
+    """uvicorn's HTTP on a connection that is in a registry; give it to uvicorn as `http`."""
+
+    def __init__(self, *args: Any, connections: Connections, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.phase = Phase.HEAD
+        self.peer = ""
+        self._registry = connections
+        self._since = 0.0
+        self._refusal = NOT_HTTP
+        self._num_unparsed = 0
+        self._num_head_bytes = 0
+        self._num_pieces = 0
+        self._num_body_bytes = 0
+        self._is_receiving = False
+        self._has_sent_bytes = False
+        self._is_paused = False
+        self._stalled_at: float | None = None
+        self._num_unsent = 0
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection, unless there are too many."""
+        super().connection_made(transport)
+        self.peer = self.client[0] if self.client else ""
+        self._since = self.loop.time()
+        if not self._registry.admit(self):
+            self._refuse(CROWDED)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        self._registry.leave(self)
+        super().connection_lost(exc)
+
+    def drop(self, reason: str) -> None:
+        """Close the connection now, whatever is left to send."""
+        count_closed(reason)
+        self.transport.abort()
+
+    def expire(self, now: float) -> None:
+        """Close the connection if it has run out of time."""
+        limits = self._registry.limits
+        if self.transport.is_closing() or self._is_paused:
+            self._expire_unread(now, limits.body_seconds)
+        elif self.phase is Phase.HEAD and now - self._since > limits.head_seconds:
+            if self._has_sent_bytes:
+                self._refuse(SLOW_HEAD)
+            else:
+                self.drop("timeout")
+        elif self.phase is Phase.DRAIN and now - self._since > limits.body_seconds:
+            self.drop("timeout")
+
+    def _expire_unread(self, now: float, seconds: float) -> None:
+        """Give up on a client that does not read its answer."""
+        num_unsent = self.transport.get_write_buffer_size()
+        if self._stalled_at is None or num_unsent < self._num_unsent:
+            self._stalled_at = now
+        self._num_unsent = num_unsent
+        if now - self._stalled_at > seconds:
+            # The kernel, too, throws away what the client does not read.
+            connection = self.transport.get_extra_info("socket")
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self.drop("unread")
+
+    def pause_writing(self) -> None:
+        """Note that the client reads more slowly than it is answered."""
+        self._is_paused, self._stalled_at = True, None
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        self._is_paused = False
+        super().resume_writing()
+
+    # --- the request ----------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; what the parser only gathers is bounded here."""
+        if self.transport.is_closing():
+            return
+        self._has_sent_bytes = True
+        if self.phase is Phase.IDLE:
+            self._move(Phase.HEAD)
+        self._num_unparsed += len(data)
+        super().data_received(data)
+        if self._num_unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(LONG_HEAD)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._give_up(PIPELINED)
+        self._num_head_bytes = self._num_pieces = self._num_body_bytes = 0
+        self._is_receiving = False
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the first line."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers, which come after the body, are not used."""
+        self._count_head(len(name) + len(value))
+        if self._is_receiving:
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            self._give_up(MANY_HEADERS)
+        super().on_header(name, value)
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_unparsed = 0
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._give_up(LONG_HEAD)
+
+    def on_headers_complete(self) -> None:
+        """Start to answer."""
+        self._num_unparsed = 0
+        self._is_receiving = True
+        super().on_headers_complete()
+        self._move(Phase.BUSY)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._num_unparsed = 0
+        self._num_pieces += 1
+        self._num_body_bytes += len(body)
+        is_small = self._num_body_bytes < self._num_pieces * SMALL_PIECE_BYTES
+        if is_small and self._num_pieces > MAX_SMALL_PIECES:
+            self._give_up(CRUMBS)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the request is complete."""
+        self._num_unparsed = 0
+        self._is_receiving = False
+        super().on_message_complete()
+        if self.phase is Phase.DRAIN:
+            self._move(Phase.IDLE)
+
+    def on_response_complete(self) -> None:
+        """Note that a request is answered, which may be before all of it has come."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._move(Phase.DRAIN if self._is_receiving else Phase.IDLE)
+
+    def _move(self, phase: Phase) -> None:
+        self._since = self.loop.time()
+        self._registry.move(self, phase)
+
+    # --- refusals -------------------------------------------------------------------------------
+
+    def _give_up(self, refusal: tuple[int, str]) -> None:
+        """Stop the parser, which then asks for the answer."""
+        self._refusal = refusal
+        raise _Refused
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with what the parser refused, and close."""
+        self._refuse(self._refusal)
+
+    def _refuse(self, refusal: tuple[int, str]) -> None:
+        status, sentence = refusal
+        count_closed("refused")
+        is_users = status < 500
+        category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
+        body = fault(status, sentence, category).body
+        retry = b"retry-after: 1\r\n" if status in {408, 429, 503} else b""
+        phrase = HTTPStatus(status).phrase.encode()
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n%s\r\n%s" % (status, phrase, len(body), retry, body)
+        )
+        self._stalled_at = None
+        self.transport.close()

@@ -1,0 +1,266 @@
+"""Clients that hold a connection are answered with a sentence or closed, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.integration.conftest import PATIENCE
+from tinkex.server import connections as registry
+from tinkex.server.connections import ConnectionLimits, Connections
+from tinkex.server.guarded import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, GuardedProtocol
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+LONG = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Open:
+    """A server on a socket, and what its application saw."""
+
+    address: Any
+    paths: list[str]
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=PATIENCE)
+
+
+async def receive_all(receive: Any) -> int:
+    num_bytes = 0
+    while True:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return num_bytes
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[Open]:
+    """`/` answers at once, `/read` after the body, `/long` with much, `/wait` after a while."""
+    paths: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        body = b"ok"
+        if scope["path"] == "/read":
+            body = str(await receive_all(receive)).encode()
+        elif scope["path"] == "/long":
+            body = bytes(LONG)
+        elif scope["path"] == "/wait":
+            await asyncio.sleep(3 * SHORT)
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    limits = {"max_connections": 50, "max_per_peer": 50, "head_seconds": 9.0, "body_seconds": 9.0}
+    connections = Connections(ConnectionLimits(**{**limits, **options}))
+    http: Any = partial(GuardedProtocol, connections=connections)
+    server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None))
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield Open(listener.getsockname(), paths)
+        finally:
+            server.should_exit = True
+            server.force_exit = True
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def hear(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """One answer: status, headers, body."""
+    with connection.makefile("rb") as file:
+        status = int(file.readline().split()[1])
+        headers: dict[str, str] = {}
+        while line := file.readline().strip().decode():
+            name, _, value = line.partition(": ")
+            headers[name] = value
+        return status, headers, file.read(int(headers["content-length"]))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes the connection, once everything is read."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+SHORT = 0.3
+
+
+@pytest.fixture(autouse=True)
+def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "SWEEP_SECONDS", 0.05)
+
+
+def test_half_a_head_is_408_and_a_silent_connection_is_closed() -> None:
+    with serving(head_seconds=SHORT) as server, server.connect() as half, server.connect() as mute:
+        half.sendall(GET[:20])
+        status, headers, body = hear(half)
+        assert (status, headers["connection"]) == (408, "close")
+        assert (
+            json.loads(body)["error"]
+            == "the head of the request did not arrive in time; send it again"
+        )
+        assert is_closed(half)
+        assert is_closed(mute)
+
+
+def test_a_head_that_comes_byte_by_byte_is_no_progress() -> None:
+    with serving(head_seconds=SHORT) as server, server.connect() as slow:
+        slow.settimeout(0.02)
+        answer = b""
+        for byte in b"GET / HTTP/1.1\r\nx: " + b"y" * 10_000:
+            with contextlib.suppress(ConnectionError):
+                slow.sendall(bytes([byte]))
+            with contextlib.suppress(TimeoutError):
+                answer = slow.recv(100)
+                break
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_request_that_takes_longer_than_heads_may_is_answered() -> None:
+    with serving(head_seconds=SHORT, body_seconds=SHORT) as server, server.connect() as patient:
+        patient.sendall(GET.replace(b"/ ", b"/wait ", 1))
+        assert hear(patient)[0] == 200
+        patient.sendall(GET)
+        assert hear(patient)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEADERS + 2), 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 3 * MAX_HEAD_BYTES, 431),
+        (b"GET / HTTP/1.1\r\n" + (b"a: " + b"b" * 8000 + b"\r\n") * 10, 431),
+        (b"GET /?" + b"q" * 2 * MAX_HEAD_BYTES, 431),
+        (b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n", 400),
+    ],
+)
+def test_a_head_without_bounds_or_sense_is_refused_with_a_sentence(
+    head: bytes, status: int
+) -> None:
+    with serving() as server, server.connect() as attacker:
+        with contextlib.suppress(ConnectionError):
+            attacker.sendall(head)
+        answer = hear(attacker)
+        assert answer[0] == status
+        assert json.loads(answer[2])["error"]
+        assert is_closed(attacker)
+        assert server.paths == []
+        with server.connect() as other:
+            other.sendall(GET)
+            assert hear(other)[0] == 200
+
+
+def test_a_head_of_an_unusual_but_allowed_size_is_taken() -> None:
+    with serving() as server, server.connect() as client:
+        filler = b"x: " + b"y" * (MAX_HEAD_BYTES - 100)
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + filler + b"\r\n\r\n")
+        assert hear(client)[0] == 200
+
+
+def test_so_many_pipelined_requests_are_answered_in_order_and_more_are_refused() -> None:
+    with serving() as server, server.connect() as client, server.connect() as attacker:
+        client.sendall(GET * MAX_PIPELINED)
+        for _ in range(MAX_PIPELINED):
+            data = b""
+            while not data.endswith(b"ok"):
+                data += client.recv(1)
+        attacker.sendall(GET.replace(b"/ ", b"/wait ", 1) * 5000)
+        assert hear(attacker)[0] == 429
+        assert is_closed(attacker)
+        assert server.paths.count("/wait") <= 1
+
+
+def test_a_body_in_crumbs_or_with_endless_extensions_is_refused() -> None:
+    head = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    for poison in (b"1\r\na\r\n" * 10_000, b"1;" + b"x" * 3 * MAX_HEAD_BYTES):
+        with serving() as server, server.connect() as attacker:
+            with contextlib.suppress(ConnectionError):
+                attacker.sendall(head + poison)
+            assert hear(attacker)[0] in {400, 431}
+            assert is_closed(attacker)
+
+
+def test_trailers_do_not_become_headers_and_are_bounded() -> None:
+    head = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    with serving() as server, server.connect() as client, server.connect() as attacker:
+        client.sendall(head + b"x-api-key: tml-other\r\n\r\n")
+        assert hear(client)[2] == b"3"
+        with contextlib.suppress(ConnectionError):
+            attacker.sendall(head + (b"a: " + b"b" * 1000 + b"\r\n") * 200)
+        assert hear(attacker)[0] == 431
+
+
+def test_a_body_that_never_ends_after_its_answer_is_cut() -> None:
+    with serving(body_seconds=SHORT) as server, server.connect() as attacker:
+        attacker.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nabc")
+        assert hear(attacker)[0] == 200
+        assert is_closed(attacker)
+
+
+def test_a_rest_that_comes_in_time_keeps_the_connection() -> None:
+    with serving() as server, server.connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab")
+        assert hear(client)[0] == 200
+        client.sendall(b"cde" + GET)
+        assert hear(client)[0] == 200
+
+
+def test_an_answer_that_is_not_read_is_given_up() -> None:
+    with serving(body_seconds=SHORT) as server, server.connect() as attacker:
+        attacker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        attacker.sendall(GET.replace(b"/ ", b"/long ", 1))
+        ended = threading.Event()
+
+        def reset() -> None:
+            # Nothing is read meanwhile; the server's reset shows as an error of the socket.
+            while not attacker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                ended.wait(0.05)
+            ended.set()
+
+        waiting = threading.Thread(target=reset, daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert ended.is_set()
+
+
+def test_a_crowd_of_half_sent_requests_shuts_nobody_out() -> None:
+    with serving(max_connections=20, max_per_peer=20) as server, contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(server.connect()) for _ in range(100)]
+        for attacker in crowd:
+            with contextlib.suppress(ConnectionError):
+                attacker.sendall(GET[:10])
+        with server.connect() as client:
+            client.sendall(GET)
+            assert hear(client)[0] == 200
+
+
+def test_when_all_are_busy_a_newcomer_is_told_to_come_again() -> None:
+    with serving(max_connections=2, max_per_peer=2) as server, contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(server.connect()) for _ in range(2)]
+        for client in busy:
+            client.sendall(GET.replace(b"/ ", b"/wait ", 1))
+        while len(server.paths) < 2:
+            pass
+        newcomer = stack.enter_context(server.connect())
+        status, headers, _ = hear(newcomer)
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert [hear(client)[0] for client in busy] == [200, 200]

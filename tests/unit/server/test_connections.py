@@ -1,0 +1,115 @@
+"""Which connections are closed when there are too many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tinkex.server.config import ServerConfig
+from tinkex.server.connections import ConnectionLimits, Connections, Phase
+
+
+class Line:
+    """A connection that notes why it was dropped."""
+
+    def __init__(self, peer: str = "a") -> None:
+        self.peer = peer
+        self.phase = Phase.HEAD
+        self.dropped = ""
+
+    def drop(self, reason: str) -> None:
+        self.dropped = reason
+
+    def expire(self, now: float) -> None:
+        """Never."""
+
+
+def registry(max_connections: int = 3, max_per_peer: int = 3) -> Connections:
+    return Connections(
+        ConnectionLimits(
+            max_connections=max_connections,
+            max_per_peer=max_per_peer,
+            head_seconds=1.0,
+            body_seconds=1.0,
+        )
+    )
+
+
+@pytest.mark.asyncio
+async def test_half_sent_connections_go_before_idle_ones_and_the_oldest_first() -> None:
+    known = registry()
+    idle, first, second = (Line(str(number)) for number in range(3))
+    for line in (idle, first, second):
+        assert known.admit(line)
+    known.move(idle, Phase.IDLE)
+
+    newcomers = [Line(f"new {number}") for number in range(3)]
+    for newcomer in newcomers:
+        assert known.admit(newcomer)
+        known.move(newcomer, Phase.BUSY)
+
+    assert [line.dropped for line in (first, second, idle)] == ["limit"] * 3
+    assert not any(newcomer.dropped for newcomer in newcomers)
+    assert len(known) == 3
+
+
+@pytest.mark.asyncio
+async def test_connections_that_are_being_answered_are_never_dropped() -> None:
+    known = registry()
+    busy = [Line(str(number)) for number in range(3)]
+    for line in busy:
+        assert known.admit(line)
+        known.move(line, Phase.BUSY)
+
+    assert not known.admit(Line("late"))
+    assert not any(line.dropped for line in busy)
+
+
+@pytest.mark.asyncio
+async def test_a_peer_with_too_many_loses_its_own_and_nobody_elses() -> None:
+    known = registry(max_connections=10, max_per_peer=2)
+    other = Line("b")
+    assert known.admit(other)
+    mine = [Line("a") for _ in range(4)]
+    for line in mine:
+        assert known.admit(line)
+
+    assert [line.dropped for line in mine] == ["limit", "limit", "", ""]
+    assert other.dropped == ""
+    for line in mine[2:]:
+        known.move(line, Phase.BUSY)
+    assert not known.admit(Line("a"))
+    assert known.admit(Line("c"))
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_ended_makes_room() -> None:
+    known = registry(max_connections=1)
+    first = Line()
+    assert known.admit(first)
+    known.move(first, Phase.BUSY)
+    known.leave(first)
+    known.leave(first)
+    assert len(known) == 0
+    assert known.admit(Line())
+
+
+@pytest.mark.parametrize(
+    ("options", "num_descriptors", "expected"),
+    [
+        ({}, 1024, (768, 384)),
+        ({}, 1 << 20, (16_384, 8192)),
+        ({}, 64, (16, 8)),
+        ({"max_connections": 100}, 1024, (100, 50)),
+        ({"max_connections": 5000}, 1024, (768, 384)),
+        ({"max_connections": 100, "max_connections_per_peer": 7}, 1024, (100, 7)),
+        ({"max_connections_per_peer": 10**6}, 1024, (768, 768)),
+    ],
+)
+def test_limits_stay_below_the_number_of_descriptors(
+    options: dict[str, int], num_descriptors: int, expected: tuple[int, int]
+) -> None:
+    config = ServerConfig(home=Path("home"), **options)  # type: ignore[arg-type]
+    limits = ConnectionLimits.of(config, num_descriptors)
+    assert (limits.max_connections, limits.max_per_peer) == expected
