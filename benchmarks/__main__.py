@@ -1,7 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`pipeline` takes options too.
+`hostile` and `pipeline` take options too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from os import cpu_count
 from pathlib import Path
 from statistics import median
 
-from benchmarks import Row, at_most, bench_codec, bench_engine, bench_pipeline
+from benchmarks import Row, at_most, bench_codec, bench_engine, bench_hostile, bench_pipeline
 
 NAMES = sorted(
     path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
 )
 CODEC_ROUNDS = 10
 #: Benchmarks that take options of their own.
-WITH_OPTIONS = {"engine": bench_engine.main, "pipeline": bench_pipeline.main}
+WITH_OPTIONS = {
+    "engine": bench_engine.main,
+    "hostile": bench_hostile.main,
+    "pipeline": bench_pipeline.main,
+}
 HEADINGS = ("benchmark", "ours", "other", "ratio", "target", "met")
 
 
