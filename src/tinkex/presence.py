@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,7 +52,7 @@ def find_server(home: Home, timeout_seconds: float = 2.0) -> ServerState | None:
     return state if status_of(state.url + HEALTH_PATH, timeout_seconds) == 200 else None
 
 
-def lock_holder(home: Home) -> int | None:
+def lock_holder(home: Home) -> Holder | None:
     """The supervisor that has the home, also while it starts or stops; None if nobody has it.
 
     A supervisor that was killed has its home until its processes noticed.
@@ -64,12 +65,46 @@ def lock_holder(home: Home) -> int | None:
     except FileNotFoundError:
         return None
     except BlockingIOError:
-        return holder_in(home.server_lock.read_bytes())
+        return Holder.read(home.server_lock.read_bytes())
 
 
-def holder_in(content: bytes) -> int | None:
-    """The pid that a lock file names; it means nothing unless the file is locked."""
-    return int(content) if content.isdigit() else None
+class Holder(NamedTuple):
+    """The supervisor that a lock file names; it means nothing unless the file is locked."""
+
+    pid: int
+    started: str
+    """When the process began, as the system counts; empty where it does not say."""
+
+    @classmethod
+    def current(cls) -> Holder:
+        """This process."""
+        return cls(os.getpid(), _started(os.getpid()))
+
+    @classmethod
+    def read(cls, content: bytes) -> Holder | None:
+        """What a lock file says."""
+        pid, _, started = content.decode("ascii", errors="replace").partition(" ")
+        return cls(int(pid), started.strip()) if pid.isdecimal() else None
+
+    def write(self) -> bytes:
+        """What a lock file should say."""
+        return f"{self.pid} {self.started}".encode()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that process exists; one that has its pid by chance is another one."""
+        if not is_alive(self.pid):
+            return False
+        return not self.started or _started(self.pid) in {"", self.started}
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's own count; empty where that cannot be known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        return fields[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def is_alive(pid: int) -> bool:

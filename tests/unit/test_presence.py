@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.presence import (
+    Holder,
     ServerState,
     find_server,
     is_alive,
@@ -96,5 +97,24 @@ def test_the_holder_of_a_lock_is_known_while_it_holds(home: Home) -> None:
         # Nobody holds it: what is written there is history.
         assert lock_holder(home) is None
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert lock_holder(home) == 4711
+        held = lock_holder(home)
+        assert held is not None
+        assert held.pid == 4711
     assert lock_holder(home) is None
+
+
+def test_a_pid_that_another_program_has_by_now_is_not_the_holder() -> None:
+    me = Holder.current()
+    assert me.is_alive
+    assert Holder.read(me.write()) == me
+    if me.started:
+        assert not me._replace(started=str(int(me.started) - 1)).is_alive
+    # Older versions wrote the pid alone.
+    assert Holder(os.getpid(), "").is_alive
+    assert not Holder(gone(), "").is_alive
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_of_a_lock_file_are_a_holder_or_none(content: bytes) -> None:
+    held = Holder.read(content)
+    assert held is None or held.pid >= 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -21,9 +23,11 @@ from tinkex.logs import get_logger
 from tinkex.presence import HEALTH_PATH, READY_PATH
 from tinkex.server.app import create_app
 from tinkex.server.call import Services
-from tinkex.server.corked import CorkedProtocol
+from tinkex.server.connections import ConnectionLimits, Connections
+from tinkex.server.guarded import GuardedProtocol
 from tinkex.server.handover import begin
-from tinkex.server.listening import BACKLOG
+from tinkex.server.heartbeat import keep_beating
+from tinkex.server.listening import BACKLOG, raise_descriptor_limit
 from tinkex.server.restarts import exit_code_of
 from tinkex.server.wiring import open_services
 
@@ -93,6 +97,8 @@ def main() -> int:
     """Answer until told to stop."""
     orders = begin()
     assert orders.listener is not None  # the supervisor's own orders
+    # A line for each malformed request would let anybody fill the disk; they are counted instead.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # What lives long is not looked through again and again.
     gc.set_threshold(50_000, 20, 50)
     try:
@@ -100,24 +106,27 @@ def main() -> int:
             socket.socket(fileno=orders.listener) as listener,
             open_services(orders.config) as services,
         ):
-            asyncio.run(_serve(services, listener))
+            asyncio.run(_serve(services, listener, orders.heartbeat))
     except TinkexError as error:
         LOG.error("%s", error)
         return exit_code_of(error)
     return 0
 
 
-async def _serve(services: Services, listener: socket.socket) -> None:
+async def _serve(services: Services, listener: socket.socket, heartbeat: int | None) -> None:
+    if heartbeat is not None:
+        keep_beating(heartbeat)
     app = Activity(create_app(services), services.home)
     await ApiServer(_uvicorn_config(app, services), services).serve([listener])
 
 
 def _uvicorn_config(app: Activity, services: Services) -> uvicorn.Config:
+    limits = ConnectionLimits.of(services.config, raise_descriptor_limit())
     return uvicorn.Config(
         cast("Any", app),
         lifespan="on",
         loop="asyncio",
-        http=CorkedProtocol,
+        http=cast("Any", partial(GuardedProtocol, connections=Connections(limits))),
         ws="none",
         log_config=None,
         access_log=False,

@@ -19,6 +19,9 @@ from tinkex.logs import LEVELS
 ENGINES = ("local", "fake")
 _DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
 _NOT_NEGATIVE = (
+    "max_connections",
+    "max_connections_per_peer",
+    "api_hang_seconds",
     "idle_stop_seconds",
     "inline_result_bytes",
     "gap_seconds",
@@ -29,6 +32,7 @@ _POSITIVE = (
     "max_body_bytes",
     "max_inflight_bytes",
     "body_seconds",
+    "head_seconds",
     "jwt_seconds",
     "url_seconds",
     "max_request_tokens",
@@ -39,6 +43,16 @@ _POSITIVE = (
     "snapshot_seconds",
     "max_attempts",
 )
+#: The largest value of settings that would otherwise switch a protection off.
+_AT_MOST = {
+    "head_seconds": 600.0,
+    "body_seconds": 600.0,
+    "jwt_seconds": 30 * 86400.0,
+    "max_connections": 1 << 20,
+    "max_connections_per_peer": 1 << 20,
+}
+#: A process is not to be taken for blocked because the machine is busy.
+MIN_HANG_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +121,14 @@ class ServerConfig:
     """Request bodies that an API process holds at once; half of it for one tenant. Then 503."""
     body_seconds: float = 30.0
     """How long a request body may take, and a second more per 16 KiB of it; then 408."""
+    head_seconds: float = 20.0
+    """How long the head of a request may take; then 408, and the connection is closed."""
+    max_connections: int = 0
+    """Open connections of an API process; 0: as many as its descriptors allow, up to 16,384."""
+    max_connections_per_peer: int = 0
+    """Open connections of an API process from one address; 0 is half of all."""
+    api_hang_seconds: float = 60.0
+    """An API process that does nothing for so long is replaced; 0 never does."""
     long_poll_seconds: float = 25.0
     """How long a question about a promise is held before the answer is "not yet"."""
     inline_result_bytes: int = 1024 * 1024
@@ -171,6 +193,15 @@ class ServerConfig:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected more than 0")
+        for name, most in _AT_MOST.items():
+            value = getattr(self, name)
+            if value > most:
+                raise ConfigError(f"{name} is {value}; expected at most {most:g}")
+        if 0 < self.api_hang_seconds < MIN_HANG_SECONDS:
+            raise ConfigError(
+                f"api_hang_seconds is {self.api_hang_seconds}; expected {MIN_HANG_SECONDS:g} or "
+                "more, or 0 to turn it off"
+            )
 
     @property
     def store_url(self) -> str:

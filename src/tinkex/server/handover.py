@@ -36,11 +36,18 @@ class Orders:
     """The descriptor of the home's lock: a home stays taken while any process of it lives."""
     listener: int | None = None
     """The descriptor of the listening socket, for those who answer."""
+    heartbeat: int | None = None
+    """The descriptor of the pipe to beat through, for those who are watched."""
 
     def encode(self) -> bytes:
         """One line of JSON."""
         config = msgspec.Raw(encode_config(self.config))
-        line = {"config": config, "lock": self.lock, "listener": self.listener}
+        line = {
+            "config": config,
+            "lock": self.lock,
+            "listener": self.listener,
+            "heartbeat": self.heartbeat,
+        }
         return msgspec.json.encode(line) + b"\n"
 
 
@@ -48,6 +55,7 @@ class _Line(msgspec.Struct):
     config: msgspec.Raw
     lock: int
     listener: int | None
+    heartbeat: int | None
 
 
 def begin() -> Orders:
@@ -67,10 +75,15 @@ def receive_orders() -> Orders:
     # Unbuffered: what Python's own stdin holds at the end of the program cannot be waited on.
     with open(_STDIN, "rb", buffering=0, closefd=False) as source:
         line = msgspec.json.decode(source.readline(), type=_Line)
-    for descriptor in (line.lock, line.listener):
+    for descriptor in (line.lock, line.listener, line.heartbeat):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
-    return Orders(config=decode_config(line.config), lock=line.lock, listener=line.listener)
+    return Orders(
+        config=decode_config(line.config),
+        lock=line.lock,
+        listener=line.listener,
+        heartbeat=line.heartbeat,
+    )
 
 
 def end_with_parent() -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 import time
+from pathlib import Path
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import holder_in, is_alive, read_state
+from tinkex.logs import get_logger
+from tinkex.presence import Holder, read_state
 
 #: How long the processes of a server that was killed may take to notice.
 AFTERLIFE_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
+#: How the modules begin that a supervisor starts as processes.
+_MODULES = b"tinkex.server."
+LOG = get_logger(__name__)
 
 
 class HomeLock:
@@ -32,7 +39,7 @@ class HomeLock:
             os.close(descriptor)
             raise
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(descriptor, Holder.current().write(), 0)
         return cls(descriptor)
 
     def is_in(self, home: Home) -> bool:
@@ -52,23 +59,75 @@ class HomeLock:
 
 def _lock(descriptor: int, home: Home) -> None:
     ends_at = time.monotonic() + AFTERLIFE_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = holder_in(os.pread(descriptor, 32, 0))
-            # The children of a killed supervisor hold the lock until they notice.
-            if time.monotonic() > ends_at or (holder is not None and is_alive(holder)):
-                raise _taken(home, holder) from None
-            time.sleep(_LOOK_SECONDS)
-        else:
-            return
+    has_ended_orphans = False
+    while not _is_locked(descriptor):
+        holder = Holder.read(os.pread(descriptor, 64, 0))
+        if holder is not None and holder.is_alive:
+            raise _taken(home, holder)
+        # The children of a killed supervisor hold the lock until they notice.
+        if time.monotonic() > ends_at:
+            if has_ended_orphans or not _end_orphans(descriptor):
+                raise _taken(home, holder)
+            has_ended_orphans = True
+            ends_at = time.monotonic() + AFTERLIFE_SECONDS
+        time.sleep(_LOOK_SECONDS)
 
 
-def _taken(home: Home, holder: int | None) -> ConfigError:
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _end_orphans(descriptor: int) -> bool:
+    """End the processes of a dead supervisor that did not notice; False if there are none here."""
+    locked = os.fstat(descriptor)
+    orphans = [pid for pid in _server_processes() if _has_open(pid, locked)]
+    for pid in orphans:
+        LOG.warning("process %d of a server that is gone still runs and is ended by force", pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(orphans)
+
+
+def _server_processes() -> list[int]:
+    """The processes of servers on this machine, as far as the system says."""
+    found: list[int] = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (directory / "cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(_MODULES) for word in words):
+                found.append(int(directory.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has ended, or belongs to another user
+        return False
+    return any(_is_same(descriptor, file) for descriptor in descriptors)
+
+
+def _is_same(path: Path, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), file)
+    except OSError:
+        return False
+
+
+def _taken(home: Home, holder: Holder | None) -> ConfigError:
     state = read_state(home)
-    where = f" at {state.url}" if state is not None and state.pid == holder else ""
-    who = f" with pid {holder}" if holder is not None else ""
+    if holder is not None and not holder.is_alive:
+        return ConfigError(
+            f"{home.root} is locked by a server that this machine does not show; its pid was "
+            f"{holder.pid}",
+            hint="It may run in another container or on another machine: stop it there.",
+        )
+    where = f" at {state.url}" if state is not None and holder and state.pid == holder.pid else ""
+    who = f" with pid {holder.pid}" if holder is not None else ""
     return ConfigError(
         f"a server{who} runs in {home.root} already{where}",
         hint="Use that one, stop it with `tinkex serve stop`, or pass another --home.",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import resource
 import socket
 
 from tinkex.errors import ConfigError
 
 BACKLOG = 4096
+#: More descriptors than this are of no use, and some programs walk through all that are allowed.
+MAX_DESCRIPTORS = 1 << 20
 
 
 def is_loopback(host: str) -> bool:
@@ -26,6 +29,18 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def raise_descriptor_limit() -> int:
+    """Allow this process and its children as many descriptors as the system lets them have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):  # some systems allow less than they say
+            return soft
+    return wanted
 
 
 def listen(host: str, port: int) -> socket.socket:

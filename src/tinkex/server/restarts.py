@@ -9,6 +9,18 @@ from tinkex.errors import ConfigError, TinkexError
 
 #: A process that could not use its settings ends so; starting it again would not help.
 CONFIG_EXIT = 78
+#: Signals that a process gets for what it did itself.
+_CRASHES = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGABRT,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +34,7 @@ class RestartPolicy:
     healthy_seconds: float = 10.0
     """A process that lived so long did not die at once."""
     max_early_deaths: int = 3
-    """So many deaths before the server was ever ready mean that it cannot start."""
+    """So many failures in a row before the server was ever ready mean that it cannot start."""
 
     def wait_seconds(self, num_quick_deaths: int) -> float:
         """How long to wait after so many quick deaths in a row."""
@@ -31,11 +43,16 @@ class RestartPolicy:
         doublings = min(num_quick_deaths - 2, 30)
         return min(self.max_wait_seconds, self.first_wait_seconds * 2.0**doublings)
 
-    def is_hopeless(self, num_quick_deaths: int, exit_code: int, *, was_ready: bool) -> bool:
-        """Whether starting the process again makes no sense."""
+    def is_hopeless(self, num_failures: int, exit_code: int, *, was_ready: bool) -> bool:
+        """Whether starting the process again makes no sense after so many failures of its own."""
         if was_ready:
             return False
-        return exit_code == CONFIG_EXIT or num_quick_deaths >= self.max_early_deaths
+        return exit_code == CONFIG_EXIT or num_failures >= self.max_early_deaths
+
+
+def is_own_failure(exit_code: int) -> bool:
+    """Whether a process ended by itself; a signal from outside says nothing about the process."""
+    return exit_code >= 0 or -exit_code in _CRASHES
 
 
 def exit_code_of(error: TinkexError) -> int:

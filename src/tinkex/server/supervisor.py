@@ -32,7 +32,7 @@ from tinkex.server.handover import Orders
 from tinkex.server.home_lock import HomeLock
 from tinkex.server.idleness import Idleness
 from tinkex.server.keys_file import prepare_keys
-from tinkex.server.listening import listen, url_of
+from tinkex.server.listening import listen, raise_descriptor_limit, url_of
 from tinkex.server.restarts import RestartPolicy
 from tinkex.server.threads import num_cores, worker_variables
 from tinkex.server.wiring import open_store
@@ -55,6 +55,7 @@ def serve(config: ServerConfig, tell: Callable[[ServerState], None] = say_ready)
     """Serve until a signal comes or nobody has asked for long enough; `tell` hears when it can."""
     # What tenants send is nobody else's to read on this machine.
     os.umask(0o077)
+    raise_descriptor_limit()
     home = Home(config.home)
     lock = HomeLock.take(home)
     try:
@@ -212,7 +213,12 @@ class Supervisor:
 def roles(config: ServerConfig, lock: HomeLock, listener: socket.socket) -> list[Role]:
     """The processes that a server has."""
     answering = Orders(config=config, lock=lock.descriptor, listener=listener.fileno())
-    api = Role(name="API", module="tinkex.server.api_process", orders=answering)
+    api = Role(
+        name="API",
+        module="tinkex.server.api_process",
+        orders=answering,
+        hang_seconds=config.api_hang_seconds,
+    )
     worker = Role(
         name="worker",
         module="tinkex.server.worker_process",

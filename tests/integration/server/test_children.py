@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,42 @@ async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) ->
     kept.stop()
     async with asyncio.timeout(30):
         await keeping
+
+
+@pytest.mark.asyncio
+async def test_kills_from_outside_never_end_the_server(tmp_path: Path) -> None:
+    # A module that would run for ever, because it waits for the end of its input.
+    kept = child(tmp_path, "code")
+    keeping = asyncio.create_task(kept.keep())
+    killed: set[int] = set()
+    async with asyncio.timeout(60):
+        while len(killed) < 2 * QUICK.max_early_deaths:
+            if kept.pid and kept.pid not in killed:
+                killed.add(kept.pid)
+                os.kill(kept.pid, signal.SIGKILL)
+            await asyncio.sleep(0.005)
+    kept.stop()
+    await keeping
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_is_blocked_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    orders = Orders(config=ServerConfig(home=tmp_path), lock=2)
+    module = "tests.integration.server.blocked_process"
+    kept = Child(Role(name="test", module=module, orders=orders, hang_seconds=0.2), QUICK)
+    keeping = asyncio.create_task(kept.keep())
+    seen: set[int] = set()
+    async with asyncio.timeout(60):
+        while len(seen) < 3:
+            seen |= {kept.pid} - {0}
+            await asyncio.sleep(0.005)
+    kept.stop()
+    await keeping
+    assert "has been blocked for more than 0.2 s and is replaced" in caplog.text
+    assert "was killed by SIGKILL" in caplog.text
 
 
 def test_descriptors_are_not_left_open(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError, StoreBusy
-from tinkex.server.restarts import CONFIG_EXIT, RestartPolicy, describe_exit, exit_code_of
+from tinkex.server.restarts import (
+    CONFIG_EXIT,
+    RestartPolicy,
+    describe_exit,
+    exit_code_of,
+    is_own_failure,
+)
 
 POLICY = RestartPolicy(first_wait_seconds=0.5, max_wait_seconds=8.0, max_early_deaths=3)
 
@@ -42,6 +48,14 @@ def test_a_server_that_was_never_ready_gives_up_soon() -> None:
 )
 def test_how_a_process_ended_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "is_own"),
+    [(0, True), (1, True), (-11, True), (-6, True), (-9, False), (-15, False), (-2, False)],
+)
+def test_a_signal_from_outside_is_not_the_process_own_failure(code: int, is_own: bool) -> None:
+    assert is_own_failure(code) is is_own
 
 
 def test_only_wrong_settings_are_final() -> None:

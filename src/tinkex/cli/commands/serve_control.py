@@ -20,7 +20,7 @@ from tinkex.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinkex.home import Home
-    from tinkex.presence import ServerState
+    from tinkex.presence import Holder, ServerState
 
 #: Where the home that was named before the command is kept.
 HOME = "tinkex.cli.home"
@@ -94,16 +94,17 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
     from tinkex.presence import lock_holder
 
     found = chosen_home(home)
-    pid = lock_holder(found)
-    if pid is None:
+    holder = lock_holder(found)
+    if holder is None:
         announce(context, f"no server runs in {found.root}", {"pid": None, "stopped": False})
         click.get_current_context().exit(1)
-    _tell(pid, signal.SIGTERM)
+    pid = holder.pid
+    _tell(holder, signal.SIGTERM)
     if force:
         # A second signal is impatient; another one, because two of the same may arrive as one.
-        _tell(pid, signal.SIGINT)
+        _tell(holder, signal.SIGINT)
     ends_at = time.monotonic() + STOP_SECONDS
-    while lock_holder(found) == pid:
+    while lock_holder(found) == holder:
         if time.monotonic() > ends_at:
             raise ConfigError(
                 f"the server with pid {pid} has not stopped within {STOP_SECONDS:g} s",
@@ -113,13 +114,16 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
     announce(context, f"the server with pid {pid} has stopped", {"pid": pid, "stopped": True})
 
 
-def _tell(pid: int, number: signal.Signals) -> None:
+def _tell(holder: Holder, number: signal.Signals) -> None:
+    if not holder.is_alive:
+        # Its processes end by themselves, and its pid may be another program's by now.
+        return
     try:
-        os.kill(pid, number)
+        os.kill(holder.pid, number)
     except ProcessLookupError:
         return
     except PermissionError as error:
-        raise ConfigError(f"the server with pid {pid} belongs to another user") from error
+        raise ConfigError(f"the server with pid {holder.pid} belongs to another user") from error
 
 
 @click.command(cls=Command)

@@ -1,0 +1,14 @@
+"""A process that beats once and then does nothing: `python -m`, by the tests of children."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tinkex.server.handover import receive_orders
+
+if __name__ == "__main__":
+    beating = receive_orders().heartbeat
+    assert beating is not None
+    os.write(beating, b".")
+    time.sleep(600)

@@ -1,0 +1,95 @@
+"""Who may take a home: anybody, once the server that had it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.presence import Holder
+from tinkex.server import home_lock
+from tinkex.server.home_lock import HomeLock
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only /proc shows processes")
+
+HOLDS = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(home_lock, "AFTERLIFE_SECONDS", 0.2)
+    found = Home(tmp_path / "home")
+    found.make()
+    return found
+
+
+@contextlib.contextmanager
+def holding(home: Home, content: bytes, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the home's lock, as a child of a supervisor does."""
+    with home.server_lock.open("w+b") as file:
+        file.write(content)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", HOLDS, name],
+            pass_fds=[file.fileno()],
+            stdout=subprocess.PIPE,
+        )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def gone() -> Holder:
+    """A supervisor that has ended."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    return Holder(process.pid, "1")
+
+
+def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
+    with holding(home, gone().write(), "tinkex.server.api_process") as orphan:
+        lock = HomeLock.take(home)
+        assert orphan.wait(20) != 0
+    lock.release()
+
+
+def test_a_pid_that_another_program_has_by_now_keeps_nobody_out(home: Home) -> None:
+    reused = Holder(os.getpid(), "1")
+    with holding(home, reused.write(), "tinkex.server.worker_process"):
+        HomeLock.take(home).release()
+
+
+def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
+    with (
+        holding(home, Holder.current().write(), "tinkex.server.api_process") as child,
+        pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} runs in"),
+    ):
+        HomeLock.take(home)
+    assert child.returncode is not None
+
+
+def test_what_this_machine_does_not_show_is_not_ended(home: Home) -> None:
+    with holding(home, gone().write(), "another-program") as stranger:
+        with pytest.raises(ConfigError, match="locked by a server that this machine does not show"):
+            HomeLock.take(home)
+        assert stranger.poll() is None
+
+
+def test_an_old_file_that_nobody_holds_keeps_nobody_out(home: Home) -> None:
+    home.server_lock.write_bytes(str(os.getpid()).encode())
+    lock = HomeLock.take(home)
+    assert Holder.read(home.server_lock.read_bytes()) == Holder.current()
+    lock.release()
