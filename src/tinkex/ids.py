@@ -17,6 +17,8 @@ TYPE_BY_SEGMENT = {
     "sampler_weights": "sampler",
     EXTERNAL_SEGMENT: "external",
 }
+CHECKPOINT_ID_SHAPE = f"<{'|'.join(TYPE_BY_SEGMENT)}>/<name>"
+PATH_SHAPE = f"{SCHEME}<run>/{CHECKPOINT_ID_SHAPE}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,254}")
 
 
@@ -43,9 +45,9 @@ class TinkerPath(NamedTuple):
 
 def parse_tinker_path(text: str) -> TinkerPath:
     """Take a tinker:// path apart, or say which part is wrong."""
-    shape = "expected tinker://<run>/<weights|sampler_weights|external_weights>/<name>"
+    shape = f"expected {PATH_SHAPE}"
     if not isinstance(text, str) or not text.startswith(SCHEME):
-        raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}")
+        raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}{_completion(text)}")
     parts = text.removeprefix(SCHEME).split("/")
     if len(parts) != 3 or not all(parts):
         raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}")
@@ -53,6 +55,29 @@ def parse_tinker_path(text: str) -> TinkerPath:
         kinds = ", ".join(TYPE_BY_SEGMENT)
         raise InvalidInput(f"Invalid tinker path: {text!r}; {parts[1]!r} is not one of {kinds}")
     return TinkerPath(check_id("run id", parts[0]), parts[1], check_name(parts[2]))
+
+
+def _completion(text: object) -> str:
+    """How a path without its scheme, or a bare id, is completed."""
+    parts = text.split("/") if isinstance(text, str) else []
+    if len(parts) == 3 and all(parts) and parts[1] in TYPE_BY_SEGMENT:
+        return f"; did you mean {SCHEME + '/'.join(parts)!r}?"
+    return ", as `tinkex checkpoint list` shows it"
+
+
+def looks_like_checkpoint(text: str) -> bool:
+    """Whether a text without a scheme is rather a checkpoint's id than the name of a model."""
+    return text.isdecimal() or not TYPE_BY_SEGMENT.keys().isdisjoint(text.split("/"))
+
+
+def check_checkpoint_id(value: str) -> str:
+    """Return the id of a checkpoint within its run, such as weights/0001, or refuse it."""
+    segment, _, name = value.partition("/")
+    if segment in TYPE_BY_SEGMENT and _NAME.fullmatch(name):
+        return value
+    raise InvalidInput(
+        f"Invalid checkpoint id: {value!r}; expected {CHECKPOINT_ID_SHAPE}, such as weights/0001"
+    )
 
 
 def check_name(name: str) -> str:

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from tinkex.errors import InvalidInput
-from tinkex.ids import check_id, check_name, new_id, parse_tinker_path, path_segment
+from tinkex.ids import (
+    check_checkpoint_id,
+    check_id,
+    check_name,
+    looks_like_checkpoint,
+    new_id,
+    parse_tinker_path,
+    path_segment,
+)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +102,31 @@ def test_new_ids_differ_and_are_ids() -> None:
     ids = {new_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(check_id("id", value) == value for value in ids)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("0001", ", as `tinkex checkpoint list` shows it"),
+        ("weights/0001", ", as `tinkex checkpoint list` shows it"),
+        ("run:train:0/weights/0001", "; did you mean 'tinker://run:train:0/weights/0001'?"),
+        (None, ", as `tinkex checkpoint list` shows it"),
+    ],
+)
+def test_a_bare_checkpoint_id_gets_the_shape_of_a_path(given: object, hint: str) -> None:
+    shape = "expected tinker://<run>/<weights|sampler_weights|external_weights>/<name>"
+    with pytest.raises(InvalidInput) as caught:
+        parse_tinker_path(given)  # type: ignore[arg-type]
+    assert str(caught.value) == f"Invalid tinker path: {given!r}; {shape}{hint}"
+
+
+@pytest.mark.parametrize("wrong", ["0001", "run/weights/0001", "weights/", "weights/a/b", "x/0001"])
+def test_a_checkpoint_id_has_a_kind_and_a_name(wrong: str) -> None:
+    assert check_checkpoint_id("weights/0001") == "weights/0001"
+    with pytest.raises(InvalidInput, match="<name>, such as weights/0001"):
+        check_checkpoint_id(wrong)
+
+
+def test_ids_of_checkpoints_are_told_from_names_of_models() -> None:
+    assert all(map(looks_like_checkpoint, ("0001", "weights/0001", "run/sampler_weights/x")))
+    assert not any(map(looks_like_checkpoint, ("Qwen/Qwen3-8B", "tinkex/tiny", "smollm2-135m")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ControllerRouterHandler
 
 from tinkex.errors import RequestErrorCategory
+from tinkex.ids import CHECKPOINT_ID_SHAPE, PATH_SHAPE
 from tinkex.server.binding import bind
 from tinkex.server.call import Answer, Handler, Services
 from tinkex.server.refusals import crash, fault
@@ -20,6 +22,8 @@ from tinkex.server.routes.table import HANDLERS, ROUTES
 
 #: How often it is noted in the store which results reached their clients.
 FLUSH_SECONDS = 1.5
+#: A path that names a checkpoint, however its id is written.
+_CHECKPOINT = re.compile(r"/api/v1/training_runs/[^/]+/checkpoints/(.+)")
 
 
 def create_app(
@@ -71,13 +75,24 @@ def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Res
     """What the framework itself refuses, such as a path that leads nowhere."""
     where = f"{request.scope['method']} {request.scope['path'][:200]}"
     sentences = {
-        404: f"there is nothing at {where}",
+        404: _no_checkpoint(request.scope["path"]) or f"there is nothing at {where}",
         405: f"{where} is not possible; allowed: {(error.headers or {}).get('allow', '')}",
     }
     message = sentences.get(error.status_code, error.detail)
     is_users = error.status_code < 500
     category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
     return _response(fault(error.status_code, message, category, error.headers))
+
+
+def _no_checkpoint(path: str) -> str | None:
+    """What to say of a path that would name a checkpoint if its id were complete."""
+    found = _CHECKPOINT.match(path)
+    if found is None:
+        return None
+    return (
+        f"there is no checkpoint {found[1][:200]!r}; a checkpoint id is {CHECKPOINT_ID_SHAPE}, "
+        f"such as weights/0001, and a whole path {PATH_SHAPE}"
+    )
 
 
 def _on_crash(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

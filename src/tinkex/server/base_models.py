@@ -9,6 +9,7 @@ import msgspec
 
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import BadRequestError, StoreUnavailable
+from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
 from tinkex.store import settings
 from tinkex.store.database import Connection
 from tinkex.types.base import learned
@@ -51,5 +52,10 @@ def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
     found = find_model(fit, name)
     if found is None:
         known = ", ".join(model.name for model in fit) or "none"
-        raise BadRequestError(f"base model {name!r:.200} cannot be {verb} here; there is: {known}")
+        hint = ""
+        if looks_like_checkpoint(name):
+            hint = f"; it looks like saved weights, whose path is {PATH_SHAPE}"
+        raise BadRequestError(
+            f"base model {name!r:.200} cannot be {verb} here; there is: {known}{hint}"
+        )
     return found

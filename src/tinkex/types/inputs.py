@@ -140,6 +140,9 @@ def _untyped_chunks(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _infer_chunk_type(chunk: Mapping[str, Any]) -> str:
     found = [field for field in _TYPE_BY_FIELD if field in chunk]
+    if len(found) > 1 and isinstance(chunk.get("tokens"), int):
+        # SDKs before 0.6 say with an image how many tokens it takes.
+        found.remove("tokens")
     if len(found) == 1:
         return _TYPE_BY_FIELD[found[0]]
     has = f"has {' and '.join(found)}" if found else f"has none of {', '.join(_TYPE_BY_FIELD)}"

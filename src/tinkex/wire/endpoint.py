@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from tinkex.errors import InvalidInput
-from tinkex.ids import path_segment
+from tinkex.ids import check_checkpoint_id, path_segment
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -80,7 +80,8 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 def _fill(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{name} must be a non-empty string, got {value!r}")
-    parts = value.split("/") if name == "checkpoint_id" else [value]
-    if any(part in {"", ".", ".."} for part in parts):
+    if name == "checkpoint_id":
+        return "/".join(map(path_segment, check_checkpoint_id(value).split("/")))
+    if value in {".", ".."}:
         raise InvalidInput(f"{name} is not a valid id: {value!r}")
-    return "/".join(path_segment(part) for part in parts)
+    return path_segment(value)

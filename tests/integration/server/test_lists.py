@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House
 from tests.integration.server.things import create_model, ready_model, saved, share, url_of
+from tinkex.ids import PATH_SHAPE
 from tinkex.store import checkpoints, runs, sessions, usage
 from tinkex.store.records import RunState
 
@@ -175,6 +176,16 @@ def test_the_sdk_of_the_session_decides_if_no_header_does(house: House) -> None:
 @pytest.mark.parametrize("path", ["/training_runs", "/checkpoints", "/sessions"])
 def test_pages_have_bounds(house: House, path: str, query: str) -> None:
     assert house.ask("GET", f"{path}?{query}").status_code == 422
+
+
+@pytest.mark.parametrize("given", ["0001", "run/weights/0001", "weights", "tinker://r/weights/1"])
+def test_a_bare_checkpoint_id_gets_the_shape_of_one(house: House, given: str) -> None:
+    run_id = ready_model(house, house.session())
+    answer = house.ask("DELETE", f"/training_runs/{run_id}/checkpoints/{given}")
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error.startswith(f"there is no checkpoint {given!r}; a checkpoint id is <weights|")
+    assert error.endswith(f"and a whole path {PATH_SHAPE}")
 
 
 def test_a_deleted_checkpoint_is_gone_at_once(house: House) -> None:

@@ -205,6 +205,12 @@ def test_the_type_of_a_chunk_is_inferred() -> None:
     assert decode_json(forward, ForwardRequest).forward_input == INPUT
 
 
+def test_an_image_may_say_how_many_tokens_it_takes() -> None:
+    image = b'{"data": "AP8=", "format": "png", "height": 2, "width": 2, "tokens": 3}'
+    body = SAMPLE_0_12.replace(b'{"tokens": [1, 2]}', image)
+    assert decode_json(body, SampleRequest).prompt.chunks[0].type == "image"
+
+
 def test_a_type_that_is_there_decides() -> None:
     mixed = SAMPLE_0_12.replace(b'{"tokens"', b'{"location": "x", "type": "encoded_text", "tokens"')
     assert decode_json(mixed, SampleRequest).prompt.chunks[0].type == "encoded_text"

@@ -226,7 +226,7 @@ def test_ids_that_name_nothing_are_refused(bad: Any) -> None:
     "bad", ["", "/", "weights/", "/x", "weights/..", "../weights/x", "weights//x", "./x", "."]
 )
 def test_checkpoint_ids_that_climb_are_refused(bad: str) -> None:
-    with pytest.raises(InvalidInput, match="checkpoint_id"):
+    with pytest.raises(InvalidInput, match=r"checkpoint.id"):
         api.DELETE_CHECKPOINT.url_path(training_run_id="r", checkpoint_id=bad)
 
 

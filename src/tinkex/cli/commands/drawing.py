@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from tinkex.cli.errors import CliError
-from tinkex.ids import SCHEME, parse_tinker_path
+from tinkex.ids import SCHEME, looks_like_checkpoint, parse_tinker_path
 
 if TYPE_CHECKING:
     from tinkex.client.sampling import SamplingClient
@@ -99,6 +99,9 @@ class Source(NamedTuple):
     @classmethod
     def of(cls, base_model: str | None, model_path: str | None) -> Source:
         """Read the options; a path that is no address is a model's name, and the reverse."""
+        if model_path and looks_like_checkpoint(model_path):
+            # Refused with the whole path that it may be a part of.
+            parse_tinker_path(model_path)
         if model_path and not model_path.startswith(SCHEME):
             if base_model:
                 raise click.UsageError(

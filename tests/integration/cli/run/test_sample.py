@@ -183,6 +183,16 @@ def test_a_path_that_is_no_address_is_a_models_name(trained: Trained, tinkex: Ti
     assert tinkex(*words, *both, context=trained.context).exit_code == 2
 
 
+@pytest.mark.parametrize("bare", ["0001", "weights/0001", "run/weights/0001"])
+def test_a_bare_checkpoint_id_is_no_models_name(
+    bare: str, trained: Trained, tinkex: Tinkex
+) -> None:
+    words = ("sample", "--prompt", "a", "--model-path", bare)
+    refused = tinkex(*words, context=trained.context)
+    assert refused.exit_code == 1
+    assert f"Invalid tinker path: {bare!r}; expected tinker://<run>/" in refused.err
+
+
 def test_a_model_that_is_not_there_is_the_users_error(trained: Trained, tinkex: Tinkex) -> None:
     done = tinkex(
         "sample", "--prompt", "a", "--model-path", "tinker://no/weights/x", "--json",
