@@ -33,6 +33,8 @@ class Bench:
     home: Home
     verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
     """Checkpoints whose files this process has compared with their manifest, or has written."""
+    kept_unnamed: int = 3
+    """How many unnamed sampler weights a model keeps."""
 
     def refuse_taken(self, path: TinkerPath) -> None:
         """Refuse a checkpoint's name that is in use."""

@@ -70,6 +70,15 @@ def _note_saved(job: Job, saved: Checkpoint) -> Effect:
     return lambda db: audit.note(db, entry)
 
 
+def supersede_unnamed(saved: Checkpoint, kept: int) -> Effect:
+    """Delete the model's older unnamed sampler weights, so that they do not pile up."""
+
+    def effect(db: Connection) -> None:
+        checkpoints.supersede(db, saved.run_id, kept, saved.created_at)
+
+    return effect
+
+
 def open_sampler(sampler_id: str, saved: Checkpoint) -> Effect:
     """Open a sampling session on weights that are saved for it alone."""
     sampler = Sampler(

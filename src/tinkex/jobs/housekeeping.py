@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.errors import StoreError
@@ -13,12 +14,14 @@ from tinkex.jobs.bench import Bench
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.payloads import LoadPayload
 from tinkex.logs import get_logger
-from tinkex.store import checkpoints, jobs, processes, retention, runs, sessions
+from tinkex.store import checkpoints, history, jobs, processes, retention, runs, sessions
 from tinkex.store.database import Connection
 from tinkex.store.retention import RetentionPolicy
 from tinkex.wire.codec import decode_json
 
 LOG = get_logger(__name__)
+#: How often rows of long ago are looked for, which takes longer than the rest.
+HISTORY_SECONDS = 600.0
 #: Directories without a row are left alone for so long: somebody may be about to enter them.
 ORPHAN_SECONDS = 3600.0
 
@@ -33,9 +36,10 @@ class HousekeepingPolicy:
     session_seconds: float = 120.0
     """A session without a heartbeat for so long is over."""
     ephemeral_seconds: float = 86_400.0
-    """Weights of a sampling session stay for so long after their session is over."""
-    finished_seconds: float = 3600.0
-    """The state of a model stays for so long after its client has finished the session."""
+    """Unnamed sampler weights stay for so long after their client was last heard of."""
+    finished_seconds: float = 60.0
+    """The state and the unnamed sampler weights of a model stay for so long after its client has
+    finished the session, which nothing can be done in any more."""
     expired_seconds: float = 30 * 86_400.0
     """The state of a model stays for so long after its client was last heard of."""
 
@@ -47,6 +51,7 @@ class Housekeeper:
         self._bench = bench
         self._policy = policy
         self._ended = threading.Event()
+        self._history_at = 0.0
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
     def open(self) -> None:
@@ -83,6 +88,9 @@ class Housekeeper:
             continue
         self._remove_doomed(now)
         self._release_models(now)
+        if now >= self._history_at:
+            self._history_at = now + HISTORY_SECONDS
+            history.drop_old(database, self._policy.retention, now)
         retention.vacuum(database)
 
     def _sweep(self, db: Connection) -> retention.Swept:
@@ -118,15 +126,20 @@ class Housekeeper:
             remove_directory(self._bench.home.snapshots / name)
 
     def _doomed(self, db: Connection, now: float) -> list[str]:
-        seconds = self._policy.ephemeral_seconds
-        found = checkpoints.doomed(db, now, ephemeral_seconds=seconds)
+        policy = self._policy
+        find = partial(
+            checkpoints.doomed,
+            ephemeral_seconds=policy.ephemeral_seconds,
+            finished_seconds=policy.finished_seconds,
+        )
+        found = find(db, now)
         # Looking for those who still need them takes a while, and most often there are none.
         loads = jobs.kept_payloads(db, Kind.LOAD_WEIGHTS) if found else []
         needed = {decode_json(load, LoadPayload).checkpoint_id for load in loads if load}
         # Whoever was promised to load weights gets them, and again after a crash.
         if needed.isdisjoint(found):
             return found
-        return checkpoints.doomed(db, now, ephemeral_seconds=seconds, needed=needed)
+        return find(db, now, needed=needed)
 
     def _remove_orphans(self) -> None:
         """Remove directories that a crash left between their writing and their row."""

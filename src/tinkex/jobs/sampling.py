@@ -86,7 +86,7 @@ class Samples:
 
     def _origin(self, job: Job, request: types.SampleRequest) -> Origin:
         known = self._origins.get(job.sampler_id or "")
-        if known is not None:
+        if known is not None and _is_there(known.source):
             return known
         origin = self._bench.database.read(lambda db: self._find(db, job, request))
         if origin.source.directory is not None:
@@ -108,6 +108,12 @@ class Samples:
             if checkpoint_id is None:
                 return Origin(SamplerSource(base_model=base_model, scope=scope))
             found = checkpoints.by_id(db, checkpoint_id, now)
+            if found is None and sampler.model_path is None:
+                raise InvalidInput(
+                    f"the weights of sampling session {sampler.id} were deleted: a model keeps the "
+                    f"{self._bench.kept_unnamed} unnamed sampler weights that were used last; save "
+                    "the weights again, or save them under a name to keep them"
+                )
         elif request.model_path is not None:
             found = checkpoints.find(db, parse_tinker_path(request.model_path), now)
             if found is not None and _is_others(found, job):
@@ -119,6 +125,11 @@ class Samples:
         directory = self._bench.home.checkpoint(found.id)
         source = SamplerSource(base_model=found.base_model, directory=directory, scope=scope)
         return Origin(source, found.run_id, str(found.path))
+
+
+def _is_there(source: SamplerSource) -> bool:
+    """Whether the files of a source were not deleted since they were found."""
+    return source.directory is None or source.directory.is_dir()
 
 
 def _is_others(found: Checkpoint, job: Job) -> bool:

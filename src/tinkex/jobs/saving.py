@@ -14,7 +14,7 @@ from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath, check_name
 from tinkex.jobs import payloads
 from tinkex.jobs.bench import Bench, Task
-from tinkex.jobs.effects import enter_checkpoint, open_sampler
+from tinkex.jobs.effects import enter_checkpoint, open_sampler, supersede_unnamed
 from tinkex.jobs.outcomes import Done
 from tinkex.store.records import Checkpoint, Job
 from tinkex.wire.codec import encode_json
@@ -55,7 +55,11 @@ def _save_ephemeral(bench: Bench, task: Task, seq_id: int | None) -> Done:
     reply = types.SaveWeightsForSamplerResponseInternal(
         sampling_session_id=sampler_id, type="save_weights_for_sampler"
     )
-    effects = (*enter_checkpoint(task.job, saved), open_sampler(sampler_id, saved))
+    effects = (
+        *enter_checkpoint(task.job, saved),
+        open_sampler(sampler_id, saved),
+        supersede_unnamed(saved, bench.kept_unnamed),
+    )
     return Done(result=encode_json(reply), effects=effects)
 
 

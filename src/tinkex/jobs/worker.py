@@ -53,6 +53,8 @@ class WorkerConfig:
     housekeeping: HousekeepingPolicy = field(default_factory=HousekeepingPolicy)
     max_attempts: int = 3
     """Work during which the worker died so often is given up."""
+    kept_unnamed: int = 3
+    """How many unnamed sampler weights a model keeps: those that were used last."""
     owner: str = ""
     """Who starts this worker; the same owner's next worker takes over at once."""
 
@@ -65,7 +67,7 @@ class Worker:
     ) -> None:
         self._config = config
         self._database = database
-        self._bench = Bench(engine, database, home)
+        self._bench = Bench(engine, database, home, kept_unnamed=config.kept_unnamed)
         self._lease = Lease(database, config.owner)
         self._ledger = Ledger(database, self._lease.epoch)
         self._bell = Bell(database, "worker")

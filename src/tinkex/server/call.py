@@ -22,6 +22,8 @@ P = ParamSpec("P")
 
 #: A key that was revoked is refused after this at the latest.
 KNOWN_SECONDS = 1.5
+#: Of an idempotency key.
+MAX_KEY_CHARS = 255
 #: A key that is made while somebody tries it is accepted after this at the latest.
 UNKNOWN_SECONDS = 0.5
 
@@ -106,6 +108,11 @@ class Call(Generic[RequestT]):
     """By lower-case name."""
     base_url: str = ""
     """How the client reached this server, for links that lead back to it."""
+
+    @property
+    def repeat_key(self) -> str:
+        """The idempotency key, if there is one; what is beyond its limit makes no difference."""
+        return self.headers.get("x-idempotency-key", "")[:MAX_KEY_CHARS]
 
     @property
     def tenant_id(self) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tinkex.errors import UnprocessableEntityError
 from tinkex.ids import check_id
 from tinkex.server.call import Call
+from tinkex.wire.codec import encode_json
 
 #: The largest number that both databases keep.
 MAX_NUMBER = 2**63 - 1
 MAX_PROJECT_LETTERS = 255
+#: Of a name or version that people read.
+MAX_LABEL_LETTERS = 1024
+MAX_TAGS_BYTES = 16 * 1024
 
 
 def check_number(
@@ -20,6 +25,19 @@ def check_number(
     if value is not None and not at_least <= value <= at_most:
         raise UnprocessableEntityError(f"{name} is {value}; expected {at_least} to {at_most}")
     return value
+
+
+def check_label(name: str, text: str | None) -> str | None:
+    """A short text that people read."""
+    if text is not None:
+        check_number(f"the length of {name}", len(text), at_most=MAX_LABEL_LETTERS)
+    return text
+
+
+def check_tags(tags: Sequence[str]) -> list[str]:
+    """What a user finds sessions by, if it is not too much."""
+    check_number("the size of tags in bytes", len(encode_json(tags)), at_most=MAX_TAGS_BYTES)
+    return list(tags)
 
 
 def check_project(project_id: str) -> str:

@@ -41,6 +41,9 @@ _POSITIVE = (
     "session_seconds",
     "snapshot_changes",
     "snapshot_seconds",
+    "keep_sampler_weights",
+    "metrics_seconds",
+    "metrics_per_session",
     "max_attempts",
 )
 #: The largest value of settings that would otherwise switch a protection off.
@@ -159,6 +162,12 @@ class ServerConfig:
     """After so many operations a model's state is written to disk, in the background."""
     snapshot_seconds: float = 60.0
     """After so long a changed model's state is written to disk."""
+    keep_sampler_weights: int = 3
+    """How many sampler weights without a name a model keeps: those that were used last."""
+    metrics_seconds: float = 90 * 86_400.0
+    """How long the metrics of training steps are kept, of which curves are drawn."""
+    metrics_per_session: int = 10_000
+    """How many of the newest steps of a session keep their metrics."""
     max_attempts: int = 3
     """Work during which the worker died so often is given up."""
     fake_seconds: float = 0.0

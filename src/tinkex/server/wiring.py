@@ -160,14 +160,21 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
     from tinkex.jobs.housekeeping import HousekeepingPolicy
     from tinkex.jobs.snapshots import SnapshotPolicy
     from tinkex.jobs.worker import WorkerConfig
+    from tinkex.store.retention import RetentionPolicy
 
     return WorkerConfig(
         turns=config.turn_limits,
         snapshots=SnapshotPolicy(
             max_changes=config.snapshot_changes, max_seconds=config.snapshot_seconds
         ),
-        housekeeping=HousekeepingPolicy(session_seconds=config.session_seconds),
+        housekeeping=HousekeepingPolicy(
+            session_seconds=config.session_seconds,
+            retention=RetentionPolicy(
+                steps_seconds=config.metrics_seconds, steps_per_session=config.metrics_per_session
+            ),
+        ),
         max_attempts=config.max_attempts,
+        kept_unnamed=config.keep_sampler_weights,
         # The home's lock sees to it that an owner has one worker at a time.
         owner=f"{socket.gethostname()}:{config.home}",
     )

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tinkex.ids import EXTERNAL_SEGMENT, TinkerPath
 from tinkex.store.records import Checkpoint
-from tinkex.store.schema import checkpoints, sessions
+from tinkex.store.schema import checkpoints, jobs, samplers, sessions
 
 _NEWEST_FIRST = (checkpoints.c.created_at.desc(), checkpoints.c.id.desc())
 
@@ -150,9 +150,12 @@ def doomed(
     limit: int = 100,
     *,
     ephemeral_seconds: float = 3600.0,
+    finished_seconds: float = 60.0,
     needed: Collection[str] = (),
 ) -> list[str]:
-    """Weights whose files may go: deleted, expired, or ephemeral of a session long over.
+    """Weights whose files may go: deleted, expired, or ephemeral of a session that is over.
+
+    A client can come back to a session that expired, and not to one that it finished.
 
     All of them count as deleted from now on; `forget` them when their files are gone. Those that
     are needed still stay.
@@ -160,7 +163,8 @@ def doomed(
     is_free = checkpoints.c.id.not_in(needed)
     gone = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None), is_free)
     found = list(db.scalars(gone.limit(limit)))
-    for ripe in (_expired(now), _orphaned(now - ephemeral_seconds)):
+    orphaned = _orphaned(now - finished_seconds, now - ephemeral_seconds)
+    for ripe in (_expired(now), orphaned):
         if len(found) < limit:
             found += _delete_some(db, ripe.where(is_free).limit(limit - len(found)), now)
     return found
@@ -172,14 +176,60 @@ def _expired(now: float) -> sa.Select[str]:
     )
 
 
-def _orphaned(over_since: float) -> sa.Select[str]:
-    over_at = sa.func.coalesce(sessions.c.finished_at, sessions.c.expired_at)
+def _orphaned(finished_before: float, expired_before: float) -> sa.Select[str]:
+    is_over = sa.or_(
+        sessions.c.finished_at <= finished_before, sessions.c.expired_at <= expired_before
+    )
     return (
         sa.select(checkpoints.c.id)
         .join(sessions, sessions.c.id == checkpoints.c.session_id)
         .where(
-            checkpoints.c.is_ephemeral, checkpoints.c.deleted_at.is_(None), over_at <= over_since
+            checkpoints.c.is_ephemeral,
+            checkpoints.c.deleted_at.is_(None),
+            is_over,
+            ~_is_awaited(),
         )
+    )
+
+
+def supersede(db: sa.Connection, run_id: str, kept: int, now: float) -> int:
+    """Delete a model's unnamed sampler weights but the `kept` used last; returns how many.
+
+    Weights that a sample waits for stay until the next call.
+    """
+    last_use = sa.select(sa.func.max(samplers.c.used_at)).where(
+        samplers.c.checkpoint_id == checkpoints.c.id
+    )
+    used_at = sa.func.coalesce(last_use.scalar_subquery(), 0.0)
+    newest_use = sa.case(
+        (used_at > checkpoints.c.created_at, used_at), else_=checkpoints.c.created_at
+    )
+    surplus = (
+        sa.select(checkpoints.c.id)
+        .where(
+            checkpoints.c.run_id == run_id,
+            checkpoints.c.is_ephemeral,
+            checkpoints.c.deleted_at.is_(None),
+        )
+        .order_by(newest_use.desc(), *_NEWEST_FIRST)
+        .offset(kept)
+    )
+    is_surplus = checkpoints.c.id.in_(list(db.scalars(surplus)))
+    chosen = sa.select(checkpoints.c.id).where(is_surplus, ~_is_awaited())
+    return len(_delete_some(db, chosen, now))
+
+
+def _is_awaited() -> sa.ColumnElement[bool]:
+    """Whether a sample of these weights waits or runs."""
+    return (
+        sa.exists()
+        .where(
+            samplers.c.checkpoint_id == checkpoints.c.id,
+            jobs.c.sampler_id == samplers.c.id,
+            jobs.c.tenant_id == samplers.c.tenant_id,
+            jobs.c.finished_at.is_(None),
+        )
+        .correlate(checkpoints)
     )
 
 

@@ -44,11 +44,25 @@ def m004_scheduling(db: sa.Connection) -> None:
     db.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN cancelled_at {time}")
 
 
+def m005_limits(db: sa.Connection) -> None:
+    """Add what limits need: the last use of samplers, quotas, the tokens of open jobs."""
+    json = "JSON" if db.dialect.name == "sqlite" else "JSONB"
+    time = sa.Double().compile(dialect=db.dialect)
+    db.exec_driver_sql(f"ALTER TABLE samplers ADD COLUMN used_at {time} DEFAULT 0 NOT NULL")
+    db.exec_driver_sql(f"ALTER TABLE tenants ADD COLUMN quotas {json}")
+    db.exec_driver_sql("DROP INDEX jobs_open")
+    db.exec_driver_sql(
+        "CREATE INDEX jobs_open ON jobs (tenant_id, payload_bytes, num_tokens)"
+        " WHERE finished_at IS NULL"
+    )
+
+
 MIGRATIONS: list[Callable[[sa.Connection], None]] = [
     m001_tables,
     m002_forgotten,
     m003_num_steps,
     m004_scheduling,
+    m005_limits,
 ]
 
 

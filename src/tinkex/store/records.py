@@ -52,6 +52,7 @@ class Tenant(Record):
     id: str
     name: str
     created_at: float
+    quotas: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,8 @@ class Sampler(Record):
     checkpoint_id: str | None
     num_clones: int = 0
     created_at: float
+    used_at: float = 0.0
+    """When a sample was last requested; 0 if none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,12 +30,20 @@ class RetentionPolicy:
     """Results that nobody fetched."""
     steps_per_session: int = 10_000
     """How many of the newest steps of a session are kept."""
+    steps_seconds: float = 90 * _DAY_SECONDS
+    """Steps, whatever their session."""
     completions_seconds: float = _DAY_SECONDS
     """Completions that their client did not take."""
     repeats_seconds: float = _DAY_SECONDS
     """Answers to idempotency keys."""
     audit_seconds: float = 400 * _DAY_SECONDS
     """Audit entries."""
+    samplers_seconds: float = 30 * _DAY_SECONDS
+    """Sampling sessions, after their session is over."""
+    sessions_seconds: float = 400 * _DAY_SECONDS
+    """Sessions and their runs after they are over, unless a checkpoint of theirs is left."""
+    usage_seconds: float = 400 * _DAY_SECONDS
+    """Hourly usage."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -69,7 +77,8 @@ def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2
     num_completions = _drop_old(db, completions, now - policy.completions_seconds, limit)
     num_repeats = _drop_old(db, repeats, now - policy.repeats_seconds, limit)
     num_steps = _drop_steps(db, policy.steps_per_session, limit)
-    num_audit = _drop_audit(db, now - policy.audit_seconds, limit)
+    num_steps += _drop_first(db, steps, steps.c.finished_at, now - policy.steps_seconds, limit)
+    num_audit = _drop_first(db, audit, audit.c.at, now - policy.audit_seconds, limit)
     counts = (num_completions, num_repeats, num_steps, num_audit)
     return Swept(
         num_jobs=num_jobs,
@@ -214,11 +223,13 @@ def _shorten(db: sa.Connection, session_id: str, kept: int, limit: int) -> int:
     return db.execute(sa.delete(steps).where(is_surplus)).rowcount
 
 
-def _drop_audit(db: sa.Connection, before: float, limit: int) -> int:
-    # Entries are numbered as they come, so the old ones are among the first.
-    first = sa.select(audit.c.no, audit.c.at).order_by(audit.c.no).limit(limit)
-    old = [row.no for row in db.execute(first) if row.at <= before]
-    return db.execute(sa.delete(audit).where(audit.c.no.in_(old))).rowcount
+def _drop_first(
+    db: sa.Connection, table: sa.Table, at: sa.Column[float], before: float, limit: int
+) -> int:
+    """Remove old rows of a table that is numbered as rows come: they are among the first."""
+    first = sa.select(table.c.no, at).order_by(table.c.no).limit(limit)
+    old = [no for no, when in db.execute(first) if when <= before]
+    return db.execute(sa.delete(table).where(table.c.no.in_(old))).rowcount
 
 
 def vacuum(database: Database) -> int:

@@ -118,9 +118,6 @@ def of_session(db: sa.Connection, session_id: str) -> list[Run]:
 
 def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
     """Which of these models nothing waits for and whose session is over: memory is not for them."""
-    waiting = sa.select(jobs.c.run_id).where(
-        jobs.c.run_id == runs.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
-    )
     query = (
         sa.select(runs.c.id)
         .join(sessions, sessions.c.id == runs.c.session_id)
@@ -128,10 +125,19 @@ def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
             runs.c.id.in_(run_ids),
             runs.c.state == RunState.READY,
             sa.or_(sessions.c.finished_at.is_not(None), sessions.c.expired_at.is_not(None)),
-            ~waiting.exists(),
+            ~_has_work(),
         )
     )
     return list(db.scalars(query))
+
+
+def _has_work() -> sa.ColumnElement[bool]:
+    """Whether an operation of a model waits or runs."""
+    return (
+        sa.exists()
+        .where(jobs.c.run_id == runs.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
+        .correlate(runs)
+    )
 
 
 def release(db: sa.Connection, *, finished_before: float, expired_before: float) -> None:
@@ -144,5 +150,7 @@ def release(db: sa.Connection, *, finished_before: float, expired_before: float)
         sa.and_(sessions.c.finished_at.is_(None), sessions.c.expired_at < expired_before),
     )
     over = sa.select(runs.c.id).join(sessions, sessions.c.id == runs.c.session_id).where(is_over)
-    unloaded = sa.update(runs).where(runs.c.state == RunState.READY, runs.c.id.in_(over))
+    unloaded = sa.update(runs).where(
+        runs.c.state == RunState.READY, runs.c.id.in_(over), ~_has_work()
+    )
     db.execute(unloaded.values(state=RunState.UNLOADED))

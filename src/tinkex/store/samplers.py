@@ -8,6 +8,9 @@ from tinkex.store.dialects import insert_unless
 from tinkex.store.records import Sampler
 from tinkex.store.schema import samplers
 
+_TOUCH = sa.update(samplers).where(
+    samplers.c.id == sa.bindparam("touched"), samplers.c.used_at <= sa.bindparam("before")
+)
 _FIND = sa.select(samplers).where(samplers.c.id == sa.bindparam("sampler_id"))
 
 
@@ -20,6 +23,11 @@ def find(db: sa.Connection, sampler_id: str) -> Sampler | None:
     """A sampling session by id."""
     row = db.execute(_FIND, {"sampler_id": sampler_id}).one_or_none()
     return None if row is None else Sampler.of(row)
+
+
+def touch(db: sa.Connection, sampler_id: str, now: float, seconds: float = 0.0) -> None:
+    """Note that a sample was requested, unless that was noted within the last `seconds`."""
+    db.execute(_TOUCH, {"touched": sampler_id, "used_at": now, "before": now - seconds})
 
 
 def of_session(db: sa.Connection, session_id: str) -> list[Sampler]:

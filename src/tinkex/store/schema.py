@@ -40,7 +40,9 @@ tenants = sa.Table(
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("created_at", Time, nullable=False),
+    sa.Column("quotas", Json),
 )
+"""`quotas` has what the operator set for this tenant alone, by name; 0 is unlimited."""
 
 api_keys = sa.Table(
     "api_keys",
@@ -115,6 +117,7 @@ samplers = sa.Table(
     sa.Column("checkpoint_id", sa.Text),
     sa.Column("num_clones", sa.BigInteger, nullable=False),
     sa.Column("created_at", Time, nullable=False),
+    sa.Column("used_at", Time, nullable=False, server_default=sa.text("0")),
     sa.Index("samplers_by_session", "session_id"),
     sa.Index("samplers_by_checkpoint", "checkpoint_id"),
 )
@@ -188,7 +191,9 @@ jobs = sa.Table(
     sa.Column("base_model", sa.Text),
     sa.Column("cancelled_at", Time),
     sa.Index("jobs_by_state", "state", "no"),
-    sa.Index("jobs_open", "tenant_id", "payload_bytes", **_where("finished_at IS NULL")),
+    sa.Index(
+        "jobs_open", "tenant_id", "payload_bytes", "num_tokens", **_where("finished_at IS NULL")
+    ),
     sa.Index("jobs_by_run", "run_id", "applied"),
     sa.Index("jobs_fetched", "fetched_at", **_where("fetched_at IS NOT NULL")),
     sa.Index("jobs_unfetched", "finished_at", **_where("fetched_at IS NULL")),

@@ -163,6 +163,9 @@ def test_another_tenants_session_is_no_session(house: House, is_foreign: bool) -
         ("project_id", "p" * 1000),
         ("display_name", "a\x00b"),
         ("user_metadata", {"k": "v" * 100_000}),
+        ("tags", ["t" * 1000] * 17),
+        ("display_name", "n" * 1025),
+        ("sdk_version", "1" * 1025),
         ("type", "other"),
     ],
 )

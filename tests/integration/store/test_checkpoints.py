@@ -7,11 +7,20 @@ import itertools
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.store.rows import NOW, add_checkpoint, add_run, add_session, add_tenant
+from tests.integration.store.rows import (
+    NOW,
+    add_checkpoint,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    finish_job,
+)
 from tinkex.errors import StoreUnavailable
-from tinkex.store import checkpoints, sessions
+from tinkex.store import checkpoints, samplers, sessions
 from tinkex.store.database import Database
-from tinkex.store.records import Checkpoint, Run
+from tinkex.store.records import Checkpoint, Run, Sampler
 
 
 def _run(database: Database, tenant: str = "alice") -> Run:
@@ -147,3 +156,61 @@ def test_doomed_are_the_deleted_the_expired_and_the_orphaned(database: Database)
         database.write(lambda db, known=checkpoint_id: checkpoints.forget(db, known))
     assert _doomed(database, NOW + 90) == set()
     assert database.read(checkpoints.known_ids) == {kept.id, in_use.id}
+
+
+# --- unnamed sampler weights ---------------------------------------------------------------------
+
+
+def _unnamed(database: Database, run: Run, count: int) -> list[tuple[Checkpoint, Sampler]]:
+    """Unnamed sampler weights, oldest first, each with its sampling session."""
+    session = database.read(lambda db: sessions.find(db, run.session_id))
+    assert session is not None
+    found = []
+    for number in range(count):
+        saved = add_checkpoint(
+            database,
+            run,
+            f".session-{number}",
+            segment="sampler_weights",
+            is_ephemeral=True,
+            created_at=NOW + number,
+        )
+        found.append((saved, add_sampler(database, session, checkpoint_id=saved.id)))
+    return found
+
+
+def _left(database: Database, made: list[tuple[Checkpoint, Sampler]]) -> list[int]:
+    return [
+        number
+        for number, (saved, _) in enumerate(made)
+        if database.read(lambda db, saved=saved: checkpoints.by_id(db, saved.id, NOW)) is not None
+    ]
+
+
+def test_the_unnamed_weights_that_were_used_last_stay(database: Database) -> None:
+    run = _run(database)
+    named = add_checkpoint(database, run, "named", segment="sampler_weights")
+    other = _unnamed(database, _run(database, "bob"), 4)
+    made = _unnamed(database, run, 6)
+    database.write(lambda db: samplers.touch(db, made[1][1].id, NOW + 50))
+    assert database.write(lambda db: checkpoints.supersede(db, run.id, 3, NOW)) == 3
+    assert _left(database, made) == [1, 4, 5]
+    assert _left(database, other) == [0, 1, 2, 3]
+    assert database.read(lambda db: checkpoints.by_id(db, named.id, NOW)) == named
+    assert _doomed(database, NOW) == {made[number][0].id for number in (0, 2, 3)}
+
+
+def test_unnamed_weights_stay_while_a_sample_of_them_waits(database: Database) -> None:
+    run = _run(database)
+    made = _unnamed(database, run, 5)
+    session = database.read(lambda db: sessions.find(db, run.session_id))
+    assert session is not None
+    job = add_job(database, session, sampler_id=made[0][1].id)
+    database.write(lambda db: checkpoints.supersede(db, run.id, 2, NOW))
+    assert _left(database, made) == [0, 3, 4]
+    # Not even the end of the session takes them from a sample that waits.
+    database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW))
+    gone = {made[number][0].id for number in (1, 2, 3, 4)}
+    assert _doomed(database, NOW + 61) == gone
+    finish_job(database, job)
+    assert _doomed(database, NOW + 61) == gone | {made[0][0].id}

@@ -147,6 +147,17 @@ def test_the_newest_steps_of_each_session_stay(database: Database, session: Sess
     assert len(database.read(lambda db: steps.of_session(db, other.id, limit=99))) == 3
 
 
+def test_steps_go_with_time_a_few_at_once(database: Database, session: Session) -> None:
+    for day in range(4):
+        step = make_step(session, finished_at=NOW + day * DAY)
+        database.write(lambda db, step=step: steps.insert(db, step))
+    assert _sweep(database, NOW + 89 * DAY).num_steps == 0
+    assert _sweep(database, NOW + 92 * DAY, limit=2).num_steps == 2
+    assert _sweep(database, NOW + 92 * DAY, limit=2).num_steps == 1
+    assert count(database, schema.steps) == 1
+    assert _sweep(database, NOW + 3 * DAY + 60, steps_seconds=60).num_steps == 1
+
+
 def test_old_repeats_and_audit_entries_go(database: Database) -> None:
     for age in (0, 2, 500):
         at = NOW - age * DAY

@@ -86,6 +86,23 @@ def test_the_states_of_models_that_nobody_will_use_are_released(database: Databa
     assert states[2] != RunState.UNLOADED
 
 
+def test_a_model_with_work_is_not_released(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    run = add_run(database, session)
+    job = add_job(database, session, run_id=run.id)
+    database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW))
+
+    def state() -> str:
+        database.write(lambda db: runs.release(db, finished_before=NOW + 1, expired_before=NOW))
+        found = database.read(lambda db: runs.find(db, run.id))
+        assert found is not None
+        return found.state
+
+    assert state() == RunState.READY
+    finish_job(database, job)
+    assert state() == RunState.UNLOADED
+
+
 def _expired_at(session_id: str, at: float) -> sa.Update:
     table = schema.sessions
     return sa.update(table).where(table.c.id == session_id).values(expired_at=at)

@@ -15,7 +15,7 @@ from tinkex.server.admission import check_sample, model_of
 from tinkex.server.base_models import check_sampleable, find_model, served_models
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import check_number
-from tinkex.server.operations import key_of, sampler_id_of, session_id_in, submit
+from tinkex.server.operations import TOUCH_SECONDS, key_of, sampler_id_of, session_id_in, submit
 from tinkex.server.ownership import open_session_of, readable_checkpoint, sampler_of, session_of
 from tinkex.server.transactions import read, write
 from tinkex.store import samplers
@@ -134,6 +134,8 @@ async def sample(services: Services, call: Call[types.SampleRequest]) -> types.U
 
     def store(db: Connection) -> None:
         prepare(db)
+        if sampler_id is not None:
+            samplers.touch(db, sampler_id, time.time(), TOUCH_SECONDS)
 
     new = NewJob(
         id="",

@@ -13,7 +13,7 @@ from tinkex.server.auth import issue_token
 from tinkex.server.base_models import served_models
 from tinkex.server.binding import LooseTelemetry
 from tinkex.server.call import Answer, Call, Handler, Services
-from tinkex.server.checks import check_project
+from tinkex.server.checks import check_label, check_project, check_tags
 from tinkex.server.metrics import TELEMETRY
 from tinkex.server.ownership import session_of
 from tinkex.server.transactions import read, write
@@ -24,8 +24,8 @@ from tinkex.types.telemetry import EventType
 from tinkex.wire.messages import ApiKeyReply, FinishSessionRequest
 
 DEFAULT_PROJECT = "default"
-#: Of an idempotency key; what is beyond makes no difference.
-MAX_KEY_CHARS = 255
+#: Of why a session ended; the rest is cut off, because nothing could be done about a refusal.
+MAX_DETAIL_LETTERS = 4096
 #: The kinds of events that are counted by name; clients could invent any number.
 _EVENTS = frozenset(get_args(EventType))
 _OK = Answer(body=b'{"status":"ok"}')
@@ -109,7 +109,7 @@ async def create_session(
 ) -> types.CreateSessionResponse:
     """Open a session; a repeated request, known by its idempotency key, gets the same one."""
     session = _new_session(call)
-    repeat_key = call.headers.get("x-idempotency-key", "")[:MAX_KEY_CHARS]
+    repeat_key = call.repeat_key
 
     def work(db: Connection) -> str:
         if repeat_key:
@@ -138,10 +138,10 @@ def _new_session(call: Call[types.CreateSessionRequest]) -> Session:
         id=new_id(),
         tenant_id=call.tenant_id,
         project_id=check_project(request.project_id or DEFAULT_PROJECT),
-        display_name=request.display_name,
-        tags=list(request.tags),
+        display_name=check_label("display_name", request.display_name),
+        tags=check_tags(request.tags),
         user_metadata=dict(request.user_metadata or {}),
-        sdk_version=request.sdk_version,
+        sdk_version=check_label("sdk_version", request.sdk_version) or "",
         created_at=now,
         seen_at=now,
     )
@@ -171,7 +171,8 @@ async def finish_session(services: Services, call: Call[FinishSessionRequest]) -
     def work(db: Connection) -> None:
         session = session_of(db, call.tenant_id, call.ids["session_id"])
         if session.finished_at is None:
-            sessions.finish(db, session.id, request.reason.type, request.detail, now)
+            detail = request.detail and request.detail[:MAX_DETAIL_LETTERS]
+            sessions.finish(db, session.id, request.reason.type, detail, now)
             note_event(
                 db,
                 call.identity,

@@ -248,12 +248,12 @@ async def _copy(
 
 
 def _recalled(db: Connection, call: Call[Any]) -> str | None:
-    key = call.headers.get("x-idempotency-key")
+    key = call.repeat_key
     return repeats.recall(db, call.tenant_id, call.endpoint, key) if key else None
 
 
 def _remember(db: Connection, call: Call[Any], answer: str) -> None:
-    key = call.headers.get("x-idempotency-key")
+    key = call.repeat_key
     if key:
         repeats.remember(db, call.tenant_id, call.endpoint, key, answer, time.time())
 

@@ -1,0 +1,83 @@
+"""What is kept for months goes at last, and takes nothing along that is still used."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tests.integration.store.rows import (
+    BASE,
+    NOW,
+    add_checkpoint,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    count,
+)
+from tinkex.store import history, schema, usage
+from tinkex.store.database import Database
+from tinkex.store.records import RunState
+from tinkex.store.retention import RetentionPolicy
+
+DAY = 86_400.0
+
+
+def _drop(database: Database, days: float) -> None:
+    history.drop_old(database, RetentionPolicy(), NOW + days * DAY)
+
+
+def _ids(database: Database, table: sa.Table) -> set[str]:
+    return database.read(lambda db: set(db.scalars(sa.select(table.c.id))))
+
+
+def test_sampling_sessions_go_a_month_after_their_session(database: Database) -> None:
+    tenant = add_tenant(database)
+    over = add_session(database, tenant, finished_at=NOW)
+    live = add_session(database, tenant)
+    add_sampler(database, over)
+    kept = add_sampler(database, live)
+    _drop(database, 29)
+    assert count(database, schema.samplers) == 2
+    _drop(database, 31)
+    assert _ids(database, schema.samplers) == {kept.id}
+    assert _ids(database, schema.sessions) == {over.id, live.id}
+
+
+def test_sessions_go_with_their_runs_unless_something_is_left(database: Database) -> None:
+    tenant = add_tenant(database)
+    empty, saved, usable, lost = (add_session(database, tenant, expired_at=NOW) for _ in range(4))
+    live = add_session(database, tenant)
+    add_run(database, empty, state=RunState.UNLOADED)
+    with_checkpoint = add_run(database, saved, state=RunState.UNLOADED)
+    add_checkpoint(database, with_checkpoint, "a")
+    ready = add_run(database, usable)
+    add_run(database, lost, state=RunState.FAILED)
+    add_sampler(database, lost)
+    _drop(database, 399)
+    assert len(_ids(database, schema.sessions)) == 5
+    _drop(database, 401)
+    assert _ids(database, schema.sessions) == {saved.id, usable.id, live.id}
+    assert _ids(database, schema.runs) == {with_checkpoint.id, ready.id}
+
+
+def test_usage_goes_by_its_hour(database: Database) -> None:
+    for name in ("alice", "bob"):
+        tenant = add_tenant(database, name)
+        for hour in range(30):
+            database.write(
+                lambda db, tenant=tenant, hour=hour: usage.add(
+                    db,
+                    tenant_id=tenant.id,
+                    session_id="s",
+                    run_id=None,
+                    base_model=BASE,
+                    kind="sample",
+                    amount=1,
+                    now=NOW + hour * 3600,
+                )
+            )
+    _drop(database, 399)
+    assert count(database, schema.usage) == 60
+    # More hours than one transaction removes.
+    _drop(database, 400 + 28 / 24)
+    assert 0 < count(database, schema.usage) <= 6
