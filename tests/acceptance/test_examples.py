@@ -18,6 +18,7 @@ from typing import Protocol
 import pytest
 
 from tests.acceptance.engine.servers import LocalServer
+from tests.integration.engine.folders import save_tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: It comes with the package, and answers after a few seconds.
@@ -261,3 +262,58 @@ def test_the_first_block_of_the_readme_runs_as_it_stands(
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[0]) for line in done.stdout.splitlines()[:10]]
     assert losses[-1] < losses[0]
+
+
+ASK = """
+import sys
+
+import tinkex
+
+with tinkex.ServiceClient() as service:
+    training = service.create_lora_training_client("mine", rank=4)
+    print("created", flush=True)
+    sys.stdin.readline()
+    datum = tinkex.Datum(
+        model_input=tinkex.ModelInput.from_ints([1, 2, 3]),
+        loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]},
+    )
+    print(training.forward_backward([datum], "cross_entropy").result().metrics["loss:sum"])
+"""
+
+
+def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
+    server: LocalServer, tmp_path: Path
+) -> None:
+    folder = save_tiny(tmp_path / "mine", vocab_size=259)
+    surrounded = surroundings(server.home.root)
+
+    def python(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            env=surrounded,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    refused = python("-c", ASK)
+    assert "'mine' cannot be trained here; there is: tinkex/tiny" in refused.stderr
+    assert "`tinkex model add mine`" in refused.stderr
+    added = python("-m", "tinkex", "model", "add", "mine", str(folder))
+    assert "serves it now" in added.stderr
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK],
+        env=surrounded,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "created\n"
+        removed = python("-m", "tinkex", "model", "remove", "mine")
+        assert "offers it no more" in removed.stderr
+        assert "cannot be trained here" in python("-c", ASK).stderr
+        # What began on it goes on.
+        out, _ = training.communicate("\n", timeout=PATIENCE)
+    assert float(out) > 0.0

@@ -61,6 +61,11 @@ class LocalEngine:
         """What is served."""
         return self._models.describe()
 
+    def replace_models(self, sources: Mapping[str, str]) -> None:
+        """Serve these base models from now on; one that adapters or samples use stays loaded."""
+        in_use = {adapter.spec.base_model for adapter in self._adapters.values()}
+        self._models.replace(sources, in_use | set(filter(self._is_busy, self._runners)))
+
     # --- adapters ---------------------------------------------------------------------------
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a new adapter that changes no log-probability yet."""

@@ -8,9 +8,9 @@ A turn of training is at most one micro-batch of a long pass, which goes on in a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from tinkex.engine.protocol import Engine
 from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
@@ -29,9 +29,10 @@ from tinkex.jobs.pace import Pace
 from tinkex.jobs.queue import CANCEL_MARK
 from tinkex.jobs.recovery import Residents
 from tinkex.jobs.sampling import Samples
+from tinkex.jobs.serving import ServedModels
 from tinkex.jobs.snapshots import SnapshotPolicy, Snapshots
 from tinkex.logs import get_logger
-from tinkex.store import jobs, runs, settings
+from tinkex.store import jobs, runs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import Job
 
@@ -63,10 +64,17 @@ class Worker:
     """Runs until it is told to stop."""
 
     def __init__(
-        self, *, database: Database, engine: Engine, home: Home, config: WorkerConfig
+        self,
+        *,
+        database: Database,
+        engine: Engine,
+        home: Home,
+        config: WorkerConfig,
+        refresh_models: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._database = database
+        self._served = ServedModels(engine, database, refresh_models)
         self._bench = Bench(engine, database, home, kept_unnamed=config.kept_unnamed)
         self._lease = Lease(database, config.owner)
         self._ledger = Ledger(database, self._lease.epoch)
@@ -101,6 +109,7 @@ class Worker:
         self._begin()
         try:
             while not self._is_stopping:
+                self._served.follow()
                 self._pull()
                 if not self._turn() and not self._is_stopping:
                     self._hear(self._bell.wait(self._patience()))
@@ -115,10 +124,8 @@ class Worker:
 
     # --- beginning and ending ------------------------------------------------------------------
     def _begin(self) -> None:
-        base_models = [asdict(model) for model in self._bench.engine.base_models()]
-
         def work(db: Connection) -> tuple[int, int]:
-            settings.put(db, "base_models", base_models)
+            self._served.publish(db)
             num_lost = jobs.give_up(
                 db,
                 max_attempts=self._config.max_attempts,

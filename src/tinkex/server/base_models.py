@@ -7,15 +7,14 @@ from typing import Any
 
 import msgspec
 
+from tinkex.engine.models.sources import unknown_model
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import BadRequestError, StoreUnavailable
 from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
+from tinkex.jobs.serving import SETTING
 from tinkex.store import settings
 from tinkex.store.database import Connection
 from tinkex.types.base import learned
-
-#: The name under which the worker publishes them.
-SETTING = "base_models"
 
 
 def served_models(db: Connection) -> list[BaseModel]:
@@ -42,20 +41,11 @@ def check_sampleable(db: Connection, name: str) -> BaseModel:
 def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
     if settings.get(db, SETTING) is None:
         raise StoreUnavailable("the server is starting and serves no base model yet; try again")
-    models = served_models(db)
-    if not models:
-        raise BadRequestError(
-            f"base model {name!r:.200} cannot be {verb} here, because the server has none; its "
-            "owner adds one with `tinkex model add smollm2-135m` and starts it again"
-        )
-    fit = [model for model in models if is_fit(model)]
+    fit = [model for model in served_models(db) if is_fit(model)]
     found = find_model(fit, name)
     if found is None:
-        known = ", ".join(model.name for model in fit) or "none"
         hint = ""
         if looks_like_checkpoint(name):
             hint = f"; it looks like saved weights, whose path is {PATH_SHAPE}"
-        raise BadRequestError(
-            f"base model {name!r:.200} cannot be {verb} here; there is: {known}{hint}"
-        )
+        raise BadRequestError(unknown_model(name, [model.name for model in fit], verb) + hint)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,14 @@ from tinkex.home import Home
 from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
+from tinkex.server.model_list import ModelList
 from tinkex.server.pulse import Pulse
 from tinkex.store import jobs
 from tinkex.store.database import Database, shown_url
 from tinkex.store.migrations import migrate
 
 if TYPE_CHECKING:
+    from tinkex.engine.local import LocalEngine
     from tinkex.engine.protocol import Engine
     from tinkex.jobs.worker import Worker, WorkerConfig
     from tinkex.server.call import Services
@@ -81,9 +83,9 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
 
 
 def make_engine(config: ServerConfig) -> Engine:
-    """Who computes, as the settings say."""
+    """The engine that the settings name."""
     if config.engine == "local":
-        return _make_local(config)
+        return _make_local(config, _model_list(config))
     from tinkex.engine.fake.engine import DEFAULT_MODELS, MAX_ADAPTER_BYTES, FakeEngine
 
     return FakeEngine(
@@ -94,12 +96,14 @@ def make_engine(config: ServerConfig) -> Engine:
     )
 
 
-def _make_local(config: ServerConfig) -> Engine:
-    from tinkex.engine.models.sources import merged, read_list, with_built_in
+def _model_list(config: ServerConfig) -> ModelList:
+    return ModelList(Home(config.home).models_file, config.models)
 
-    sources = with_built_in(merged(read_list(Home(config.home).models_file), config.models))
+
+def _make_local(config: ServerConfig, model_list: ModelList) -> LocalEngine:
+    sources = model_list.sources()
     # It takes some seconds, and nothing else would be said meanwhile.
-    LOG.info("PyTorch is loaded, and %d base models are looked over", len(sources))
+    LOG.info("loading PyTorch and checking the base models: %s", ", ".join(sources) or "none")
     try:
         from tinkex.engine.local import LocalEngine
     except ModuleNotFoundError as error:
@@ -134,6 +138,15 @@ def _register_built_in(config: ServerConfig) -> None:
             unregister_tokenizer(name)
 
 
+def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[], bool]]:
+    """The engine, and what makes it follow the home's list of base models."""
+    if config.engine != "local":
+        return make_engine(config), lambda: False
+    model_list = _model_list(config)
+    engine = _make_local(config, model_list)
+    return engine, lambda: model_list.refresh(engine.replace_models)
+
+
 @contextlib.contextmanager
 def open_worker(config: ServerConfig) -> Iterator[Worker]:
     """A worker with its engine and store, until the block ends."""
@@ -143,13 +156,19 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
     with contextlib.ExitStack() as stack:
         database = open_database(config)
         stack.callback(database.close)
-        engine = make_engine(config)
+        engine, refresh_models = _make_engine_with_refresh(config)
         stack.callback(engine.close)
         if config.idle_stop_seconds > 0:
             stack.enter_context(
                 Pulse("activity", lambda: _note_work(database, home), PULSE_SECONDS)
             )
-        worker = Worker(database=database, engine=engine, home=home, config=worker_config(config))
+        worker = Worker(
+            database=database,
+            engine=engine,
+            home=home,
+            config=worker_config(config),
+            refresh_models=refresh_models,
+        )
         # Not among the worker's own chores: it is as alive in the middle of a long turn.
         stack.enter_context(Pulse("bell", worker.stay, PULSE_SECONDS))
         yield worker

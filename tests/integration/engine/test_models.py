@@ -245,13 +245,59 @@ def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
     assert shelf.loaded == ()
 
 
+# --- a list that changes ------------------------------------------------------------------------
+
+
+def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]) -> None:
+    first, second = saved("a"), saved("b")
+    shelf = shelf_of(first)
+    kept = shelf.get("a")
+    shelf.replace({"a": str(first), "b": str(second)})
+    assert [model.name for model in shelf.describe()] == ["a", "b"]
+    assert shelf.get("a") is kept
+    assert shelf.get("b").name == "b"
+
+
+def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Path]) -> None:
+    folders = [saved(name) for name in "abc"]
+    shelf = shelf_of(*folders)
+    used = shelf.get("a")
+    shelf.get("b")
+    shelf.replace({"c": str(folders[2])}, in_use={"a"})
+    assert [model.name for model in shelf.describe()] == ["c"]
+    assert shelf.loaded == ("a",)
+    assert shelf.get("a") is used
+    # A run that began on it, and was not in memory, goes on too.
+    assert shelf.get("b").name == "b"
+
+
+def test_a_model_that_moved_is_loaded_from_its_new_place(saved: Callable[..., Path]) -> None:
+    first, second = saved("a"), saved("b", seed=7)
+    shelf = shelf_of(first)
+    before = logits_of(shelf.get("a"))
+    shelf.replace({"a": str(second)}, in_use={"a"})
+    assert torch.equal(logits_of(shelf.get("a")), before)
+    shelf.replace({"a": str(second)})
+    assert not torch.equal(logits_of(shelf.get("a")), before)
+
+
+def test_a_new_model_that_cannot_be_used_is_left_out(
+    saved: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved("a")
+    shelf = shelf_of(folder)
+    shelf.replace({"a": str(folder), "none": str(tmp_path / "none")})
+    assert [model.name for model in shelf.describe()] == ["a"]
+    assert "base model 'none': there is no folder" in caplog.text
+
+
 # --- what cannot be used ------------------------------------------------------------------------
 
 
 def test_an_unknown_name_lists_what_there_is_or_says_how_to_add_one(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="base model 'x' is not served here; there is: tiny"):
+    with pytest.raises(InvalidInput, match="base model 'x' cannot be served here; there is: tiny"):
         shelf_of(folder).get("x")
-    with pytest.raises(InvalidInput, match="tinkex model add smollm2-135m"):
+    with pytest.raises(InvalidInput, match="tinkex model add x"):
         shelf_of().get("x")
 
 

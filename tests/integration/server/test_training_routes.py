@@ -175,7 +175,7 @@ def test_a_server_without_base_models_says_so_and_asks_nobody_to_wait(house: Hou
     answer = create_model(house, house.session())
 
     assert answer.status_code == 400
-    assert "`tinkex model add smollm2-135m`" in answer.json()["error"]
+    assert "`tinkex model add tinkex/bigram`" in answer.json()["error"]
 
 
 # --- operations ----------------------------------------------------------------------------------

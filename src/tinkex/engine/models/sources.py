@@ -108,6 +108,16 @@ def usual_model(names: Iterable[str]) -> str | None:
     return choice[0] if len(choice) == 1 else None
 
 
+def unknown_model(name: str, served: Iterable[str], verb: str = "served") -> str:
+    """What to say of a base model that a server does not have: what it has, and how to add one."""
+    there = ", ".join(served) or "none"
+    command = name if _NAME.fullmatch(name) and len(name) <= MAX_NAME_LETTERS else "NAME"
+    return (
+        f"base model {name!r:.200} cannot be {verb} here; there is: {there}; "
+        f"`tinkex model add {command}` on the server's machine adds it"
+    )
+
+
 def with_built_in(models: Mapping[str, str]) -> dict[str, str]:
     """These models and after them those of the package, unless their names are taken."""
     return {**models, **{name: place for name, place in built_in().items() if name not in models}}

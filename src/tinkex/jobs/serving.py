@@ -1,0 +1,43 @@
+"""Which base models the engine serves, published for the processes that answer clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from tinkex.engine.protocol import Engine
+from tinkex.errors import StoreError
+from tinkex.logs import get_logger
+from tinkex.store import settings
+from tinkex.store.database import Connection, Database
+
+LOG = get_logger(__name__)
+#: The name of the setting that holds them.
+SETTING = "base_models"
+
+
+class ServedModels:
+    """Publishes the base models of an engine, again whenever their list has changed."""
+
+    def __init__(self, engine: Engine, database: Database, refresh: Callable[[], bool]) -> None:
+        """`refresh` updates the engine's base models and returns whether they changed."""
+        self._engine = engine
+        self._database = database
+        self._refresh = refresh
+        self._is_stale = False
+
+    def publish(self, db: Connection) -> None:
+        """Write down what the engine serves now."""
+        settings.put(db, SETTING, [asdict(model) for model in self._engine.base_models()])
+
+    def follow(self) -> None:
+        """Refresh the engine's models; publish them if they changed, now or when the store can."""
+        self._is_stale = self._refresh() or self._is_stale
+        if not self._is_stale:
+            return
+        try:
+            self._database.write(self.publish)
+        except StoreError as error:
+            LOG.warning("cannot publish the base models now: %s", error)
+        else:
+            self._is_stale = False

@@ -1,0 +1,48 @@
+"""The home's list of base models, followed while the server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tinkex.engine.models.sources import merged, read_list, with_built_in
+from tinkex.errors import ConfigError
+from tinkex.logs import get_logger
+
+LOG = get_logger(__name__)
+
+
+class ModelList:
+    """The base models of a server: those of its flags, of its home and of the package."""
+
+    def __init__(self, file: Path, flags: Sequence[str]) -> None:
+        self._file = file
+        self._flags = flags
+        # Before the list is read: a change in between is noticed by the next look.
+        self._stamp = _stamp_of(file)
+
+    def sources(self) -> dict[str, str]:
+        """Every base model with its place."""
+        return with_built_in(merged(read_list(self._file), self._flags))
+
+    def refresh(self, replace: Callable[[Mapping[str, str]], None]) -> bool:
+        """Call `replace` with the base models if the list has changed; returns whether it has."""
+        stamp = _stamp_of(self._file)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            replace(self.sources())
+        except ConfigError as error:
+            LOG.warning("the changed list of base models is not used: %s", error.message)
+            return False
+        return True
+
+
+def _stamp_of(file: Path) -> tuple[int, int, int] | None:
+    """What differs between two versions of a file; None if there is no file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,60 @@
+"""A running server follows the home's list of base models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tinkex.engine.models.sources import write_list
+from tinkex.models import TINY
+from tinkex.server.model_list import ModelList
+
+
+class Engine:
+    """Remembers which models it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def replace(self, sources: Mapping[str, str]) -> None:
+        self.seen.append(list(sources))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "models.json"
+
+
+def test_a_change_is_noticed_once(file: Path) -> None:
+    models, engine = ModelList(file, ["flag=/models/flag"]), Engine()
+    assert list(models.sources()) == ["flag", TINY]
+    assert not models.refresh(engine.replace)
+    write_list(file, {"added": "/models/added"})
+    assert models.refresh(engine.replace)
+    assert not models.refresh(engine.replace)
+    assert engine.seen == [["added", "flag", TINY]]
+
+
+def test_a_change_during_the_start_is_not_lost(file: Path) -> None:
+    models, engine = ModelList(file, []), Engine()
+    write_list(file, {"early": "/models/early"})
+    assert models.refresh(engine.replace)
+    assert engine.seen == [["early", TINY]]
+
+
+def test_a_list_that_is_removed_leaves_the_built_in_model(file: Path) -> None:
+    write_list(file, {"added": "/models/added"})
+    models, engine = ModelList(file, []), Engine()
+    file.unlink()
+    assert models.refresh(engine.replace)
+    assert engine.seen == [[TINY]]
+
+
+def test_a_damaged_list_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models, engine = ModelList(file, []), Engine()
+    file.write_text("{")
+    assert not models.refresh(engine.replace)
+    assert engine.seen == []
+    assert "is damaged" in caplog.text
