@@ -203,6 +203,9 @@ class CheckpointError(TinkexError):
 class APIError(TinkexError):
     """Something went wrong between this client and the server."""
 
+    is_web_page: bool = False
+    """Whether the answer was HTML: the address is not that of a Tinker server."""
+
     def __init__(
         self,
         message: str = "",

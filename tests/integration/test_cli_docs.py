@@ -76,7 +76,7 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
 CLI = DOCS / "cli"
 COMMAND_EXAMPLES = tomllib.loads((CLI / "examples.toml").read_text(encoding="utf-8"))
 #: The model of these pages; the server of the tests has a small one under its name.
-CLI_MODEL = "Qwen/Qwen3-0.6B"
+CLI_MODEL = "smollm2-135m"
 CLI_BLOCK = re.compile(r"<!-- run -->\n\n```sh\n(.*?)```", re.DOTALL)
 CLI_SCRIPTS = {
     str(page.relative_to(DOCS)): "".join(CLI_BLOCK.findall(page.read_text(encoding="utf-8")))

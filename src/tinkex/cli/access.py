@@ -63,6 +63,25 @@ def find_credential_of(config: Config) -> Credential | None:
     return find_credential(explicit, config.environment, config.key_source)
 
 
+def has_no_records(context: Context) -> bool:
+    """Whether a command would start the server of this machine in a home that has never had one.
+
+    There is nothing to list then, and no reason to start it.
+    """
+    from tinkex.cli.client import config_of
+    from tinkex.home import Home
+    from tinkex.presence import lock_holder
+    from tinkex.settings import read_variables
+
+    config = config_of(context)
+    if context.make_service or config.local_home is None or find_credential_of(config) is not None:
+        return False
+    home = Home(config.local_home)
+    # With settings of its own the server may keep its records elsewhere.
+    has_settings = home.config_file.exists() or bool(read_variables(["TINKEX_STORE"]))
+    return not home.store_file.exists() and not has_settings and lock_holder(home) is None
+
+
 def _local(config: Config, root: Path) -> Access:
     from tinkex.home import Home
     from tinkex.presence import find_server

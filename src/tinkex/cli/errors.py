@@ -142,7 +142,11 @@ def _explain_click(error: click.ClickException) -> Failure:
 
 def _explain_ours(error: TinkexError) -> Failure:
     message, hint = error.message, error.hint
-    for kind, title, advice in MAPPINGS:
+    mappings = MAPPINGS
+    if isinstance(error, sdk.APIError) and error.is_web_page and not error.retryable:
+        # What a status of some other web server means says nothing here.
+        message, mappings = _detail(error), ()
+    for kind, title, advice in mappings:
         if isinstance(error, kind):
             message = f"{title.format(status=error.status)}: {_detail(error)}"
             hint = _advice(error, advice)

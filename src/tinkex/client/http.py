@@ -55,6 +55,13 @@ class HttpResponse:
         """True when the body is protobuf."""
         return self.headers.get("content-type", "").startswith("application/x-protobuf")
 
+    @property
+    def is_web_page(self) -> bool:
+        """True when the body is HTML, which no Tinker server sends to a client."""
+        start = self.content[:64].lstrip().lower()
+        is_html = self.headers.get("content-type", "").startswith("text/html")
+        return is_html or start.startswith((b"<!doctype html", b"<html"))
+
     def json(self) -> Any:
         """The body as JSON; raises ValueError when it is not."""
         return msgspec.json.decode(self.content)

@@ -20,6 +20,7 @@ import msgspec
 from tinkex.client.config import Config
 from tinkex.client.http import HttpClient, HttpResponse, HttpStream
 from tinkex.client.retry import (
+    AWAY,
     Kind,
     RetryPolicy,
     is_away,
@@ -31,6 +32,7 @@ from tinkex.client.retry import (
 from tinkex.client.timings import RequestDone, Stopwatch
 from tinkex.errors import (
     APIConnectionError,
+    APIError,
     APIResponseValidationError,
     APIStatusError,
     AuthenticationError,
@@ -47,6 +49,7 @@ from tinkex.wire.faults import read_fault
 from tinkex.wire.messages import Empty
 
 ReplyT = TypeVar("ReplyT")
+PageT = TypeVar("PageT", bound=APIError)
 logger = get_logger(__name__)
 
 #: The version of the protocol this client speaks; servers decide by it what to answer.
@@ -130,6 +133,13 @@ def _answer_of(error: TinkexError) -> HttpResponse:
     assert isinstance(error, APIStatusError)
     response: HttpResponse = error.response
     return response
+
+
+def _as_page(error: PageT) -> PageT:
+    """Mark an error as an answer in HTML."""
+    error.is_web_page = True
+    error.hint = "Check base_url=...; a Tinker server answers in JSON."
+    return error
 
 
 class Transport:
@@ -269,6 +279,9 @@ class Transport:
         try:
             return decode_json(response.content, endpoint.reply)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if response.is_web_page:
+                page = APIResponseValidationError(response, None, self._describe_page(response))
+                raise _as_page(page) from error
             shown = response.text[:200]
             raise APIResponseValidationError(
                 response,
@@ -282,19 +295,29 @@ class Transport:
             body: object = response.json()
         except ValueError:
             body = response.text
-        fault = read_fault(body)
+        asked, is_page = should_retry(response.headers), response.is_web_page
+        fault = None if is_page else read_fault(body)
         text = (fault.message if fault else str(body))[:500] or "empty answer"
+        if is_page:
+            text = self._describe_page(response)
         error = error_class_for(response.status_code)(
             f"Error code: {response.status_code} - {text}",
             response,
             body,
             category=fault.category if fault else None,
-            should_retry=should_retry(response.headers),
+            should_retry=False if is_page and response.status_code == 501 else asked,
             retry_after_seconds=retry_after(response.headers),
         )
         if isinstance(error, AuthenticationError) and self._credential_source:
             error.hint = f"The server refused the key from {self._credential_source}."
-        return error
+        return _as_page(error) if is_page else error
+
+    def _describe_page(self, response: HttpResponse) -> str:
+        """One sentence about an answer in HTML, of which nothing is shown."""
+        status, url = response.status_code, self.config.base_url
+        if status in AWAY:
+            return f"{url} is away: a proxy in front of it answered with a web page"
+        return f"{url} is not a Tinker server: it answered with a web page (status {status})"
 
     def policy_for(self, endpoint: Endpoint[Any, Any]) -> RetryPolicy:
         """How stubborn calls to an endpoint are."""

@@ -176,7 +176,7 @@ base_url = "{guarded.url}"  # here
     assert file.read_text() == text + f'api_key = "{KEY}"\n'
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert tinkex("auth", "logout").exit_code == 0
-    assert file.read_text() == text
+    assert file.read_text() == text.replace('default_profile = "a"\n', "")
     assert {path.name for path in file.parent.iterdir()} <= {file.name, f".{file.name}.lock"}
 
 
@@ -215,6 +215,19 @@ def test_a_key_is_forgotten_and_its_server_kept(
     again = tinkex("auth", "logout", "--json")
     assert (again.exit_code, "nothing to log out" in again.failure["message"]) == (1, True)
     assert guarded.calls("delete_api_key") == []
+
+
+def test_logging_out_goes_back_to_the_server_of_this_machine(
+    guarded: StubServer, tinkex: Tinkex, file: Path
+) -> None:
+    login(tinkex, guarded)
+    assert tinkex("auth", "status", "--json").json["base_url"] == guarded.url
+    done = tinkex("auth", "logout")
+    assert "Commands use the server of this machine again." in done.err + done.out
+    assert Config.new().local_home == file.parent
+    # The profile remembers its server for the next login.
+    again = tinkex("auth", "login", "--api-key", KEY, "--json").json
+    assert again["base_url"] == guarded.url
 
 
 def test_all_keys_are_forgotten_and_revoked(

@@ -77,5 +77,28 @@ def test_a_missing_prompt_file(rows: Path, capsys: pytest.CaptureFixture[str]) -
     assert "absent.txt" in fails(capsys, "sample", "--prompt-file", "absent.txt")
 
 
+@pytest.mark.parametrize("words", [("run", "list"), ("checkpoint", "list"), ("session", "list")])
+def test_a_list_of_a_new_home_is_empty_without_a_server(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKEX_API_KEY", "TINKEX_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tinkex.client.local.ensure_server", refuse)
+    assert run([*words, "--json"], Context()).exit_code == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [] in listed.values()
+    assert not (tmp_path / "home").exists()
+    # With records there, only the server can say.
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "store.db").touch()
+    assert run(words, Context()).exit_code == 1
+    assert "a client was made" in capsys.readouterr().err
+
+
 def test_a_bad_option(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "learning_rate" in fails(capsys, "train", "sft", "rows.jsonl", "--learning-rate", "-1")

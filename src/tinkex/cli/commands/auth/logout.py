@@ -23,7 +23,8 @@ def logout(context: Context, revoke: bool, is_all: bool) -> None:
     """Forget a stored key.
 
     The key of --profile, or of the default profile; if that has none, the one that
-    `tinker auth login` has stored. The profile and its server stay.
+    `tinker auth login` has stored. The profile and its server stay, but it is not the default any
+    more: without another server, commands use the server of this machine again.
     """
     from tinkex.cli.commands.auth.profile_file import drop_key
     from tinkex.cli.commands.auth.target import find_target
@@ -43,9 +44,19 @@ def logout(context: Context, revoke: bool, is_all: bool) -> None:
     what = "was revoked" if revoke else "is still valid on the server"
     announce(
         context,
-        f"Forgot the key of profile {shown}; it {what}.",
+        f"Forgot the key of profile {shown}; it {what}. {_next_server(context)}".rstrip(),
         {"profiles": names, "path": target.file.path, "revoked": revoke},
     )
+
+
+def _next_server(context: Context) -> str:
+    """Which server the next command uses."""
+    from tinkex.cli.access import find_access
+
+    access = find_access(context._replace(profile=None, api_key=None))
+    if access.home is not None:
+        return "Commands use the server of this machine again."
+    return f"Commands use {access.base_url}."
 
 
 def _forget_stored(context: Context, target: Target, revoke: bool) -> None:

@@ -25,8 +25,11 @@ def store_key(home: Home, name: str, settings: Mapping[str, str], *, is_default:
 
 
 def drop_key(home: Home, name: str) -> None:
-    """Take the key out of a profile; its server stays."""
+    """Take the key out of a profile, which is not the default any more; its server stays."""
+    is_default = read_profiles(home.profiles_file).default == name
     with _changing(home.profiles_file) as (text, write):
+        if is_default:
+            text = with_values(text, (), {"default_profile": None})
         write(with_values(text, ("profiles", name), {"api_key": None}))
 
 

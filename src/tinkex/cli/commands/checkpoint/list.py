@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tinkex.cli.access import has_no_records
 from tinkex.cli.client import rest
 from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.context import Context, pass_context
@@ -32,6 +33,9 @@ def list_checkpoints(
     context: Context, run_id: str | None, limit: int | None, columns: tuple[str, ...] | None
 ) -> None:
     """List checkpoints, newest first."""
+    if run_id is None and has_no_records(context):
+        show(context, CheckpointList(Listing([], 0), run_id, columns))
+        return
     with rest(context) as client:
         if run_id is not None:
             found = _of_run(client, run_id, limit or 0)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from tinkex.cli.access import has_no_records
 from tinkex.cli.client import rest
 from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.context import Context, pass_context
@@ -41,6 +42,9 @@ def list_runs(
     scope: Literal["owned", "accessible"],
 ) -> None:
     """List training runs, newest first."""
+    if has_no_records(context):
+        show(context, RunList(Listing([], 0), columns))
+        return
     with rest(context) as client, list_bar(context, "Fetching training runs") as told:
 
         def ask(limit: int, offset: int) -> Listing[TrainingRun]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tinkex.cli.access import has_no_records
 from tinkex.cli.client import rest
 from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.context import Context, pass_context
@@ -61,6 +62,9 @@ def list_sessions(
     context: Context, limit: int, columns: tuple[str, ...] | None, **wanted: Any
 ) -> None:
     """List sessions, newest first."""
+    if has_no_records(context):
+        show(context, SessionList([], False, columns))
+        return
     from tinkex.cli.commands.session.searching import Wanted, find_sessions
 
     with rest(context) as client, list_bar(context, "Fetching sessions") as told:
