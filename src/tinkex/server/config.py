@@ -75,8 +75,8 @@ class ServerConfig:
     models: tuple[str, ...] = ()
     """Base models to serve beside the home's, as NAME=PATH or the id of one on the hub."""
     register_tokenizers: bool = True
-    """Keep a copy of the tokenizer of tinkex/tiny in the cache of Hugging Face, where the official
-    SDK looks for it; false removes the copy. `tinkex model add` does the same for other models."""
+    """Keep copies of the tokenizers of tinkex/tiny and of `models` in the cache of Hugging Face,
+    where the official SDK looks for them; false removes them. `tinkex model add` makes its own."""
     api_key: str = field(default="", repr=False)
     """A first key, which the default tenant gets if it is not there yet."""
     api_processes: int = 1

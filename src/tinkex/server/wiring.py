@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinkex.errors import ConfigError, StoreUnavailable
@@ -119,23 +118,26 @@ def _make_local(config: ServerConfig, model_list: ModelList) -> LocalEngine:
             "no base model is served, not even the one of the package: add one with "
             "`tinkex model add smollm2-135m`, or serve with --model NAME=PATH"
         )
-    _register_built_in(config)
+    _register_tokenizers(config)
     return LocalEngine(sources, config.engine_config)
 
 
-def _register_built_in(config: ServerConfig) -> None:
-    """Put the tokenizers of built-in models where the official SDK looks for them, or remove them.
+def _register_tokenizers(config: ServerConfig) -> None:
+    """Put tokenizers where the official SDK looks for them, or remove them.
 
-    Failing is not a reason to stop: our own SDK fetches tokenizers from the server.
+    These are the models that no `tinkex model add` has registered: the built-in ones and those of
+    `models`. Failing is not a reason to stop: our own SDK fetches tokenizers from the server.
     """
     from tinkex.engine.models.hub_cache import register_tokenizer, unregister_tokenizer
+    from tinkex.engine.models.sources import is_folder, merged
     from tinkex.models import built_in
+    from tinkex.settings import expanded
 
-    for name, folder in built_in().items():
-        if config.register_tokenizers:
-            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, Path(folder)))
-        else:
+    for name, place in merged(built_in(), config.models).items():
+        if not config.register_tokenizers:
             unregister_tokenizer(name)
+        elif is_folder(place):
+            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, expanded(place)))
 
 
 def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[], bool]]:

@@ -76,7 +76,7 @@ def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
     shelf = shelf_of(folder)
     (told,) = shelf.describe()
     assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
-    assert told.tokenizer_id == str(folder)
+    assert (told.tokenizer_id, told.tokenizer_folder) == (None, str(folder))
     assert shelf.loaded == ()
     model = shelf.get("tiny")
     assert shelf.loaded == ("tiny",)
@@ -113,7 +113,7 @@ def test_a_model_without_a_tokenizer_has_no_text_and_none_to_tell_of(
     model = shelf.get("bare")
     assert model.decode is None
     assert model.eos_tokens == {4}
-    assert shelf.describe()[0].tokenizer_id is None
+    assert shelf.describe()[0].tokenizer_folder is None
 
 
 def test_a_tokenizer_that_is_damaged_leaves_a_model_without_text(

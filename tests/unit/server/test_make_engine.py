@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import ConfigError
 from tinkex.installation import install_command
 from tinkex.server.config import ServerConfig
-from tinkex.server.wiring import make_engine
+from tinkex.server.wiring import _register_tokenizers, make_engine
 
 
 def test_the_fake_engine_needs_to_be_asked_for(tmp_path: Path) -> None:
@@ -91,3 +92,19 @@ def test_a_wrong_setting_is_named(tmp_path: Path, field: str, value: Any, words:
     with pytest.raises(ConfigError) as refused:
         ServerConfig(home=tmp_path, **{field: value})
     assert words in refused.value.message
+
+
+def test_tokenizers_of_flags_are_registered_and_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    config = ServerConfig(home=tmp_path, models=(f"mine={folder}", "org/on-the-hub"))
+    _register_tokenizers(config)
+    cache = tmp_path / "hub" / "hub"
+    names = {"models--mine", "models--tinkex--tiny"}
+    assert {path.name for path in cache.iterdir()} == names
+    _register_tokenizers(replace(config, register_tokenizers=False))
+    assert list(cache.iterdir()) == []
