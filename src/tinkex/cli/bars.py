@@ -39,7 +39,7 @@ def make_progress(screen: Screen, unit: Literal["items", "bytes"]) -> Progress:
     )
     counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TaskProgressColumn(), RateColumn())
     if unit == "bytes":
-        counts = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+        counts = (DownloadColumn(), TransferSpeedColumn())
     label = TextColumn("{task.description}", markup=False)
     return Progress(
         label, BarColumn(), *counts, TimeRemainingColumn(), console=console, transient=True

@@ -7,27 +7,22 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tinkex.units import format_bytes
+
 if TYPE_CHECKING:
     from tinkex.cli.context import Screen
 
 UNKNOWN = "N/A"
-_SIZES = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB")
 _SPANS = (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60))
 #: A time further away than this is told by its date.
 _RELATIVE_SECONDS = 30 * 86400
 
 
 def format_size(num_bytes: float | None) -> str:
-    """A number of bytes: 512 B, 1.5 KB, 2.0 PB."""
+    """A number of bytes: 512 B, 1.5 kB, 184 MB."""
     if num_bytes is None or not math.isfinite(num_bytes) or num_bytes < 0:
         return UNKNOWN
-    if num_bytes < 1024:
-        return f"{int(num_bytes)} B"
-    size, unit = float(num_bytes), 0
-    # 1023.95 would be shown as 1024.0, which is the next unit's 1.0.
-    while size >= 1023.95 and unit < len(_SIZES) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.1f} {_SIZES[unit]}"
+    return format_bytes(num_bytes)
 
 
 def format_timestamp(when: datetime | str | None, now: datetime | None = None) -> str:

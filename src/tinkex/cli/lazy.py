@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinkex.cli.options import Group, global_flags
+from tinkex.cli.options import GlobalOption, Group, global_flags
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -91,6 +91,16 @@ class DefaultGroup(LazyGroup):
     def __init__(self, *args: Any, default_command: str, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.default_command = default_command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of the command that is meant without a name, then the commands."""
+        command = self.get_command(ctx, self.default_command)
+        assert command is not None  # it is one of the entries
+        own = [param for param in command.params if not isinstance(param, GlobalOption)]
+        rows = [row for param in own if (row := param.get_help_record(ctx)) is not None]
+        with formatter.section(f"Options of `{self.default_command}`, also without its name"):
+            formatter.write_dl(rows)
+        super().format_commands(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the command's name where it was left out."""

@@ -33,6 +33,7 @@ from tinkex.pipeline.steps import (
     step_name,
 )
 from tinkex.settings import package_version
+from tinkex.units import format_bytes
 
 FORMAT_VERSION = 1
 #: What a save needs beside its tensors, in bytes.
@@ -192,8 +193,8 @@ def check_space(root: Path, needed: int, free_bytes: Callable[[Path], int] | Non
     free = free_bytes(root) if free_bytes is not None else shutil.disk_usage(root).free
     if free < needed + _MARGIN:
         raise CheckpointError(
-            f"{root} has {free / 1e6:,.0f} MB free, and a checkpoint needs "
-            f"{(needed + _MARGIN) / 1e6:,.0f} MB",
+            f"{root} has {format_bytes(free)} free, and a checkpoint needs "
+            f"{format_bytes(needed + _MARGIN)}",
             hint=_FREE_SPACE,
         )
 

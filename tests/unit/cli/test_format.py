@@ -17,13 +17,15 @@ NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
     ("size", "text"),
     [
         (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KB"),
-        (1536, "1.5 KB"),
-        (1024**2 - 1, "1.0 MB"),
-        (1024**5, "1.0 PB"),
-        (1024**6, "1.0 EB"),
-        (1024**8 * 5000, "5120000.0 ZB"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1536, "1.5 kB"),
+        (1024, "1.0 kB"),
+        (10**6 - 1, "1.0 MB"),
+        (183_500_800, "184 MB"),
+        (10**15, "1.0 PB"),
+        (10**18, "1.0 EB"),
+        (10**21 * 5000, "5,000 ZB"),
         (-1, "N/A"),
         (None, "N/A"),
         (float("nan"), "N/A"),
@@ -84,7 +86,7 @@ def test_durations(seconds: float | None, text: str) -> None:
 def test_small_words() -> None:
     assert (words.format_bool(True), words.format_bool(False)) == ("Yes", "No")
     assert (words.format_optional(None), words.format_optional(0)) == ("N/A", "0")
-    assert words.format_optional(1024, words.format_size) == "1.0 KB"
+    assert words.format_optional(1024, words.format_size) == "1.0 kB"
     assert [words.format_count(n, "run") for n in (0, 1, 1200)] == ["0 runs", "1 run", "1,200 runs"]
 
 

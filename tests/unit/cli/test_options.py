@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.cli.context import Context, context_of, pass_context
 from tinkex.cli.lazy import DefaultGroup, Entry, LazyGroup, first_word
+from tinkex.cli.main import main
 from tinkex.cli.options import Duration, Group, asked_for
 
 SEEN: list[Any] = []
@@ -237,3 +239,10 @@ def test_summaries_need_no_import(capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = LazyGroup("x", entries={"gone": Entry("no.such.module:x", "Is listed.")})
     nowhere.main(["--help"], standalone_mode=False)
     assert "gone  Is listed." in capsys.readouterr().out
+
+
+def test_the_help_of_a_group_shows_the_options_of_the_command_that_it_means() -> None:
+    shown = CliRunner().invoke(main, ["checkpoint", "--help"]).stdout
+    assert "Options of `create`, also without its name:" in shown
+    assert "--base-model NAME" in shown
+    assert shown.index("--rank N") < shown.index("Commands:")

@@ -33,7 +33,7 @@ def test_a_bar_shows_count_percent_and_rate_on_stderr(capsys: pytest.CaptureFixt
 def test_a_bar_of_bytes_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     with bar(WATCHED, "Downloading", None, "bytes") as shown:
         shown.update(1500, 3000)
-    assert "1.5/2.9 KiB" in capsys.readouterr().err
+    assert "1.5/3.0 kB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

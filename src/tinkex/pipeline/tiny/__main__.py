@@ -15,6 +15,7 @@ from tinkex.pipeline.tiny.card import Figures
 from tinkex.pipeline.tiny.finishing import finish
 from tinkex.pipeline.tiny.recipe import FULL, QUICK, SEED, train
 from tinkex.pipeline.tiny.rows import held_out
+from tinkex.units import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tell(figures: Figures, out: Path) -> None:
     for family, share in figures.shares.items():
         sys.stdout.write(f"{family:9} {100 * share:4.0f} % of {figures.num_tasks[family]}\n")
-    num_bytes = sum(path.stat().st_size for path in out.iterdir())
-    sys.stdout.write(f"{figures.num_parameters:,} parameters, {num_bytes / 1e6:.1f} MB, in {out}\n")
+    size = format_bytes(sum(path.stat().st_size for path in out.iterdir()))
+    sys.stdout.write(f"{figures.num_parameters:,} parameters, {size}, in {out}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

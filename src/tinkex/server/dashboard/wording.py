@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tinkex.server.headlines import format_metric, headlines, metric_label
+from tinkex.units import format_bytes
 
 MISSING = "–"  # noqa: RUF001 - a dash where there is no number, as wide as a digit
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 #: Names that users chose are shown up to here.
 MAX_NAME_CHARS = 120
 
@@ -29,13 +29,8 @@ def ago(moment: float, now: float) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """An amount of bytes with three digits and its unit."""
-    amount, unit = float(num_bytes), 0
-    while amount >= 999.5 and unit < len(_SIZES) - 1:
-        amount /= 1000
-        unit += 1
-    digits = 0 if unit == 0 or amount >= 99.95 else 1
-    return f"{amount:,.{digits}f} {_SIZES[unit]}"
+    """An amount of bytes with its unit."""
+    return format_bytes(num_bytes)
 
 
 def count(number: float | None) -> str:

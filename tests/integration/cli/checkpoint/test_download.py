@@ -116,7 +116,8 @@ def test_the_official_command_says_and_fetches_the_same(
     ours = tinkex("checkpoint", "download", path, "-o", str(place / "ours"), "--json").json
     assert ours.pop("num_files") == 2
     destination = Path(ours.pop("destination"))
-    assert destination.name == Path(theirs["destination"]).name
+    # A colon is not allowed in names on every file system.
+    assert destination.name == Path(theirs["destination"]).name.replace(":", "_")
     assert contents(destination) == contents(Path(theirs.pop("destination")))
     assert ours == theirs
 

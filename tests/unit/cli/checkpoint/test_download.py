@@ -24,6 +24,11 @@ def test_a_folder_is_called_as_the_official_one() -> None:
     assert folder_name(path) == "run-123_weights_final"
 
 
+def test_a_folder_has_no_colon_in_its_name() -> None:
+    path = TinkerPath("82810c9f:train:0", "weights", "final")
+    assert folder_name(path) == "82810c9f_train_0_weights_final"
+
+
 @given(NAMES, st.sampled_from(["weights", "sampler_weights", "external_weights"]), NAMES)
 def test_a_folder_stays_where_it_was_put(run_id: str, segment: str, name: str) -> None:
     found = folder_name(TinkerPath(run_id, segment, name))
@@ -82,7 +87,7 @@ def test_the_official_keys_are_there() -> None:
         "file_size_bytes": 2048,
         "num_files": 3,
     }
-    assert ("Total Size", "2.0 KB") in shown.rows()
+    assert ("Total Size", "2.0 kB") in shown.rows()
 
 
 @pytest.mark.parametrize("format", ["table", "json"])

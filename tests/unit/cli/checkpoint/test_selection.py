@@ -71,8 +71,8 @@ def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
         Chosen("tinker://r/weights/0002", saved(size_bytes=512, public=True)),
     ]
     shown = describe(chosen).splitlines()
-    assert shown[0] == "2 checkpoints (1.5 KB):"
-    assert shown[1:3] == ["  tinker://r/weights/0001", "    training, 1.0 KB, 2026-01-31"]
+    assert shown[0] == "2 checkpoints (1.5 kB):"
+    assert shown[1:3] == ["  tinker://r/weights/0001", "    training, 1.0 kB, 2026-01-31"]
     assert shown[4].endswith("512 B, 2026-01-31, public")
     assert shown[5] == "This cannot be undone."
 

@@ -35,7 +35,7 @@ def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
         (99_960, "100 kB"),
         (999_600, "1.0 MB"),
         (123_456_789, "123 MB"),
-        (10**18, "1,000 PB"),
+        (10**18, "1.0 EB"),
     ],
 )
 def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:

@@ -29,8 +29,8 @@ def download(context: Context, path: str, output: Path, force: bool, no_extract:
     """Download a checkpoint's files.
 
     PATH is its address, such as tinker://RUN_ID/weights/0001, and its folder is called
-    RUN_ID_weights_0001. The folder appears when everything has arrived and was checked. After an
-    interruption the same command goes on where it stopped.
+    RUN_ID_weights_0001, with _ for every colon. The folder appears when everything has arrived and
+    was checked. After an interruption the same command goes on where it stopped.
     """
     from tinkex.cli.commands.checkpoint.fetching import check_free, fetch
     from tinkex.cli.output.transfers import CheckpointDownload, Contents
@@ -43,5 +43,5 @@ def download(context: Context, path: str, output: Path, force: bool, no_extract:
 
 
 def folder_name(path: TinkerPath) -> str:
-    """What a checkpoint's folder is called."""
-    return f"{path.run_id}_{path.segment}_{path.name}"
+    """What a checkpoint's folder is called; a colon is not allowed in names everywhere."""
+    return f"{path.run_id}_{path.segment}_{path.name}".replace(":", "_")

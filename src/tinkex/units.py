@@ -1,0 +1,14 @@
+"""Amounts as people read them; a kB has 1,000 bytes, as on disks and in network speeds."""
+
+from __future__ import annotations
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """An amount of bytes in its largest unit: 512 B, 1.5 kB, 184 MB."""
+    amount, unit = float(num_bytes), 0
+    while amount >= 999.5 and unit < len(_SIZES) - 1:
+        amount, unit = amount / 1000, unit + 1
+    digits = 0 if unit == 0 or amount >= 99.95 else 1
+    return f"{amount:,.{digits}f} {_SIZES[unit]}"
