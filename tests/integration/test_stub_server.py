@@ -260,6 +260,7 @@ def test_immediate_answers_are_what_the_table_says(server: StubServer, wire: Wir
         "get_audit_log": (None, {}),
         "get_billing_usage": (None, {"query": day}),
         "get_current_checkpoint_storage_usage": (None, {}),
+        "get_quotas": (None, {}),
         "delete_checkpoint": (None, {"ids": run | one}),
         "finish_session": ({"reason": {"type": "success"}}, {"ids": {"session_id": session_id}}),
         "delete_api_key": (None, {}),

@@ -35,7 +35,9 @@ COMMANDS = {
     "doctor": Entry(
         "tinkex.cli.commands.doctor.command:doctor", "Check this installation, and say what to do."
     ),
-    "key": Entry("tinkex.cli.commands.key:key", "Make, list and revoke keys of a server."),
+    "key": Entry(
+        "tinkex.cli.commands.key:key", "Make, list and revoke keys of a server, and set quotas."
+    ),
     "model": Entry("tinkex.cli.commands.model:model", "Add, list and remove base models."),
     "pipeline": Entry(
         "tinkex.cli.commands.pipeline:pipeline", "Train a model from nothing, stage by stage."

@@ -60,6 +60,14 @@ class AdminClient(SessionlessClient):
         """Async twin of get_current_checkpoint_storage_usage()."""
         return await self.get_current_checkpoint_storage_usage(project_id)
 
+    def get_quotas(self) -> APIFuture[types.QuotaUsageResponse]:
+        """What the caller's tenant may have, and what it has; only tinkex servers have quotas."""
+        return self._call(api.QUOTAS)
+
+    async def get_quotas_async(self) -> types.QuotaUsageResponse:
+        """Async twin of get_quotas()."""
+        return await self.get_quotas()
+
 
 def _hour(name: str, when: datetime | str) -> str:
     """An RFC 3339 time with a zone, on the full hour."""

@@ -10,6 +10,7 @@ from tinkex.engine.protocol import Engine
 from tinkex.errors import InvalidInput
 from tinkex.home import Home
 from tinkex.ids import TinkerPath
+from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store import checkpoints
 from tinkex.store.database import Database
 from tinkex.store.records import Job, Run
@@ -33,8 +34,16 @@ class Bench:
     home: Home
     verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
     """Checkpoints whose files this process has compared with their manifest, or has written."""
+    quotas: QuotaChecks = field(default_factory=QuotaChecks)
     kept_unnamed: int = 3
     """How many unnamed sampler weights a model keeps."""
+
+    def admit_checkpoint(self, run: Run, path: TinkerPath | None, num_bytes: int = 0) -> None:
+        """Refuse a checkpoint that the quotas of the model's tenant do not allow."""
+        # Asked in line with the writes, so that a save just before this one counts.
+        self.database.write(
+            lambda db: self.quotas.admit_checkpoint(db, run.tenant_id, path, num_bytes)
+        )
 
     def refuse_taken(self, path: TinkerPath) -> None:
         """Refuse a checkpoint's name that is in use."""

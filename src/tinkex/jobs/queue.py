@@ -23,6 +23,7 @@ from tinkex.errors import (
 from tinkex.jobs.bells import Ringer
 from tinkex.jobs.kinds import PASSES, Kind
 from tinkex.jobs.outcomes import CANCELLED
+from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store import jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import Job, NewJob
@@ -50,9 +51,16 @@ class QueueLimits:
 class JobQueue:
     """The promises of one store."""
 
-    def __init__(self, database: Database, limits: QueueLimits, secret: bytes) -> None:
+    def __init__(
+        self,
+        database: Database,
+        limits: QueueLimits,
+        secret: bytes,
+        quotas: QuotaChecks | None = None,
+    ) -> None:
         self._database = database
         self._limits = limits
+        self._quotas = quotas or QuotaChecks()
         self._secret = secret
         self._worker = Ringer(database, "worker")
         self._waiting = Ringer(database, "api")
@@ -70,6 +78,8 @@ class JobQueue:
             if before is not None:
                 return _same(before, named), False
             self._check_room(db, named)
+            if not named.is_cancelled:
+                self._quotas.admit(db, named)
             if prepare is not None:
                 prepare(db)
             job = jobs.insert(db, named, time.time())

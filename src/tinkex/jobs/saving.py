@@ -96,11 +96,16 @@ def _write(
     The directory has the job's id, so that doing the job again after a crash replaces it.
     """
     job, run = task.job, task.run
+    # Unnamed sampler weights have names that no client can choose.
+    counted = None if path.name.startswith(".") else path
+    bench.admit_checkpoint(run, counted)
     with new_directory(bench.home.checkpoint(job.id)) as directory:
         bench.engine.save(run.id, directory, with_optimizer=with_optimizer)
         if recipients:
             encrypt_directory(directory, recipients)
         size_bytes = write_manifest(directory).total_bytes
+        # Now that its size is known; if it is refused, the directory never appears.
+        bench.admit_checkpoint(run, counted, size_bytes)
     bench.verified.remember(bench.home.checkpoint(job.id))
     return Checkpoint(
         id=job.id,

@@ -27,6 +27,7 @@ from tinkex.jobs.operations import NO_CUSTOM_LOSS, PassTurn, run_operation
 from tinkex.jobs.outcomes import CANCELLED, Failed, Outcome
 from tinkex.jobs.pace import Pace
 from tinkex.jobs.queue import CANCEL_MARK
+from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.recovery import Residents
 from tinkex.jobs.sampling import Samples
 from tinkex.jobs.serving import ServedModels
@@ -54,6 +55,7 @@ class WorkerConfig:
     housekeeping: HousekeepingPolicy = field(default_factory=HousekeepingPolicy)
     max_attempts: int = 3
     """Work during which the worker died so often is given up."""
+    quotas: QuotaChecks = field(default_factory=QuotaChecks)
     kept_unnamed: int = 3
     """How many unnamed sampler weights a model keeps: those that were used last."""
     owner: str = ""
@@ -75,7 +77,9 @@ class Worker:
         self._config = config
         self._database = database
         self._served = ServedModels(engine, database, refresh_models)
-        self._bench = Bench(engine, database, home, kept_unnamed=config.kept_unnamed)
+        self._bench = Bench(
+            engine, database, home, quotas=config.quotas, kept_unnamed=config.kept_unnamed
+        )
         self._lease = Lease(database, config.owner)
         self._ledger = Ledger(database, self._lease.epoch)
         self._bell = Bell(database, "worker")

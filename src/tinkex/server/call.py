@@ -11,6 +11,7 @@ from tinkex.checkpoint.verified import VerifiedCheckpoints
 from tinkex.engine.protocol import BaseModel
 from tinkex.home import Home
 from tinkex.jobs.queue import JobQueue
+from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.waiting import Waiters
 from tinkex.server.config import ServerConfig
 from tinkex.server.recent import Recent
@@ -78,6 +79,7 @@ class Services:
     database: Database
     queue: JobQueue
     waiters: Waiters
+    quotas: QuotaChecks = field(default_factory=QuotaChecks)
     secret: bytes
     """Signs tokens and download URLs; all processes of a store share it."""
     memory: Memory = field(default_factory=lambda: Memory())

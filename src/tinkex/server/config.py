@@ -15,6 +15,7 @@ from tinkex.home import Home
 from tinkex.jobs.backlog import TurnLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
+from tinkex.store.quotas import Quotas
 
 ENGINES = ("local", "fake")
 _DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
@@ -26,6 +27,10 @@ _NOT_NEGATIVE = (
     "inline_result_bytes",
     "gap_seconds",
     "fake_seconds",
+    "max_models_per_tenant",
+    "max_checkpoints_per_tenant",
+    "max_stored_bytes_per_tenant",
+    "max_tokens_per_hour",
 )
 _POSITIVE = (
     "stop_seconds",
@@ -154,6 +159,14 @@ class ServerConfig:
     """Promises of one tenant that may wait; more are refused with 429."""
     max_bytes_per_tenant: int = 1 << 30
     """Payload bytes of one tenant's promises that may wait."""
+    max_models_per_tenant: int = 0
+    """Models of one tenant in sessions that are not finished; 0 is unlimited."""
+    max_checkpoints_per_tenant: int = 0
+    """Stored checkpoints of one tenant; 0 is unlimited."""
+    max_stored_bytes_per_tenant: int = 0
+    """Bytes of one tenant's stored checkpoints; 0 is unlimited."""
+    max_tokens_per_hour: int = 0
+    """Tokens that one tenant may train, read and sample within an hour; 0 is unlimited."""
     gap_seconds: float = 5.0
     """How long work waits for work with a lower number that has not arrived."""
     session_seconds: float = 120.0
@@ -242,6 +255,16 @@ class ServerConfig:
         return QueueLimits(
             max_jobs_per_tenant=self.max_jobs_per_tenant,
             max_bytes_per_tenant=self.max_bytes_per_tenant,
+        )
+
+    @property
+    def quotas(self) -> Quotas:
+        """What tenants may have that the operator gave no quotas of their own."""
+        return Quotas(
+            models=self.max_models_per_tenant,
+            checkpoints=self.max_checkpoints_per_tenant,
+            stored_bytes=self.max_stored_bytes_per_tenant,
+            tokens_per_hour=self.max_tokens_per_hour,
         )
 
     @property

@@ -58,6 +58,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
     """What an API process works with, until the block ends."""
     from tinkex.jobs.bells import Bell
     from tinkex.jobs.queue import JobQueue
+    from tinkex.jobs.quotas import QuotaChecks
     from tinkex.jobs.waiting import Waiters
     from tinkex.server.call import Services
     from tinkex.store.settings import secret
@@ -69,13 +70,15 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
         bell = Bell(database, "api")
         stack.callback(bell.close)
         stack.enter_context(Pulse("bell", bell.stay, PULSE_SECONDS))
-        queue = JobQueue(database, config.queue_limits, signing)
+        quotas = QuotaChecks(config.quotas)
+        queue = JobQueue(database, config.queue_limits, signing, quotas)
         stack.callback(queue.close)
         yield Services(
             config=config,
             home=Home(config.home),
             database=database,
             queue=queue,
+            quotas=quotas,
             waiters=Waiters(queue, bell),
             secret=signing,
         )
@@ -179,6 +182,7 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
 def worker_config(config: ServerConfig) -> WorkerConfig:
     """The settings that concern a worker."""
     from tinkex.jobs.housekeeping import HousekeepingPolicy
+    from tinkex.jobs.quotas import QuotaChecks
     from tinkex.jobs.snapshots import SnapshotPolicy
     from tinkex.jobs.worker import WorkerConfig
     from tinkex.store.retention import RetentionPolicy
@@ -195,6 +199,7 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
             ),
         ),
         max_attempts=config.max_attempts,
+        quotas=QuotaChecks(config.quotas),
         kept_unnamed=config.keep_sampler_weights,
         # The home's lock sees to it that an owner has one worker at a time.
         owner=f"{socket.gethostname()}:{config.home}",

@@ -36,6 +36,12 @@ def tenant_named(db: sa.Connection, name: str, now: float) -> Tenant:
     return Tenant.of(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
 
 
+def tenant_by_name(db: sa.Connection, name: str) -> Tenant | None:
+    """A tenant by name."""
+    row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
+    return None if row is None else Tenant.of(row)
+
+
 def find_tenant(db: sa.Connection, tenant_id: str) -> Tenant | None:
     """A tenant by id."""
     row = db.execute(sa.select(tenants).where(tenants.c.id == tenant_id)).one_or_none()

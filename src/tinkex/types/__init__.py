@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         CurrentCheckpointStorageUsageResponse as CurrentCheckpointStorageUsageResponse,
         GetBillingUsageRequest as GetBillingUsageRequest,
         GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest,
+        QuotaUsage as QuotaUsage,
+        QuotaUsageResponse as QuotaUsageResponse,
         SamplingPrefillBillingEvent as SamplingPrefillBillingEvent,
         SamplingSampleBillingEvent as SamplingSampleBillingEvent,
         StorageBillingEvent as StorageBillingEvent,
@@ -222,8 +224,9 @@ _NAMES_BY_MODULE = {
         BillingEventInfo BillingUsageEvent BillingUsageResponse BillingUsageSession
         CheckpointBillingEvent CurrentCheckpointStorageUsageItem
         CurrentCheckpointStorageUsageResponse GetBillingUsageRequest
-        GetCurrentCheckpointStorageUsageRequest SamplingPrefillBillingEvent
-        SamplingSampleBillingEvent StorageBillingEvent TrainingBillingEvent UnknownBillingEvent
+        GetCurrentCheckpointStorageUsageRequest QuotaUsage QuotaUsageResponse
+        SamplingPrefillBillingEvent SamplingSampleBillingEvent StorageBillingEvent
+        TrainingBillingEvent UnknownBillingEvent
     """,
     "tinkex.types.checkpoints": """
         Checkpoint CheckpointType CheckpointsListResponse CopyWeightsRequest CopyWeightsResponse

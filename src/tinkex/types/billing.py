@@ -139,6 +139,22 @@ class GetCurrentCheckpointStorageUsageRequest(Message):
     """Only in this project; None is everywhere."""
 
 
+class QuotaUsage(Reply):
+    """A quota of a tenant, and how much of it is used."""
+
+    name: str
+    """models, checkpoints, stored_bytes or tokens_per_hour."""
+    used: int
+    limit: int | None = None
+    """None is unlimited."""
+
+
+class QuotaUsageResponse(Reply):
+    """The quotas of the caller's tenant."""
+
+    quotas: list[QuotaUsage]
+
+
 class CurrentCheckpointStorageUsageItem(Reply):
     """The checkpoints of one owner in one project."""
 

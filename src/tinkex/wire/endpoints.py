@@ -332,6 +332,7 @@ STORAGE_USAGE = _bare(
     types.CurrentCheckpointStorageUsageResponse,
     query=frozenset({"project_id"}),
 )
+QUOTAS = _bare("GET", "get_quotas", "/usage/quotas", types.QuotaUsageResponse, is_own=True)
 
 ENDPOINTS: Mapping[str, Endpoint[Any, Any]] = {
     row.name: row for row in list(globals().values()) if isinstance(row, Endpoint)

@@ -74,3 +74,24 @@ def test_serve_keeps_its_own_api_key(tinkex: Tinkex) -> None:
     shown = tinkex("serve", "--help").out
     assert "A key that opens the server" in shown
     assert "The key to send" not in shown
+
+
+def test_quotas_of_a_tenant(tinkex: Tinkex) -> None:
+    tinkex("key", "create", "--tenant", "alice")
+    unset = tinkex("-f", "json", "key", "quota", "--tenant", "alice").json
+    assert set(unset["quotas"].values()) == {None}
+    words = ("key", "quota", "--tenant", "alice", "--models", "4", "--stored-bytes", "0")
+    assert tinkex("-f", "json", *words).json["quotas"]["models"] == 4
+    more = tinkex("-f", "json", "key", "quota", "--tenant", "alice", "--checkpoints", "9").json
+    assert more == {
+        "tenant": "alice",
+        "quotas": {"models": 4, "checkpoints": 9, "stored_bytes": 0, "tokens_per_hour": None},
+    }
+    shown = tinkex("key", "quota", "--tenant", "alice").out
+    assert "unlimited" in shown
+    assert "as the server's settings say" in shown
+    reset = tinkex("-f", "json", "key", "quota", "--tenant", "alice", "--reset").json
+    assert set(reset["quotas"].values()) == {None}
+    unknown = tinkex("key", "quota", "--tenant", "nobody")
+    assert unknown.exit_code != 0
+    assert "no tenant is called 'nobody'" in unknown.err

@@ -30,8 +30,10 @@ def test_a_summary_by_model(busy: Scene, tinkex: Tinkex) -> None:
     assert (model["prompt_tokens"], model["sampled_tokens"]) == (5, 4)
     assert model["checkpoints"] == found["total"]["checkpoints"] == 2
     assert found["storage"]["checkpoint_count"] == 2
+    assert found["quotas"]["checkpoints"] == {"used": 2, "limit": None}
     shown = tinkex("usage", "--days", "1").out
     assert shown.startswith("Tokens from ")
+    assert "Quota" not in shown
     assert "2 checkpoints stored" in shown
     assert BASE_MODEL in shown
 

@@ -15,6 +15,7 @@ from litestar.testing import TestClient
 from tinkex.home import Home
 from tinkex.jobs.bells import Bell, Ringer
 from tinkex.jobs.queue import JobQueue
+from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.waiting import Waiters
 from tinkex.server.app import create_app
 from tinkex.server.call import Handler, Services
@@ -114,13 +115,15 @@ def open_house(
         tenant_id, other_id = database.write(_furnish)
         bell = Bell(database, "api")
         stack.callback(bell.close)
-        queue = JobQueue(database, config.queue_limits, secret)
+        quotas = QuotaChecks(config.quotas)
+        queue = JobQueue(database, config.queue_limits, secret, quotas)
         stack.callback(queue.close)
         services = Services(
             config=config,
             home=Home(root),
             database=database,
             queue=queue,
+            quotas=quotas,
             waiters=Waiters(queue, bell),
             secret=secret,
         )

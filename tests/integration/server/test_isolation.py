@@ -174,6 +174,7 @@ NAMELESS = {
     "get_audit_log",
     "get_billing_usage",
     "get_current_checkpoint_storage_usage",
+    "get_quotas",
 }
 #: Which of these requests go through once the checkpoint is published: those that only read it.
 READS = {

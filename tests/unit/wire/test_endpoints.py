@@ -81,7 +81,7 @@ LEGACY = [
     ("GET", CHECKPOINT + "/archive"),
 ]
 #: Not in the protocol: only our own server has them.
-OWN = [("GET", "/tokenizer"), ("GET", RUN + "/metrics")]
+OWN = [("GET", "/tokenizer"), ("GET", RUN + "/metrics"), ("GET", "/usage/quotas")]
 ROWS = [row for row in vars(api).values() if isinstance(row, Endpoint)]
 
 

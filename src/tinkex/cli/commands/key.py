@@ -19,7 +19,7 @@ from tinkex.cli.output import Column, Facts, Rows, announce, show
 from tinkex.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
-    from tinkex.store.database import Database
+    from tinkex.store.database import Connection, Database
     from tinkex.store.records import ApiKey, Tenant
 
 COLUMNS = {
@@ -32,11 +32,12 @@ COLUMNS = {
     "note": Column("Note", 3),
 }
 MAX_NAME_LETTERS = 200
+_COUNT = click.IntRange(0, 2**62)
 
 
 @click.group(cls=Group)
 def key() -> None:
-    """Make, list and revoke keys of a server."""
+    """Make, list and revoke keys of a server, and set quotas."""
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,6 +110,55 @@ def revoke(context: Context, home: Path | None, store: str | None, key_id: int) 
             hint="Run `tinkex key list` to see all keys.",
         )
     announce(context, f"key {key_id} is revoked", {"id": key_id, "revoked": True})
+
+
+@key.command()
+@store_options
+@click.option("--tenant", default="default", show_default=True, help="Whose quotas are meant.")
+@click.option("--models", type=_COUNT, help="Models in sessions that are not finished.")
+@click.option("--checkpoints", type=_COUNT, help="Stored checkpoints.")
+@click.option("--stored-bytes", type=_COUNT, help="Bytes of stored checkpoints.")
+@click.option("--tokens-per-hour", type=_COUNT, help="Tokens trained, read and sampled in an hour.")
+@click.option("--reset", is_flag=True, help="Go back to the server's settings first.")
+@pass_context
+def quota(
+    context: Context, home: Path | None, store: str | None, tenant: str, reset: bool, **limits: Any
+) -> None:
+    """Show a tenant's quotas, or set some; 0 is unlimited. A running server obeys at once.
+
+    What is not set for a tenant is as the server's settings say, such as max_models_per_tenant.
+    """
+    changes = {name: limit for name, limit in limits.items() if limit is not None}
+    with _open(home, store) as database:
+        own = database.write(lambda db: _set_quotas(db, tenant, changes, is_reset=reset))
+    names = ("models", "checkpoints", "stored_bytes", "tokens_per_hour")
+    if context.is_json:
+        show(context, Facts({"tenant": tenant, "quotas": {name: own.get(name) for name in names}}))
+        return
+    rows = [{"quota": name, "limit": _limit_text(own.get(name))} for name in names]
+    show(context, Rows(rows, {"quota": Column("Quota"), "limit": Column("Limit")}, None))
+
+
+def _set_quotas(
+    db: Connection, tenant: str, changes: dict[str, int], *, is_reset: bool
+) -> dict[str, int]:
+    from tinkex.store import keys, quotas
+
+    found = keys.tenant_by_name(db, tenant)
+    if found is None:
+        raise InvalidInput(
+            f"no tenant is called {tenant!r}", hint="Run `tinkex key list` to see all tenants."
+        )
+    own = changes if is_reset else {**(found.quotas or {}), **changes}
+    if changes or is_reset:
+        quotas.set_own(db, found.id, own or None)
+    return dict(own)
+
+
+def _limit_text(limit: int | None) -> str:
+    if limit is None:
+        return "as the server's settings say"
+    return f"{limit:,}" if limit else "unlimited"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,11 @@ from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.usage import flat_rows, money
 
 if TYPE_CHECKING:
-    from tinkex.types import BillingUsageResponse, CurrentCheckpointStorageUsageResponse
+    from tinkex.types import (
+        BillingUsageResponse,
+        CurrentCheckpointStorageUsageResponse,
+        QuotaUsage,
+    )
 
 _AMOUNTS = ("trained_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
 _COLUMNS = (
@@ -50,6 +54,7 @@ class UsageSummary(Output):
         self,
         used: BillingUsageResponse,
         stored: CurrentCheckpointStorageUsageResponse,
+        quotas: Sequence[QuotaUsage],
         start: datetime,
         end: datetime,
     ) -> None:
@@ -61,6 +66,7 @@ class UsageSummary(Output):
         ]
         self._all = summed(rows)
         self._span = (start, end)
+        self._quotas = quotas
         costs = [item.estimated_monthly_cost_usd for item in stored.data]
         known = [cost for cost in costs if cost is not None]
         self._stored: dict[str, Any] = {
@@ -73,7 +79,9 @@ class UsageSummary(Output):
         """Sums by model, all sums, and storage."""
         start, end = self._span
         span = {"starting_on": start, "ending_before": end}
-        return span | {"models": self._models, "total": self._all, "storage": self._stored}
+        quotas = {quota.name: {"used": quota.used, "limit": quota.limit} for quota in self._quotas}
+        sums = {"models": self._models, "total": self._all, "storage": self._stored}
+        return span | sums | {"quotas": quotas}
 
     def columns(self) -> Sequence[Column]:
         """Tokens and costs."""
@@ -97,4 +105,10 @@ class UsageSummary(Output):
         count, size = self._stored["checkpoint_count"], self._stored["size_bytes"]
         stored = f"{format_count(count, 'checkpoint')} stored, {format_size(size)}"
         what = "Tokens" if self._models else "No tokens"
-        return f"{what} from {start:%Y-%m-%d %H:00} to {end:%Y-%m-%d %H:00} UTC; {stored}"
+        title = f"{what} from {start:%Y-%m-%d %H:00} to {end:%Y-%m-%d %H:00} UTC; {stored}"
+        limited = [quota for quota in self._quotas if quota.limit is not None]
+        return "\n".join([title, *map(_quota_line, limited)])
+
+
+def _quota_line(quota: QuotaUsage) -> str:
+    return f"Quota {quota.name}: {quota.used:,} of {quota.limit:,} used"

@@ -49,7 +49,8 @@ async def _show(
         if visitor is None:
             return ask_for_key(checked_target(request.scope["path"]))
         tenant_id, now = visitor.tenant.id, time.time()
-        view = await read(services, lambda db: look(Reader(db, memory, tenant_id, now)))
+        quotas = services.quotas
+        view = await read(services, lambda db: look(Reader(db, memory, tenant_id, now, quotas)))
     except (NotFoundError, InvalidInput) as error:
         return page("fault.html", status=404, message=error.message)
     except StoreError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tinkex import types
 from tinkex.jobs.bells import ALIVE_SECONDS
+from tinkex.jobs.quotas import QuotaChecks, QuotaUse
 from tinkex.server.base_models import served_models
 from tinkex.server.call import Identity
 from tinkex.server.dashboard.memory import PageMemory
@@ -76,6 +77,8 @@ class Overview:
     sessions: Sequence[SessionFacts]
     base_models: Sequence[str]
     """Names of those that can be trained."""
+    quotas: Sequence[QuotaUse]
+    """Those that have a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,15 @@ class RunPage:
 class Reader:
     """Reads what one tenant's pages show, at one moment."""
 
-    def __init__(self, db: Connection, memory: PageMemory, tenant_id: str, now: float) -> None:
+    def __init__(
+        self,
+        db: Connection,
+        memory: PageMemory,
+        tenant_id: str,
+        now: float,
+        quotas: QuotaChecks,
+    ) -> None:
+        self._quotas = quotas
         self._db = db
         self._memory = memory
         self._tenant_id = tenant_id
@@ -120,6 +131,7 @@ class Reader:
             num_checkpoints=num_saved,
             sessions=searching.search(db, tenant_id, owner, asked).sessions,
             base_models=[model.name for model in served_models(db) if model.is_trainable],
+            quotas=[use for use in self._quotas.uses(db, tenant_id, now) if use.limit],
         )
 
     def run(self, run_id: str) -> RunPage:

@@ -137,7 +137,18 @@ async def storage_usage(
     return types.CurrentCheckpointStorageUsageResponse(data=items)
 
 
+async def get_quotas(services: Services, call: Call[Any]) -> types.QuotaUsageResponse:
+    """What the caller's tenant may have, and what it has."""
+    found = await read(services, lambda db: services.quotas.uses(db, call.tenant_id, time.time()))
+    return types.QuotaUsageResponse(
+        quotas=[
+            types.QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found
+        ]
+    )
+
+
 ROUTES: dict[str, Handler] = {
+    "get_quotas": get_quotas,
     "get_audit_log": audit_log,
     "get_billing_usage": billing_usage,
     "get_current_checkpoint_storage_usage": storage_usage,

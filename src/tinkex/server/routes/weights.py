@@ -15,9 +15,10 @@ from tinkex.errors import (
     TinkexError,
     UnprocessableEntityError,
 )
-from tinkex.ids import check_name, new_id, parse_tinker_path
+from tinkex.ids import TinkerPath, check_name, new_id, parse_tinker_path
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.payloads import LoadPayload
+from tinkex.jobs.quotas import QuotaExceeded
 from tinkex.lifetimes import check_ttl
 from tinkex.server.access import readers_of
 from tinkex.server.auditing import note_checkpoint
@@ -32,6 +33,7 @@ from tinkex.server.operations import (
     operation_key,
     submit,
     submit_operation,
+    use_up_number,
 )
 from tinkex.server.ownership import checkpoint_of, open_session_of, readable_checkpoint
 from tinkex.server.transactions import read, write
@@ -40,6 +42,12 @@ from tinkex.store.database import Connection
 from tinkex.store.records import Checkpoint, NewJob
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import WeightsInfoRequest
+
+_SEGMENTS = {
+    Kind.SAVE_WEIGHTS: "weights",
+    Kind.SAVE_WEIGHTS_FOR_SAMPLER: "sampler_weights",
+    Kind.SAVE_WEIGHTS_EXTERNAL: "external_weights",
+}
 
 
 # --- saving ----------------------------------------------------------------------------------
@@ -77,7 +85,20 @@ async def _save(
     if name is not None:
         check_name(name)
     check_ttl(call.request.ttl_seconds)
-    return await submit_operation(services, call, kind, call.request.model_id, call.request.seq_id)
+    model_id, seq_id = call.request.model_id, call.request.seq_id
+    is_unnamed = kind == Kind.SAVE_WEIGHTS_FOR_SAMPLER and name is None
+    # A checkpoint without a name gets one of its own, so any that is not in use stands for it.
+    path = None if is_unnamed else TinkerPath(model_id, _SEGMENTS[kind], name or "")
+
+    def admit(db: Connection) -> None:
+        services.quotas.admit_checkpoint(db, call.tenant_id, path)
+
+    try:
+        return await submit_operation(services, call, kind, model_id, seq_id, also=admit)
+    except QuotaExceeded:
+        # The model's next operation must not wait for this one.
+        await use_up_number(services, call, kind, model_id, seq_id)
+        raise
 
 
 # --- loading ---------------------------------------------------------------------------------
@@ -201,7 +222,10 @@ async def copy_weights(
             return before
         # Before any file is touched: this may be refused.
         destination_of(db, tenant_id, request)
-        return readable_checkpoint(db, readers, path, time.time())
+        source = readable_checkpoint(db, readers, path, time.time())
+        copied = path._replace(run_id="")
+        services.quotas.admit_checkpoint(db, tenant_id, copied, source.size_bytes)
+        return source
 
     found = await read(services, look)
     if isinstance(found, str):
@@ -229,6 +253,8 @@ async def _copy(
         if before is not None:
             return before, False
         place = destination_of(db, call.tenant_id, call.request)
+        target_path = source.path._replace(run_id=place.run_id)
+        services.quotas.admit_checkpoint(db, call.tenant_id, target_path, source.size_bytes)
         copy = enter_copy(db, source, copy_id, place, call.request.ttl_seconds)
         note_checkpoint(db, call.identity, "checkpoint_copied", copy, source=str(source.path))
         _remember(db, call, str(copy.path))

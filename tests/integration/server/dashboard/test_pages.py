@@ -16,7 +16,7 @@ from tinkex.errors import StoreBusy
 from tinkex.ids import new_id
 from tinkex.jobs.bells import Bell
 from tinkex.server.dashboard import reading
-from tinkex.store import checkpoints, jobs
+from tinkex.store import checkpoints, jobs, quotas
 from tinkex.store.database import Database
 from tinkex.store.records import Checkpoint, Run
 
@@ -263,3 +263,13 @@ def test_everything_on_a_page_comes_from_this_server(scene: Scene) -> None:
     for path in ("/", f"/runs/{run.id}", "/login"):
         page = scene.local.get(path).text
         assert not re.search(r'(?:src|href|action)="(?!/)', page)
+
+
+def test_the_quotas_that_have_a_limit_are_shown(scene: Scene) -> None:
+    assert "<h2>Quotas</h2>" not in scene.local.get("/").text
+    own = {"models": 12_345, "checkpoints": 0}
+    scene.house.write(lambda db: quotas.set_own(db, scene.tenant_id, own))
+    page = scene.local.get("/").text
+    assert "<h2>Quotas</h2>" in page
+    assert "12,345" in page
+    assert "<code>checkpoints</code>" not in page

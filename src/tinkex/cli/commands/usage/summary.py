@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from tinkex.cli.client import admin
 from tinkex.cli.commands.usage.spans import span
 from tinkex.cli.context import Context
 from tinkex.cli.output import show
 from tinkex.cli.output.usage_summary import UsageSummary
+from tinkex.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from tinkex.client.admin import AdminClient
+    from tinkex.types import QuotaUsage
 
 
 def show_summary(context: Context, days: int) -> None:
@@ -17,4 +23,13 @@ def show_summary(context: Context, days: int) -> None:
     with admin(context) as client:
         used = client.get_billing_usage(start, end).result()
         stored = client.get_current_checkpoint_storage_usage().result()
-    show(context, UsageSummary(used, stored, start, end))
+        quotas = _quotas(client)
+    show(context, UsageSummary(used, stored, quotas, start, end))
+
+
+def _quotas(client: AdminClient) -> list[QuotaUsage]:
+    """The quotas of the caller; none where a server does not know them."""
+    try:
+        return client.get_quotas().result().quotas
+    except NotFoundError:
+        return []

@@ -1,0 +1,121 @@
+"""Refuses what a tenant's quotas do not allow, in the transaction that would store it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tinkex.errors import PermissionDeniedError, RateLimitError
+from tinkex.ids import TinkerPath
+from tinkex.jobs.kinds import Kind
+from tinkex.store import quotas, runs
+from tinkex.store.database import Connection
+from tinkex.store.quotas import Quotas
+from tinkex.store.records import NewJob
+from tinkex.store.usage import HOUR_SECONDS
+
+_ASK = "or ask the operator of the server to raise the quota"
+_FINISH = f"finish sessions that are no longer needed with `tinkex session finish`, {_ASK}"
+_DELETE = f"delete checkpoints with `tinkex checkpoint delete`, {_ASK}"
+#: When a client should come again whose own open requests may use up the rest of its tokens.
+_OPEN_RETRY_SECONDS = 2.0
+
+
+class QuotaExceeded(PermissionDeniedError):
+    """HTTP 403: a quota is used up until the tenant frees something; clients do not retry it."""
+
+
+class QuotaUse(NamedTuple):
+    """How much of a quota is used."""
+
+    name: str
+    used: int
+    limit: int
+    """0 is unlimited."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaChecks:
+    """Checks the quotas of tenants; those without their own have the defaults."""
+
+    defaults: Quotas = field(default_factory=Quotas)
+
+    def admit(self, db: Connection, new: NewJob) -> None:
+        """Refuse a job that makes one model too many or needs too many tokens."""
+        allowed = quotas.of_tenant(db, new.tenant_id, self.defaults)
+        if allowed.models and _makes_model(db, new):
+            used = quotas.num_models(db, new.tenant_id)
+            if used >= allowed.models:
+                raise _exceeded(f"{used} of {allowed.models} models", "models", _FINISH)
+        if allowed.tokens_per_hour and new.num_tokens:
+            _check_tokens(db, new, allowed.tokens_per_hour, time.time())
+
+    def admit_checkpoint(
+        self, db: Connection, tenant_id: str, path: TinkerPath | None, num_bytes: int = 0
+    ) -> None:
+        """Refuse one more checkpoint; one at the same path is replaced, and does not count.
+
+        Without a path it is one of unnamed sampler weights, which are not counted, only weighed.
+        """
+        allowed = quotas.of_tenant(db, tenant_id, self.defaults)
+        if not allowed.checkpoints and not allowed.stored_bytes:
+            return
+        stored = quotas.stored(db, tenant_id, time.time(), path)
+        most = allowed.checkpoints
+        if path is not None and most and stored.num_checkpoints >= most:
+            words = f"{stored.num_checkpoints:,} of {most:,} checkpoints"
+            raise _exceeded(words, "checkpoints", _DELETE)
+        most = allowed.stored_bytes
+        if most and stored.num_bytes + max(1, num_bytes) > most:
+            words = f"{stored.num_bytes:,} of {most:,} bytes of checkpoints"
+            more = f", and this one has {num_bytes:,}" if num_bytes else ""
+            raise _exceeded(words + more, "stored_bytes", _DELETE)
+
+    def uses(self, db: Connection, tenant_id: str, now: float) -> list[QuotaUse]:
+        """What a tenant uses of each quota."""
+        allowed = quotas.of_tenant(db, tenant_id, self.defaults)
+        stored = quotas.stored(db, tenant_id, now)
+        used = {
+            "models": quotas.num_models(db, tenant_id),
+            "checkpoints": stored.num_checkpoints,
+            "stored_bytes": stored.num_bytes,
+            "tokens_per_hour": quotas.tokens_this_hour(db, tenant_id, now),
+        }
+        return [QuotaUse(name, used[name], getattr(allowed, name)) for name in Quotas.names()]
+
+
+def _makes_model(db: Connection, new: NewJob) -> bool:
+    if new.kind == Kind.CREATE_MODEL:
+        return True
+    # Weights can also be loaded into a model that is made for them.
+    is_first = new.kind == Kind.LOAD_WEIGHTS and new.position == 0 and new.run_id is not None
+    return is_first and runs.find(db, new.run_id or "") is None
+
+
+def _check_tokens(db: Connection, new: NewJob, limit: int, now: float) -> None:
+    """Refuse more tokens than are left of this hour, with those of open requests counted as used.
+
+    With nothing open, a request that is larger than what is left is admitted: it would wait
+    for ever if it were larger than the quota.
+    """
+    used = quotas.tokens_this_hour(db, new.tenant_id, now)
+    if used >= limit:
+        seconds = HOUR_SECONDS - now % HOUR_SECONDS
+        raise RateLimitError(
+            f"quota exceeded: {used:,} of {limit:,} tokens of this hour are used (quota "
+            f"'tokens_per_hour'); try again in {seconds:.0f} s, {_ASK}",
+            retry_after_seconds=seconds,
+        )
+    waiting = quotas.tokens_waiting(db, new.tenant_id)
+    if waiting and used + waiting + new.num_tokens > limit:
+        raise RateLimitError(
+            f"quota exceeded: {used:,} of {limit:,} tokens of this hour are used, and your open "
+            f"requests may use {waiting:,} more (quota 'tokens_per_hour'); try again in "
+            f"{_OPEN_RETRY_SECONDS:g} s, {_ASK}",
+            retry_after_seconds=_OPEN_RETRY_SECONDS,
+        )
+
+
+def _exceeded(used: str, name: str, remedy: str) -> QuotaExceeded:
+    return QuotaExceeded(f"quota exceeded: {used} are in use (quota {name!r}); {remedy}")

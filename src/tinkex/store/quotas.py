@@ -1,0 +1,129 @@
+"""Quotas of tenants: what the operator allows each, and what each uses now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self
+
+import sqlalchemy as sa
+
+from tinkex.errors import ConfigError
+from tinkex.ids import TinkerPath
+from tinkex.store.records import RunState
+from tinkex.store.schema import checkpoints, jobs, runs, sessions, tenants, usage
+from tinkex.store.usage import HOUR_SECONDS
+
+#: What `tokens_per_hour` counts.
+_TOKEN_KINDS = ("training", "prefill", "prefill_cached", "sample")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """What a tenant may have; 0 is unlimited."""
+
+    models: int = 0
+    """Models that can be trained, in sessions that are not finished."""
+    checkpoints: int = 0
+    """Saved checkpoints."""
+    stored_bytes: int = 0
+    """Bytes of all checkpoint files, those of unnamed sampler weights included."""
+    tokens_per_hour: int = 0
+    """Tokens trained, read and sampled within a full hour."""
+
+    def __post_init__(self) -> None:
+        for name in self.names():
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All quotas, in the order in which they are shown."""
+        return [field.name for field in fields(cls)]
+
+    def changed(self, own: Mapping[str, Any] | None) -> Self:
+        """These quotas with a tenant's own in their place; names of later versions are ignored."""
+        known = {name: value for name, value in (own or {}).items() if name in self.names()}
+        return replace(self, **known)
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether there is nothing to check."""
+        return not any(getattr(self, name) for name in self.names())
+
+
+class Stored(NamedTuple):
+    """The checkpoints of a tenant."""
+
+    num_checkpoints: int
+    num_bytes: int
+
+
+_OWN = sa.select(tenants.c.quotas).where(tenants.c.id == sa.bindparam("tenant_id"))
+_OPEN_TOKENS = sa.select(sa.func.coalesce(sa.func.sum(jobs.c.num_tokens), 0)).where(
+    jobs.c.finished_at.is_(None), jobs.c.tenant_id == sa.bindparam("tenant_id")
+)
+_HOUR_TOKENS = sa.select(sa.func.coalesce(sa.func.sum(usage.c.amount), 0)).where(
+    usage.c.tenant_id == sa.bindparam("tenant_id"),
+    usage.c.hour == sa.bindparam("this_hour"),
+    usage.c.kind.in_(_TOKEN_KINDS),
+)
+
+
+def of_tenant(db: sa.Connection, tenant_id: str, defaults: Quotas) -> Quotas:
+    """The quotas of a tenant: its own, and the defaults for the rest."""
+    return defaults.changed(db.scalar(_OWN, {"tenant_id": tenant_id}))
+
+
+def set_own(db: sa.Connection, tenant_id: str, own: Mapping[str, int] | None) -> None:
+    """Replace the quotas that a tenant has of its own; None leaves it the defaults."""
+    db.execute(sa.update(tenants).where(tenants.c.id == tenant_id).values(quotas=own))
+
+
+def num_models(db: sa.Connection, tenant_id: str) -> int:
+    """Models that can be trained, in sessions that are not finished."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(runs.join(sessions, sessions.c.id == runs.c.session_id))
+        .where(
+            runs.c.tenant_id == tenant_id,
+            runs.c.state.in_([RunState.CREATING, RunState.READY]),
+            sessions.c.finished_at.is_(None),
+        )
+    )
+    return db.scalar(query) or 0
+
+
+def stored(
+    db: sa.Connection, tenant_id: str, now: float, replaced: TinkerPath | None = None
+) -> Stored:
+    """What a tenant's checkpoints are, without the one that another is about to replace.
+
+    Unnamed sampler weights count with their bytes.
+    """
+    is_young = sa.or_(checkpoints.c.expires_at.is_(None), checkpoints.c.expires_at > now)
+    is_kept = sa.and_(
+        checkpoints.c.tenant_id == tenant_id, checkpoints.c.deleted_at.is_(None), is_young
+    )
+    if replaced is not None:
+        is_replaced = sa.and_(
+            checkpoints.c.run_id == replaced.run_id,
+            checkpoints.c.segment == replaced.segment,
+            checkpoints.c.name == replaced.name,
+        )
+        is_kept = sa.and_(is_kept, ~is_replaced)
+    num_named = sa.func.sum(sa.case((checkpoints.c.is_ephemeral, 0), else_=1))
+    query = sa.select(num_named, sa.func.sum(checkpoints.c.size_bytes)).where(is_kept)
+    count, num_bytes = db.execute(query).one()
+    return Stored(int(count or 0), int(num_bytes or 0))
+
+
+def tokens_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
+    """Tokens that a tenant has used since the last full hour."""
+    hour = int(now // HOUR_SECONDS)
+    return int(db.scalar(_HOUR_TOKENS, {"tenant_id": tenant_id, "this_hour": hour}) or 0)
+
+
+def tokens_waiting(db: sa.Connection, tenant_id: str) -> int:
+    """The most tokens that a tenant's open requests will use."""
+    return int(db.scalar(_OPEN_TOKENS, {"tenant_id": tenant_id}) or 0)
