@@ -221,6 +221,8 @@ def unusable(error: OSError) -> ConfigError:
     hint = "Make it readable and writable for this user, or name another."
     if isinstance(error, FileNotFoundError):
         hint = "Check how it is written, or name another."
+    if isinstance(error, IsADirectoryError):
+        hint = "Name a file, not a directory."
     return ConfigError(f"{error.filename} cannot be used: {error.strerror}", hint=hint)
 
 

@@ -120,6 +120,8 @@ def test_a_file_is_named_and_a_mistake_is_ours() -> None:
     assert explain(PermissionError(13, "Permission denied", "/x")).message == (
         "/x cannot be used: Permission denied"
     )
+    directory = IsADirectoryError(21, "Is a directory", "/x")
+    assert explain(directory).hint == "Name a file, not a directory."
     assert explain(OSError(5, "I/O")).message.startswith("Unexpected error: OSError: ")
     assert explain(ZeroDivisionError()).message == "Unexpected error: ZeroDivisionError"
 
