@@ -85,7 +85,7 @@ def test_clean_asks_first(made: Scene, tinkex: Tinkex, monkeypatch: pytest.Monke
 def test_a_stage_is_drawn_here_or_into_a_file(made: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
     made.run()
     drawn = tinkex("pipeline", "plot", "sft")
-    assert drawn.out.startswith("loss of sft: 9 to 2.25 in 4 steps")
+    assert drawn.out.startswith("loss of sft: 9.0000 to 2.2500 in 4 steps")
     points = tinkex("pipeline", "plot", "sft", "--json").json["points"]
     assert points[-1] == {"step": 4, "value": 2.25}
     for kind in ("csv", "svg"):

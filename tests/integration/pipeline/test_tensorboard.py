@@ -96,7 +96,7 @@ def test_without_the_package_there_is_a_hint(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert start_tensorboard(tmp_path) is None
-    assert "tinkex[pipeline]" in caplog.text
+    assert "[pipeline]" in caplog.text
 
 
 def test_curves_go_on_after_a_resume_without_a_point_told_twice(tmp_path: Path) -> None:

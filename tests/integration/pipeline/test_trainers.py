@@ -114,7 +114,7 @@ def test_data_to_evaluate_on_may_be_named(scene: Path, tmp_path: Path) -> None:
     [
         ('{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ("", "has no rows"),
-        ('{"messages": []}\n', "line 1: found the fields"),
+        ('{"messages": []}\n', "line 1: there is no 'text'"),
         ('{"text": "a b c"}\n', "none is left to train on"),
     ],
 )

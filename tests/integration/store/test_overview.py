@@ -47,24 +47,6 @@ def test_the_longest_waiting_work_comes_first(database: Database) -> None:
     ]
 
 
-def test_steps_are_counted_by_run_and_kind(database: Database) -> None:
-    session = add_session(database, add_tenant(database))
-    first, second, idle = (add_run(database, session) for _ in range(3))
-
-    def work(db: Connection) -> None:
-        for run, kind in ((first, "a"), (first, "b"), (first, "b"), (second, "b")):
-            steps.insert(db, make_step(session, run_id=run.id, kind=kind))
-
-    database.write(work)
-
-    ids = [first.id, second.id, idle.id]
-    assert database.read(lambda db: overview.count_steps(db, ids, "b")) == {
-        first.id: 2,
-        second.id: 1,
-    }
-    assert database.read(lambda db: overview.count_steps(db, [], "b")) == {}
-
-
 def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     run, idle = add_run(database, session), add_run(database, session)
@@ -76,12 +58,8 @@ def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) 
     assert database.read(lambda db: overview.oldest_step(db, idle.id)) is None
 
 
-def test_names_of_sessions_and_tenants(database: Database) -> None:
+def test_a_tenant_is_found_by_name(database: Database) -> None:
     tenant = add_tenant(database)
-    named = add_session(database, tenant, display_name="first try")
-    nameless = add_session(database, tenant)
 
-    ids = {named.id, nameless.id, "unknown"}
-    assert database.read(lambda db: overview.session_names(db, ids)) == {named.id: "first try"}
     assert database.read(lambda db: overview.find_tenant_named(db, "alice")) == tenant
-    assert database.read(lambda db: overview.find_tenant_named(db, "nobody")) is None
+    assert database.read(lambda db: overview.find_tenant_named(db, "unknown")) is None
