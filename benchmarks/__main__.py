@@ -1,7 +1,7 @@
 """Run every benchmark and print one table: `python -m benchmarks [name ...]`.
 
 `python -m benchmarks engine --quick --only sampling` hands what follows `engine` to that benchmark;
-`hostile` and `pipeline` take options too.
+`fairness`, `hostile` and `pipeline` take options too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from os import cpu_count
 from pathlib import Path
 from statistics import median
 
-from benchmarks import Row, at_most, bench_codec, bench_engine, bench_hostile, bench_pipeline
+from benchmarks import (
+    Row,
+    at_most,
+    bench_codec,
+    bench_engine,
+    bench_fairness,
+    bench_hostile,
+    bench_pipeline,
+)
 
 NAMES = sorted(
     path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
@@ -25,6 +33,7 @@ CODEC_ROUNDS = 10
 #: Benchmarks that take options of their own.
 WITH_OPTIONS = {
     "engine": bench_engine.main,
+    "fairness": bench_fairness.main,
     "hostile": bench_hostile.main,
     "pipeline": bench_pipeline.main,
 }

@@ -32,7 +32,8 @@ class EngineConfig:
     """Memory for second copies of weights, laid out so that passes are faster on a
     CPU, per base model; 0 keeps none."""
     max_sequences: int = 64
-    """The most sequences that are sampled at once, per base model."""
+    """The most sequences that are sampled at once, per base model; an eighth more for tenants that
+    have none."""
     memory_bytes: int = 0
     """Memory for base models; those idle for longest make room. 0 keeps all."""
     adapter_bytes: int = 0

@@ -96,6 +96,8 @@ class Worker:
         """Passes that have begun, by job id, and when they did."""
         self._next_seq: dict[str, int] = {}
         self._last_no = 0
+        self._training_seconds = 0.0
+        """How long the last turn of training took."""
         self._is_stopping = False
         self._chores_at = 0.0
 
@@ -221,15 +223,16 @@ class Worker:
         """Do something of everything; False if there was nothing to do."""
         self._ledger.check()
         is_busy = self._start_samples()
-        turn = self._backlog.take_turn(time.monotonic(), self._pace.max_operations)
-        started = time.monotonic()
-        if turn:
-            for portion in self._memory.portions(turn):
-                self._train(portion)
         if self._bench.engine.num_samples:
-            # As long as the training took, so that each has half of a busy engine.
-            self._sample_until(2 * time.monotonic() - started)
+            # As long as the last training took, so that each has half of a busy engine. Before the
+            # next training, so that a sample that arrived meanwhile does not wait for two.
+            self._sample_until(time.monotonic() + self._training_seconds)
             is_busy = True
+        started = time.monotonic()
+        turn = self._backlog.take_turn(started, self._pace.max_operations)
+        for portion in self._memory.portions(turn):
+            self._train(portion)
+        self._training_seconds = time.monotonic() - started if turn else 0.0
         return is_busy or bool(turn)
 
     def _sample_until(self, deadline: float) -> None:

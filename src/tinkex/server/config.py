@@ -111,7 +111,7 @@ class ServerConfig:
     packed_bytes: int = 1 << 30
     """Memory for second copies of weights that make passes faster on a CPU, per base model."""
     max_sequences: int = 64
-    """The most sequences that are sampled at once, per base model."""
+    """The most sequences that are sampled at once, per base model; an eighth more for others."""
     memory_bytes: int = 0
     """Memory for base models; those unused for longest make room. 0 keeps all."""
     adapter_bytes: int = 0

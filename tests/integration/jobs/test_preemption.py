@@ -96,6 +96,20 @@ def test_other_tenants_work_runs_between_the_steps_of_a_long_pass(
     assert engine.num_steps == len(LONG) // STEP_TOKENS
 
 
+def test_a_sample_waits_for_one_step_of_a_long_pass_and_not_for_two(
+    house: House, engine: Stepped
+) -> None:
+    long = house.forward_backward(new_model(house, "heavy"), 1, LONG)
+    assert engine.began.wait(20)
+    tenant = house.tenant("light")
+    sample = house.sample(house.sampler(tenant, house.session(tenant)), 1)
+    engine.permits.release()
+    house.result(sample)
+    assert engine.num_steps == 1
+    engine.permits.release(100)
+    house.result(long)
+
+
 def test_a_tenants_other_model_runs_between_the_steps_too(house: House, engine: Stepped) -> None:
     tenant = house.tenant()
     session = house.session(tenant)

@@ -17,6 +17,8 @@ MIN_SHARED_TOKENS = 64
 
 #: A tenant with more sequences than this has the others' turns taken without them.
 MAX_LIGHT_SEQUENCES = 4
+#: How much time those with few sequences get for themselves, per time of a step of all.
+LIGHT_SHARE = 2.0
 #: Of the places for sequences, the share that others are given beyond the limit to begin at once.
 RESERVE_SHARE = 8
 
@@ -72,7 +74,7 @@ class LightTurns:
     """Shares time between tenants with few sequences and those with many.
 
     A step takes longer the more sequences it has. Steps of all alternate with steps of the few
-    alone, which get as much time, so that they are at most half as fast as without the others.
+    alone, which get twice the time, so that the many slow them down by half and no more.
     """
 
     def __init__(self) -> None:
@@ -90,7 +92,7 @@ class LightTurns:
         elif is_light:
             self._owed_seconds -= seconds
         else:
-            self._owed_seconds = max(self._owed_seconds, 0.0) + seconds
+            self._owed_seconds = max(self._owed_seconds, 0.0) + LIGHT_SHARE * seconds
 
 
 class Numbered(Protocol):

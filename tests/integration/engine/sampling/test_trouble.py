@@ -188,7 +188,7 @@ def test_memory_that_was_not_there_is_not_counted(monkeypatch: pytest.MonkeyPatc
     room = memory._with_slots(64, 2, is_bulk=False)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=FULL):
         patch.setattr(room, "resize", refuse)
-        memory._with_slots(64, 4)
+        memory._with_slots(64, 4, is_bulk=False)
     assert memory.used_bytes == 2 * 64 * TOKEN_BYTES
 
 
