@@ -8,7 +8,7 @@ A turn of training is at most one micro-batch of a long pass, which goes on in a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -197,7 +197,7 @@ class Worker:
         # Anybody can ring a bell; what is cancelled, the store alone knows. If it does not answer
         # now, the chores find out later.
         with suppress(StoreError):
-            self._cancel(self._database.read(lambda db: _cancelled_among(db, named)))
+            self._cancel(self._database.read(lambda db: jobs.to_stop(db, named)))
 
     def _cancel(self, cancelled: Sequence[str]) -> None:
         """Stop what is cancelled: samples and passes in progress now, waiting passes in turn."""
@@ -291,7 +291,8 @@ class Worker:
             else:
                 outcomes[job.id] = task
         if tasks and first.kind in PASSES:
-            self._step([task.job for task in tasks.values()], self._passes(tasks), started_at)
+            passes = PassTurn(self._bench, list(tasks.values()))
+            self._step([task.job for task in tasks.values()], passes, started_at)
         else:
             outcomes |= {
                 name: self._pace.timed(run_operation, self._bench, task)
@@ -299,9 +300,6 @@ class Worker:
             }
         over = [job for job in turn if job.id in outcomes]
         self._finish([self._entry(job, outcomes[job.id], started_at) for job in over])
-
-    def _passes(self, tasks: Mapping[str, Task]) -> PassTurn:
-        return PassTurn(self._bench, list(tasks.values()))
 
     def _step(self, turn: Sequence[Job], passes: PassTurn, started_at: float) -> None:
         """Compute a micro-batch; a single pass that has more of them goes on in a later turn."""
@@ -396,9 +394,4 @@ class Worker:
     def _drop_cancelled(self) -> None:
         """Stop what is cancelled in the store, although no bell told so."""
         tickets = self._samples.tickets
-        self._cancel(self._database.write(lambda db: _cancelled_among(db, tickets)))
-
-
-def _cancelled_among(db: Connection, job_ids: Sequence[str]) -> list[str]:
-    """Which of these are over, and what else is to be stopped."""
-    return [*jobs.finished_among(db, job_ids), *jobs.to_cancel(db)]
+        self._cancel(self._database.write(lambda db: jobs.to_stop(db, tickets)))

@@ -162,6 +162,11 @@ def to_cancel(db: sa.Connection) -> list[str]:
     return list(db.scalars(sa.select(jobs.c.id).where(is_open)))
 
 
+def to_stop(db: sa.Connection, job_ids: Sequence[str]) -> list[str]:
+    """The jobs among these that are over, and all whose cancellation was requested."""
+    return [*finished_among(db, job_ids), *to_cancel(db)]
+
+
 def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
     """Note that results have reached their client; the first time counts."""
     db.execute(

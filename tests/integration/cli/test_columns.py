@@ -117,7 +117,7 @@ RESULTS: Mapping[str, Output] = {
         SESSION | {"training_run_ids": list(RUN_IDS), "sampler_ids": [f"{SESSION_ID}:sample:0"]}
     ),
     "model-list": ModelList(OFFERED, 2),
-    "usage": UsageSummary(USED, STORED, MADE, MADE),
+    "usage": UsageSummary(USED, STORED, [], MADE, MADE),
 }
 #: What a person must be able to copy out of each.
 IMPORTANT: Mapping[str, tuple[str, ...]] = {

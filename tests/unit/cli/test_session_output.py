@@ -106,7 +106,7 @@ def test_a_failed_session_says_why(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sums_by_model() -> None:
-    summary = UsageSummary(USED, NOTHING, *SPAN)
+    summary = UsageSummary(USED, NOTHING, [], *SPAN)
     found = summary.to_dict()
     assert [row["base_model"] for row in found["models"]] == ["m", "n"]
     assert found["models"][0]["trained_tokens"] == 1_234_567
