@@ -28,6 +28,8 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.seq_id: int | None = None
+        """The number of a training operation among those of its run; None for other futures."""
         self._stop: Callable[[], Any] | None = None
         self._cancels = itertools.count()
 

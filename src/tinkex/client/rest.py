@@ -7,93 +7,27 @@ import warnings
 from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
-from tinkex.client.calls import SessionlessClient, page
+from tinkex.client.calls import page
 from tinkex.client.checkout import Delivery, download_archive, download_checkpoint
 from tinkex.client.credentials import decode_jwt_claims
 from tinkex.client.deprecations import warn_moved
 from tinkex.client.future import APIFuture, transformed
+from tinkex.client.runs import AccessScope, RunsClient
 from tinkex.errors import APIResponseValidationError, ConfigError, ExperimentalWarning
 from tinkex.ids import TinkerPath, parse_tinker_path
 from tinkex.lifetimes import check_ttl
 from tinkex.wire import endpoints as api
 from tinkex.wire.messages import AssignProjectRequest, WeightsInfoRequest
 
-AccessScope = Literal["owned", "accessible"]
 TRACE_POLL_SECONDS = 5.0
 
 
-class RestClient(SessionlessClient):
+class RestClient(RunsClient):
     """Looks at and manages what is on the server. Every method returns a future."""
-
-    # --- training runs --------------------------------------------------------------------
-
-    def get_training_run(
-        self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
-    ) -> APIFuture[types.TrainingRun]:
-        """One training run."""
-        ids = {"training_run_id": training_run_id}
-        return self._call(api.GET_RUN, ids, query={"access_scope": access_scope})
-
-    async def get_training_run_async(
-        self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
-    ) -> types.TrainingRun:
-        """Async twin of get_training_run()."""
-        return await self.get_training_run(training_run_id, access_scope)
-
-    def get_training_run_by_tinker_path(
-        self, tinker_path: str, access_scope: AccessScope = "owned"
-    ) -> APIFuture[types.TrainingRun]:
-        """The training run a checkpoint belongs to."""
-        return self.get_training_run(parse_tinker_path(tinker_path).run_id, access_scope)
-
-    async def get_training_run_by_tinker_path_async(
-        self, tinker_path: str, access_scope: AccessScope = "owned"
-    ) -> types.TrainingRun:
-        """Async twin of get_training_run_by_tinker_path()."""
-        return await self.get_training_run_by_tinker_path(tinker_path, access_scope)
-
-    def list_training_runs(
-        self,
-        limit: int = 20,
-        offset: int = 0,
-        access_scope: AccessScope = "owned",
-        project_id: str | None = None,
-    ) -> APIFuture[types.TrainingRunsResponse]:
-        """One page of training runs, newest first."""
-        return self._call(
-            api.LIST_RUNS,
-            query=page(limit, offset) | {"access_scope": access_scope, "project_id": project_id},
-        )
-
-    async def list_training_runs_async(
-        self,
-        limit: int = 20,
-        offset: int = 0,
-        access_scope: AccessScope = "owned",
-        project_id: str | None = None,
-    ) -> types.TrainingRunsResponse:
-        """Async twin of list_training_runs()."""
-        return await self.list_training_runs(limit, offset, access_scope, project_id)
-
-    def get_run_metrics(
-        self, training_run_id: types.ModelID, limit: int = 100, after: int | None = None
-    ) -> APIFuture[types.RunMetricsResponse]:
-        """How a run goes: its newest steps, or the first ones after a cursor. tinkex servers only.
-
-        `after=0` begins with the oldest step that is remembered; then pass the last step's cursor.
-        """
-        query = {"limit": page(limit, 0)["limit"], "after": after}
-        return self._call(api.RUN_METRICS, {"training_run_id": training_run_id}, query=query)
-
-    async def get_run_metrics_async(
-        self, training_run_id: types.ModelID, limit: int = 100, after: int | None = None
-    ) -> types.RunMetricsResponse:
-        """Async twin of get_run_metrics()."""
-        return await self.get_run_metrics(training_run_id, limit, after)
 
     # --- checkpoints ----------------------------------------------------------------------
 

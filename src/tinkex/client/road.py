@@ -75,6 +75,7 @@ class Road:
                 if self._next_seq_id == first + num_requests:
                     self._next_seq_id = first
                 raise
+            future.seq_id = first
             operation = Operation(name, num_requests, send, receive, future, called_at)
             IO.post(self._join, operation)
         return future

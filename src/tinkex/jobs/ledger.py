@@ -164,5 +164,6 @@ def _write_down(db: Connection, entry: Entry, now: float) -> None:
         queued_at=job.created_at,
         started_at=entry.started_at,
         finished_at=now,
+        position=job.position,
     )
     steps.insert(db, step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
@@ -33,15 +33,19 @@ class Submitted:
     loss: float | None = None
     """The mean loss if it is known here; otherwise the server's."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    measure: Callable[[ForwardBackwardOutput], Mapping[str, float]] | None = None
+    """Computes more metrics from the result of the passes."""
 
-    def wait(self) -> float | None:
-        """Wait until the step is done; returns its loss."""
+    def wait(self) -> tuple[float | None, Mapping[str, float]]:
+        """Wait until the step is done; returns its loss and its metrics."""
         output = None if self.passed is None else self.passed.result()
         if self.stepped is not None:
             self.stepped.result()
-        if self.loss is not None or output is None:
-            return self.loss
-        return output.metrics.get("loss:sum")
+        if output is None:
+            return self.loss, self.metrics
+        loss = output.metrics.get("loss:sum") if self.loss is None else self.loss
+        more = self.measure(output) if self.measure is not None else {}
+        return loss, {**self.metrics, **more}
 
 
 @dataclass(slots=True)
@@ -91,6 +95,9 @@ class Setting(Generic[PlanT]):
 
 class Method(ABC, Generic[PlanT, RowT]):
     """One recipe at work on one file."""
+
+    #: Whether loss and metrics of a step are computed here, so that the server cannot know them.
+    is_measured_here: ClassVar[bool] = True
 
     def __init__(
         self, setting: Setting[PlanT], rows: RowFile[RowT], reference_path: str | None = None

@@ -26,6 +26,7 @@ from tinkex.recipes.schedule import seed_of
 from tinkex.types import (
     AdamParams,
     Datum,
+    ForwardBackwardOutput,
     ModelInput,
     SampledSequence,
     SampleResponse,
@@ -121,6 +122,7 @@ class Rl(Method[RlPlan, PromptRow]):
             training.forward_backward(data, plan.loss),
             training.optim_step(adam),
             metrics=metrics,
+            measure=partial(measure_kl, data),
         )
 
     def evaluate(self, rows: RowFile[PromptRow]) -> dict[str, float]:
@@ -192,6 +194,26 @@ def _datum(prompt: Sequence[int], answer: SampledSequence, advantage: float) -> 
             "advantages": [*silent, *([advantage] * len(answer.tokens))],
         },
     )
+
+
+def measure_kl(data: Sequence[Datum], output: ForwardBackwardOutput) -> dict[str, float]:
+    """How far the trained policy is from the one that sampled: mean of (log p - log q)^2 / 2.
+
+    This estimate of the KL divergence is close to 0 as long as a step is on-policy.
+    """
+    gaps = [
+        trained - sampled
+        for datum, scored in zip(data, output.loss_fn_outputs, strict=True)
+        if "logprobs" in scored
+        for trained, sampled, advantage in zip(
+            scored["logprobs"].tolist(),
+            datum.loss_fn_inputs["logprobs"].tolist(),
+            datum.loss_fn_inputs["advantages"].tolist(),
+            strict=True,
+        )
+        if advantage
+    ]
+    return {"kl": fmean(gap * gap / 2 for gap in gaps)} if gaps else {}
 
 
 def _sum_up(groups: Sequence[Group]) -> dict[str, float]:

@@ -20,8 +20,10 @@ from tinkex.recipes.opening import find_max_tokens, open_training, server_of
 from tinkex.recipes.plan import Plan, digest_of
 from tinkex.recipes.rendering import Renderer
 from tinkex.recipes.report import Pace, Result, Sample, StepReport
+from tinkex.recipes.reporting import Reporter
 from tinkex.recipes.samples import choose_prompts, draw_samples
 from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
+from tinkex.server.headlines import headlines
 from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -106,7 +108,8 @@ class Run(Generic[PlanT, RowT]):
         self._done = 0
         self._saved: Progress | None = None
         self._loss: float | None = None
-        self._last_measured: Mapping[str, float] = {}
+        self._last_metrics: Mapping[str, float] = {}
+        self._reporter = Reporter(service)
 
     def stop(self) -> None:
         """End after the steps that were sent, and save; safe in a signal handler."""
@@ -182,6 +185,7 @@ class Run(Generic[PlanT, RowT]):
         while waiting:
             yield self._collect(method, waiting.popleft())
         method.settle()
+        self._reporter.settle()
 
     def _send(self, method: Method[PlanT, RowT], step: int) -> _Sent:
         plan = self.plan
@@ -212,7 +216,7 @@ class Run(Generic[PlanT, RowT]):
         return method.setting.training.save_state(name, overwrite=True)
 
     def _collect(self, method: Method[PlanT, RowT], sent: _Sent) -> StepReport:
-        loss = sent.submitted.wait()
+        loss, metrics = sent.submitted.wait()
         num_tokens = sent.submitted.num_tokens
         report = StepReport(
             step=sent.step + 1,
@@ -222,14 +226,23 @@ class Run(Generic[PlanT, RowT]):
             learning_rate=sent.rate,
             num_tokens=num_tokens,
             tokens_per_second=self._pace.count(time.monotonic(), num_tokens),
-            metrics={**sent.submitted.metrics, **sent.measured},
+            metrics={**metrics, **sent.measured},
         )
+        self._report(method, sent, report)
         self._done, self._loss = report.step, loss if loss is not None else self._loss
-        self._last_measured = sent.measured or self._last_measured
+        self._last_metrics = {**self._last_metrics, **headlines(report.metrics)}
         self.journal.measure(report.to_dict())
         if sent.saving is not None:
             self._remember(method, sent.saving)
         return report
+
+    def _report(self, method: Method[PlanT, RowT], sent: _Sent, report: StepReport) -> None:
+        """Tell the server what it cannot know: what was computed here, and evaluations."""
+        stepped = sent.submitted.stepped
+        told = {"loss": report.loss, **report.metrics} if method.is_measured_here else sent.measured
+        known = {name: value for name, value in told.items() if value is not None}
+        if stepped is not None and stepped.seq_id is not None and known:
+            self._reporter.report(method.setting.training.model_id, stepped.seq_id, known)
 
     def _remember(
         self, method: Method[PlanT, RowT], saving: APIFuture[SaveWeightsResponse]
@@ -281,7 +294,7 @@ class Run(Generic[PlanT, RowT]):
             state_path=None if self._saved is None else self._saved.state_path,
             sampler_path=sampler_path,
             loss=self._loss,
-            metrics=self._last_measured,
+            metrics=self._last_metrics,
             samples=samples,
         )
 

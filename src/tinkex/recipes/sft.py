@@ -42,6 +42,8 @@ def run(
 class Sft(Method[SftPlan, SftRow]):
     """Cross entropy on completions and on what the assistant says."""
 
+    is_measured_here = False
+
     def submit(self, step: int, adam: AdamParams) -> Submitted:
         """Both calls are sent before either is waited for, so the server never idles."""
         batch = self.batch(step)

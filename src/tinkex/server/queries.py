@@ -59,6 +59,10 @@ QUERY: Mapping[str, Parameter] = {
         schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\w.:@~+=-]+$"},
         says="Only what belongs to this project.",
     ),
+    "search": Parameter(
+        schema={"type": "string", "minLength": 1, "maxLength": 120, "pattern": r"^[^\x00-\x1f]+$"},
+        says="Only runs whose id begins with this text or whose name contains it.",
+    ),
     "event_type": Parameter(
         schema={
             "type": "string",

@@ -57,12 +57,18 @@ def m005_limits(db: sa.Connection) -> None:
     )
 
 
+def m006_step_position(db: sa.Connection) -> None:
+    """Store the place of a step within its run, so that clients can report metrics of it."""
+    db.exec_driver_sql("ALTER TABLE steps ADD COLUMN position BIGINT")
+
+
 MIGRATIONS: list[Callable[[sa.Connection], None]] = [
     m001_tables,
     m002_forgotten,
     m003_num_steps,
     m004_scheduling,
     m005_limits,
+    m006_step_position,
 ]
 
 

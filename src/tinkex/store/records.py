@@ -227,6 +227,7 @@ class Step(Record):
     queued_at: float
     started_at: float
     finished_at: float
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,21 +87,47 @@ def page(
     offset: int,
     with_public: bool = False,
     project_id: str | None = None,
+    search: str | None = None,
 ) -> tuple[list[Run], int]:
     """A tenant's models, newest first, and how many there are in all.
 
-    `with_public` adds those of others that have a published checkpoint.
+    `with_public` adds those of others that have a published checkpoint; `search` is the beginning
+    of an id or a part of a name.
     """
     mine = runs.c.tenant_id == tenant_id
     condition = sa.or_(mine, runs.c.id.in_(_published())) if with_public else mine
     query = sa.select(runs).where(condition)
+    if project_id is not None or search is not None:
+        query = query.join(sessions, sessions.c.id == runs.c.session_id)
     if project_id is not None:
-        query = query.join(sessions, sessions.c.id == runs.c.session_id).where(
-            sessions.c.project_id == project_id
-        )
+        query = query.where(sessions.c.project_id == project_id)
+    if search is not None:
+        query = query.where(_is_like(tenant_id, search))
     total = db.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
     ordered = query.order_by(runs.c.created_at.desc(), runs.c.id.desc())
     return [Run.of(row) for row in db.execute(ordered.limit(limit).offset(offset))], total
+
+
+def _is_like(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
+    """Whether an id begins so or a name contains it; names of others are not searched."""
+    name = runs.c.user_metadata["name"].as_string()
+    is_named = sa.or_(
+        name.contains(search, autoescape=True),
+        # SQLite knows only the lower case of ASCII letters; the line above finds the others.
+        sa.func.lower(name).contains(search.lower(), autoescape=True),
+        sessions.c.search_name.contains(search.lower(), autoescape=True),
+    )
+    return sa.or_(
+        runs.c.id.startswith(search, autoescape=True),
+        sa.and_(runs.c.tenant_id == tenant_id, is_named),
+    )
+
+
+def rename(db: sa.Connection, run: Run, name: str | None) -> None:
+    """Set the name of a model, or remove it."""
+    others = {key: value for key, value in (run.user_metadata or {}).items() if key != "name"}
+    metadata = others if name is None else others | {"name": name}
+    db.execute(sa.update(runs).where(runs.c.id == run.id).values(user_metadata=metadata or None))
 
 
 def _published() -> sa.Select[str]:

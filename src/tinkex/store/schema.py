@@ -243,11 +243,13 @@ steps = sa.Table(
     sa.Column("queued_at", Time, nullable=False),
     sa.Column("started_at", Time, nullable=False),
     sa.Column("finished_at", Time, nullable=False),
+    sa.Column("position", sa.BigInteger),
     sa.Index("steps_by_run", "run_id", "no"),
     sa.Index("steps_by_session", "session_id", "no"),
     sqlite_autoincrement=True,
 )
-"""What was done when: loss curves and traces. The newest of each session are kept."""
+"""What was done when: loss curves and traces. The newest of each session are kept. `position` is
+the place of an operation within its run."""
 
 usage = sa.Table(
     "usage",

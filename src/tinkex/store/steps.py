@@ -36,6 +36,23 @@ def of_run(
     return _newest(db, sa.and_(steps.c.run_id == run_id, steps.c.no > after_no), limit)
 
 
+def add_metrics(
+    db: sa.Connection, run_id: str, position: int, metrics: Mapping[str, float]
+) -> bool:
+    """Add metrics to the optimizer step at a place of a run; False if there is none."""
+    found = db.execute(
+        sa.select(steps.c.no, steps.c.metrics)
+        .where(_of_kind(run_id, OPTIM_STEP), steps.c.position == position)
+        .order_by(steps.c.no.desc())
+        .limit(1)
+    ).one_or_none()
+    if found is None:
+        return False
+    merged = (found.metrics or {}) | (_as_json(metrics) or {})
+    db.execute(sa.update(steps).where(steps.c.no == found.no).values(metrics=merged))
+    return True
+
+
 def closed_by(db: sa.Connection, run_id: str, kind: str, *, after_no: int, limit: int) -> list[int]:
     """The numbers of a model's first steps of a kind after that number, in their order."""
     query = sa.select(steps.c.no).where(_of_kind(run_id, kind), steps.c.no > after_no)

@@ -15,6 +15,7 @@ class Progress:
         self.steps: list[dict[str, Any]] = []
         self._passes: list[Mapping[str, float]] = []
         self._began_at = 0.0
+        self._step_by_seq_id: dict[int, dict[str, Any]] = {}
 
     def add_pass(self, metrics: Mapping[str, float]) -> None:
         """Note a pass with gradients."""
@@ -22,7 +23,16 @@ class Progress:
             self._began_at = time.time()
         self._passes.append(metrics)
 
-    def add_step(self, metrics: Mapping[str, float]) -> None:
+    def add_metrics(self, seq_id: int, metrics: Mapping[str, float]) -> bool:
+        """Add what a client reports about an optimizer step; False if there is none."""
+        step = self._step_by_seq_id.get(seq_id)
+        if step is None:
+            return False
+        step["metrics"] |= metrics
+        step["loss"] = metrics.get("loss", step["loss"])
+        return True
+
+    def add_step(self, metrics: Mapping[str, float], seq_id: int | None = None) -> None:
         """Note the optimizer step that applies the passes so far."""
         passes, now = self._passes, time.time()
         self._passes = []
@@ -41,6 +51,8 @@ class Progress:
                 "metrics": dict(metrics) | ({"loss:sum": loss} if passes else {}),
             }
         )
+        if seq_id is not None:
+            self._step_by_seq_id[seq_id] = self.steps[-1]
 
     def describe(self, after: int | None, limit: int) -> dict[str, Any]:
         """The newest steps, or the first ones after a cursor, and how it stands."""

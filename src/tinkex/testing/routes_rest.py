@@ -13,7 +13,7 @@ from tinkex.testing.downloads import trace_url
 from tinkex.testing.searching import search
 from tinkex.testing.state import Handler, Model, World
 from tinkex.testing.tenants import owner_urn
-from tinkex.wire.messages import AssignProjectRequest
+from tinkex.wire.messages import AssignProjectRequest, RenameRunRequest, ReportMetricsRequest
 
 _SCOPES = ("owned", "accessible")
 _GIGABYTE = 10**9
@@ -25,7 +25,9 @@ def list_runs(world: World, call: Call) -> Answer:
     runs = [
         model
         for model in reversed(world.models.values())
-        if _may_see(world, call, model) and project in {None, model.session.project_id}
+        if _may_see(world, call, model)
+        and project in {None, model.session.project_id}
+        and _is_like(call, model)
     ]
     shown, cursor = _page(call, runs, default_limit=20)
     return json_answer({"training_runs": [_run(world, run) for run in shown], "cursor": cursor})
@@ -42,14 +44,43 @@ def get_run(world: World, call: Call) -> Answer:
 
 def run_metrics(world: World, call: Call) -> Answer:
     """How a run of the caller's goes."""
+    model = _own_model(world, call)
+    after = _number(call, "after", 0) if "after" in call.query else None
+    is_over = model.session.finish_reason is not None
+    status = {"training_run_id": model.model_id, "status": "finished" if is_over else "active"}
+    return json_answer(status | model.progress.describe(after, _number(call, "limit", 100)))
+
+
+def report_run_metrics(world: World, call: Call) -> Answer:
+    """Add what a client measured to one of its optimizer steps."""
+    model = _own_model(world, call)
+    request = world.read(call, ReportMetricsRequest)
+    if not model.progress.add_metrics(request.seq_id, request.metrics):
+        raise Refusal(404, f"there is no optimizer step {request.seq_id}")
+    return json_answer({})
+
+
+def rename_run(world: World, call: Call) -> Answer:
+    """Name a training run, or take its name away."""
+    model = _own_model(world, call)
+    name = world.read(call, RenameRunRequest).name
+    others = {key: value for key, value in (model.user_metadata or {}).items() if key != "name"}
+    model.user_metadata = others | ({"name": name} if name else {})
+    return json_answer({})
+
+
+def _own_model(world: World, call: Call) -> Model:
     run_id = call.ids["training_run_id"]
     model = world.models.get(run_id)
     if model is None or model.tenant != call.tenant:
         raise Refusal(404, f"there is no training run {run_id!r}")
-    after = _number(call, "after", 0) if "after" in call.query else None
-    is_over = model.session.finish_reason is not None
-    status = {"training_run_id": run_id, "status": "finished" if is_over else "active"}
-    return json_answer(status | model.progress.describe(after, _number(call, "limit", 100)))
+    return model
+
+
+def _is_like(call: Call, model: Model) -> bool:
+    text = call.query.get("search", "")
+    name = str((model.user_metadata or {}).get("name", ""))
+    return model.model_id.startswith(text) or text.lower() in name.lower()
 
 
 def _may_see(world: World, call: Call, model: Model) -> bool:
@@ -240,6 +271,8 @@ ROUTES: dict[str, Handler] = {
     "list_training_runs": list_runs,
     "get_training_run": get_run,
     "get_run_metrics": run_metrics,
+    "report_run_metrics": report_run_metrics,
+    "rename_training_run": rename_run,
     "list_checkpoints": list_checkpoints,
     "list_model_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -120,10 +121,17 @@ def optim_step(world: World, call: Call) -> Answer:
     """Promise an optimizer step."""
     request = world.read(call, types.OptimStepRequest)
     model = world.model(call.tenant, request.model_id)
-    return world.enqueue(call, model, request.seq_id, _step(model, request.optim_params))
+    work = _step(model, request.optim_params)
+
+    def run() -> dict[str, Any]:
+        metrics = work()
+        model.progress.add_step(metrics, request.seq_id)
+        return {"metrics": metrics}
+
+    return world.enqueue(call, model, request.seq_id, run)
 
 
-def _step(model: Model, params: Any) -> Work:
+def _step(model: Model, params: Any) -> Callable[[], dict[str, float]]:
     if isinstance(params, types.AdamParams):
         size = StepSize(
             learning_rate=params.learning_rate,
@@ -133,18 +141,13 @@ def _step(model: Model, params: Any) -> Work:
             weight_decay=params.weight_decay,
             grad_clip_norm=params.grad_clip_norm,
         )
-        return lambda: _stepped(model, model.trainer.adamw_step(size))
+        return lambda: model.trainer.adamw_step(size)
     size = StepSize(
         learning_rate=params.learning_rate,
         beta1=getattr(params, "beta1", 0.9),
         grad_clip_norm=getattr(params, "grad_clip_norm", 0.0),
     )
-    return lambda: _stepped(model, model.trainer.momentum_step(size))
-
-
-def _stepped(model: Model, metrics: dict[str, float]) -> dict[str, Any]:
-    model.progress.add_step(metrics)
-    return {"metrics": metrics}
+    return lambda: model.trainer.momentum_step(size)
 
 
 def create_custom_loss(world: World, call: Call) -> Answer:

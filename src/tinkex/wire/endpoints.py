@@ -18,6 +18,8 @@ from tinkex.wire.messages import (
     CancelFutureRequest,
     Empty,
     FinishSessionRequest,
+    RenameRunRequest,
+    ReportMetricsRequest,
     TokenizerReply,
     TraceExportReply,
     TtlRequest,
@@ -218,7 +220,7 @@ LIST_RUNS = _bare(
     "list_training_runs",
     "/training_runs",
     types.TrainingRunsResponse,
-    query=_PAGE | _SCOPE | {"project_id"},
+    query=_PAGE | _SCOPE | {"project_id", "search"},
 )
 GET_RUN = _bare(
     "GET", "get_training_run", "/training_runs/{training_run_id}", types.TrainingRun, query=_SCOPE
@@ -229,6 +231,22 @@ RUN_METRICS = _bare(
     "/training_runs/{training_run_id}/metrics",
     types.RunMetricsResponse,
     query=frozenset({"limit", "after"}),
+    is_own=True,
+)
+REPORT_RUN_METRICS = _post(
+    "report_run_metrics",
+    "/training_runs/{training_run_id}/metrics",
+    ReportMetricsRequest,
+    Empty,
+    timeout_seconds=10.0,
+    is_own=True,
+)
+RENAME_RUN = _post(
+    "rename_training_run",
+    "/training_runs/{training_run_id}/name",
+    RenameRunRequest,
+    Empty,
+    method="PUT",
     is_own=True,
 )
 LIST_CHECKPOINTS = _bare(

@@ -40,6 +40,20 @@ class WeightsInfoRequest(Message):
     tinker_path: str
 
 
+class ReportMetricsRequest(Message):
+    """Metrics that a client measured for one of its optimizer steps."""
+
+    seq_id: int
+    """The number of the optimizer step among the operations of its run."""
+    metrics: dict[str, float]
+
+
+class RenameRunRequest(Message):
+    """Give a training run a name, or with None take it away."""
+
+    name: str | None = None
+
+
 class AssignProjectRequest(Message):
     """Move a session to a project."""
 

@@ -90,6 +90,7 @@ EXAMPLES: dict[str, Example] = {
     "run info": Example(words="run info {run}"),
     "run list": Example(words="run list"),
     "run plot": Example(words="run plot {run}"),
+    "run rename": Example(words="run rename {run} 'first try'"),
     "run sample": Example(words="run sample --prompt hello --max-tokens 4"),
     "run watch": Example(words="run watch {run} --once"),
     "sample": Example(words="sample --prompt hello --max-tokens 4"),

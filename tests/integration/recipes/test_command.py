@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shlex
 import signal
 import threading
 from dataclasses import fields
@@ -195,3 +197,30 @@ def test_every_setting_of_a_plan_is_an_option_with_the_same_default(kind: str) -
     words = ["x", "--base-model", "m", *(["--reward", "x.py:f"] if kind == "rl" else [])]
     given = command.make_context(kind, words).params
     assert {name: given[name] for name in names} == {name: getattr(plan, name) for name in names}
+
+
+def test_the_commands_at_the_end_work_as_they_are_printed(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trainer.directory)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert trainer.train("sft").exit_code == 0
+    lines = capsys.readouterr().err.partition("Next:\n")[2].splitlines()
+    context = Context(api_key=KEY, make_service=connect)
+
+    commands = [shlex.split(line) for line in lines]
+
+    assert [words[1] for words in commands] == ["chat", "sample", "run", "checkpoint"]
+    for words in commands:
+        assert words[0] == "tinkex"
+        assert run(words[1:], context).exit_code == 0, capsys.readouterr().err
+    assert list(trainer.directory.glob("*_weights_sft-sft-000004/adapter_model.safetensors"))
+
+
+def test_json_has_no_commands_beside_it(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainer.train("sft", "--json").exit_code == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["is_complete"] is True
+    assert shown.err == ""

@@ -13,9 +13,10 @@ from statistics import fmean
 import pytest
 
 from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Serve
-from tests.integration.recipes.conftest import KINDS, losses, make_plan, start
+from tests.integration.recipes.conftest import KINDS, losses, make_plan, start, write_data
 from tinkex import AdamParams, ServiceClient
 from tinkex.data.jsonl import RowFile
+from tinkex.ids import parse_tinker_path
 from tinkex.recipes.rendering import Renderer
 from tinkex.recipes.rows import parse_preference
 from tinkex.testing import Fault, StubServer, ToyTokenizer
@@ -186,3 +187,41 @@ def test_dpo_compares_with_the_checkpoint_it_started_from_even_after_a_stop(
         for _ in each:
             pass
     assert losses(again) == losses(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("dpo", ["loss", "accuracy", "margin"]), ("rl", ["loss", "reward", "kl"])]
+)
+def test_the_server_has_the_metrics_that_the_recipe_shows(
+    kind: str, names: list[str], service: ServiceClient, tmp_path: Path
+) -> None:
+    run = start(
+        make_plan(tmp_path, kind, eval_data=write_data(tmp_path, kind)), service, tmp_path / "run"
+    )
+    reports = list(run)
+    assert run.result is not None and run.result.state_path is not None
+    run_id = parse_tinker_path(run.result.state_path).run_id
+
+    steps = service.rest_client().get_run_metrics(run_id).result(PATIENCE).steps
+
+    trained = [report for report in reports if report.num_tokens]
+    assert len(steps) == len(trained) > 0
+    for step, report in zip(steps, trained, strict=True):
+        known = {"loss": report.loss, **report.metrics}
+        assert [name for name in names if name not in known] == []
+        assert step.loss == report.loss
+        assert {name: step.metrics[name] for name in known} == known
+    assert any(name.startswith("eval_") for name in steps[-1].metrics)
+    shown = {name: run.result.metrics[name] for name in names[1:]}
+    assert shown == {name: reports[-1].metrics[name] for name in names[1:]}
+
+
+def test_a_server_that_takes_no_metrics_is_asked_once(
+    server: StubServer, service: ServiceClient, tmp_path: Path
+) -> None:
+    server.inject("report_run_metrics", Fault(status=404), times=None)
+
+    reports = list(start(make_plan(tmp_path, "dpo"), service, tmp_path / "run"))
+
+    assert len(reports) == 6
+    assert len(server.calls("report_run_metrics")) <= 2

@@ -135,6 +135,8 @@ FOREIGN: dict[str, list[Ask]] = {
     "get_sampler": [lambda it, _: None],
     "get_training_run": [lambda it, _: None],
     "get_run_metrics": [lambda it, _: None],
+    "report_run_metrics": [lambda it, _: {"seq_id": 1, "metrics": {"reward": 1.0}}],
+    "rename_training_run": [lambda it, _: {"name": "mine now"}],
     "list_checkpoints": [lambda it, _: None],
     "list_model_checkpoints": [lambda it, _: None],
     "delete_checkpoint": [lambda it, _: None],

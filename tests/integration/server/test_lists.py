@@ -3,13 +3,15 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import sqlalchemy as sa
 
 from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House
 from tests.integration.server.things import create_model, ready_model, saved, share, url_of
 from tinkex.ids import PATH_SHAPE
-from tinkex.store import checkpoints, runs, sessions, usage
+from tinkex.store import checkpoints, runs, schema, sessions, usage
 from tinkex.store.records import RunState
 
 HOUR = 3600
@@ -50,6 +52,40 @@ def test_a_run_that_lost_its_state_is_marked(house: House) -> None:
     house.write(lambda db: runs.set_state(db, run_id, RunState.CORRUPTED))
 
     assert house.ask("GET", f"/training_runs/{run_id}").json()["corrupted"] is True
+
+
+def found_by(house: House, text: str) -> list[str]:
+    answer = house.ask("GET", f"/training_runs?search={quote(text)}")
+    assert answer.status_code == 200, answer.text
+    page = answer.json()
+    return [run["training_run_id"] for run in page["training_runs"]]
+
+
+def test_runs_are_found_by_the_beginning_of_their_id_and_by_their_name(house: House) -> None:
+    create_model(house, first := house.session(), user_metadata={"name": "Blue whale"})
+    create_model(house, second := house.session())
+    named = sa.update(schema.sessions).where(schema.sessions.c.id == second)
+    house.write(lambda db: db.execute(named.values(search_name="whale song")))
+    create_model(house, third := house.session(), user_metadata={"name": "100% \u00c9t\u00e9"})
+
+    assert found_by(house, first[:12]) == [f"{first}:train:0"]
+    assert found_by(house, "WHALE") == [f"{second}:train:0", f"{first}:train:0"]
+    assert found_by(house, "100%") == found_by(house, "\u00c9t\u00e9") == [f"{third}:train:0"]
+    assert found_by(house, "_") == found_by(house, "nothing") == []
+
+
+def test_a_run_is_renamed(house: House) -> None:
+    create_model(house, session_id := house.session(), user_metadata={"team": "red"})
+    path = f"/training_runs/{session_id}:train:0"
+
+    for name, shown in (("  first try ", "first try"), ("\u00fcber", "\u00fcber"), (None, None)):
+        assert house.ask("PUT", f"{path}/name", json={"name": name}).status_code == 200
+        run = house.ask("GET", path).json()
+        assert run.get("name") == shown
+        assert run["user_metadata"]["team"] == "red"
+    for name in ("x" * 121, "two\nlines"):
+        refused = house.ask("PUT", f"{path}/name", json={"name": name})
+        assert (refused.status_code, "printable" in refused.text) == (422, True)
 
 
 def test_runs_are_listed_by_project(house: House) -> None:

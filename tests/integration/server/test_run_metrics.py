@@ -171,3 +171,47 @@ def test_steps_keep_their_numbers_when_the_oldest_are_dropped(house: House, run_
         assert (found["num_steps"], found["is_whole"]) == (5, False)
         numbers = [step["step"] for step in found["steps"]]
         assert numbers == ([4, 5] if query == "?limit=2" else [3, 4, 5])
+
+
+def report(house: House, run_id: str, seq_id: int, metrics: Any) -> Any:
+    content = {"seq_id": seq_id, "metrics": metrics}
+    return house.ask("POST", f"/training_runs/{run_id}/metrics", json=content)
+
+
+def test_what_a_client_reports_about_a_step_is_shown_with_it(house: House, run_id: str) -> None:
+    train(house, run_id, 1)
+    house.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
+    train(house, run_id, 1, first=2)
+
+    assert report(house, run_id, 4, {"reward": 0.5, "loss": 9.0}).status_code == 200
+    assert report(house, run_id, 4, {"kl": 0.25}).status_code == 200
+
+    first, second = ask(house, run_id).json()["steps"]
+    assert (first["loss"], first["metrics"]["reward"], first["metrics"]["kl"]) == (9.0, 0.5, 0.25)
+    assert first["metrics"]["grad_norm"] == 0.5
+    assert "reward" not in second["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("seq_id", "metrics", "status"),
+    [
+        (5, {"reward": 1.0}, 404),
+        (-1, {"reward": 1.0}, 422),
+        (4, {}, 422),
+        (4, {f"m{n}": 1.0 for n in range(65)}, 422),
+        (4, {"": 1.0}, 422),
+        (4, {"x" * 65: 1.0}, 422),
+        (4, {"a\nb": 1.0}, 422),
+        (4, {"reward": "high"}, 422),
+    ],
+)
+def test_a_report_that_makes_no_sense_is_refused(
+    house: House, run_id: str, seq_id: int, metrics: Any, status: int
+) -> None:
+    train(house, run_id, 1)
+    house.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
+
+    refused = report(house, run_id, seq_id, metrics)
+
+    assert refused.status_code == status, refused.text
+    assert "reward" not in ask(house, run_id).json()["steps"][0]["metrics"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from tinkex.cli.errors import CliError
+from tinkex.cli.short_ids import LATEST, resolve_path
 from tinkex.ids import SCHEME, looks_like_checkpoint, parse_tinker_path
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, base_model: str | None, model_path: str | None) -> Source:
-        """Read the options; a path that is no address is a model's name, and the reverse."""
+        """Read the options; a path that is no address is a model's name, and the reverse.
+
+        `latest` is the newest sampler checkpoint.
+        """
+        if LATEST in {base_model, model_path} and not (base_model and model_path):
+            return cls(None, LATEST)
         if model_path and looks_like_checkpoint(model_path):
             # Refused with the whole path that it may be a part of.
             parse_tinker_path(model_path)
@@ -122,8 +128,11 @@ class Source(NamedTuple):
         return self.model_path or self.base_model or "the usual model"
 
     def found(self, client: ServiceClient) -> Source:
-        """The same, with the model that is meant if none was named."""
-        if self.base_model or self.model_path:
+        """The same with its full path, or with the model that is meant if none was named."""
+        if self.model_path:
+            path = resolve_path(client.rest_client(), self.model_path, "sampler_weights")
+            return Source(None, path)
+        if self.base_model:
             return self
         models = client.get_server_capabilities().supported_models
         return Source(usual_of(model for model in models if model.sampleable is not False))

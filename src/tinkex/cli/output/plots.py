@@ -19,7 +19,7 @@ from tinkex.cli.output.drawing import draw_lines
 from tinkex.cli.output.watching import speed_of
 from tinkex.installation import install_command
 from tinkex.server.dashboard.curve import Point, draw
-from tinkex.server.headlines import format_metric
+from tinkex.server.headlines import format_metric, headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
@@ -38,8 +38,9 @@ _TAKEN = {*OWN_METRICS, "step", "finished_at"}
 
 def metric_names(steps: Sequence[RunStep]) -> list[str]:
     """All that can be drawn of these steps."""
-    told = dict.fromkeys(name for step in steps for name in step.metrics)
-    return [*OWN_METRICS, *(name for name in told if name not in _TAKEN)]
+    told = dict.fromkeys((name for step in steps for name in step.metrics), 0.0)
+    known = [*headlines(told), *told]
+    return [*OWN_METRICS, *(name for name in dict.fromkeys(known) if name not in _TAKEN)]
 
 
 def value_of(step: RunStep, metric: str) -> float | None:

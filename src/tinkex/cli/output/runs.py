@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tinkex.cli.context import Format, Screen
 from tinkex.cli.format import format_bool, format_optional, format_timestamp
 from tinkex.cli.output.base import Column, Facts, Output, list_title
 from tinkex.server.headlines import format_metric, headlines
@@ -56,6 +57,9 @@ RUN_COLUMNS = {
 DEFAULT_RUN_COLUMNS = ("id", "name", "status", "step", "metrics", "updated", "model")
 #: For servers that do not report the state of a run.
 OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
+#: A terminal with so many columns has room for whole ids.
+_WIDE = 120
+_SHORT_SESSION = 8
 #: What only tinkex servers report; JSON has it where it is known.
 _OWN_FIELDS = ("name", "state", "step", "metrics", "created_at")
 
@@ -65,6 +69,12 @@ def status_of(run: TrainingRun) -> str:
     if run.state is not None:
         return run.state.capitalize()
     return "Failed" if run.corrupted else "OK"
+
+
+def short_id(run_id: str) -> str:
+    """A run's id without the middle of its session's; commands understand it."""
+    session, colon, rest = run_id.partition(":")
+    return f"{session[:_SHORT_SESSION]}{colon}{rest}"
 
 
 def metrics_line(metrics: Mapping[str, float] | None) -> str:
@@ -101,6 +111,7 @@ class RunList(Output):
         self._runs = runs
         self._names = tuple(columns or default_columns(runs.items))
         self._is_chosen = columns is not None
+        self._is_short = False
 
     def to_dict(self) -> dict[str, Any]:
         """The official shape, and how many there are."""
@@ -114,7 +125,18 @@ class RunList(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per run."""
-        return [[RUN_COLUMNS[name].cell(run) for name in self._names] for run in self._runs.items]
+        cells = [[RUN_COLUMNS[name].cell(run) for name in self._names] for run in self._runs.items]
+        if self._is_short:
+            place = self._names.index("id")
+            for row in cells:
+                row[place] = short_id(row[place])
+        return cells
+
+    def print(self, format: Format = "table", screen: Screen | None = None) -> None:
+        """Print it; a narrow terminal shows the short forms of ids, so that all columns fit."""
+        is_narrow = screen is not None and screen.is_terminal and (screen.width or 0) < _WIDE
+        self._is_short = is_narrow and not self._is_chosen
+        super().print(format, screen)
 
     def title(self) -> str:
         """How many there are."""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tinkex import types
+from tinkex.errors import NotFoundError, UnprocessableEntityError
 from tinkex.server.call import Call, Handler, Services
+from tinkex.server.checks import check_number
 from tinkex.server.dashboard.progress import History, continued
 from tinkex.server.dashboard.reading import status_of
 from tinkex.server.ownership import run_of
 from tinkex.server.run_steps import newest_steps, steps_after
 from tinkex.server.run_summaries import summarize
-from tinkex.server.transactions import read
+from tinkex.server.transactions import read, write
 from tinkex.server.updates import SPEED_PASSES, tokens_per_second
 from tinkex.store import overview, steps
 from tinkex.store.database import Connection
+from tinkex.wire.messages import ReportMetricsRequest
 
 DEFAULT_LIMIT = 100
+#: Of one report.
+MAX_METRICS, MAX_METRIC_CHARS = 64, 64
 #: Steps from which the speed is read.
 _LATEST_STEPS = 3 * SPEED_PASSES
 
@@ -55,4 +61,39 @@ async def get_run_metrics(services: Services, call: Call[Any]) -> types.RunMetri
     return await read(services, look)
 
 
-ROUTES: dict[str, Handler] = {"get_run_metrics": get_run_metrics}
+async def report_run_metrics(
+    services: Services, call: Call[ReportMetricsRequest]
+) -> dict[str, Any]:
+    """Add what a client measured to one of its optimizer steps."""
+    run_id = call.ids["training_run_id"]
+    position = call.request.seq_id
+    check_number("seq_id", position)
+    metrics = _check_metrics(call.request.metrics)
+
+    def change(db: Connection) -> None:
+        run_of(db, call.tenant_id, run_id, "training run")
+        if not steps.add_metrics(db, run_id, position, metrics):
+            raise NotFoundError(f"run {run_id!r} has no finished optimizer step {position}")
+
+    await write(services, change)
+    return {}
+
+
+def _check_metrics(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    if not 1 <= len(metrics) <= MAX_METRICS:
+        raise UnprocessableEntityError(
+            f"metrics has {len(metrics)} entries, expected 1 to {MAX_METRICS}"
+        )
+    for name in metrics:
+        if not 1 <= len(name) <= MAX_METRIC_CHARS or not name.isprintable():
+            raise UnprocessableEntityError(
+                f"metrics has the name {name[:40]!r}, expected 1 to {MAX_METRIC_CHARS} printable "
+                "characters"
+            )
+    return metrics
+
+
+ROUTES: dict[str, Handler] = {
+    "get_run_metrics": get_run_metrics,
+    "report_run_metrics": report_run_metrics,
+}

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinkex import types
-from tinkex.errors import NotFoundError
+from tinkex.errors import NotFoundError, UnprocessableEntityError
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import page_of
 from tinkex.server.describe import describe_run
+from tinkex.server.ownership import run_of
 from tinkex.server.run_summaries import summarize
-from tinkex.server.transactions import read
+from tinkex.server.transactions import read, write
 from tinkex.store import checkpoints, runs
 from tinkex.store.database import Connection
 from tinkex.store.records import Checkpoint, Run
+from tinkex.wire.messages import RenameRunRequest
 
 DEFAULT_LIMIT = 20
+MAX_NAME_CHARS = 120
 
 
 async def list_runs(services: Services, call: Call[Any]) -> types.TrainingRunsResponse:
@@ -32,6 +35,7 @@ async def list_runs(services: Services, call: Call[Any]) -> types.TrainingRunsRe
             offset=offset,
             with_public=_with_public(call),
             project_id=call.query.get("project_id"),
+            search=call.query.get("search"),
         )
         cursor = types.Cursor(offset=offset, limit=limit, total_count=total)
         shown = _describe(db, call.tenant_id, found)
@@ -51,6 +55,28 @@ async def get_run(services: Services, call: Call[Any]) -> types.TrainingRun:
         return _describe(db, call.tenant_id, [found])[0]
 
     return await read(services, look)
+
+
+async def rename_run(services: Services, call: Call[RenameRunRequest]) -> dict[str, Any]:
+    """Name a training run, or take its name away."""
+    name = check_run_name(call.request.name)
+
+    def change(db: Connection) -> None:
+        run = run_of(db, call.tenant_id, call.ids["training_run_id"], "training run")
+        runs.rename(db, run, name)
+
+    await write(services, change)
+    return {}
+
+
+def check_run_name(name: str | None) -> str | None:
+    """A name on one line without spaces around it; None if nothing is left."""
+    stripped = (name or "").strip()
+    if len(stripped) > MAX_NAME_CHARS or not stripped.isprintable():
+        raise UnprocessableEntityError(
+            f"name is {stripped[:40]!r}, expected 1 to {MAX_NAME_CHARS} printable characters"
+        )
+    return stripped or None
 
 
 def _with_public(call: Call[Any]) -> bool:
@@ -89,4 +115,5 @@ def _published(db: Connection, run_id: str) -> dict[str, Checkpoint]:
 ROUTES: dict[str, Handler] = {
     "list_training_runs": list_runs,
     "get_training_run": get_run,
+    "rename_training_run": rename_run,
 }

@@ -9,6 +9,7 @@ import click
 from tinkex.cli.client import service
 from tinkex.cli.commands.chat.reading import messages
 from tinkex.cli.commands.drawing import Drawing, Source, drawing_options
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.progress import tell
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("model", required=False, metavar="[MODEL_OR_PATH]")
+@click.argument("model", required=False, type=CHECKPOINT, metavar="[MODEL_OR_PATH]")
 @click.option("--system", metavar="TEXT", help="What the model is told before everything.")
 @drawing_options(max_tokens=1024, temperature=0.7)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End an answer at this text.")
@@ -28,10 +29,10 @@ def chat(
 ) -> None:
     """Talk with a model or a checkpoint.
 
-    MODEL_OR_PATH is a base model's name or a tinker:// path; without it, it is smollm2-135m if the
-    server has it, else the only model that was added to it, else tinkex/tiny. Answers appear while
-    they are made. /help lists the orders that can be typed. If stdin is no terminal, every line is
-    a message and is answered.
+    MODEL_OR_PATH is a base model's name, a tinker:// path, or latest, the newest sampler
+    checkpoint. Without it, it is smollm2-135m if the server has it, else the only model that was
+    added to it, else tinkex/tiny. Answers appear while they are made. /help lists the orders that
+    can be typed. If stdin is no terminal, every line is a message and is answered.
     """
     source = Source.of(model, None)
     drawing = Drawing(**{name: given[name] for name in Drawing._fields})

@@ -6,14 +6,16 @@ import click
 
 from tinkex.cli.client import rest
 from tinkex.cli.commands.checkpoint.parameters import Lifetime
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_duration
 from tinkex.cli.options import Command
 from tinkex.cli.output import Facts, show
+from tinkex.cli.short_ids import full_path
 
 
 @click.command(cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @click.option("--project-id", metavar="ID", help="The project that gets the copy.")
 @click.option(
     "--ttl", type=Lifetime(), metavar="TIME", help="Delete the copy so long from now: 7d, 12h."
@@ -34,6 +36,7 @@ def copy(
     PATH is its address, such as tinker://RUN_ID/weights/0001: one of your own, a public one, or
     one that the access token opens.
     """
+    path = full_path(context, path)
     with rest(context, project_id=project_id) as client:
         # Where no project is named, Config may know one.
         project = client.holder.config.project_id

@@ -19,12 +19,14 @@ from tinkex.cli.commands.checkpoint.selection import (
     find_fitting,
     look_up,
 )
+from tinkex.cli.completing import CHECKPOINT, RUN
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_count
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce
 from tinkex.cli.progress import bar
 from tinkex.cli.prompts import confirm
+from tinkex.cli.short_ids import resolve_path, resolve_run
 from tinkex.ids import parse_tinker_path
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("paths", nargs=-1)
-@click.option("--run-id", metavar="ID", help="All of this run that fit.")
+@click.argument("paths", nargs=-1, type=CHECKPOINT)
+@click.option("--run-id", type=RUN, metavar="ID", help="All of this run that fit.")
 @click.option(
     "--type",
     "checkpoint_type",
@@ -72,6 +74,9 @@ def delete(
     if bool(paths) is not wanted.is_empty:
         raise click.UsageError("Give either paths, or some of --run-id --type --before --after.")
     with rest(context) as client:
+        paths = tuple(resolve_path(client, path) for path in paths)
+        if run_id is not None:
+            wanted = wanted._replace(run_id=resolve_run(client, run_id))
         outcome = _run(context, client, _choose(context, client, paths, wanted, yes), yes)
     if outcome.shared_error is not None:
         raise outcome.shared_error

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import click
 
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
+from tinkex.cli.short_ids import full_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 
 @click.command(cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @click.option(
     "-o",
     "--output",
@@ -35,6 +37,7 @@ def download(context: Context, path: str, output: Path, force: bool, no_extract:
     from tinkex.cli.commands.checkpoint.fetching import check_free, fetch
     from tinkex.cli.output.transfers import CheckpointDownload, Contents
 
+    path = full_path(context, path)
     name = folder_name(parse_tinker_path(path))
     destination = output / (f"{name}.tar" if no_extract else name)
     check_free(destination, force=force)

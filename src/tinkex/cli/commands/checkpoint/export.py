@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, needs_extra
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
+from tinkex.cli.short_ids import full_path
 from tinkex.errors import ConfigError
 from tinkex.ids import SCHEME, parse_tinker_path
 
@@ -23,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @click.command(cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @click.option(
     "-o",
     "--output",
@@ -58,6 +60,7 @@ def export(context: Context, path: str, output: Path, force: bool, **merging: An
     _check_usage(is_merged, merging)
     fetching.check_free(output, force=force)
     output = check_destination(output, force=force)
+    path = full_path(context, path)
     _check_apart(path, output)
     merge = _merge_function() if is_merged else None
     with fetching.scratch_beside(output) as scratch:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tinkex.cli.client import rest
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.output.checkpoints import CheckpointInfo
+from tinkex.cli.short_ids import full_path
 from tinkex.ids import parse_tinker_path
 
 if TYPE_CHECKING:
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @pass_context
 def info(context: Context, path: str) -> None:
     """Show one checkpoint.
 
     PATH is its address, such as tinker://RUN_ID/weights/0001.
     """
+    path = full_path(context, path)
     run_id = parse_tinker_path(path).run_id
     with rest(context) as client:
         asked = client.get_training_run(run_id)

@@ -9,12 +9,14 @@ import click
 from tinkex.cli.access import has_no_records
 from tinkex.cli.client import rest
 from tinkex.cli.commands.listing import columns_option, limit_option
+from tinkex.cli.completing import RUN
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.output.checkpoints import CHECKPOINT_COLUMNS, CheckpointList
 from tinkex.cli.paging import Listing, fetch
 from tinkex.cli.progress import list_bar
+from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
@@ -25,7 +27,7 @@ DEFAULT_LIMIT = 20
 
 
 @click.command("list", cls=Command)
-@click.option("--run-id", metavar="ID", help="Only checkpoints of this run; shows all of them.")
+@click.option("--run-id", type=RUN, metavar="ID", help="All checkpoints of this run.")
 @limit_option(None, f"How many to show at most; 0 shows all.  [default: {DEFAULT_LIMIT}]")
 @columns_option({name: column.summary for name, column in CHECKPOINT_COLUMNS.items()})
 @pass_context
@@ -38,6 +40,7 @@ def list_checkpoints(
         return
     with rest(context) as client:
         if run_id is not None:
+            run_id = resolve_run(client, run_id)
             found = _of_run(client, run_id, limit or 0)
         else:
             found = all_checkpoints(context, client, DEFAULT_LIMIT if limit is None else limit)

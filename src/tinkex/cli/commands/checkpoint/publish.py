@@ -7,27 +7,29 @@ import click
 from tinkex.cli.client import rest
 from tinkex.cli.commands.checkpoint.asking import end_cancelled, yes_option
 from tinkex.cli.commands.checkpoint.info import find_checkpoint
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce
 from tinkex.cli.prompts import confirm
+from tinkex.cli.short_ids import full_path
 from tinkex.errors import ConflictError
 from tinkex.ids import parse_tinker_path
 
 
 @click.command(cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @pass_context
 def publish(context: Context, path: str) -> None:
     """Let everybody use a checkpoint.
 
     PATH is its address, such as tinker://RUN_ID/weights/0001; the run must be your own.
     """
-    _set_public(context, path, True)
+    _set_public(context, full_path(context, path), True)
 
 
 @click.command(cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @yes_option()
 @pass_context
 def unpublish(context: Context, path: str, yes: bool) -> None:
@@ -35,6 +37,7 @@ def unpublish(context: Context, path: str, yes: bool) -> None:
 
     PATH is its address, such as tinker://RUN_ID/weights/0001. Asks first if a person can answer.
     """
+    path = full_path(context, path)
     parse_tinker_path(path)
     # It can be undone: a script that says nothing means what it says.
     has_asked = context.is_stdin_terminal and not yes

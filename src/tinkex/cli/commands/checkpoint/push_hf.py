@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, needs_extra
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
+from tinkex.cli.short_ids import full_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 @click.command("push-hf", cls=Command)
-@click.argument("path")
+@click.argument("path", type=CHECKPOINT)
 @click.option(
     "-r",
     "--repo",
@@ -71,6 +73,7 @@ def push_hf(context: Context, path: str, **wishes: Any) -> None:
 
     if wishes["create_pr"] and wishes["revision"]:
         raise click.UsageError("--create-pr is to the main branch; leave --revision out.")
+    path = full_path(context, path)
     address = parse_tinker_path(path)
     uploader = _uploader(context)
     user = uploader.check_login()

@@ -11,6 +11,7 @@ COMMANDS = {
     "info": Entry(f"{_HOME}.info:info", "Show one training run."),
     "list": Entry(f"{_HOME}.list:list_runs", "List training runs, newest first."),
     "plot": Entry(f"{_HOME}.plot:plot", "Draw how a training run went."),
+    "rename": Entry(f"{_HOME}.rename:rename", "Give a training run a name."),
     "sample": Entry(f"{_HOME}.sample:sample", "Sample from a base model or a checkpoint."),
     "watch": Entry(f"{_HOME}.watch:watch", "Follow a training run live."),
 }

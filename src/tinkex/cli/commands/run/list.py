@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -25,6 +26,7 @@ PAGE_SIZE = 100
 @click.command("list", cls=Command)
 @limit_option()
 @columns_option({name: column.summary for name, column in RUN_COLUMNS.items()})
+@click.option("--search", metavar="TEXT", help="Only runs whose id begins so or whose name has it.")
 @click.option("--project-id", metavar="ID", help="Only runs of this project.")
 @click.option(
     "--scope",
@@ -38,6 +40,7 @@ def list_runs(
     context: Context,
     limit: int,
     columns: tuple[str, ...] | None,
+    search: str | None,
     project_id: str | None,
     scope: Literal["owned", "accessible"],
 ) -> None:
@@ -46,9 +49,12 @@ def list_runs(
         show(context, RunList(Listing([], 0), columns))
         return
     with rest(context) as client, list_bar(context, "Fetching training runs") as told:
+        listed = client.list_training_runs
+        if search is not None:
+            listed = partial(client.find_training_runs, search)
 
         def ask(limit: int, offset: int) -> Listing[TrainingRun]:
-            page = client.list_training_runs(limit, offset, scope, project_id).result()
+            page = listed(limit, offset, scope, project_id).result()
             return Listing(page.training_runs, page.cursor.total_count)
 
         found = fetch(ask, limit, PAGE_SIZE, told)

@@ -10,12 +10,15 @@ import click
 
 from tinkex.cli.client import rest
 from tinkex.cli.commands.run.following import all_steps
+from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
-from tinkex.cli.options import Command
+from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
 from tinkex.cli.progress import list_bar, tell
+from tinkex.cli.short_ids import resolve_run
+from tinkex.server.headlines import HEADLINES, primary_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
@@ -23,15 +26,19 @@ if TYPE_CHECKING:
 KINDS = (".png", ".svg", ".csv")
 
 
+def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    names = (*HEADLINES, "tokens", "seconds", "tokens_per_second")
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @click.command(cls=Command)
-@click.argument("run_id")
+@click.argument("run_id", type=RUN, cls=Argument, summary=RUN_SUMMARY)
 @click.option(
     "--metric",
-    default="loss",
-    show_default=True,
     metavar="NAME",
-    help="What to draw: loss (per token), tokens, seconds, tokens_per_second, or a metric that "
-    "the run has told, such as loss:sum.",
+    shell_complete=_complete_metric,
+    help="What to draw: loss, tokens, seconds, tokens_per_second, or a metric of the run such as "
+    "reward, accuracy, margin or kl.  [default: reward if the run has it, else loss]",
 )
 @click.option(
     "-o",
@@ -41,18 +48,20 @@ KINDS = (".png", ".svg", ".csv")
     help="Write a picture (.png, .svg), or all numbers (.csv), instead of drawing here.",
 )
 @pass_context
-def plot(context: Context, run_id: str, metric: str, output: Path | None) -> None:
+def plot(context: Context, run_id: str, metric: str | None, output: Path | None) -> None:
     """Draw how a training run went."""
     if output is not None and output.suffix.lower() not in KINDS:
         raise click.BadParameter(
             f"{output} is no {', '.join(KINDS[:-1])} or {KINDS[-1]} file.", param_hint="--output"
         )
     with rest(context) as client, list_bar(context, "Fetching steps") as told:
+        run_id = resolve_run(client, run_id)
         page, steps = all_steps(client, run_id, told)
     if not page.is_whole:
         tell("Note: the server has forgotten the oldest steps of this run.")
     from tinkex.cli.output.plots import Plot
 
+    metric = metric or primary_metric(steps[-1].metrics if steps else {})
     _check_metric(metric, steps)
     result = Plot(run_id, metric, steps, is_unicode=_takes_unicode())
     if output is None:

@@ -11,6 +11,7 @@ import click
 from tinkex.cli.client import service
 from tinkex.cli.commands.drawing import Drawing, Source, drawing_options, tokenizer_of
 from tinkex.cli.commands.run.prompt import Prompt, read_prompt
+from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.files import check_output
@@ -38,7 +39,12 @@ class Ask(NamedTuple):
 
 @click.command(cls=Command)
 @click.option("--base-model", metavar="NAME", help="The base model to sample from.")
-@click.option("--model-path", metavar="PATH", help="The tinker:// path of weights to sample from.")
+@click.option(
+    "--model-path",
+    type=CHECKPOINT,
+    metavar="PATH",
+    help="The tinker:// path of weights to sample from, or latest.",
+)
 @click.option("--prompt", metavar="TEXT", help="The text to continue; - reads stdin.")
 @click.option("--prompt-file", metavar="FILE", help="A file with the text; - reads stdin.")
 @click.option(

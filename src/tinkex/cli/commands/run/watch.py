@@ -11,10 +11,12 @@ import click
 
 from tinkex.cli.client import rest
 from tinkex.cli.commands.run.following import PAGE_SIZE, ask
+from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import INTERRUPTED
-from tinkex.cli.options import Command, Duration
+from tinkex.cli.options import Argument, Command, Duration
 from tinkex.cli.progress import tell
+from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
     from tinkex.cli.output.watching import View
@@ -26,7 +28,7 @@ FIRST_LINES, FIRST_POINTS = 10, 1000
 
 
 @click.command(cls=Command)
-@click.argument("run_id")
+@click.argument("run_id", type=RUN, cls=Argument, summary=RUN_SUMMARY)
 @click.option("--once", is_flag=True, help="Show how it stands now, and end.")
 @click.option(
     "--interval",
@@ -46,13 +48,14 @@ FIRST_LINES, FIRST_POINTS = 10, 1000
 def watch(context: Context, run_id: str, once: bool, interval: float, last: int | None) -> None:
     """Follow a training run live.
 
-    Shows step, loss, tokens per second and queue until the run's client is gone. With -f json every
-    step is an object on a line of its own. Ctrl-C ends the watching and nothing else.
+    Shows state, step, metrics, tokens per second and queue until the run's client is gone. With
+    -f json every step is an object on a line of its own. Ctrl-C ends the watching and nothing else.
     """
     first = last or (FIRST_POINTS if _is_live(context, once) else FIRST_LINES)
     try:
         # It outlives short outages of the server, like the run itself.
         with rest(context, outage_seconds=60.0) as client, _view(context, once) as view:
+            run_id = resolve_run(client, run_id)
             for page in _pages(client, run_id, first, None if once else interval):
                 view.show(page)
             view.finish()

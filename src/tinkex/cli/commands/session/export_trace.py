@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from tinkex.cli.client import rest
+from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import show
 from tinkex.cli.progress import bar, tell
+from tinkex.cli.short_ids import resolve_session
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
@@ -20,7 +22,7 @@ SUFFIX = ".pftrace"
 
 
 @click.command("export-trace", cls=Command)
-@click.argument("session_id", cls=Argument, summary="The session, as `session list` names it.")
+@click.argument("session_id", type=SESSION, cls=Argument, summary=SESSION_SUMMARY)
 @click.option(
     "-o",
     "--output",
@@ -40,9 +42,10 @@ def export_trace(context: Context, session_id: str, output: Path | None, url_onl
     from tinkex.cli.output.sessions import TraceExport
     from tinkex.errors import NotFoundError
 
-    place = _place(session_id, output)
     try:
         with rest(context) as client:
+            session_id = resolve_session(client, session_id)
+            place = _place(session_id, output)
             if not context.is_json:
                 tell(f"Exporting the trace of session {session_id} ...")
             url = client.export_session_trace(session_id).result()

@@ -6,13 +6,15 @@ import click
 
 from tinkex.cli.ask import ask
 from tinkex.cli.client import rest
+from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce
+from tinkex.cli.short_ids import resolve_session
 
 
 @click.command(cls=Command)
-@click.argument("session_id", cls=Argument, summary="The session, as `session list` names it.")
+@click.argument("session_id", type=SESSION, cls=Argument, summary=SESSION_SUMMARY)
 @click.option(
     "--status",
     type=click.Choice(["success", "errored", "interrupted"]),
@@ -36,6 +38,7 @@ def finish(context: Context, session_id: str, status: str, detail: str | None) -
     message = FinishSessionRequest(reason=FINISH_REASONS[status], detail=detail)
     try:
         with rest(context) as client:
+            session_id = resolve_session(client, session_id)
             ask(client, FINISH_SESSION, message, {"session_id": session_id})
     except NotFoundError as error:
         raise no_session(session_id) from error

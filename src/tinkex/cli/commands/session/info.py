@@ -7,13 +7,15 @@ from typing import Literal
 import click
 
 from tinkex.cli.client import rest
+from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import show
+from tinkex.cli.short_ids import resolve_session
 
 
 @click.command(cls=Command)
-@click.argument("session_id", cls=Argument, summary="The session, as `session list` names it.")
+@click.argument("session_id", type=SESSION, cls=Argument, summary=SESSION_SUMMARY)
 @click.option(
     "--scope",
     type=click.Choice(["owned", "accessible"]),
@@ -28,5 +30,6 @@ def info(context: Context, session_id: str, scope: Literal["owned", "accessible"
     from tinkex.cli.output.sessions import SessionInfo
 
     with rest(context) as client:
+        session_id = resolve_session(client, session_id)
         found = find_session(client, session_id, scope)
     show(context, SessionInfo(found))

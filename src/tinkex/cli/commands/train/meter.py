@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.cli.context import Context
 from tinkex.cli.progress import tell
+from tinkex.server.headlines import format_metric, headlines
 
 if TYPE_CHECKING:
     from tinkex.recipes.report import StepReport
@@ -40,14 +41,10 @@ def _line(report: StepReport, every: int) -> None:
 
 def describe(report: StepReport) -> str:
     """The figures of a step, in a few words."""
-    loss = "-" if report.loss is None else f"{report.loss:.4f}"
-    more = [f"{name} {report.metrics[name]:.4g}" for name in _shown(report)]
-    return "  ".join([f"loss {loss}", *more, f"{report.tokens_per_second:,.0f} tokens/s"])
-
-
-def _shown(report: StepReport) -> list[str]:
-    known = ("reward", "accuracy")
-    return [name for name in report.metrics if name in known or name.startswith("eval_")]
+    more = headlines(report.metrics)
+    figures = [f"{name} {format_metric(value)}" for name, value in more.items()]
+    speed = f"{report.tokens_per_second:,.0f} tokens/s"
+    return "  ".join([f"loss {format_metric(report.loss)}", *figures, speed])
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tinkex.cli.completing import CHECKPOINT
+
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 
@@ -40,8 +42,9 @@ _MODEL = (
     setting(
         "--from",
         "start_from",
+        type=CHECKPOINT,
         metavar="CHECKPOINT",
-        help="Start from a tinker:// path of training weights.",
+        help="Start from a tinker:// path of training weights, or latest.",
     ),
     setting("--rank", type=int, default=32, help="The inner dimension of the adapter."),
     setting(

@@ -17,13 +17,17 @@ from tinkex.cli.context import Context
 from tinkex.cli.errors import INTERRUPTED
 from tinkex.cli.files import check_directory
 from tinkex.cli.format import format_count, plain_line
+from tinkex.cli.next_commands import suggest, with_server
 from tinkex.cli.output import Facts, show
 from tinkex.cli.progress import tell
+from tinkex.cli.short_ids import full_path
 from tinkex.engine.models.sources import DEFAULT_MODEL
+from tinkex.ids import parse_tinker_path
 from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.report import Result
 from tinkex.recipes.run import RUNS, RunOptions
+from tinkex.server.headlines import format_metric
 
 _STOPPING = "Stopping after the steps that were sent; Ctrl-C again ends at once."
 
@@ -34,6 +38,8 @@ def train(
     """Run a recipe to its end, or until it is interrupted."""
     options = RunOptions(**{name: settings[name] for name in RUN_OPTIONS})
     given = {name: settings[name] for name in settings if name not in RUN_OPTIONS}
+    if given["start_from"] is not None:
+        given["start_from"] = full_path(context, given["start_from"], "weights")
     is_open = given["base_model"] is None and given["start_from"] is None
     # The rest is checked now; which model there is, only the server can say.
     plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))
@@ -65,17 +71,30 @@ def train(
 def _end(context: Context, result: Result, notices: list[str]) -> None:
     show(context, Facts({**result.to_dict(), "notices": notices}, _facts(result)))
     if result.is_complete:
+        suggest(context, next_commands(context, result))
         return
     if not context.is_json:
         tell(f"Stopped after step {result.step} of {result.total}; the same command goes on there.")
     click.get_current_context().exit(INTERRUPTED)
 
 
+def next_commands(context: Context, result: Result) -> list[list[str]]:
+    """What can be done with the checkpoints of a complete run."""
+    assert result.sampler_path is not None  # the run is complete
+    run_id = parse_tinker_path(result.sampler_path).run_id
+    return [
+        with_server(context, "chat", result.sampler_path),
+        with_server(context, "sample", "--model-path", result.sampler_path, "--prompt", "Hello"),
+        with_server(context, "run", "plot", run_id),
+        with_server(context, "checkpoint", "download", result.state_path or result.sampler_path),
+    ]
+
+
 def _facts(result: Result) -> list[tuple[str, str]]:
     rows = [
         ("Steps", f"{result.step} of {result.total}"),
-        ("Loss", "-" if result.loss is None else f"{result.loss:.4f}"),
-        *((name, f"{value:.4g}") for name, value in result.metrics.items()),
+        ("Loss", format_metric(result.loss)),
+        *((name, format_metric(value)) for name, value in result.metrics.items()),
         ("Training state", result.state_path or "-"),
         ("Sampler weights", result.sampler_path or "-"),
         ("Run directory", str(result.run_dir)),
