@@ -25,6 +25,9 @@ from tinkex.errors import (
 
 GONE = NotFoundError("there is no such checkpoint")
 
+#: A whole id, which no server has to complete.
+RUN_ID = "82810c9f-dd83-49e2-8069-20d10792b196:train:0"
+
 
 def done(error: BaseException | None = None) -> Future[None]:
     """A future that is done."""
@@ -159,7 +162,7 @@ def test_a_reason_that_all_share_is_said_once_with_its_hint(
     """S3-G11."""
     stub: Any = StubService(delete_checkpoint_from_tinker_path=lambda path: done(error))
     context = Context(make_service=lambda config: stub)
-    paths = [f"tinker://r/weights/{number}" for number in range(3)]
+    paths = [f"tinker://{RUN_ID}/weights/{number}" for number in range(3)]
     outcome = run(["checkpoint", "delete", "-y", *paths], context)
     assert (outcome.exit_code, outcome.error) == (1, error)
     told = capsys.readouterr()
