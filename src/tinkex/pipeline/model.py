@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -21,6 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from tinkex.engine.models.weight_files import explain_header
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.pipeline.arguments import Arguments
 from tinkex.pipeline.weights import load_weights
@@ -32,7 +34,10 @@ _EXPERTS_PER_TOKEN = 2
 _MIN_POSITIONS = 2048
 _ROPE_THETA = 10_000.0
 #: What torch and transformers raise about files that they cannot read.
-_FAILURES = (OSError, ValueError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError)
+_FAILURES = (
+    *(OSError, ValueError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError),
+    SafetensorError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +183,7 @@ def _load_folder(path: Path) -> PreTrainedModel:
         raise
     except _FAILURES as error:
         raise ConfigError(
-            f"{path} holds no model that can be read: {_sentence(error)}",
+            f"{path} holds no model that can be read: {_damage_in(path) or _sentence(error)}",
             hint="Name a model folder with config.json and model.safetensors.",
         ) from error
     model, report = made
@@ -189,6 +194,14 @@ def _load_folder(path: Path) -> PreTrainedModel:
         # What was read may be a view of the file itself, which training must not write to.
         parameter.data = parameter.data.clone()
     return _ready(model)
+
+
+def _damage_in(folder: Path) -> str | None:
+    """The first file of weights with a damaged header, and the tensor that it is about."""
+    for file in sorted(folder.glob("*.safetensors")):
+        if (problem := explain_header(file)) is not None:
+            return f"{file.name}: {problem}"
+    return None
 
 
 def _ready(model: Any) -> PreTrainedModel:

@@ -69,6 +69,23 @@ def snapshot(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "MADE_UP"])
+def test_a_damaged_header_of_a_checkpoint_names_the_tensor(saved: Path, dtype: str) -> None:
+    path = saved / OPTIMIZER
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    name = min(name for name in header if name != "__metadata__")
+    header[name]["dtype"] = dtype
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+    with pytest.raises(CheckpointError) as refused:
+        read_optimizer(saved, SPEC, layout())
+    assert OPTIMIZER in refused.value.message
+    assert name in refused.value.message
+    assert dtype in refused.value.message
+
+
 def same(left: AdapterState, right: AdapterState) -> bool:
     """Whether two states are equal to the last bit."""
     return left.num_steps == right.num_steps and all(

@@ -146,9 +146,9 @@ def test_no_weights_names_what_is_expected_and_what_is_there_instead(tmp_path: P
 def test_weights_that_are_cut_off_name_both_sizes(tmp_path: Path) -> None:
     whole = safetensors()
     write_folder(tmp_path, files={"model.safetensors": whole[:-1]})
-    assert f"it has {len(whole) - 1:,} bytes where its header tells of {len(whole):,}" in refusal(
-        tmp_path
-    )
+    size = 4 * NUM_PARAMETERS
+    told = f"it has {size - 1:,} bytes of tensors where its header tells of {size:,}"
+    assert told in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,59 @@ def test_weights_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
     write_folder(tmp_path, files={"model.safetensors": content})
     with pytest.raises(UnusableModel):
         read_folder(tmp_path)
+
+
+GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "F8_E4M3"}, "has the dtype 'F8_E4M3', which is not one of F64, F32"),
+        ({"dtype": "MADE_UP", "shape": "abc"}, "has the dtype 'MADE_UP'"),
+        ({"dtype": None}, "has the dtype None"),
+        ({"dtype": ["F32"]}, "has the dtype ['F32']"),
+        ({"shape": [2, -3]}, "has the shape [2, -3], which is not a list of counts"),
+        ({"shape": [2, 3.0]}, "has the shape [2, 3.0]"),
+        ({"shape": [True, 6]}, "has the shape [True, 6]"),
+        ({"shape": None}, "has the shape None"),
+        ({"shape": [2, 4]}, "has 24 bytes, but F32 of shape [2, 4] takes 32"),
+        ({"data_offsets": [0]}, "has data_offsets [0], expected two positions"),
+        ({"data_offsets": [24, 0]}, "has -24 bytes, but F32"),
+        ({"data_offsets": [0, 1e400]}, "has data_offsets [0, inf]"),
+        ({"data_offsets": [8, 32]}, "begins at byte 8, expected 0"),
+    ],
+)
+def test_a_damaged_entry_names_the_file_and_the_tensor(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    text = json.dumps({"model.norm.weight": {**GOOD, **change}}).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(24)
+    write_folder(tmp_path, files={"model.safetensors": content})
+    said = refusal(tmp_path)
+    assert said.startswith(f"{tmp_path / 'model.safetensors'} cannot be read: tensor 'model.norm.w")
+    assert words in said
+
+
+@pytest.mark.parametrize("entry", [None, [], "F32", 5, {}])
+def test_an_entry_that_is_no_table_names_the_tensor(tmp_path: Path, entry: Any) -> None:
+    text = json.dumps({"model.norm.weight": entry}).encode()
+    write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
+    assert "tensor 'model.norm.weight' has" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("metadata", [{"format": 5}, [], "pt"])
+def test_metadata_that_no_library_reads_is_refused(tmp_path: Path, metadata: Any) -> None:
+    text = json.dumps({"__metadata__": metadata, "model.norm.weight": GOOD}).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(24)
+    write_folder(tmp_path, files={"model.safetensors": content})
+    assert "its __metadata__ is not a table of text" in refusal(tmp_path)
+
+
+def test_a_header_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
+    text = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
+    assert "is not valid JSON" in refusal(tmp_path)
 
 
 def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
@@ -217,7 +270,7 @@ def test_any_header_is_read_or_refused(value: Any, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(len(text).to_bytes(8, "little") + text)
-        if name == "__metadata__":
+        if name == "__metadata__" and value is None:
             assert read_header(path) == {}
         else:
             with pytest.raises(UnusableModel):

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tinkex.engine.checkpoints.summaries import place
+from tinkex.engine.models.weight_files import explain_header
 from tinkex.errors import CheckpointError, TinkexError
 
 #: Names of number formats in the files.
@@ -120,7 +121,8 @@ def open_tensors(path: Path) -> TensorFile:
     except OSError as error:
         raise CheckpointError(f"{place(path)} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise CheckpointError(f"{place(path)} cannot be read: {error}") from None
+        reason = explain_header(path) or error
+        raise CheckpointError(f"{place(path)} cannot be read: {reason}") from None
 
 
 def read_into(

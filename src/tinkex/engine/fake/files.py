@@ -29,6 +29,7 @@ from tinkex.engine.checkpoints.summaries import (
     write_record,
 )
 from tinkex.engine.fake.bigram import Bigram, Floats, Moments, Trainer
+from tinkex.engine.models.weight_files import explain_header
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import CheckpointError
 
@@ -115,8 +116,10 @@ def _read_tables(path: Path, vocab_size: int) -> Mapping[str, Floats]:
         raise CheckpointError(f"{place(path)} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{place(path)} cannot be read: {error}") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{place(path)} cannot be read: {error}") from None
+    except (SafetensorError, KeyError, TypeError) as error:
+        # The latter two: a number format that NumPy does not know.
+        reason = explain_header(path) or error
+        raise CheckpointError(f"{place(path)} cannot be read: {reason}") from None
     shape = (vocab_size, vocab_size)
     for name, table_VV in tables.items():
         if table_VV.shape != shape or table_VV.dtype != np.float64:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
@@ -27,7 +28,10 @@ TELL_SECONDS = 2.0
 DEFAULT_CONTEXT_TOKENS = 2048
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 #: What transformers and torch raise about a model that they cannot build or fill.
-_FAILURES = (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, ImportError)
+_FAILURES = (
+    *(OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, ImportError),
+    SafetensorError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from tinkex.errors import ConfigError, RequestErrorCategory
 
@@ -19,7 +19,19 @@ from tinkex.errors import ConfigError, RequestErrorCategory
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 #: Bytes per number, by the name that safetensors has for a type.
-_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+_SIZES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+_METADATA = "__metadata__"
 _MAX_HEADER_BYTES = 100 << 20
 _LFS_POINTER = b"version https://git-lfs"
 _AGAIN = "Copy or download the folder again."
@@ -96,6 +108,15 @@ def _read_safetensors(files: Mapping[Path, set[str]]) -> Weights:
 def read_header(path: Path) -> dict[str, Any]:
     """The tensors of a safetensors file by name; raises unless the file is as long as they say."""
     _refuse_pointer(path)
+    header, num_data_bytes = _parse_header(path)
+    problem = find_problem(header, num_data_bytes)
+    if problem is not None:
+        raise UnusableModel(f"{path} cannot be read: {problem}", hint=_AGAIN)
+    return {name: entry for name, entry in header.items() if name != _METADATA}
+
+
+def _parse_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and how many bytes follow it."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -108,24 +129,75 @@ def read_header(path: Path) -> dict[str, Any]:
         text = file.read(length)
     try:
         header = json.loads(text)
-        header.pop("__metadata__", None)
-        told = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        is_sound = all(_is_sound(entry) for entry in header.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise UnusableModel(f"the header of {path} is damaged", hint=_AGAIN) from None
-    if told != num_bytes or not is_sound:
-        raise UnusableModel(
-            f"{path} is cut off or damaged: it has {num_bytes:,} bytes where its header tells of "
-            f"{told:,}",
-            hint=_AGAIN,
+    except (ValueError, RecursionError):
+        raise UnusableModel(f"the header of {path} is not valid JSON", hint=_AGAIN) from None
+    if not isinstance(header, dict):
+        raise UnusableModel(f"the header of {path} is not a JSON object", hint=_AGAIN)
+    return header, num_bytes - 8 - length
+
+
+def explain_header(path: Path) -> str | None:
+    """What is wrong with the header of a safetensors file, if this can tell."""
+    try:
+        header, num_data_bytes = _parse_header(path)
+    except (UnusableModel, OSError):
+        return None
+    return find_problem(header, num_data_bytes)
+
+
+def find_problem(header: Mapping[str, Any], num_data_bytes: int) -> str | None:
+    """The first thing that is wrong with a header, in words that name the tensor."""
+    if not _is_metadata(header.get(_METADATA)):
+        return f"its {_METADATA} is not a table of text"
+    ends: dict[str, tuple[int, int]] = {}
+    for name, entry in header.items():
+        if name == _METADATA:
+            continue
+        problem = _problem_of(entry)
+        if problem is not None:
+            return f"tensor {name!r:.200} {problem}"
+        start, stop = entry["data_offsets"]
+        ends[name] = (start, stop)
+    at = 0
+    for name in sorted(ends, key=lambda name: ends[name]):
+        start, stop = ends[name]
+        if start != at:
+            return f"tensor {name!r:.200} begins at byte {start:,}, expected {at:,}"
+        at = stop
+    if at != num_data_bytes:
+        return f"it has {num_data_bytes:,} bytes of tensors where its header tells of {at:,}"
+    return None
+
+
+def _problem_of(entry: Any) -> str | None:
+    """What is wrong with the entry of one tensor."""
+    if not isinstance(entry, dict):
+        return "has no dtype, shape and data_offsets"
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    size = _SIZES.get(dtype) if isinstance(dtype, str) else None
+    if size is None:
+        return f"has the dtype {dtype!r:.40}, which is not one of {', '.join(_SIZES)}"
+    if not _is_counts(shape):
+        return f"has the shape {shape!r:.200}, which is not a list of counts"
+    if not _is_counts(offsets) or len(offsets) != 2:
+        return f"has data_offsets {offsets!r:.200}, expected two positions"
+    num_bytes = size * math.prod(shape)
+    if offsets[1] - offsets[0] != num_bytes:
+        return (
+            f"has {offsets[1] - offsets[0]:,} bytes, but {dtype} of shape {shape} takes "
+            f"{num_bytes:,}"
         )
-    return dict(header)
+    return None
 
 
-def _is_sound(entry: Mapping[str, Any]) -> bool:
-    size = _SIZES.get(entry["dtype"])
-    start, stop = entry["data_offsets"]
-    return size is None or stop - start == size * math.prod(entry["shape"])
+def _is_metadata(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    return all(isinstance(one, str) for one in value.values())
+
+
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 63 for one in value)
 
 
 def _check_pickle(path: Path) -> None:
