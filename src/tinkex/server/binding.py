@@ -11,6 +11,7 @@ from litestar import HttpMethod, Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from tinkex.checkpoint.disk import is_disk_full
 from tinkex.errors import InvalidInput
 from tinkex.ids import TYPE_BY_SEGMENT, check_id, check_name
 from tinkex.server.auth import authenticate
@@ -29,7 +30,7 @@ from tinkex.server.limits import (
 )
 from tinkex.server.metrics import RequestMeter
 from tinkex.server.queries import read_query
-from tinkex.server.refusals import Refused, refusal
+from tinkex.server.refusals import Refused, crash, refusal
 from tinkex.types import ForwardRequest
 from tinkex.wire.codec import decode_json, encode_json
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX, Body, Endpoint
@@ -138,6 +139,11 @@ class Bound:
             status = answer.status
         except Refused as error:
             answer = refusal(error)
+            status = answer.status
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            answer = crash(error, self.row.name)
             status = answer.status
         finally:
             self._meter.count(status, time.perf_counter() - started_at)

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tinkex.checkpoint.disk import is_disk_full
 from tinkex.errors import (
     APIStatusError,
     CheckpointError,
     InvalidInput,
     RequestErrorCategory,
     StoreError,
+    StoreFull,
     StoreUnavailable,
     TinkexError,
 )
@@ -70,6 +72,9 @@ def fault(
 
 def crash(error: BaseException, what: str) -> Answer:
     """The answer to a defect: an id, under which the log says everything."""
+    if is_disk_full(error):
+        LOG.error("%s: the disk is full: %s", what, error)
+        return refusal(StoreFull("the server's disk is full; free space there, then try again"))
     incident = new_id()
     LOG.error("%s failed; incident %s", what, incident, exc_info=error)
     message = f"the server failed; its log says why under the id {incident}"

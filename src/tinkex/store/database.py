@@ -120,7 +120,8 @@ class Database:
         try:
             with self.begin() as db:
                 outcomes = [_attempt(db, work) for work, _ in group]
-        except sa.exc.SQLAlchemyError as error:
+        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+            # The driver's own errors too: a writer that ends would leave later writes waiting.
             for _, future in group:
                 future.set_exception(as_store_error(error))
             return

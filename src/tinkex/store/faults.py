@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import sqlalchemy as sa
 
 from tinkex.errors import InvalidInput, StoreBusy, StoreFull, StoreUnavailable, TinkexError
@@ -10,7 +12,7 @@ _FULL = ("database or disk is full", "no space left", "disk i/o error", "could n
 _BUSY = ("database is locked", "database table is locked", "deadlock detected", "lock timeout")
 
 
-def as_store_error(error: sa.exc.SQLAlchemyError) -> TinkexError:
+def as_store_error(error: sa.exc.SQLAlchemyError | sqlite3.Error) -> TinkexError:
     """The database's error as one of ours, in one sentence."""
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     first = str(cause).partition("\n")[0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import logging
@@ -579,3 +580,19 @@ def test_a_defect_is_logged_under_an_id_and_not_shown(
     incident = json.loads(answer.text)["error"].rsplit(" ", 1)[1]
     assert incident in caplog.text
     assert "a secret of the server" in caplog.text
+
+
+def test_a_full_disk_is_a_503_that_may_be_tried_again_and_names_no_path(
+    heard: House, ear: Ear, caplog: pytest.LogCaptureFixture
+) -> None:
+    ear.reply = OSError(errno.ENOSPC, "No space left on device", "/srv/secret/file")
+
+    answer = heard.post("/client/config", {"sdk_version": "1"})
+
+    assert (answer.status_code, answer.json()["category"]) == (503, "server")
+    assert answer.headers["retry-after"] == "1"
+    assert "the server's disk is full" in answer.json()["error"]
+    assert "secret" not in answer.text
+    assert "/srv/secret/file" in caplog.text
+    ear.reply = OSError(errno.EIO, "broken")
+    assert heard.post("/client/config", {"sdk_version": "1"}).status_code == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -171,6 +172,23 @@ def test_a_full_sqlite_store_says_so_and_takes_small_things_again(tmp_path: Path
     database.write(lambda db: settings.put(db, "small", "x"))
     assert database.read(lambda db: settings.get(db, "big")) is None
     assert database.read(lambda db: db.exec_driver_sql("PRAGMA integrity_check").scalar()) == "ok"
+    database.close()
+
+
+def test_an_error_of_the_driver_itself_costs_one_write_and_not_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'store.db'}")
+    migrate(database)
+
+    def fail(db: sa.Connection, busy_seconds: float) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tinkex.store.database._begin_immediate", fail)
+        with pytest.raises(StoreFull):
+            database.write_soon(lambda db: settings.put(db, "a", 1)).result(20)
+    database.write_soon(lambda db: settings.put(db, "a", 2)).result(20)
     database.close()
 
 
