@@ -81,7 +81,13 @@ LEGACY = [
     ("GET", CHECKPOINT + "/archive"),
 ]
 #: Not in the protocol: only our own server has them.
-OWN = [("GET", "/tokenizer"), ("GET", RUN + "/metrics"), ("GET", "/usage/quotas")]
+OWN = [
+    ("GET", "/tokenizer"),
+    ("GET", RUN + "/metrics"),
+    ("POST", RUN + "/metrics"),
+    ("PUT", RUN + "/name"),
+    ("GET", "/usage/quotas"),
+]
 ROWS = [row for row in vars(api).values() if isinstance(row, Endpoint)]
 
 
@@ -136,7 +142,7 @@ def test_bodies() -> None:
 
 def test_queries_are_those_of_the_protocol() -> None:
     assert {row.path: row.query for row in ROWS if row.query} == {
-        "/training_runs": {"limit", "offset", "access_scope", "project_id"},
+        "/training_runs": {"limit", "offset", "access_scope", "project_id", "search"},
         RUN: {"access_scope"},
         RUN + "/metrics": {"limit", "after"},
         "/tokenizer": {"base_model", "digest"},

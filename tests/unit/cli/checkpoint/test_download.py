@@ -53,7 +53,7 @@ def test_no_server_is_asked_where_a_place_is_taken(
         raise AssertionError("a server was asked")
 
     run_id = "82810c9f-dd83-49e2-8069-20d10792b196:train:0"
-    (tmp_path / f"{run_id}_weights_x").mkdir()
+    (tmp_path / f"{run_id}_weights_x".replace(":", "_")).mkdir()
     context = Context(make_service=refuse, api_key="tml-x", base_url="http://x")  # type: ignore[arg-type]
     words = ["checkpoint", "download", f"tinker://{run_id}/weights/x", "-o", str(tmp_path)]
     assert run(words, context).exit_code == 1
