@@ -162,6 +162,7 @@ FOREIGN: dict[str, list[Ask]] = {
 NAMELESS = {
     "health",
     "get_server_capabilities",
+    "get_tokenizer",
     "client_config",
     "client_dynamic_config",
     "auth_token",

@@ -53,6 +53,7 @@ def test_weights_of_both_kinds_can_be_sampled(house: House, segment: str) -> Non
         "sampler_id": sampler_id,
         "base_model": BASE_MODEL,
         "model_path": str(checkpoint.path),
+        "tokenizer_id": BASE_MODEL,
     }
 
 
@@ -61,7 +62,11 @@ def test_a_sampler_of_a_base_model_has_no_path(house: House) -> None:
 
     found = house.ask("GET", f"/samplers/{sampler_id}").json()
 
-    assert found == {"sampler_id": sampler_id, "base_model": BASE_MODEL}
+    assert found == {
+        "sampler_id": sampler_id,
+        "base_model": BASE_MODEL,
+        "tokenizer_id": BASE_MODEL,
+    }
 
 
 @pytest.mark.parametrize(
