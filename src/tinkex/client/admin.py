@@ -9,6 +9,7 @@ from tinkex import types
 from tinkex.client.calls import SessionlessClient
 from tinkex.client.future import APIFuture
 from tinkex.errors import InvalidInput
+from tinkex.types.billing import QuotaUsageResponse
 from tinkex.wire import endpoints as api
 
 AuditEvent = Literal["all", "checkpoints", "projects", "teams", "organizations"]
@@ -60,11 +61,11 @@ class AdminClient(SessionlessClient):
         """Async twin of get_current_checkpoint_storage_usage()."""
         return await self.get_current_checkpoint_storage_usage(project_id)
 
-    def get_quotas(self) -> APIFuture[types.QuotaUsageResponse]:
+    def get_quotas(self) -> APIFuture[QuotaUsageResponse]:
         """What the caller's tenant may have, and what it has; only tinkex servers have quotas."""
         return self._call(api.QUOTAS)
 
-    async def get_quotas_async(self) -> types.QuotaUsageResponse:
+    async def get_quotas_async(self) -> QuotaUsageResponse:
         """Async twin of get_quotas()."""
         return await self.get_quotas()
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         CurrentCheckpointStorageUsageResponse as CurrentCheckpointStorageUsageResponse,
         GetBillingUsageRequest as GetBillingUsageRequest,
         GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest,
-        QuotaUsage as QuotaUsage,
-        QuotaUsageResponse as QuotaUsageResponse,
         SamplingPrefillBillingEvent as SamplingPrefillBillingEvent,
         SamplingSampleBillingEvent as SamplingSampleBillingEvent,
         StorageBillingEvent as StorageBillingEvent,
@@ -224,7 +222,7 @@ _NAMES_BY_MODULE = {
         BillingEventInfo BillingUsageEvent BillingUsageResponse BillingUsageSession
         CheckpointBillingEvent CurrentCheckpointStorageUsageItem
         CurrentCheckpointStorageUsageResponse GetBillingUsageRequest
-        GetCurrentCheckpointStorageUsageRequest QuotaUsage QuotaUsageResponse
+        GetCurrentCheckpointStorageUsageRequest
         SamplingPrefillBillingEvent SamplingSampleBillingEvent StorageBillingEvent
         TrainingBillingEvent UnknownBillingEvent
     """,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tinkex import types
+from tinkex.types.billing import QuotaUsageResponse
 from tinkex.wire.endpoint import LARGE as LARGE
 from tinkex.wire.endpoint import PREFIX as PREFIX
 from tinkex.wire.endpoint import SMALL_BODY_BYTES as SMALL_BODY_BYTES
@@ -350,7 +351,7 @@ STORAGE_USAGE = _bare(
     types.CurrentCheckpointStorageUsageResponse,
     query=frozenset({"project_id"}),
 )
-QUOTAS = _bare("GET", "get_quotas", "/usage/quotas", types.QuotaUsageResponse, is_own=True)
+QUOTAS = _bare("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_own=True)
 
 ENDPOINTS: Mapping[str, Endpoint[Any, Any]] = {
     row.name: row for row in list(globals().values()) if isinstance(row, Endpoint)

@@ -94,7 +94,7 @@ def sample_over_the_poller(place: Place) -> None:
         assert math.isclose(-sum(found[1:]), loss, rel_tol=1e-5)
         try:
             sampler.sample(tinker.ModelInput.from_ints([99_999]), 1, params).result()
-        except tinker.RequestFailedError as error:
+        except tinker.UnprocessableEntityError as error:
             assert "99999" in str(error)
         else:
             raise AssertionError("a token was made up")

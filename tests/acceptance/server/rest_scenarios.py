@@ -237,7 +237,7 @@ def count_what_was_used(place: Place) -> None:
         for _ in range(2):
             client.forward_backward([datum(tinker, HELLO)] * 3, "cross_entropy").result()
         client.forward([datum(tinker, HELLO)], "cross_entropy").result()
-        with contextlib.suppress(tinker.RequestFailedError):
+        with contextlib.suppress(tinker.UnprocessableEntityError):
             client.forward_backward([datum(tinker, HELLO)], "no_such_loss").result()
         client.save_state("one").result()
         sampler = service.create_sampling_client(base_model=BASE_MODEL)

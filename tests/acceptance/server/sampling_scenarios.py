@@ -251,8 +251,8 @@ def refuse_bad_samples(place: Place) -> None:
         for prompt, word in (([5, 99_999], "99999"), ([], "empty"), ([1] * 40_000, "40000")):
             try:
                 sampler.sample(tinker.ModelInput.from_ints(prompt), 1, short).result()
-            except tinker.RequestFailedError as error:
-                assert word in str(error) and error.category.value == "user", error
+            except tinker.UnprocessableEntityError as error:
+                assert word in str(error) and error.body["category"] == "user", error
             else:
                 raise AssertionError(f"{prompt[:5]} was sampled from")
         assert draw(sampler, seed=1) == draw(sampler, seed=1), "the client is none the worse"

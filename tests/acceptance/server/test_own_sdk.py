@@ -102,7 +102,7 @@ def test_training_sampling_and_resuming_async(server: RealServer, key: str) -> N
 def test_a_wrong_request_names_what_is_wrong(server: RealServer, key: str) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL)
-        with pytest.raises(tinkex.RequestFailedError, match="99999"):
+        with pytest.raises(tinkex.UnprocessableEntityError, match="99999"):
             client.forward_backward([datum(tinkex, [1, 99_999])], "cross_entropy").result(PATIENCE)
         with pytest.raises(tinkex.NotFoundError, match="absent"):
             service.create_sampling_client(model_path=f"tinker://{client.model_id}/weights/absent")

@@ -173,14 +173,14 @@ def use_every_loss(place: Place) -> None:
 
 
 def _refuse(client: Any, loss: str, example: Any, word: str) -> None:
-    """What the user did wrong fails the promise, names it, and harms nothing."""
+    """A wrong request is refused before it is queued, with what is wrong, and harms nothing."""
     import tinker
 
     try:
         client.forward_backward([example], loss).result()
-    except tinker.RequestFailedError as error:
+    except tinker.UnprocessableEntityError as error:
         assert word in str(error), error
-        assert error.category == tinker.types.RequestErrorCategory.User
+        assert error.body["category"] == "user"
     else:
         raise AssertionError(f"{loss} took {example}")
 

@@ -11,11 +11,8 @@ from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.usage import flat_rows, money
 
 if TYPE_CHECKING:
-    from tinkex.types import (
-        BillingUsageResponse,
-        CurrentCheckpointStorageUsageResponse,
-        QuotaUsage,
-    )
+    from tinkex.types import BillingUsageResponse, CurrentCheckpointStorageUsageResponse
+    from tinkex.types.billing import QuotaUsage
 
 _AMOUNTS = ("trained_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
 _COLUMNS = (

@@ -14,6 +14,7 @@ from tinkex.server.transactions import read
 from tinkex.store import audit, checkpoints, sessions, usage
 from tinkex.store.database import Connection
 from tinkex.store.records import AuditEntry, Checkpoint, Session
+from tinkex.types.billing import QuotaUsage, QuotaUsageResponse
 
 #: Events of the audit log by the filter that shows them.
 EVENTS: dict[str, tuple[str, ...]] = {
@@ -137,13 +138,11 @@ async def storage_usage(
     return types.CurrentCheckpointStorageUsageResponse(data=items)
 
 
-async def get_quotas(services: Services, call: Call[Any]) -> types.QuotaUsageResponse:
+async def get_quotas(services: Services, call: Call[Any]) -> QuotaUsageResponse:
     """What the caller's tenant may have, and what it has."""
     found = await read(services, lambda db: services.quotas.uses(db, call.tenant_id, time.time()))
-    return types.QuotaUsageResponse(
-        quotas=[
-            types.QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found
-        ]
+    return QuotaUsageResponse(
+        quotas=[QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found]
     )
 
 

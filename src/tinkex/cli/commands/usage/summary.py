@@ -14,7 +14,7 @@ from tinkex.errors import NotFoundError
 
 if TYPE_CHECKING:
     from tinkex.client.admin import AdminClient
-    from tinkex.types import QuotaUsage
+    from tinkex.types.billing import QuotaUsage
 
 
 def show_summary(context: Context, days: int) -> None:
