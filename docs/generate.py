@@ -290,7 +290,12 @@ def walk(command: click.Command, ctx: click.Context) -> Iterator[click.Context]:
 
 def contexts() -> list[click.Context]:
     """Every command there is."""
-    return list(walk(tinkex_command, click.Context(tinkex_command, info_name="tinkex")))
+    return list(
+        walk(
+            tinkex_command,
+            click.Context(tinkex_command, info_name="tinkex", **tinkex_command.context_settings),
+        )
+    )
 
 
 def global_table() -> str:

@@ -114,7 +114,7 @@ def test_a_server_that_is_being_started_by_a_person_is_waited_for(
 ) -> None:
     serving = serve(local_home.root)
     # It has the home already, and does not answer yet.
-    eventually(lambda: lock_holder(local_home) == serving.pid)
+    eventually(lambda: (found := lock_holder(local_home)) is not None and found.pid == serving.pid)
     with tinkex.ServiceClient() as service:
         assert service.config.base_url == serving.ready()
 

@@ -108,6 +108,6 @@ def test_a_model_that_cannot_be_used_keeps_a_server_from_starting(home: Path, fo
     path.write_bytes(path.read_bytes()[:-1])
     refused = run_tinkex("serve", "--home", str(home), "--port", "0", *LOCAL)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert f"base model 'mine': {path} is cut off or damaged" in refused.stderr
+    assert f"base model 'mine': {path} cannot be read: it has" in refused.stderr
     assert "Copy or download the folder again." in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -78,6 +78,7 @@ EXAMPLES: dict[str, Example] = {
     "doctor": Example(words="doctor", is_verdict=True),
     "key create": local("key create --name mine"),
     "key list": local("key list", before="key create"),
+    "key quota": local("key quota --models 5", before="key create"),
     "key revoke": local("key revoke 1", before="key create"),
     "model add": local("model add mine {folder}"),
     "model info": local("model info mine", before="model add mine {folder}"),
@@ -119,7 +120,7 @@ def all_commands(group: click.Command = main, names: tuple[str, ...] = ()) -> It
         yield " ".join(names)
     if not isinstance(group, click.Group):
         return
-    context = click.Context(group)
+    context = click.Context(group, help_option_names=["-h", "--help"])
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None

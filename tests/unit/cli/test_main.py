@@ -38,7 +38,7 @@ def all_commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
         words, command = waiting.pop()
         yield words, command
         if isinstance(command, click.Group):
-            ctx = click.Context(command)
+            ctx = click.Context(command, help_option_names=["-h", "--help"])
             for name in command.list_commands(ctx):
                 child = command.get_command(ctx, name)
                 assert child is not None

@@ -107,7 +107,7 @@ def test_the_key_is_no_part_of_a_contexts_text() -> None:
 
 
 def test_without_a_context_the_process_is_looked_at() -> None:
-    with click.Context(group) as ctx:
+    with click.Context(group, help_option_names=["-h", "--help"]) as ctx:
         assert context_of(ctx).format == "table"
 
 

@@ -212,6 +212,7 @@ def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
     config = json.loads((trained / "adapter_config.json").read_bytes())
     del config["base_model_name_or_path"]
     (trained / "adapter_config.json").write_text(json.dumps(config))
+    (trained / "manifest.json").unlink()
     assert "does not say which base model" in tinkex(*words).err
     assert not (tmp_path / "out").exists()
 
