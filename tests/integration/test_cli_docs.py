@@ -55,7 +55,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
             name = command.default_command
         else:
             break
-        found = command.get_command(click.Context(command), name)
+        found = command.get_command(click.Context(command, **main.context_settings), name)
         assert found is not None, f"there is no command {name}"
         command = found
     return command, words
@@ -67,7 +67,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
 def test_every_command_that_a_page_names_exists(page: Path) -> None:
     for text in named_commands(page):
         command, words = find_command(split_words(text))
-        options = command.get_params(click.Context(command))
+        options = command.get_params(click.Context(command, **main.context_settings))
         flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
         used = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert used <= flags | {"--help", "-h", "--version"}, f"{page.name} says tinkex {text}"
@@ -112,7 +112,7 @@ def test_every_command_has_an_example_that_it_can_read() -> None:
         assert text.startswith(f"tinkex {name}"), text
         command, words = find_command(split_words(text.removeprefix("tinkex ")))
         # Reads and checks the words; a command does its work only when it is invoked.
-        with click.Context(main, info_name="tinkex") as parent:
+        with click.Context(main, info_name="tinkex", **main.context_settings) as parent:
             command.make_context(name, words, parent=parent)
 
 

@@ -147,7 +147,7 @@ def test_a_disk_that_is_too_small_is_refused_before_training(
 ) -> None:
     stage = TinyStage()
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 5))  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match="has [0-9]+ B free"):
+    with pytest.raises(CheckpointError, match=r"has [0-9]+ B free"):
         run(tmp_path, stage=stage)
     assert stage.num_losses == 0
 
