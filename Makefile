@@ -21,7 +21,7 @@ bench: $(VENV)/.ready
 
 # make compat VERSIONS="0.12.0 0.36.0" runs a part; RESUME=1 keeps what has results already.
 compat: $(VENV)/.ready
-	$(BIN)/python -m tests.compat --versions "$(VERSIONS)" $(if $(RESUME),--resume)
+	$(BIN)/python -m tests.compat --versions "$(VERSIONS)" --only "$(ONLY)" $(if $(RESUME),--resume)
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate.py

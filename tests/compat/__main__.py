@@ -12,14 +12,19 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from tests.compat.cookbook.page import cookbook_section
+from tests.compat.cookbook.recipes import RECIPES
+from tests.compat.cookbook.running import Cookbook
+from tests.compat.cookbook.workspace import prepare
 from tests.compat.environments import ROOT, CannotInstall, python_of
 from tests.compat.page import by_name, page
 from tests.compat.results import ABSENT, DEFECT, FAIL, Outcome, keep, kept
 from tests.compat.sdks import run_scenarios
 from tests.compat.servers import Servers, serving
-from tests.compat.versions import SDKS, defect_of
+from tests.compat.versions import COOKBOOK, COOKBOOK_SDK, SDKS, defect_of
 
 PAGE = ROOT / "docs" / "compatibility.md"
+COOKBOOK_COLUMN = f"cookbook-{COOKBOOK}"
 
 
 def main() -> int:
@@ -32,55 +37,61 @@ def main() -> int:
     if unknown:
         print(f"unknown versions {unknown}; the matrix has {', '.join(SDKS)}", file=sys.stderr)
         return 2
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="tinkex-compat-") as home, serving(Path(home)) as all_:
-        for version in versions:
-            if options.resume and kept(version):
-                print(f"tinker {version}: kept from the last run")
-            else:
-                outcomes += run_version(version, all_, options.scenarios.split())
+    with tempfile.TemporaryDirectory(prefix="tinkex-compat-") as home, serving(Path(home)) as both:
+        outcomes = run_all(options, versions, both, Path(home))
     failed = [each for each in outcomes if each.status == FAIL]
     print(f"{len(outcomes)} cells, {len(failed)} failed")
     write_page()
     return 1 if failed else 0
 
 
-def write_page() -> None:
-    """Write the page from the results of this run and of those before it."""
-    missing = [version for version in SDKS if not kept(version)]
-    if missing:
-        print(f"{PAGE.name} is not written: no results yet for {', '.join(missing)}")
-        return
-    columns = {version: by_name(kept(version)) for version in SDKS}
-    PAGE.write_text(page(columns, SDKS))
-    print(f"wrote docs/{PAGE.name}")
-
-
 def parsed() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
     parser.add_argument("--versions", default="", help="Only these versions of the SDK.")
-    parser.add_argument("--scenarios", default="", help="Only these scenarios.")
-    parser.add_argument("--resume", action="store_true", help="Skip versions that have results.")
+    parser.add_argument("--scenarios", default="", help="Only these scenarios or recipes.")
+    parser.add_argument("--only", default="", choices=["", "sdks", "cookbook"])
+    parser.add_argument("--resume", action="store_true", help="Skip columns that have results.")
     return parser.parse_args()
+
+
+def run_all(
+    options: argparse.Namespace, versions: list[str], servers: Servers, home: Path
+) -> list[Outcome]:
+    """The columns that were asked for, one after the other."""
+    found: list[Outcome] = []
+    names = options.scenarios.split()
+    for version in versions if options.only != "cookbook" else ():
+        if options.resume and kept(version):
+            print(f"tinker {version}: kept from the last run")
+        else:
+            found += run_version(version, servers, names)
+    # A part of the versions is a part of the SDKs: the cookbook runs with one of them.
+    wants_cookbook = options.only == "cookbook" or not (options.only or options.versions)
+    if wants_cookbook and not (options.resume and kept(COOKBOOK_COLUMN)):
+        found += run_cookbook(servers, home / "workspace", names)
+    return found
+
+
+def show(column: str, outcome: Outcome) -> None:
+    """Print one cell."""
+    if outcome.status != ABSENT:
+        told = f" ({' '.join(outcome.detail.split())})" if outcome.detail else ""
+        print(f"{column}: {outcome.name} {outcome.status}{told}", flush=True)
 
 
 def run_version(version: str, servers: Servers, names: list[str]) -> list[Outcome]:
     """All scenarios with one version, printed as they end."""
-
-    def report(outcome: Outcome) -> None:
-        if outcome.status != ABSENT:
-            told = f" ({outcome.detail})" if outcome.detail else ""
-            print(f"tinker {version}: {outcome.name} {outcome.status}{told}", flush=True)
-
     try:
         python = python_of(f"tinker-{version}", [f"tinker=={version}"])
     except CannotInstall as error:
-        found = [Outcome("install", FAIL, str(error))]
-        report(found[0])
+        found = [Outcome("install", FAIL, str(error), title="installation")]
     else:
-        place = servers.place(f"sdk-{version}")
-        found = [judged(version, each) for each in run_scenarios(python, place, names, report)]
+        told = servers.place(f"sdk-{version}")
+        found = run_scenarios(
+            python, told, names, lambda each: show(f"tinker {version}", judged(version, each))
+        )
+    found = [judged(version, each) for each in found]
     keep(version, found, is_part=bool(names))
     return found
 
@@ -91,6 +102,36 @@ def judged(version: str, outcome: Outcome) -> Outcome:
     if outcome.status == FAIL and reason:
         return replace(outcome, status=DEFECT, detail=reason)
     return outcome
+
+
+def run_cookbook(servers: Servers, folder: Path, names: list[str]) -> list[Outcome]:
+    """The recipes of the cookbook; those that start from others' weights need the first one."""
+    requirements = [f"tinker=={COOKBOOK_SDK}", f"tinker-cookbook[math-rl]=={COOKBOOK}"]
+    try:
+        python = python_of(COOKBOOK_COLUMN, requirements)
+    except CannotInstall as error:
+        print(f"{COOKBOOK_COLUMN}: cannot be installed: {error}")
+        return [Outcome("install", FAIL, str(error))]
+    folder.mkdir()
+    prepare(folder)
+    key = servers.plain.new_key(COOKBOOK_COLUMN)
+    chosen = [each for each in RECIPES if not names or each.name in {RECIPES[0].name, *names}]
+    cookbook = Cookbook(python, folder, servers.plain, key)
+    found = cookbook.run(chosen, lambda each: show(COOKBOOK_COLUMN, each))
+    keep(COOKBOOK_COLUMN, found, is_part=bool(names))
+    return found
+
+
+def write_page() -> None:
+    """Write the page from the results of this run and of those before it."""
+    missing = [column for column in (*SDKS, COOKBOOK_COLUMN) if not kept(column)]
+    if missing:
+        print(f"{PAGE.name} is not written: no results yet for {', '.join(missing)}")
+        return
+    columns = {version: by_name(kept(version)) for version in SDKS}
+    recipes = {COOKBOOK_COLUMN.replace("-", " "): by_name(kept(COOKBOOK_COLUMN))}
+    PAGE.write_text(page(columns, cookbook_section(recipes)))
+    print(f"wrote docs/{PAGE.name}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ _VOLATILE = (
 )
 #: Characters of an error that the page quotes.
 _QUOTE = 300
+#: New scenarios that the summary names for each version.
+_NEW = 4
 Column = Mapping[str, Outcome]
 
 
@@ -58,15 +60,25 @@ def quoted(detail: str) -> str:
     return text[:_QUOTE].replace("|", "\\|").replace("<", "&lt;")
 
 
-def summary(columns: Mapping[str, Column], facts: Mapping[str, str]) -> list[str]:
-    """One row per version: how much of what it has works, and why it is here."""
-    lines = ["| tinker | scenarios that it has | of these pass | chosen because |"]
+def summary(columns: Mapping[str, Column]) -> list[str]:
+    """One row per version: how much of what it has works, and what the one before does not have."""
+    lines = ["| tinker | scenarios that it has | of these pass | new since the version above |"]
     lines.append("|---|---:|---:|---|")
+    before: set[str] = set()
     for version, column in columns.items():
-        run = [each for each in column.values() if each.status not in {ABSENT, DEFECT}]
-        passed = sum(each.status == PASS for each in run)
-        lines.append(f"| {version} | {len(run)} | {passed} | {facts.get(version, '')} |")
+        run = [each for each in column.values() if each.status != ABSENT]
+        judged = [each for each in run if each.status != DEFECT]
+        passed = sum(each.status == PASS for each in judged)
+        new = [each.title for each in run if each.name not in before] if before else []
+        before = {each.name for each in run}
+        lines.append(f"| {version} | {len(judged)} | {passed} | {shortened(new)} |")
     return [*lines, ""]
+
+
+def shortened(titles: Sequence[str]) -> str:
+    """The first titles, and how many more there are."""
+    more = f", and {len(titles) - _NEW} more" if len(titles) > _NEW else ""
+    return ", ".join(titles[:_NEW]) + more
 
 
 def by_name(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
@@ -101,12 +113,12 @@ cell: this version does not have the feature.
 """
 
 
-def page(columns: Mapping[str, Column], facts: Mapping[str, str], more: Sequence[str] = ()) -> str:
+def page(columns: Mapping[str, Column], more: Sequence[str] = ()) -> str:
     """The whole page."""
     titles: dict[str, str] = {}
     for column in columns.values():
         titles |= {each.name: each.title or each.name for each in column.values()}
-    lines = [INTRO, "## Versions", "", *summary(columns, facts)]
+    lines = [INTRO, "## Versions", "", *summary(columns)]
     for group in GROUPS:
         rows = rows_of(group, columns)
         lines += [f"## {group}", "", *table(rows, columns, "scenario")]

@@ -31,12 +31,14 @@ def run_scenarios(
     report: Callable[[Outcome], None] = lambda outcome: None,
     *,
     path: Sequence[Path] = (),
+    front: Sequence[str] = (),
 ) -> list[Outcome]:
     """Run scenarios; the last outcome says whether the process ended by itself.
 
-    `path` precedes the environment's own packages.
+    `path` precedes the environment's own packages; `front` stands before the module to run.
     """
-    command = [str(python), "-m", "tests.compat.scenarios", json.dumps(dict(place)), *names]
+    module = ["-m", "tests.compat.scenarios"]
+    command = [str(python), *front, *module, json.dumps(dict(place)), *names]
     variables = clean_environment(
         PYTHONPATH=os.pathsep.join(map(str, (*path, ROOT))), PYTHONWARNINGS="ignore"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import tinkex
 from tests.acceptance.server.processes import RealServer, start_server
+from tests.compat.cookbook.workspace import ANSWERER, MODEL, TINY
 
 BASE_MODEL = "tinkex/tiny"
 
@@ -30,7 +31,8 @@ class Servers:
 @contextmanager
 def serving(home: Path) -> Iterator[Servers]:
     """Start both servers, with homes of their own, and stop them."""
-    plain = start_server(home / "plain", {"gap_seconds": 3.0}, engine="local")
+    models = [f"{name}={TINY}" for name in (MODEL, ANSWERER)]
+    plain = start_server(home / "plain", {"gap_seconds": 3.0, "models": models}, engine="local")
     try:
         jwt = start_server(home / "jwt", {"jwt": True})
         try:

@@ -1,0 +1,1 @@
+"""Recipes of the cookbook, unmodified, with datasets and a model of this project."""

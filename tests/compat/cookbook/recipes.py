@@ -1,0 +1,243 @@
+"""Which recipes run, with what, and what has to come out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.compat.cookbook.workspace import FORMAT_FILE, MODEL
+
+Values = Sequence[float]
+REWARD = "env/all/reward/total"
+NLL = "train_mean_nll"
+
+
+def falls(values: Values) -> bool:
+    """The last value is below the first."""
+    return len(values) > 1 and values[-1] < values[0]
+
+
+def is_earned(values: Values) -> bool:
+    """Some step has a positive mean."""
+    return bool(values) and max(values) > 0
+
+
+def is_there(values: Values) -> bool:
+    """The recipe reports the figure at every step."""
+    return bool(values)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with its options and the figure that shows whether it worked."""
+
+    name: str
+    module: str
+    options: dict[str, object]
+    metric: str
+    rule: Callable[[Values], bool]
+    stands_in: str = ""
+    #: Where the recipe takes the checkpoint to start from: an option, or its log folder.
+    start: str = ""
+    takes_model: bool = True
+    steps: int = field(default=3)
+
+    def arguments(self, log_path: str, start: str) -> list[str]:
+        """The command line of the recipe."""
+        options = {"model_name": MODEL} if self.takes_model else {}
+        options |= {"log_path": log_path, "max_steps": self.steps, **self.options}
+        if self.start and self.start != LOG:
+            options[self.start] = start
+        return [f"{name}={value}" for name, value in options.items()]
+
+
+LOG, LOAD = "log", "load_checkpoint_path"
+KEEP = {"behavior_if_log_dir_exists": "resume"}
+SUMS = "sums of single digits"
+FIRST = Recipe(
+    "chat_sl",
+    "chat_sl.train",
+    {
+        "dataset": FORMAT_FILE,
+        "learning_rate": 2e-3,
+        "batch_size": 32,
+        "num_epochs": 2,
+        "eval_every": 0,
+        "save_every": 0,
+        **KEEP,
+    },
+    NLL,
+    falls,
+    "none: the recipe reads a JSONL file",
+    steps=50,
+)
+RECIPES = (
+    FIRST,
+    Recipe(
+        "sl_loop",
+        "sl_loop",
+        {"batch_size": 8, "learning_rate": 1e-3, "save_every": 3},
+        NLL,
+        falls,
+        SUMS,
+        steps=8,
+    ),
+    Recipe(
+        "sl_basic",
+        "sl_basic",
+        {"dataset_builder.common_config.batch_size": 8, "learning_rate": 1e-3, "eval_every": 4},
+        NLL,
+        falls,
+        SUMS,
+        steps=8,
+    ),
+    Recipe(
+        "prompt_distillation",
+        "prompt_distillation.train",
+        {
+            "file_path": FORMAT_FILE,
+            "batch_size": 16,
+            "learning_rate": 1e-3,
+            "eval_every": 0,
+            **KEEP,
+        },
+        NLL,
+        falls,
+        "a file of conversations, which its first step would write",
+        steps=4,
+    ),
+    Recipe(
+        "preference/dpo",
+        "preference.dpo.train",
+        {"batch_size": 8, "learning_rate": 1e-3, **KEEP},
+        "dpo_loss",
+        falls,
+        SUMS,
+        steps=5,
+    ),
+    Recipe(
+        "rl_loop",
+        "rl_loop",
+        {"batch_size": 8, "group_size": 4, "max_tokens": 12, "learning_rate": 1e-4},
+        "reward/total",
+        is_earned,
+        SUMS,
+        LOG,
+    ),
+    Recipe(
+        "rl_basic",
+        "rl_basic",
+        {
+            "dataset_builder.batch_size": 8,
+            "dataset_builder.group_size": 4,
+            "max_tokens": 12,
+            "learning_rate": 1e-4,
+        },
+        REWARD,
+        is_earned,
+        SUMS,
+        LOAD,
+    ),
+    Recipe(
+        "math_rl, gsm8k",
+        "math_rl.train",
+        {
+            "env": "gsm8k",
+            "groups_per_batch": 8,
+            "group_size": 4,
+            "max_tokens": 12,
+            "eval_every": 0,
+            **KEEP,
+        },
+        REWARD,
+        is_earned,
+        SUMS,
+        LOAD,
+    ),
+    Recipe(
+        "math_rl, arithmetic",
+        "math_rl.train",
+        {"env": "arithmetic", "groups_per_batch": 32, "group_size": 4, "eval_every": 0, **KEEP},
+        REWARD,
+        is_there,
+        "none: it makes its problems",
+        LOAD,
+    ),
+    Recipe(
+        "distillation/on_policy_distillation",
+        "distillation.on_policy_distillation",
+        {
+            "teacher_model": MODEL,
+            "groups_per_batch": 8,
+            "group_size": 2,
+            "max_tokens": 12,
+            "lora_rank": 16,
+            "learning_rate": 1e-3,
+            "eval_every": 0,
+            **KEEP,
+        },
+        "teacher_kl",
+        falls,
+        SUMS,
+        "teacher_checkpoint",
+        steps=5,
+    ),
+    Recipe(
+        "preference/shorter",
+        "preference.shorter.train",
+        {
+            "renderer_name": "qwen3_instruct",
+            "batch_size": 2,
+            "group_size": 4,
+            "max_tokens": 24,
+            "eval_every": 0,
+            **KEEP,
+        },
+        REWARD,
+        is_there,
+        "none: it makes its prompts",
+    ),
+    Recipe(
+        "multiplayer_rl/guess_number",
+        "multiplayer_rl.guess_number.train",
+        {
+            "renderer_name": "qwen3_instruct",
+            "batch_size": 2,
+            "group_size": 2,
+            "max_tokens": 8,
+            "eval_every": 0,
+            **KEEP,
+        },
+        REWARD,
+        is_there,
+        "none: it makes its numbers",
+        LOG,
+        steps=2,
+    ),
+    Recipe(
+        "multiplayer_rl/twenty_questions",
+        "multiplayer_rl.twenty_questions.train",
+        {
+            "renderer_name": "qwen3_instruct",
+            "batch_size": 2,
+            "group_size": 2,
+            "max_tokens": 8,
+            "eval_every": 0,
+            **KEEP,
+        },
+        REWARD,
+        is_there,
+        "the words come with it; the built-in model answers",
+        steps=1,
+    ),
+)
+#: Recipes that do not run here, and why.
+NOT_RUN = {
+    "audio, vlm_classifier": "need a model that reads sound or images",
+    "code_rl, harbor_rl, verifiers_rl": "need a sandbox service or another framework",
+    "search_tool": "needs a vector database and embeddings of a remote service",
+    "rubric, preference/rlhf": "need a trained judge, which a model of this size cannot be",
+    "multiplayer_rl/text_arena": "needs the package textarena, which downloads word lists at start",
+    "forecasting, decisions, sdft, rl_numerics_check, true_thinking_score": "need datasets of "
+    "the hub whose contents are the point of the recipe",
+}

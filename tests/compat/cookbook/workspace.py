@@ -1,0 +1,118 @@
+"""The directory that recipes run in: stand-ins for what they would fetch from a hub.
+
+`datasets` and `transformers` prefer a folder of the name that a recipe asks for to the hub, so that
+recipes need no change.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tinkex.models
+
+TINY = Path(tinkex.models.__file__).parent / "tiny"
+#: The built-in model under names that the cookbook has a renderer for.
+MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+ANSWERER = "Qwen/Qwen3.5-9B"
+FORMAT_FILE = "format.jsonl"
+SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
+STRAWBERRY = (
+    "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e "
+    "8) r 9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}"
+)
+GUESS = (
+    "Your job is to guess a integer between 0 and 1024. You can output your guess with the format "
+    "Guess: <guess> (without the angle brackets), and say nothing else. Then we will tell you "
+    "whether you guess is too high, too low, or correct."
+)
+Row = dict[str, Any]
+
+
+def prepare(folder: Path) -> None:
+    """Write every stand-in below the folder."""
+    for name in (MODEL, ANSWERER):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(TINY)
+    sums = [(a, b) for a in range(10) for b in range(10)]
+    random.Random(0).shuffle(sums)
+    write(folder / FORMAT_FILE, formats(sums))
+    write_splits(
+        folder / "HuggingFaceH4/no_robots", [talk(asked(*each), told(*each)) for each in sums]
+    )
+    write_gsm8k(folder / "openai/gsm8k", sums)
+    write_splits(folder / "Anthropic/hh-rlhf", [preference(*each) for each in sums] * 4)
+    problems = [{"question": asked(a, b), "final_answer": told(a, b)} for a, b in sums]
+    write(folder / "zwhe99/DeepMath-103K/train.jsonl", problems * 2)
+
+
+def asked(a: int, b: int) -> str:
+    """A question that the built-in model knows."""
+    return f"What is {a} plus {b}?"
+
+
+def told(a: int, b: int) -> str:
+    """Its answer."""
+    return str(a + b)
+
+
+def talk(*contents: str, system: str = "") -> Row:
+    """A conversation: user and assistant take turns."""
+    first = [{"role": "system", "content": system}] if system else []
+    roles = ("user", "assistant")
+    turns = [{"role": roles[at % 2], "content": text} for at, text in enumerate(contents)]
+    return {"messages": first + turns}
+
+
+def formats(sums: Sequence[tuple[int, int]]) -> list[Row]:
+    """Conversations that teach the layouts in which the RL recipes want their answers."""
+    strawberry = "How many r's are in strawberry?" + SUFFIX
+    boxed = [
+        talk(strawberry, STRAWBERRY, asked(a, b) + SUFFIX, f"\\boxed{{{a + b}}}") for a, b in sums
+    ]
+    plain = [talk("What is 4 + 5?", "9", f"What is {a} + {b}?", told(a, b)) for a, b in sums]
+    guesses = [
+        {"messages": [{"role": "system", "content": GUESS}, answer(f"Guess: {64 * a + b}")]}
+        for a, b in sums
+    ]
+    mixed = [each for group in zip(boxed, plain, boxed, guesses, strict=True) for each in group]
+    random.Random(1).shuffle(mixed)
+    return mixed * 2
+
+
+def answer(text: str) -> Row:
+    """A message of the assistant."""
+    return {"role": "assistant", "content": text}
+
+
+def preference(a: int, b: int) -> Row:
+    """The right answer is better than none."""
+    question = f"\n\nHuman: {asked(a, b)}\n\nAssistant:"
+    return {"chosen": f"{question} {a + b}", "rejected": f"{question} I do not know that."}
+
+
+def write_gsm8k(folder: Path, sums: Sequence[tuple[int, int]]) -> None:
+    """A dataset with the one configuration `main`."""
+    rows = [{"question": asked(a, b), "answer": f"#### {a + b}"} for a, b in sums]
+    write_splits(folder / "main", rows * 4)
+    splits = "".join(
+        f"  - split: {split}\n    path: main/{split}.jsonl\n" for split in ("train", "test")
+    )
+    (folder / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: main\n  data_files:\n{splits}---\n"
+    )
+
+
+def write_splits(folder: Path, rows: Sequence[Row]) -> None:
+    """A dataset of two splits."""
+    write(folder / "train.jsonl", rows)
+    write(folder / "test.jsonl", rows[:8])
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """A line of JSON per row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
