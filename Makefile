@@ -19,7 +19,7 @@ qa: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
 
-# make compat VERSIONS="0.12.0 0.36.0" runs a part; RESUME=1 keeps what has results already.
+# VERSIONS="0.12.0 0.36.0", ONLY=sdks or ONLY=cookbook runs a part; RESUME=1 keeps what has results.
 compat: $(VENV)/.ready
 	$(BIN)/python -m tests.compat --versions "$(VERSIONS)" --only "$(ONLY)" $(if $(RESUME),--resume)
 

@@ -21,10 +21,14 @@ from tests.compat.page import by_name, page
 from tests.compat.results import ABSENT, DEFECT, FAIL, Outcome, keep, kept
 from tests.compat.sdks import run_scenarios
 from tests.compat.servers import Servers, serving
-from tests.compat.versions import COOKBOOK, COOKBOOK_SDK, SDKS, defect_of
+from tests.compat.versions import COOKBOOK, COOKBOOK_SDK, OWN, SDKS, defect_of
 
 PAGE = ROOT / "docs" / "compatibility.md"
-COOKBOOK_COLUMN = f"cookbook-{COOKBOOK}"
+COLUMNS = (*SDKS, OWN)
+#: The cookbook with the official SDK, and with tinkex in its place.
+COOKBOOK_COLUMNS = {f"cookbook-{COOKBOOK}": False, f"cookbook-{COOKBOOK}-{OWN}": True}
+#: How Python runs a module with tinkex in the place of the official SDK.
+IN_PLACE = ("-m", "tinkex.as_tinker")
 
 
 def main() -> int:
@@ -32,10 +36,10 @@ def main() -> int:
     # A run that is terminated stops its servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parsed()
-    versions = options.versions.split() or [*SDKS]
-    unknown = [each for each in versions if each not in SDKS]
+    versions = options.versions.split() or [*COLUMNS]
+    unknown = [each for each in versions if each not in COLUMNS]
     if unknown:
-        print(f"unknown versions {unknown}; the matrix has {', '.join(SDKS)}", file=sys.stderr)
+        print(f"unknown versions {unknown}; the matrix has {', '.join(COLUMNS)}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="tinkex-compat-") as home, serving(Path(home)) as both:
         outcomes = run_all(options, versions, both, Path(home))
@@ -68,8 +72,11 @@ def run_all(
             found += run_version(version, servers, names)
     # A part of the versions is a part of the SDKs: the cookbook runs with one of them.
     wants_cookbook = options.only == "cookbook" or not (options.only or options.versions)
-    if wants_cookbook and not (options.resume and kept(COOKBOOK_COLUMN)):
-        found += run_cookbook(servers, home / "workspace", names)
+    for column, is_own in COOKBOOK_COLUMNS.items() if wants_cookbook else ():
+        if options.resume and kept(column):
+            print(f"{column}: kept from the last run")
+        else:
+            found += run_cookbook(column, servers, home / column, names, is_own=is_own)
     return found
 
 
@@ -82,15 +89,20 @@ def show(column: str, outcome: Outcome) -> None:
 
 def run_version(version: str, servers: Servers, names: list[str]) -> list[Outcome]:
     """All scenarios with one version, printed as they end."""
+    told = servers.place(f"sdk-{version}")
+
+    def report(outcome: Outcome) -> None:
+        show(version, judged(version, outcome))
+
     try:
-        python = python_of(f"tinker-{version}", [f"tinker=={version}"])
+        if version == OWN:
+            own = {"path": [ROOT / "src"], "front": IN_PLACE}
+            found = run_scenarios(Path(sys.executable), told, names, report, **own)
+        else:
+            python = python_of(f"tinker-{version}", [f"tinker=={version}"])
+            found = run_scenarios(python, told, names, report)
     except CannotInstall as error:
         found = [Outcome("install", FAIL, str(error), title="installation")]
-    else:
-        told = servers.place(f"sdk-{version}")
-        found = run_scenarios(
-            python, told, names, lambda each: show(f"tinker {version}", judged(version, each))
-        )
     found = [judged(version, each) for each in found]
     keep(version, found, is_part=bool(names))
     return found
@@ -104,32 +116,39 @@ def judged(version: str, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def run_cookbook(servers: Servers, folder: Path, names: list[str]) -> list[Outcome]:
+def run_cookbook(
+    column: str, servers: Servers, folder: Path, names: list[str], *, is_own: bool
+) -> list[Outcome]:
     """The recipes of the cookbook; those that start from others' weights need the first one."""
     requirements = [f"tinker=={COOKBOOK_SDK}", f"tinker-cookbook[math-rl]=={COOKBOOK}"]
     try:
-        python = python_of(COOKBOOK_COLUMN, requirements)
+        python = python_of(f"cookbook-{COOKBOOK}", requirements)
     except CannotInstall as error:
-        print(f"{COOKBOOK_COLUMN}: cannot be installed: {error}")
-        return [Outcome("install", FAIL, str(error))]
+        found = [Outcome("install", FAIL, str(error), title="installation")]
+        show(column, found[0])
+        return found
     folder.mkdir()
     prepare(folder)
-    key = servers.plain.new_key(COOKBOOK_COLUMN)
+    key = servers.plain.new_key(column)
     chosen = [each for each in RECIPES if not names or each.name in {RECIPES[0].name, *names}]
-    cookbook = Cookbook(python, folder, servers.plain, key)
-    found = cookbook.run(chosen, lambda each: show(COOKBOOK_COLUMN, each))
-    keep(COOKBOOK_COLUMN, found, is_part=bool(names))
+    front, path = (IN_PLACE, str(ROOT / "src")) if is_own else ((), "")
+    cookbook = Cookbook(python, folder, servers.plain, key, front, path)
+    found = cookbook.run(chosen, lambda each: show(column, each))
+    keep(column, found, is_part=bool(names))
     return found
 
 
 def write_page() -> None:
     """Write the page from the results of this run and of those before it."""
-    missing = [column for column in (*SDKS, COOKBOOK_COLUMN) if not kept(column)]
+    missing = [column for column in (*COLUMNS, *COOKBOOK_COLUMNS) if not kept(column)]
     if missing:
         print(f"{PAGE.name} is not written: no results yet for {', '.join(missing)}")
         return
-    columns = {version: by_name(kept(version)) for version in SDKS}
-    recipes = {COOKBOOK_COLUMN.replace("-", " "): by_name(kept(COOKBOOK_COLUMN))}
+    columns = {version: by_name(kept(version)) for version in COLUMNS}
+    titles = (f"tinker {COOKBOOK_SDK}", OWN)
+    recipes = {
+        title: by_name(kept(column)) for title, column in zip(titles, COOKBOOK_COLUMNS, strict=True)
+    }
     PAGE.write_text(page(columns, cookbook_section(recipes)))
     print(f"wrote docs/{PAGE.name}")
 

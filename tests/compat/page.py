@@ -107,6 +107,8 @@ the built-in model `tinkex/tiny`. A scenario uses the public API of that version
 This page is the result of the last run.
 
 "yes": the scenario passes. "**no**": it fails, and [what happens](#what-fails) is listed below.
+The column `tinkex` is tinkex itself, imported under the name `tinker`.
+
 "SDK": the SDK [itself fails](#what-fails-in-the-sdk-itself), whatever the server answers. An empty
 cell: this version does not have the feature.
 `make compat VERSIONS="0.12.0 0.36.0"` runs a part of it.

@@ -17,6 +17,8 @@ SDKS = (
     "0.33.1",
     "0.36.0",
 )
+#: tinkex itself, imported under the name of the official package.
+OWN = "tinkex"
 COOKBOOK = "0.5.8"
 #: The SDK that the cookbook runs with.
 COOKBOOK_SDK = "0.36.0"

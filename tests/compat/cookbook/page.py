@@ -16,8 +16,8 @@ Recipes of `tinker-cookbook` {COOKBOOK}, unmodified, on the same server. The mod
 served under the name of a model that the cookbook has a renderer for. The datasets of the hub
 are replaced by small ones of the same layout, in a folder of the same name in the working
 directory, which `datasets` prefers to the hub. A recipe passes if it ends by itself and its figure
-does what the table says. RL recipes start from the weights of `chat_sl`, which teaches the layout in
-which they expect an answer. One column is `tinker` {COOKBOOK_SDK}; the other is tinkex in its
+does what the table says. RL recipes start from the weights of `chat_sl`, which teaches the layout
+in which they expect an answer. One column is `tinker` {COOKBOOK_SDK}; the other is tinkex in its
 place (`python -m tinkex.as_tinker`).
 """
 RULES = {"falls": "falls", "is_earned": "is positive", "is_there": "is reported"}

@@ -24,7 +24,8 @@ _TAIL = 600
 class Cookbook:
     """A cookbook in its environment, a workspace, and the server that it uses.
 
-    `front` stands between the interpreter and `-m`, for a package in the place of the SDK.
+    `front` stands between the interpreter and what it runs, and `path` precedes the packages of
+    the environment: both are for tinkex in the place of the SDK.
     """
 
     python: Path
@@ -32,6 +33,7 @@ class Cookbook:
     server: RealServer
     key: str
     front: tuple[str, ...] = ()
+    path: str = ""
 
     def run(self, recipes: Iterable[Recipe], report: Callable[[Outcome], None]) -> list[Outcome]:
         """Run recipes, and then the utilities for weights."""
@@ -81,6 +83,7 @@ class Cookbook:
             TINKER_API_KEY=self.key,
             HF_HOME=str(self.folder / "hub"),
             PYTHONWARNINGS="ignore",
+            PYTHONPATH=self.path,
         )
         try:
             done = subprocess.run(
