@@ -33,12 +33,6 @@ DEFECTS = {
         ("0.16.1", "0.18.2"),
         "the command calls `list(...)`, which in its module is the command `checkpoint list`",
     ),
-    "sampler_tokenizer": (
-        tuple(version for version in SDKS if version not in {"0.3.0", "0.6.3"}),
-        "the SDK asks the Hugging Face hub for the base model by its name, and ignores the "
-        "tokenizer that the server names; `TrainingClient.get_tokenizer` works. A folder of the "
-        "model's name in the working directory, or a copy in the hub's cache, helps",
-    ),
 }
 
 
