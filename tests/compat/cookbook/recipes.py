@@ -59,9 +59,9 @@ FIRST = Recipe(
     "chat_sl.train",
     {
         "dataset": FORMAT_FILE,
-        "learning_rate": 2e-3,
+        "learning_rate": 5e-3,
         "batch_size": 32,
-        "num_epochs": 2,
+        "num_epochs": 3,
         "eval_every": 0,
         "save_every": 0,
         **KEEP,
@@ -69,7 +69,7 @@ FIRST = Recipe(
     NLL,
     falls,
     "none: the recipe reads a JSONL file",
-    steps=50,
+    steps=75,
 )
 RECIPES = (
     FIRST,
@@ -85,7 +85,7 @@ RECIPES = (
     Recipe(
         "sl_basic",
         "sl_basic",
-        {"dataset_builder.common_config.batch_size": 8, "learning_rate": 1e-3, "eval_every": 4},
+        {"learning_rate": 1e-3, "eval_every": 4},
         NLL,
         falls,
         SUMS,
@@ -128,8 +128,11 @@ RECIPES = (
         "rl_basic",
         "rl_basic",
         {
+            "dataset_builder": "tinker_cookbook.recipes.math_rl.math_env:Gsm8kDatasetBuilder",
             "dataset_builder.batch_size": 8,
             "dataset_builder.group_size": 4,
+            "dataset_builder.model_name_for_tokenizer": MODEL,
+            "dataset_builder.renderer_name": "qwen3_instruct",
             "max_tokens": 12,
             "learning_rate": 1e-4,
         },

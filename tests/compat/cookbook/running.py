@@ -15,7 +15,10 @@ from tests.compat.results import FAIL, PASS, Outcome
 PACKAGE = "tinker_cookbook.recipes"
 #: No recipe takes this long here.
 PATIENCE_SECONDS = 300
-UTILITIES = "weights: download, build_lora_adapter, build_hf_model"
+UTILITIES = {
+    "weights: download of a training checkpoint": "download",
+    "weights: download of an export, build_lora_adapter, build_hf_model": "build",
+}
 SCRIPT = Path(__file__).with_name("utilities.py")
 _TAIL = 600
 
@@ -41,17 +44,19 @@ class Cookbook:
         for recipe in recipes:
             found.append(self.outcome(recipe))
             report(found[-1])
-        found.append(self.weights())
-        report(found[-1])
+        for name in UTILITIES:
+            found.append(self.weights(name))
+            report(found[-1])
         return found
 
     def outcome(self, recipe: Recipe) -> Outcome:
         """Run one recipe and look at its figure."""
         log_path = self.folder / "runs" / recipe.module
         log_path = log_path.with_name(log_path.name + f"-{recipe.options.get('env', '')}")
-        log_path.mkdir(parents=True)
+        log_path.parent.mkdir(exist_ok=True)
         start = self.last_checkpoint() if recipe.start else {}
         if recipe.start == LOG:
+            log_path.mkdir()
             row = {"name": "start", "batch": 0, "state_path": start["state_path"]}
             (log_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
         kind = "sampler_path" if recipe.start == "teacher_checkpoint" else "state_path"
@@ -63,11 +68,11 @@ class Cookbook:
             return outcome_of(recipe.name, FAIL, problem)
         return outcome_of(recipe.name, PASS if recipe.rule(values) else FAIL, figure)
 
-    def weights(self) -> Outcome:
-        """Fetch and merge the weights of the first recipe."""
-        path = self.last_checkpoint().get("sampler_path", "")
-        problem = self.call(str(SCRIPT), path, str(self.folder / "weights"))
-        return outcome_of(UTILITIES, FAIL if problem else PASS, problem)
+    def weights(self, name: str) -> Outcome:
+        """Run one of the utilities on the weights of the first recipe."""
+        kind, path = UTILITIES[name], self.last_checkpoint()["state_path"]
+        problem = self.call(str(SCRIPT), kind, path, str(self.folder / "weights" / kind))
+        return outcome_of(name, FAIL if problem else PASS, problem)
 
     def last_checkpoint(self) -> dict[str, str]:
         """The paths that the first recipe saved at its end; empty if it did not get there."""

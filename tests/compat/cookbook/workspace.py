@@ -19,7 +19,11 @@ TINY = Path(tinkex.models.__file__).parent / "tiny"
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 ANSWERER = "Qwen/Qwen3.5-9B"
 FORMAT_FILE = "format.jsonl"
-SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
+#: What two recipes append to the question of their example; the others append the first.
+SUFFIXES = (
+    " Provide a numerical answer without units, written inside \\boxed{}.",
+    " Write your answer in \\boxed{} format.",
+)
 STRAWBERRY = (
     "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e "
     "8) r 9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}"
@@ -41,7 +45,7 @@ def prepare(folder: Path) -> None:
     random.Random(0).shuffle(sums)
     write(folder / FORMAT_FILE, formats(sums))
     write_splits(
-        folder / "HuggingFaceH4/no_robots", [talk(asked(*each), told(*each)) for each in sums]
+        folder / "HuggingFaceH4/no_robots", [talk(asked(*each), told(*each)) for each in sums] * 12
     )
     write_gsm8k(folder / "openai/gsm8k", sums)
     write_splits(folder / "Anthropic/hh-rlhf", [preference(*each) for each in sums] * 4)
@@ -69,16 +73,24 @@ def talk(*contents: str, system: str = "") -> Row:
 
 def formats(sums: Sequence[tuple[int, int]]) -> list[Row]:
     """Conversations that teach the layouts in which the RL recipes want their answers."""
-    strawberry = "How many r's are in strawberry?" + SUFFIX
-    boxed = [
-        talk(strawberry, STRAWBERRY, asked(a, b) + SUFFIX, f"\\boxed{{{a + b}}}") for a, b in sums
-    ]
+    first, second = (
+        [
+            talk(
+                "How many r's are in strawberry?" + suffix,
+                STRAWBERRY,
+                asked(a, b) + SUFFIXES[0],
+                f"\\boxed{{{a + b}}}",
+            )
+            for a, b in sums
+        ]
+        for suffix in SUFFIXES
+    )
     plain = [talk("What is 4 + 5?", "9", f"What is {a} + {b}?", told(a, b)) for a, b in sums]
     guesses = [
         {"messages": [{"role": "system", "content": GUESS}, answer(f"Guess: {64 * a + b}")]}
         for a, b in sums
     ]
-    mixed = [each for group in zip(boxed, plain, boxed, guesses, strict=True) for each in group]
+    mixed = [each for group in zip(first, plain, second, guesses, strict=True) for each in group]
     random.Random(1).shuffle(mixed)
     return mixed * 2
 
