@@ -240,7 +240,7 @@ NOT_RUN = {
     "code_rl, harbor_rl, verifiers_rl": "need a sandbox service or another framework",
     "search_tool": "needs a vector database and embeddings of a remote service",
     "rubric, preference/rlhf": "need a trained judge, which a model of this size cannot be",
-    "multiplayer_rl/text_arena": "needs the package textarena, which downloads word lists at start",
+    "multiplayer_rl/text_arena": "needs the package textarena",
     "forecasting, decisions, sdft, rl_numerics_check, true_thinking_score": "need datasets of "
     "the hub whose contents are the point of the recipe",
 }
