@@ -39,15 +39,14 @@ def cancel_samples(place: Place) -> None:
     """What nobody waits for any more is not drawn."""
     with connect(place) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
-        first, second, *rest = [draw(sampler) for _ in range(8)]
+        first, *rest = [draw(sampler) for _ in range(8)]
         # By then the others have been sent; before that, they could be forgotten in silence.
-        for each in (first, second):
-            each.result()
+        first.result()
         cancelled = [each for each in rest if each.cancel()]
         assert cancelled
         # Samples are begun in order: when this one is over, those before it are too.
         draw(sampler).result()
-        assert 3 * NUM_TOKENS <= used(place)["sampling_sample"] < 9 * NUM_TOKENS
+        assert 2 * NUM_TOKENS <= used(place)["sampling_sample"] < 9 * NUM_TOKENS
 
 
 def keep_many_steps_in_flight(place: Place) -> None:

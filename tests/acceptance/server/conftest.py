@@ -68,7 +68,7 @@ def jwt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]
 @pytest.fixture(scope="session")
 def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A slow server that lets few requests wait."""
-    settings = {"fake_seconds": 0.25, "max_jobs_per_tenant": 8}
+    settings = {"fake_seconds": 0.5, "max_jobs_per_tenant": 8}
     yield from serving(tmp_path_factory.mktemp("busy"), settings)
 
 
