@@ -50,15 +50,28 @@ class Terminal:
         """Until that was written so often."""
         ends_at = time.monotonic() + PATIENCE
         while self.seen.count(text) < times:
-            assert time.monotonic() < ends_at, f"no {text!r} in {self.seen!r}"
-            if not select.select([self._ours], [], [], 0.5)[0]:
-                continue
-            try:
-                data = os.read(self._ours, 65536)
-            except OSError:
-                data = b""
-            assert data, f"it ended without {text!r}: {self.seen!r}"
-            self.seen += _ESCAPES.sub("", data.decode(errors="replace"))
+            self._read(text, ends_at)
+
+    def wait_for_prompt_after(self, text: str) -> None:
+        """Until `text` and then a prompt were written.
+
+        Only then is a control character a key press: between two prompts the terminal is in
+        line mode, and a Ctrl-D that arrives there turns into a NUL when the prompt opens.
+        """
+        ends_at = time.monotonic() + PATIENCE
+        while "> " not in self.seen.partition(text)[2]:
+            self._read(f"{text} and a prompt", ends_at)
+
+    def _read(self, wanted: str, ends_at: float) -> None:
+        assert time.monotonic() < ends_at, f"no {wanted!r} in {self.seen!r}"
+        if not select.select([self._ours], [], [], 0.5)[0]:
+            return
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:
+            data = b""
+        assert data, f"it ended without {wanted!r}: {self.seen!r}"
+        self.seen += _ESCAPES.sub("", data.decode(errors="replace"))
 
     def ended(self) -> int:
         """The exit code."""
@@ -111,21 +124,19 @@ def test_a_person_talks_stops_an_answer_and_leaves(
     terminal.wait_for("> ")
 
     terminal.type("/help\n")
-    terminal.wait_for("Ctrl-C stops an answer.")
+    terminal.wait_for_prompt_after("Ctrl-C stops an answer.")
 
     server.inject("asample", Fault(delay_seconds=120.0), times=None)
-    terminal.wait_for("> ", 2)
     terminal.type("first line\nsecond line\n")
     server.wait_for("asample", timeout=PATIENCE)
     assert last_message(server, tmp_path / "tokenizer") == "first line\nsecond line"
 
     terminal.type("\x03")
-    terminal.wait_for("(stopped)")
-    terminal.wait_for("> ", 3)
+    terminal.wait_for_prompt_after("(stopped)")
     server.clear_faults()
 
     terminal.type("go \\\non\n")
-    terminal.wait_for("(cut off after 8 tokens; --max-tokens allows more)")
+    terminal.wait_for_prompt_after("(cut off after 8 tokens; --max-tokens allows more)")
     assert terminal.process.poll() is None
 
     terminal.type("\x04")
