@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from tinkex.settings import package_records
 
-#: What each extra that a server needs brings, as modules and as packages.
+#: What each extra brings that commands look for, as modules and as packages.
 LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "server": {
@@ -33,6 +33,7 @@ LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "safetensors": "safetensors",
             "huggingface_hub": "huggingface-hub",
         },
+        "pipeline": {"tensorboard": "tensorboard"},
     }
 )
 

@@ -14,7 +14,7 @@ from tinkex.errors import ConfigError, TinkexError
 if TYPE_CHECKING:
     from tinkex.cli.context import Context
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 _FIX = "Correct the input; the same command will fail again."
 _AGAIN = "This may pass: run the same command again."
 
@@ -96,8 +96,8 @@ class Failure(NamedTuple):
 
     def to_text(self) -> str:
         """The failure for people."""
-        # Ctrl-C is a decision of the person, not an error.
-        is_error = self.exit_code != INTERRUPTED
+        # Ctrl-C is a decision of the person, not an error; so is SIGTERM.
+        is_error = self.exit_code not in {INTERRUPTED, TERMINATED}
         lines = [self.usage, f"Error: {self.message}" if is_error else self.message, self.hint]
         return "\n".join(line for line in lines if line)
 

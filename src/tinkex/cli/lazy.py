@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinkex.cli.options import GlobalOption, Group, global_flags
+from tinkex.cli.options import GlobalOption, Group, global_flags, summary_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -79,7 +79,7 @@ class LazyGroup(Group):
         if entry is not None:
             return entry.summary
         command = super().get_command(ctx, name)
-        return command.get_short_help_str() if command is not None else ""
+        return summary_of(command) if command is not None else ""
 
 
 class DefaultGroup(LazyGroup):

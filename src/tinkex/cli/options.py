@@ -12,6 +12,8 @@ import click
 #: Where the global options that were given are kept while a command line is read.
 GIVEN = "tinkex.cli.given"
 _HEADING = "Global options"
+#: Longer than any summary: click cuts what exceeds its limit.
+_MAX_SUMMARY = 10_000
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _UNIT_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
@@ -146,6 +148,11 @@ def _write_rows(
             formatter.write_dl(rows)
 
 
+def summary_of(command: click.Command) -> str:
+    """The first sentence of a command's help, uncut."""
+    return command.get_short_help_str(limit=_MAX_SUMMARY)
+
+
 class Command(_TakesGlobals):
     """A command of ours."""
 
@@ -158,6 +165,12 @@ class Group(_TakesGlobals, click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options and commands; click's own version would list the commands twice."""
         _TakesGlobals.format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands; click's own version would cut long summaries."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, summary_of(command)) for name, command in found if command is not None]
+        _write_rows(formatter, "Commands", rows)
 
 
 Group.group_class = Group

@@ -60,6 +60,16 @@ class TensorBoard:
         (self.logdir / RECORD_FILE).unlink(missing_ok=True)
         self.pid = 0
 
+    @property
+    def log_file(self) -> Path:
+        """What the server printed."""
+        return self.logdir / LOG_FILE
+
+    def wait(self) -> None:
+        """Block until the server ends by itself."""
+        while self._process.poll() is None if self._process is not None else is_alive(self.pid):
+            time.sleep(_PAUSE_SECONDS)
+
     def __enter__(self) -> TensorBoard:
         return self
 

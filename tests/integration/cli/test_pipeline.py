@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cli.conftest import Tinkex
 from tests.integration.pipeline.run_scene import Scene
+from tests.unit.engine.model_folders import write_folder
 from tinkex.cli.context import Context, Screen
 
 
@@ -31,6 +40,94 @@ def test_a_run_shows_its_results(made: Scene, tinkex: Tinkex) -> None:
     again = tinkex("pipeline", "run", "--json")
     assert [stage["action"] for stage in again.json["stages"]] == ["skipped"] * 4
     assert again.json["stages"][1]["metrics"]["eval_loss"] == {"before": 9.0, "after": 2.25}
+
+
+def test_the_commands_that_a_run_suggests_work(
+    made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curves = made.root / "curves of mine"
+    curves.mkdir()
+    monkeypatch.setenv("TF_DIR", str(curves))
+    done = tinkex("pipeline", "run")
+    lines = done.err.partition("\nNext:\n")[2].splitlines()
+    commands = [shlex.split(line)[1:] for line in lines]
+    assert [words[:2] for words in commands] == [
+        ["pipeline", "status"],
+        ["pipeline", "plot"],
+        ["pipeline", "tensorboard"],
+        ["model", "add"],
+        ["chat", "my-model"],
+    ]
+    # Another shell has none of the variables.
+    for name in made.environ:
+        monkeypatch.delenv(name)
+    # The trainers here are not real ones; a real folder takes the place of what they left.
+    folder = made.out / "dpo" / "hf"
+    shutil.rmtree(folder)
+    write_folder(folder)
+    served: list[Path] = []
+    monkeypatch.setattr(
+        "tinkex.cli.commands.pipeline_board.serve_board",
+        lambda context, logdir, host, port: served.append(logdir),
+    )
+    for words in commands[:-1]:
+        shown = tinkex(*words)
+        assert shown.exit_code == 0, shown.err
+    assert served == [curves]
+    assert "my-model" in tinkex("model", "list").out
+    assert "Next:" not in tinkex("pipeline", "run", "--json", "--out-dir", str(made.out)).err
+
+
+def test_the_plot_of_a_stage_names_its_steps(made: Scene, tinkex: Tinkex) -> None:
+    made.run()
+    assert " in 4 steps" in tinkex("pipeline", "plot", "sft").out
+    rows = [{"step": step, "loss": 9.0 - step / 100} for step in (100, 200, 300)]
+    path = made.out / "sft" / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert ", steps 100 to 300" in tinkex("pipeline", "plot", "sft").out
+
+
+@pytest.mark.parametrize("value", ["", "{dir}/nothing"])
+def test_curves_that_do_not_exist_are_refused(
+    value: str, made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_DIR", value.format(dir=made.root))
+    done = tinkex("pipeline", "tensorboard", "--json")
+    assert done.exit_code == 1
+    assert done.failure["message"].startswith("There are no curves to show: ")
+
+
+def test_without_tensorboard_the_command_names_what_installs_it(
+    made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    done = tinkex("pipeline", "tensorboard", str(made.root))
+    assert done.exit_code == 1
+    assert done.err.startswith("Error: TensorBoard is not installed\nRun: ")
+    assert "[pipeline]" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tensorboard_is_served_until_a_signal(number: int, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tinkex[pipeline] has it")
+    words = ["pipeline", "tensorboard", str(tmp_path), "--port", "0", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tinkex", *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, "it ended before it was ready"
+            text += line
+        found = json.loads(text)
+        assert found["directory"] == str(tmp_path)
+        with urllib.request.urlopen(f"{found['url']}data/environment", timeout=30) as reply:
+            assert json.load(reply)["data_location"] == str(tmp_path)
+        process.send_signal(number)
+        assert process.wait(60) == 0
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(found["url"], timeout=5)
 
 
 def test_a_run_that_is_refused_fails_with_a_sentence(made: Scene, tinkex: Tinkex) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError
-from tinkex.pipeline.run.overview import look_over, read_metrics
+from tinkex.pipeline.run.overview import look_over, newest_step, read_metrics
+from tinkex.pipeline.run.records import StageResult
 
 __all__ = ["scene"]
 
@@ -67,3 +69,29 @@ def test_a_line_that_was_cut_off_is_left_out(scene: Scene) -> None:
     assert look_over(scene.out)[2].step == 4
     with pytest.raises(ConfigError, match="r1 has no metrics yet"):
         read_metrics("r1", scene.out)
+
+
+@pytest.mark.parametrize(
+    ("logged", "saved", "steps", "shown"),
+    [(110, 117, None, 117), (120, 100, None, 120), (110, 110, 113, 113), (None, None, None, None)],
+)
+def test_steps_between_two_logged_ones_are_counted(
+    logged: int | None, saved: int | None, steps: int | None, shown: int | None
+) -> None:
+    result = None if steps is None else StageResult(stage="sft", steps=steps, digest="0")
+    assert newest_step(logged, saved, result) == shown
+
+
+def test_steps_that_a_resumed_run_repeats_are_counted_once(scene: Scene) -> None:
+    scene.run()
+    path = scene.out / "sft" / "metrics.jsonl"
+    again = [
+        {"step": 4, "loss": 8.0},
+        {"step": 3, "loss": 7.0},
+        {"step": 4, "loss": 6.0},
+        {"step": 4, "eval_loss": 6.5},
+    ]
+    path.write_text(path.read_text() + "".join(f"{json.dumps(row)}\n" for row in again))
+    rows = read_metrics("sft", scene.out)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 4]
+    assert [row.get("loss") for row in rows[2:]] == [7.0, 6.0, None]

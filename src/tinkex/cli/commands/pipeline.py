@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,19 @@ import click
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
+from tinkex.cli.next_commands import suggest
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import announce, show
 from tinkex.cli.progress import tell
 
 if TYPE_CHECKING:
     from tinkex.pipeline.config import PipelineConfig
+    from tinkex.pipeline.run.report import Outcome
 
 STAGES = ("tokenizer", "pretrain", "sft", "dpo", "r1")
 KINDS = (".png", ".svg", ".csv")
+#: The name that the suggested commands give to the trained model.
+MODEL_NAME = "my-model"
 
 
 def out_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +80,27 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     from tinkex.cli.output.pipeline import Results
 
     show(context, Results(str(config.out_dir), outcomes))
+    suggest(context, next_commands(config, outcomes))
+
+
+def next_commands(config: PipelineConfig, outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Commands that show the finished run and use the model of its last stage."""
+    trained = [one.stage for one in outcomes if one.result is not None]
+    if not trained:
+        return []
+    from tinkex.pipeline.run.stages import BY_NAME
+
+    # Settings that came from variables are spelled out: another shell may lack them.
+    place = ["--out-dir", str(config.out_dir)]
+    folder = BY_NAME[trained[-1]].model_dir(config.out_dir)
+    curves = [["tinkex", "pipeline", "tensorboard", str(config.tf_dir)]] if config.tf_dir else []
+    return [
+        ["tinkex", "pipeline", "status", *place],
+        ["tinkex", "pipeline", "plot", trained[-1], *place],
+        *curves,
+        ["tinkex", "model", "add", MODEL_NAME, str(folder)],
+        ["tinkex", "chat", MODEL_NAME],
+    ]
 
 
 @pipeline.command()
@@ -165,6 +190,37 @@ def plot(
     result.write(output.expanduser())
     data = {"stage": stage, "metric": metric, "num_lines": len(told), "output": str(output)}
     announce(context, f"Wrote {format_count(len(told), 'line')} to {output}", data)
+
+
+@pipeline.command()
+@click.argument(
+    "directory",
+    metavar="[DIR]",
+    required=False,
+    type=click.Path(path_type=Path, file_okay=False),
+    cls=Argument,
+    summary="Where the curves are; TF_DIR, or tf_dir, if not given.",
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", help="TB_PORT, or 6006, if not given."
+)
+@pass_context
+def tensorboard(context: Context, directory: Path | None, port: int | None) -> None:
+    """Show the curves of a run in TensorBoard, until Ctrl-C.
+
+    A run starts TensorBoard and stops it at its end; this command shows the curves again.
+    """
+    from tinkex.cli.commands.pipeline_board import serve_board
+
+    config = _config(None)
+    place = config.tf_dir if directory is None else directory.expanduser()
+    if place is None or not place.is_dir():
+        problem = "TF_DIR is empty" if place is None else f"{place} does not exist"
+        raise CliError(
+            f"There are no curves to show: {problem}",
+            "`tinkex pipeline run` writes curves to TF_DIR; name that directory as DIR.",
+        )
+    serve_board(context, place, config.tb_host, config.tb_port if port is None else port)
 
 
 def _config(out_dir: Path | None, *, is_smoke: bool = False) -> PipelineConfig:

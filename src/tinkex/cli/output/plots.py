@@ -13,7 +13,7 @@ import click
 
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.errors import CliError
-from tinkex.cli.format import plain_line
+from tinkex.cli.format import format_count, plain_line
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.drawing import draw_lines
 from tinkex.cli.output.watching import speed_of
@@ -88,7 +88,10 @@ class Plot(Output):
         if not points:
             return f"{self._metric} of {self._run_id}: no steps yet"
         ends = f"{format_metric(points[0].y)} to {format_metric(points[-1].y)}"
-        return f"{self._metric} of {self._run_id}: {ends} in {len(points):,} steps"
+        first, last = points[0].x, points[-1].x
+        if first == 1 and last == len(points):
+            return f"{self._metric} of {self._run_id}: {ends} in {format_count(last, 'step')}"
+        return f"{self._metric} of {self._run_id}: {ends}, steps {first:,} to {last:,}"
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
         """Draw it in letters, or write the points as JSON."""

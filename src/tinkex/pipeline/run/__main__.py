@@ -14,6 +14,9 @@ from tinkex.pipeline.run.report import closing_line, rows_of, write_table
 from tinkex.pipeline.run.running import run_pipeline
 from tinkex.pipeline.run.say import Voice
 
+#: The exit codes of a run that Ctrl-C or SIGTERM interrupted, which is not an error.
+SIGNALLED = frozenset({130, 143})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pipeline; the exit code is 0, 130, 143, 2 for a wrong flag, else 1."""
@@ -29,10 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         voice.say(closing_line(outcomes, time.monotonic() - begun))
     except TinkexError as error:
         sys.stdout.flush()
-        sys.stderr.write(f"Error: {error.message}\n")
+        code = int(getattr(error, "exit_code", 1))
+        sys.stderr.write(f"{'' if code in SIGNALLED else 'Error: '}{error.message}\n")
         if error.hint:
             sys.stderr.write(f"{error.hint}\n")
-        return int(getattr(error, "exit_code", 1))
+        return code
     except OSError as error:
         sys.stderr.write(f"Error: {error.filename or 'the disk'}: {error.strerror or error}\n")
         return 1

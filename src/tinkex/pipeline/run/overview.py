@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import msgspec
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.run.lock import holder_of
-from tinkex.pipeline.run.records import MetricChange, StageRecord, Status, read_record, read_result
+from tinkex.pipeline.run.records import (
+    MetricChange,
+    StageRecord,
+    StageResult,
+    Status,
+    read_record,
+    read_result,
+)
 from tinkex.pipeline.run.stages import BY_NAME, ORDER, Stage
 from tinkex.pipeline.run.starts import told_digest
 from tinkex.pipeline.steps import is_valid_step, step_number
@@ -30,7 +38,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     stale: str | None = None
     """Why its parent is no more what it was made from."""
     step: int | None = None
-    """The last update that was told of."""
+    """The newest optimizer step, from the result, the step checkpoints and the metrics."""
     saved_step: int | None = None
     """The newest step checkpoint."""
     loss: float | None = None
@@ -52,18 +60,29 @@ def _view(stage: Stage, out_dir: Path, is_running: bool) -> StageView:
     directory = stage.directory(out_dir)
     record, result = read_record(directory), read_result(directory)
     last = _last_row(directory / METRICS_NAME)
+    saved_step = _saved_step(stage.checkpoint_dir(out_dir))
+    status = _status(record, is_running)
     return StageView(
         stage=stage.name,
-        status=_status(record, is_running),
+        status=status,
         stale=_stale(stage, record, out_dir),
-        step=_step(last) or (result.steps if result is not None else None),
-        saved_step=_saved_step(stage.checkpoint_dir(out_dir)),
+        step=newest_step(_step(last), saved_step, result if status == Status.COMPLETE else None),
+        saved_step=saved_step,
         loss=_number(last, "loss"),
         updated_at=_updated(directory),
         pid=record.pid if record is not None and is_running else None,
         metrics=result.metrics if result is not None else {},
         directory=str(directory),
     )
+
+
+def newest_step(
+    logged_step: int | None, saved_step: int | None, result: StageResult | None
+) -> int | None:
+    """The newest optimizer step of a stage; metrics are logged only every few steps."""
+    if result is not None and result.steps:
+        return result.steps
+    return max((step for step in (logged_step, saved_step) if step is not None), default=None)
 
 
 def _status(record: StageRecord | None, is_running: bool) -> str:
@@ -105,7 +124,10 @@ def _file_time(path: Path) -> float | None:
 
 
 def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
-    """Every line of a stage's metrics; one that was cut off by a crash is left out."""
+    """Every line of a stage's metrics, in the order of its steps.
+
+    A line that a crash cut off is left out, and so are lines that a resumed run logged again.
+    """
     if stage not in BY_NAME:
         raise ConfigError(f"there is no stage {stage!r}; there is: {', '.join(BY_NAME)}")
     path = BY_NAME[stage].directory(out_dir) / METRICS_NAME
@@ -116,7 +138,20 @@ def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
             f"{stage} has no metrics yet: there is no {path}",
             hint="`tinkex pipeline status` shows which stages have begun.",
         ) from None
-    return [row for line in content.splitlines() if (row := _row(line)) is not None]
+    return without_repeats(row for line in content.splitlines() if (row := _row(line)) is not None)
+
+
+def without_repeats(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without those of steps that a resumed run trained again."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        last = kept[-1] if kept else {"step": -1}
+        is_same = last["step"] == row["step"] and len(last.keys() & row.keys()) > 1
+        # A resumed run goes back: what was logged from that step on no longer holds.
+        while (is_same or last["step"] > row["step"]) and kept and kept[-1]["step"] >= row["step"]:
+            kept.pop()
+        kept.append(row)
+    return kept
 
 
 def _last_row(path: Path) -> dict[str, Any]:
