@@ -50,6 +50,8 @@ class Environment(NamedTuple):
     """TINKEX_HOME: where the server of this machine keeps everything; ~/.tinkex if unset."""
     profile: str | None = None
     """TINKEX_PROFILE: which profile of the home's config.toml to use."""
+    max_unsized_download_bytes: int | None = None
+    """TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES: the most bytes to download of files without a size."""
 
     def __repr__(self) -> str:
         # No secret may get into a traceback or a log.
@@ -94,6 +96,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         credentials_file=user_home / ".tinker" / "credentials.json",
         home=_directory(_first(env, "TINKEX_HOME"), user_home),
         profile=_first(env, "TINKEX_PROFILE"),
+        max_unsized_download_bytes=_count(env, "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"),
     )
 
 
@@ -185,3 +188,12 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if text.lower() not in _YES | _NO:
         raise ConfigError(f"{name} must be 1, 0, true, false, yes, no, on or off; got {text!r}")
     return text.lower() in _YES
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    text = _first(env, name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {text!r:.80}")
+    return int(text)

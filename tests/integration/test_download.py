@@ -18,8 +18,9 @@ from typing import Any
 import pyqwest
 import pytest
 
-from tinkex.client.archive import Part
-from tinkex.client.download import ResponseStream, download_file, download_tree
+from tinkex.client.download import download_file, download_tree
+from tinkex.client.partial_file import PartialFile
+from tinkex.client.transfer import ResponseStream
 from tinkex.errors import APIConnectionError, DownloadError, InvalidInput
 
 DATA = bytes(range(251)) * 20_000  # 5 MB, so that it takes several blocks
@@ -530,15 +531,15 @@ async def test_two_downloads_do_not_share_a_part(shelf: Shelf, tmp_path: Path) -
 async def test_a_full_disk_keeps_the_part(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Part.append
+    append = PartialFile.append
 
-    def fill_up(part: Part, block: bytes | bytearray) -> None:
+    def fill_up(part: PartialFile, block: bytes | bytearray) -> None:
         if part.num_bytes > 2_000_000:
             raise OSError(errno.ENOSPC, "No space left on device")
         append(part, block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Part, "append", fill_up)
+        patch.setattr(PartialFile, "append", fill_up)
         with pytest.raises(DownloadError, match="the disk is full"):
             await get(shelf, tmp_path)
     assert (tmp_path / "model.bin.part").stat().st_size > 2_000_000

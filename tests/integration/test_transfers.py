@@ -20,6 +20,7 @@ from tests.integration.conftest import (
 from tinkex import (
     AdamParams,
     APIConnectionError,
+    APIResponseValidationError,
     DownloadError,
     InvalidInput,
     NotFoundError,
@@ -202,3 +203,39 @@ def test_a_broken_archive_is_typed_and_leaves_nothing(
     with pytest.raises(DownloadError):
         rest.download_checkpoint(path, tmp_path / "state").result(PATIENCE)
     assert not (tmp_path / "state").exists()
+
+
+def test_the_client_limits_files_of_undeclared_size(
+    server: StubServer, connect: Connect, saved: str, tmp_path: Path
+) -> None:
+    """The manifest itself has no declared size here, and is counted as well."""
+    rest = connect(server, max_unsized_download_bytes=100).rest_client()
+    server.inject("download", Fault(chunked=True), times=None)
+    with pytest.raises(DownloadError, match="and at most 100 are accepted"):
+        rest.download_checkpoint(saved, tmp_path / "weights").result(PATIENCE)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_client_limits_an_archive_of_undeclared_size(
+    server: StubServer, service: ServiceClient, connect: Connect, tmp_path: Path
+) -> None:
+    client = service.create_lora_training_client(BASE_MODEL)
+    path = client.save_state("state").result(PATIENCE).path
+    rest = connect(server, max_unsized_download_bytes=100).rest_client()
+    server.inject("external_weights_urls", Fault(status=404), times=None)
+    server.inject("download", Fault(chunked=True), times=None)
+    for extract in (True, False):
+        with pytest.raises(DownloadError, match="and at most 100 are accepted"):
+            rest.download_checkpoint(path, tmp_path / "out", extract=extract).result(PATIENCE)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_long_answer_about_an_archive_is_refused(
+    server: StubServer, rest: RestClient, saved: str, tmp_path: Path
+) -> None:
+    server.inject("external_weights_urls", Fault(status=404), times=None)
+    json_type = {"content-type": "application/json"}
+    reply = Fault(status=200, headers=json_type, body=b" " * (2**20 + 1))
+    server.inject("checkpoint_archive", reply, times=None)
+    with pytest.raises(APIResponseValidationError, match="at most 1,048,576 are accepted"):
+        rest.download_checkpoint(saved, tmp_path / "out").result(PATIENCE)

@@ -13,6 +13,8 @@ from tinkex.errors import CheckpointError
 from tinkex.types.base import learned
 
 MANIFEST_NAME = "manifest.json"
+#: The largest manifest that is read: enough for 100,000 files with long names.
+MAX_MANIFEST_BYTES = 32 * 2**20
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -50,13 +52,21 @@ def read_manifest(directory: Path) -> Manifest:
 
 def read_manifest_bytes(directory: Path) -> bytes:
     """The manifest's own content."""
+    path = directory / MANIFEST_NAME
     try:
-        return (directory / MANIFEST_NAME).read_bytes()
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= MAX_MANIFEST_BYTES else b""
     except FileNotFoundError:
         raise CheckpointError(f"{directory.name!r} has no {MANIFEST_NAME}") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r}: {reason}") from error
+    if size > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"{MANIFEST_NAME} of {directory.name!r} has {size:,} bytes, "
+            f"at most {MAX_MANIFEST_BYTES:,} are read"
+        )
+    return content
 
 
 def parse_manifest(directory: Path, content: bytes) -> Manifest:

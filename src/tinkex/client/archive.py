@@ -1,23 +1,21 @@
-"""The disk side of a download: safe names, parts, folders that appear whole, archives."""
+"""The disk side of a download: safe names, locks, folders that appear atomically, archives."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Self, cast
 from uuid import uuid4
 
-import msgspec
-
 from tinkex.errors import DownloadError, InvalidInput
+from tinkex.units import format_bytes
 
 if sys.platform != "win32":
     import fcntl
@@ -32,8 +30,6 @@ MAX_MEMBERS = 100_000
 #: How much may stand between two files of an archive; a header is far smaller.
 HEADER_BYTES = 8 * 2**20
 BLOCK_BYTES = 2**20
-#: How the files end that stand in for one that is not complete yet.
-PART, NOTES = ".part", ".part.json"
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _DISTRUST = "Do not trust the place this came from."
@@ -47,6 +43,18 @@ def safe_relative_path(name: str) -> PurePosixPath:
     if is_outside or has_odd_letter or _DRIVE.match(name):
         raise DownloadError(f"Refused the unsafe file name {name!r}", hint=_DISTRUST)
     return path
+
+
+def check_free_space(directory: Path, num_bytes: int, name: str) -> None:
+    """Refuse a size that is larger than the free space of the directory's disk."""
+    free = shutil.disk_usage(directory).free
+    if num_bytes > free:
+        raise DownloadError(
+            f"{name} needs {format_bytes(num_bytes)} of disk space, and {format_bytes(free)} are "
+            f"free in {str(directory)!r}",
+            hint="Free space or download to another disk; if the size looks wrong, do not trust "
+            "this server.",
+        )
 
 
 @contextmanager
@@ -84,144 +92,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a file before it is fetched; also an entry of a manifest."""
-
-    num_bytes: int | None = msgspec.field(default=None, name="size")
-    sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_bytes is not None and self.num_bytes < 0:
-            raise InvalidInput(f"A file cannot have {self.num_bytes} bytes")
-        if self.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.sha256):
-            raise InvalidInput(f"A sha256 digest has 64 hexadecimal digits, got {self.sha256!r}")
-
-    def agrees_with(self, other: Expected) -> bool:
-        """True unless both know something and it is not the same."""
-        mine, theirs = (row.sha256 and row.sha256.lower() for row in (self, other))
-        return _fit(self.num_bytes, other.num_bytes) and _fit(mine, theirs)
-
-
-def _fit(one: object, other: object) -> bool:
-    return one is None or other is None or one == other
-
-
-class Notes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server said about the file that a part belongs to; the URL may change."""
-
-    etag: str | None = None
-    last_modified: str | None = None
-    num_bytes: int | None = None
-
-    @property
-    def validator(self) -> str | None:
-        """What If-Range may carry: a strong etag, else the date."""
-        is_strong = self.etag is not None and not self.etag.startswith("W/")
-        return self.etag if is_strong else self.last_modified
-
-    @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Notes:
-        """Read the headers of a complete answer."""
-        if headers.get("content-encoding", "identity") != "identity":
-            return cls()  # lengths and ranges would count other bytes than the ones we see
-        length = headers.get("content-length", "")
-        return cls(
-            etag=headers.get("etag"),
-            last_modified=headers.get("last-modified"),
-            num_bytes=int(length) if length.isdecimal() else None,
-        )
-
-    def fit(self, headers: Mapping[str, str], total: int | None) -> bool:
-        """True unless the headers of a partial answer speak of another file."""
-        return _fit(total, self.num_bytes) and _fit(headers.get("etag"), self.etag)
-
-
-class Part:
-    """A file on its way: `<name>.part`, with notes beside it."""
-
-    def __init__(self, final: Path, expected: Expected) -> None:
-        self.final = final
-        self.expected = expected
-        self.path = final.with_name(final.name + PART)
-        self.notes_path = final.with_name(final.name + NOTES)
-        self.notes = Notes()
-        self.num_bytes = 0
-        self._is_open = self._is_complete = False
-        self._hash = hashlib.sha256()
-        self._held = ExitStack()
-        self._file: IO[bytes]
-
-    def open(self) -> None:
-        """Take up what an earlier try has left."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
-        with ExitStack() as stack:
-            stack.enter_context(exclusive(self.path))
-            self._file = stack.enter_context(self.path.open("r+b"))
-            with suppress(OSError, UnicodeDecodeError, msgspec.MsgspecError):
-                self.notes = msgspec.json.decode(self.notes_path.read_bytes(), type=Notes)
-            while self.expected.sha256 and (block := self._file.read(BLOCK_BYTES)):
-                self._hash.update(block)
-            self.num_bytes = self._file.seek(0, os.SEEK_END)
-            self._held, self._is_open = stack.pop_all(), True
-
-    def append(self, block: bytes | bytearray) -> None:
-        """Add bytes at the end."""
-        self._file.write(block)
-        self._file.flush()
-        self.num_bytes += len(block)
-        if self.expected.sha256:
-            self._hash.update(block)
-
-    def restart(self, notes: Notes) -> None:
-        """Throw the bytes away and begin again, with other notes."""
-        # In this order: bytes must never stand beside notes that are not theirs.
-        self._file.seek(0)
-        self._file.truncate()
-        self.num_bytes, self.notes, self._hash = 0, notes, hashlib.sha256()
-        self.notes_path.write_bytes(msgspec.json.encode(notes))
-
-    @property
-    def has_expected_digest(self) -> bool:
-        """True unless a digest was expected and the bytes have another."""
-        expected = self.expected.sha256
-        return expected is None or self._hash.hexdigest() == expected.lower()
-
-    @property
-    def total_bytes(self) -> int | None:
-        """How big the file will be, if anybody knows."""
-        told = self.notes.num_bytes
-        return self.expected.num_bytes if told is None else told
-
-    def resume_headers(self) -> dict[str, str]:
-        """Headers that ask for the rest, if it can be told whether the rest fits."""
-        validator = self.notes.validator
-        if not self.num_bytes or (validator is None and self.expected.sha256 is None):
-            return {}
-        headers = {"range": f"bytes={self.num_bytes}-"}
-        return headers | ({"if-range": validator} if validator else {})
-
-    def seal(self) -> None:
-        """Make the complete part safe on disk, under its own name still."""
-        os.fsync(self._file.fileno())
-        self._is_complete = True
-
-    def publish(self) -> None:
-        """Give the complete file its name."""
-        self.seal()
-        self.path.replace(self.final)
-        sync(self.final.parent)
-        self.notes_path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Let go of the file, if it was opened; a part that has nothing leaves no trace."""
-        if self._is_open and self.num_bytes == 0 and not self._is_complete:
-            self.path.unlink(missing_ok=True)
-            self.notes_path.unlink(missing_ok=True)
-        with suppress(OSError):  # bytes that found no room; the failed write has told already
-            self._held.close()
 
 
 def recover_directory(destination: Path) -> None:
@@ -374,6 +244,7 @@ class _Unpacking:
             raise DownloadError(f"Refused {member.name!r}: {reason}", hint=_DISTRUST)
         if path in self._seen:
             raise DownloadError(f"Refused {member.name!r}: the name occurs twice", hint=_DISTRUST)
+        check_free_space(self._root, member.size, member.name)
         self._seen.add(path)
         self._num_bytes += member.size
         if self._num_bytes > self._max_bytes or len(self._seen) > MAX_MEMBERS:

@@ -16,7 +16,7 @@ from tinkex.checkpoint.manifest import check_manifest, read_manifest
 from tinkex.client.archive import Progress, exclusive, extract_archive, publish_directory
 from tinkex.client.download import check_destination, download_file, download_tree, staging_for
 from tinkex.client.holder import Holder
-from tinkex.client.http import HttpResponse, HttpStream
+from tinkex.client.http import HttpStream
 from tinkex.client.retry import retry_after
 from tinkex.errors import APIStatusError, CheckpointError, DownloadError, InvalidInput
 from tinkex.ids import TinkerPath
@@ -31,6 +31,8 @@ NO_FILES = frozenset({400, 404, 405, 422})
 #: How often, and how long apart, to ask for an archive that is still being built.
 BUILD_TRIES = 7
 BUILD_WAIT_SECONDS = 30.0
+#: The largest response that names the URL of an archive.
+MAX_LINK_BYTES = 2**20
 #: How long before their end URLs are signed anew.
 EARLY = timedelta(minutes=1)
 
@@ -76,7 +78,11 @@ async def download_archive(holder: Holder, path: TinkerPath, delivery: Delivery)
     await holder.ready()
     url = await _archive_url(holder, _ids(path))
     return await download_file(
-        _fetcher(holder), url, delivery.destination, progress=delivery.progress
+        _fetcher(holder),
+        url,
+        delivery.destination,
+        progress=delivery.progress,
+        max_unsized_bytes=holder.config.max_unsized_download_bytes,
     )
 
 
@@ -97,6 +103,11 @@ class _Links:
         self._ids = ids
         self._reply = reply
         self._signing = asyncio.Lock()
+
+    @property
+    def max_unsized_bytes(self) -> int:
+        """The client's limit on files of undeclared size."""
+        return self._holder.config.max_unsized_download_bytes
 
     @property
     def names(self) -> list[str]:
@@ -132,6 +143,7 @@ async def _fetch_files(links: _Links, destination: Path, delivery: Delivery) -> 
             destination,
             force=delivery.force,
             progress=delivery.progress,
+            max_unsized_bytes=links.max_unsized_bytes,
         )
     finally:
         _remove_if_empty(staging_for(destination))
@@ -157,7 +169,13 @@ async def _unpack_into(holder: Holder, url: str, destination: Path, delivery: De
     staging = staging_for(destination)
     archive, fresh = staging / "archive", staging / "files"
     try:
-        await download_file(_fetcher(holder), url, archive, progress=delivery.progress)
+        await download_file(
+            _fetcher(holder),
+            url,
+            archive,
+            progress=delivery.progress,
+            max_unsized_bytes=holder.config.max_unsized_download_bytes,
+        )
         # Left behind by a process that died between unpacking and renaming.
         await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
         await _unpack(archive, fresh, delivery.unpacked or (lambda *_: None))
@@ -220,7 +238,7 @@ async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
         async with holder.transport.http.stream(url, headers, 60.0) as stream:
             if stream.status == 200:
                 return await _named_url(holder, stream) or url
-            error = holder.transport.error_of(await _whole(stream))
+            error = holder.transport.error_of(await stream.read(MAX_LINK_BYTES))
             if stream.status != 503 or attempt == BUILD_TRIES:
                 raise error
             wait = retry_after(stream.headers) or BUILD_WAIT_SECONDS
@@ -232,12 +250,7 @@ async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
 async def _named_url(holder: Holder, stream: HttpStream) -> str | None:
     if not stream.headers.get("content-type", "").startswith("application/json"):
         return None
-    return holder.transport.read(CHECKPOINT_ARCHIVE, await _whole(stream)).url
-
-
-async def _whole(stream: HttpStream) -> HttpResponse:
-    content = b"".join([piece async for piece in stream.chunks()])
-    return HttpResponse(stream.status, stream.headers, content)
+    return holder.transport.read(CHECKPOINT_ARCHIVE, await stream.read(MAX_LINK_BYTES)).url
 
 
 def _fetcher(

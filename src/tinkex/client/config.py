@@ -14,6 +14,11 @@ from tinkex.client.profiles import Profile, find_profile
 from tinkex.errors import ConfigError
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
 
+#: The default of `Config.max_response_bytes`; results have megabytes.
+MAX_RESPONSE_BYTES = 2**30
+#: The default of `Config.max_unsized_download_bytes`.
+MAX_UNSIZED_DOWNLOAD_BYTES = 16 * 2**30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -58,6 +63,11 @@ class Config:
     """Clients with the same pool name and server share connections."""
     max_concurrent_samples: int = 400
     """How many sample requests may be on their way to the server at once."""
+    max_response_bytes: int = MAX_RESPONSE_BYTES
+    """The largest response to read into memory, after decompression."""
+    max_unsized_download_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES
+    """The most bytes that a download may write to disk for files whose size is declared neither by
+    the response nor by a manifest."""
     user_metadata: Mapping[str, str] | None = None
     """Attached to new sessions."""
     project_id: str | None = None
@@ -125,8 +135,16 @@ _POSITIVE = (
     "heartbeat_seconds",
     "max_connections",
     "max_concurrent_samples",
+    "max_response_bytes",
+    "max_unsized_download_bytes",
 )
-_WHOLE = ("max_retries", "max_connections", "max_concurrent_samples")
+_WHOLE = (
+    "max_retries",
+    "max_connections",
+    "max_concurrent_samples",
+    "max_response_bytes",
+    "max_unsized_download_bytes",
+)
 _NOT_NEGATIVE = ("max_retries", "first_contact_seconds", "outage_seconds")
 
 
@@ -137,6 +155,7 @@ def _from_environment(env: Environment) -> dict[str, Any]:
         "project_id": env.project_id,
         "tags": env.tags,
         "telemetry": env.telemetry,
+        "max_unsized_download_bytes": env.max_unsized_download_bytes,
         "environment": env,
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -4,64 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from tinkex.checkpoint.disk import is_disk_full
+from tinkex.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tinkex.client.archive import (
-    BLOCK_BYTES,
-    NOTES,
-    PART,
-    Expected,
-    Notes,
-    Part,
+    MAX_MEMBERS,
     Progress,
+    check_free_space,
     exclusive,
     publish_directory,
     recover_directory,
     safe_relative_path,
 )
-from tinkex.client.retry import RetryPolicy, backoff, retry_after, should_retry
-from tinkex.errors import DownloadError, InvalidInput, TinkexError, Verdict, judge
+from tinkex.client.config import MAX_UNSIZED_DOWNLOAD_BYTES
+from tinkex.client.disk_budget import DiskBudget
+from tinkex.client.partial_file import INFO_SUFFIX, PART_SUFFIX, FileDigest, PartialFile
+from tinkex.client.transfer import Fetch, FileTransfer, Sleep, on_disk
+from tinkex.errors import DownloadError, InvalidInput
 from tinkex.logs import get_logger
 
 logger = get_logger(__name__)
-
-#: The file of a tree that lists the others with size and digest.
-MANIFEST = "manifest.json"
-
-_WAITS = RetryPolicy()
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
-
-Sleep = Callable[[float], Awaitable[object]]
-
-
-class ResponseStream(Protocol):
-    """An answer whose body has not been read yet; header names are in lower case."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    def chunks(self) -> AsyncIterator[bytes | bytearray | memoryview]: ...
-
-
-#: GETs a URL with headers. When a line breaks: a retryable TinkexError, an OSError or an EOFError.
-Fetch = Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[ResponseStream]]
-
-
-class _Broken(DownloadError):
-    """This attempt failed; the next may not."""
-
-    verdict = Verdict(is_user_error=False, is_retryable=True)
-    retry_after_seconds: float | None = None
 
 
 async def download_file(  # noqa: PLR0913 - each of these is for the caller to decide
@@ -74,16 +42,19 @@ async def download_file(  # noqa: PLR0913 - each of these is for the caller to d
     progress: Progress | None = None,
     retries: int = 5,
     sleep: Sleep = asyncio.sleep,
+    max_unsized_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES,
 ) -> Path:
-    """Fetch one file, going on where an earlier try stopped; it gets its name when complete.
+    """Fetch one file, resuming an earlier attempt; it gets its name when complete.
 
-    `retries` counts failures in a row that brought nothing new.
+    `retries` counts consecutive failures without progress. `max_unsized_bytes` limits a file whose
+    size is not declared by the response or the caller.
     """
     destination = Path(destination)
     if destination.is_dir():
         raise InvalidInput(f"{str(destination)!r} is a folder, not a place for a file")
-    part = Part(destination, Expected(num_bytes=expected_bytes, sha256=expected_sha256))
-    transfer = _Transfer(fetch, url, part, progress or (lambda *_: None))
+    part = PartialFile(destination, FileDigest(num_bytes=expected_bytes, sha256=expected_sha256))
+    budget = DiskBudget(max_unsized_bytes)
+    transfer = FileTransfer(fetch, url, part, progress or (lambda *_: None), budget)
     await transfer.complete(part.publish, retries, sleep)
     return destination
 
@@ -100,10 +71,12 @@ async def download_tree(  # noqa: PLR0913 - each of these is for the caller to d
     progress: Progress | None = None,
     retries: int = 5,
     sleep: Sleep = asyncio.sleep,
+    max_unsized_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES,
 ) -> Path:
     """Fetch files (path -> URL) into a new folder, which appears when all of them are there.
 
-    After a failure the parts stay in `.<name>.partial`, and the next call goes on with them.
+    After a failure the parts stay in `.<name>.partial`, and the next call resumes them.
+    `max_unsized_bytes` limits the files of undeclared size, counted together.
     """
     if concurrency < 1:
         raise InvalidInput(f"concurrency must be at least 1, got {concurrency}")
@@ -111,34 +84,42 @@ async def download_tree(  # noqa: PLR0913 - each of these is for the caller to d
     destination = check_destination(Path(destination_dir), force=force)
     staging = staging_for(destination)
     sizes, digests = sizes or {}, digests or {}
-    expected = {n: Expected(num_bytes=sizes.get(n), sha256=digests.get(n)) for n in files}
+    expected = {n: FileDigest(num_bytes=sizes.get(n), sha256=digests.get(n)) for n in files}
     report = partial(_report_sum, expected, {}, progress or (lambda *_: None))
     gate = asyncio.Semaphore(concurrency)
+    budget = DiskBudget(max_unsized_bytes)
 
     async def fetch_one(name: str) -> None:
-        part = Part(staging / name, expected[name])
-        transfer = _Transfer(fetch, files[name], part, partial(report, name))
+        part = PartialFile(staging / name, expected[name])
+        max_bytes = MAX_MANIFEST_BYTES if name == MANIFEST_NAME else None
+        transfer = FileTransfer(
+            fetch, files[name], part, partial(report, name), budget, max_bytes=max_bytes
+        )
         async with gate:
             await transfer.complete(part.seal, retries, sleep)
 
-    await _on_disk(staging, partial(staging.mkdir, parents=True, exist_ok=True))
+    await on_disk(staging, partial(staging.mkdir, parents=True, exist_ok=True))
     with exclusive(staging):
-        await _on_disk(staging, _tidy, staging, files)
-        if MANIFEST in files:
-            await fetch_one(MANIFEST)
-            _learn(staging / (MANIFEST + PART), expected)
-        await _all_or_first_error(fetch_one(name) for name in files if name != MANIFEST)
-        await _on_disk(destination, _land, staging, files, destination, force)
+        await on_disk(staging, _tidy, staging, files)
+        if MANIFEST_NAME in files:
+            await fetch_one(MANIFEST_NAME)
+            _learn(staging / (MANIFEST_NAME + PART_SUFFIX), expected)
+        _check_declared(staging, expected)
+        await _all_or_first_error(fetch_one(name) for name in files if name != MANIFEST_NAME)
+        await on_disk(destination, _land, staging, files, destination, force)
     return destination
 
 
 def _check_names(files: Mapping[str, str]) -> None:
     if not files:
         raise InvalidInput(f"There is nothing to download in {files!r}")
+    if len(files) > MAX_MEMBERS:
+        raise DownloadError(f"The server lists {len(files):,} files, at most {MAX_MEMBERS:,}")
     paths = {name: safe_relative_path(name) for name in files}
     for name, path in paths.items():
-        is_in_the_way = name.endswith((PART, NOTES)) or any(str(up) in files for up in path.parents)
-        if is_in_the_way or str(path) != name:
+        is_temporary = name.endswith((PART_SUFFIX, INFO_SUFFIX))
+        is_below_file = any(str(up) in files for up in path.parents)
+        if is_temporary or is_below_file or str(path) != name:
             raise DownloadError(f"Refused the file name {name!r}: it would clash with another")
 
 
@@ -164,7 +145,7 @@ def check_destination(destination: Path, *, force: bool) -> Path:
 
 def _tidy(staging: Path, names: Mapping[str, str]) -> None:
     """Of what an earlier call has left, keep the parts of these files and nothing else."""
-    parts = {name + suffix for name in names for suffix in (PART, NOTES)}
+    parts = {name + suffix for name in names for suffix in (PART_SUFFIX, INFO_SUFFIX)}
     for path in sorted(staging.rglob("*"), reverse=True):
         name = path.relative_to(staging).as_posix()
         if path.is_dir() and not path.is_symlink():
@@ -172,7 +153,7 @@ def _tidy(staging: Path, names: Mapping[str, str]) -> None:
                 path.rmdir()
         elif name in names:
             # Complete, but its folder was not; the notes still tell whether it is up to date.
-            path.replace(path.with_name(path.name + PART))
+            path.replace(path.with_name(path.name + PART_SUFFIX))
         elif name not in parts:
             path.unlink()
 
@@ -180,37 +161,47 @@ def _tidy(staging: Path, names: Mapping[str, str]) -> None:
 def _land(staging: Path, names: Mapping[str, str], destination: Path, replace: bool) -> None:
     """Turn a folder of complete parts into the destination."""
     for name in names:
-        (staging / (name + PART)).replace(staging / name)
+        (staging / (name + PART_SUFFIX)).replace(staging / name)
     for name in names:
-        (staging / (name + NOTES)).unlink(missing_ok=True)
+        (staging / (name + INFO_SUFFIX)).unlink(missing_ok=True)
     publish_directory(staging, destination, replace=replace)
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    files: dict[str, Expected]
+    files: dict[str, FileDigest]
 
 
-def _learn(path: Path, expected: dict[str, Expected]) -> None:
+def _learn(path: Path, expected: dict[str, FileDigest]) -> None:
     """Expect what the manifest says; it must not contradict what was known."""
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        logger.warning("%s is not a list of files; nothing is checked against it", MANIFEST)
+        logger.warning("%s is not a list of files; nothing is checked against it", MANIFEST_NAME)
         return
     for name, told in manifest.files.items():
         if name not in expected:
-            raise DownloadError(f"{MANIFEST} lists {name!r}, which the server does not offer")
+            raise DownloadError(f"{MANIFEST_NAME} lists {name!r}, which the server does not offer")
         known = expected[name]
         if not known.agrees_with(told):
-            raise DownloadError(f"{MANIFEST} and the server disagree: {name!r} is {told}, {known}")
-        expected[name] = Expected(
+            raise DownloadError(
+                f"{MANIFEST_NAME} and the server disagree: {name!r} is {told}, {known}"
+            )
+        expected[name] = FileDigest(
             num_bytes=known.num_bytes if told.num_bytes is None else told.num_bytes,
             sha256=told.sha256 or known.sha256,
         )
 
 
+def _check_declared(staging: Path, expected: Mapping[str, FileDigest]) -> None:
+    """Refuse declared sizes that are more than the disk can hold, before any file is fetched."""
+    num_bytes = sum(row.num_bytes or 0 for row in expected.values())
+    parts = (staging / (name + PART_SUFFIX) for name in expected)
+    num_bytes -= sum(part.stat().st_size for part in parts if part.is_file())
+    check_free_space(staging, num_bytes, "The download")
+
+
 def _report_sum(
-    expected: Mapping[str, Expected],
+    expected: Mapping[str, FileDigest],
     seen: dict[str, tuple[int, int | None]],
     report: Progress,
     name: str,
@@ -235,163 +226,3 @@ async def _all_or_first_error(jobs: Iterable[Coroutine[Any, Any, None]]) -> None
         failed = failures.exceptions[0]
     if failed is not None:
         raise failed
-
-
-async def _on_disk(path: Path, call: Callable[..., None], *args: object) -> None:
-    """Run a blocking call in a thread; a failure becomes a sentence, and parts are kept."""
-    work = asyncio.ensure_future(asyncio.to_thread(call, *args))
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        # A thread cannot be stopped, and nobody may close the file under its hands.
-        await asyncio.gather(work, return_exceptions=True)
-        raise
-    except OSError as error:
-        reason = "the disk is full" if is_disk_full(error) else error.strerror or str(error)
-        raise DownloadError(f"Cannot write {str(path)!r}: {reason}") from error
-
-
-class _Transfer:
-    """One file on its way from a URL into a part, however often the line breaks."""
-
-    def __init__(self, fetch: Fetch, url: str, part: Part, report: Progress) -> None:
-        self._fetch = fetch
-        self._url = url
-        self._part = part
-        self._report = report
-        self._was_resumed = False
-
-    async def complete(self, finish: Callable[[], None], retries: int, sleep: Sleep) -> None:
-        """Fetch until the part is complete and checked, then finish it; or give up."""
-        try:
-            await _on_disk(self._part.path, self._part.open)
-            if not self._is_complete():
-                await self._run(retries, sleep)
-            await _on_disk(self._part.path, finish)
-        finally:
-            self._part.close()
-
-    async def _run(self, retries: int, sleep: Sleep) -> None:
-        failures, best = 0, self._part.num_bytes
-        while True:
-            try:
-                await self._attempt()
-                return
-            except (TinkexError, OSError, EOFError) as error:
-                if isinstance(error, TinkexError) and not error.retryable:
-                    raise
-                if self._part.num_bytes > best:
-                    failures, best = 0, self._part.num_bytes
-                failures += 1
-                if failures > retries:
-                    raise self._given_up(error) from error
-                told = getattr(error, "retry_after_seconds", None) or 0.0
-            await sleep(max(told, backoff(_WAITS, failures, random.random())))
-
-    def _is_complete(self) -> bool:
-        """True if what an earlier try left needs no question to the server."""
-        part, expected = self._part, self._part.expected
-        if expected.sha256 is None or expected.num_bytes != part.num_bytes:
-            return False
-        self._report(part.num_bytes, expected.num_bytes)
-        return part.has_expected_digest
-
-    async def _attempt(self) -> None:
-        asked = self._part.resume_headers()
-        headers = {"accept-encoding": "identity"} | asked
-        async with self._fetch(self._url, headers) as response:
-            has_body = await self._begin(response, is_resuming=bool(asked))
-            self._report(self._part.num_bytes, self._part.total_bytes)
-            if has_body:
-                await self._receive(response)
-        await self._check()
-
-    async def _begin(self, response: ResponseStream, *, is_resuming: bool) -> bool:
-        """Judge the answer and get the part ready; False if the part is complete already."""
-        part, headers = self._part, response.headers
-        if response.status == 200:
-            self._check_announced(Notes.of(headers).num_bytes)
-            self._was_resumed = False
-            await self._restart(Notes.of(headers))
-            return True
-        if not is_resuming or response.status not in {206, 416}:
-            raise self._refusal(response)
-        self._was_resumed = True
-        start, total = _content_range(headers.get("content-range", ""))
-        if response.status == 416:
-            fits = part.num_bytes == (part.total_bytes if total is None else total)
-        else:
-            fits = start == part.num_bytes and part.notes.fit(headers, total)
-        if not fits:
-            await self._restart(Notes())
-            raise _Broken("the file on the server has changed")
-        self._check_announced(total)
-        return response.status == 206
-
-    async def _restart(self, notes: Notes) -> None:
-        await _on_disk(self._part.path, self._part.restart, notes)
-
-    def _check_announced(self, total: int | None) -> None:
-        name, expected = self._part.final.name, self._part.expected.num_bytes
-        if None not in {total, expected} and total != expected:
-            raise DownloadError(f"{name} has {total} bytes on the server, expected {expected}")
-
-    def _refusal(self, response: ResponseStream) -> DownloadError:
-        text = f"the server answered {response.status}"
-        verdict = judge(response.status, should_retry=should_retry(response.headers))
-        if verdict.is_retryable:
-            broken = _Broken(text)
-            broken.retry_after_seconds = retry_after(response.headers)
-            return broken
-        error = DownloadError(f"Cannot download {self._part.final.name}: {text}")
-        error.status, error.verdict = response.status, verdict
-        return error
-
-    async def _receive(self, response: ResponseStream) -> None:
-        buffer = bytearray()
-        try:
-            async for chunk in response.chunks():
-                buffer += chunk
-                if len(buffer) >= BLOCK_BYTES:
-                    full, buffer = buffer, bytearray()
-                    await self._append(full)
-        finally:
-            # Also when the line broke: what has arrived need not be sent again.
-            if buffer:
-                await self._append(buffer)
-
-    async def _append(self, block: bytearray) -> None:
-        part = self._part
-        total = part.total_bytes
-        if total is not None and part.num_bytes + len(block) > total:
-            await self._restart(Notes())
-            raise _Broken(f"more than the announced {total} bytes arrived")
-        await _on_disk(part.path, part.append, block)
-        self._report(part.num_bytes, total)
-
-    async def _check(self) -> None:
-        part = self._part
-        if part.total_bytes is not None and part.num_bytes < part.total_bytes:
-            raise _Broken("the line went dead")
-        if part.has_expected_digest:
-            return
-        await self._restart(Notes())
-        if self._was_resumed:
-            # The pieces may be of different files; a fresh copy will tell.
-            raise _Broken("the pieces do not fit together")
-        raise DownloadError(f"{part.final.name} does not have the sha256 {part.expected.sha256}")
-
-    def _given_up(self, error: Exception) -> DownloadError:
-        part = self._part
-        total = "?" if part.total_bytes is None else part.total_bytes
-        reason = str(error) or type(error).__name__
-        return DownloadError(
-            f"Downloading {part.final.name} stopped at {part.num_bytes} of {total} bytes: {reason}"
-        )
-
-
-def _content_range(text: str) -> tuple[int | None, int | None]:
-    """The start and the total of a Content-Range header, None where it does not say."""
-    match = _CONTENT_RANGE.fullmatch(text.strip())
-    start, total = match.groups() if match else (None, "*")
-    return int(start) if start else None, None if total == "*" else int(total)

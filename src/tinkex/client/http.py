@@ -21,6 +21,7 @@ import pyqwest
 from tinkex.client.config import Config
 from tinkex.errors import (
     APIConnectionError,
+    APIResponseValidationError,
     APITimeoutError,
     ConfigError,
     ConnectTimeoutError,
@@ -80,7 +81,9 @@ class HttpClient:
     def __init__(self, config: Config, transport: HttpTransport | None = None) -> None:
         self._host = urlsplit(config.base_url).netloc
         self._connect_timeout_seconds = config.connect_timeout_seconds
-        self._client = pyqwest.Client(cast("Any", transport) or _shared_transport(config))
+        self._max_response_bytes = config.max_response_bytes
+        self._transport = cast("Any", transport) or _shared_transport(config)
+        self._client = pyqwest.Client(self._transport)
 
     async def send(
         self,
@@ -90,7 +93,7 @@ class HttpClient:
         body: bytes | None,
         timeout_seconds: float,
     ) -> HttpResponse:
-        """Send one request and read the whole answer; a redirected GET is followed."""
+        """Send one request and read its response into memory; a redirected GET is followed."""
         response = await self._send_once(method, url, headers, body, timeout_seconds)
         for _ in range(MAX_REDIRECTS):
             target = _redirect_target(url, response.status_code, response.headers)
@@ -112,7 +115,9 @@ class HttpClient:
         request = HttpRequest(method, url)
         try:
             async with asyncio.timeout(timeout_seconds):
-                reply = await self._client.execute(method, url, headers=headers, content=body)
+                asked = pyqwest.Request(method, url, pyqwest.Headers(headers.items()), body)
+                reply = await self._transport.execute(asked)
+                return await _read(reply, reply.content, request, self._max_response_bytes)
         except TimeoutError as error:
             raise self._timed_out(request, timeout_seconds, error) from error
         except _BROKEN as error:
@@ -121,7 +126,6 @@ class HttpClient:
             raise _unsendable() from None
         finally:
             EXIT.note()
-        return HttpResponse(reply.status, _lowered(reply.headers), bytes(reply.content), request)
 
     @asynccontextmanager
     async def stream(
@@ -242,6 +246,10 @@ class HttpStream:
         self._request = request
         self._timeout_seconds = timeout_seconds
 
+    async def read(self, max_bytes: int) -> HttpResponse:
+        """Read the body into memory; refuse one that is larger than the limit."""
+        return await _read(self._reply, self.chunks(), self._request, max_bytes)
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body's pieces in order; silence longer than the timeout is an error."""
         pieces = aiter(self._reply.content)
@@ -260,6 +268,47 @@ class HttpStream:
             yield bytes(piece)
 
 
+async def _read(
+    reply: pyqwest.Response,
+    chunks: AsyncIterator[bytes | bytearray | memoryview],
+    request: HttpRequest,
+    max_bytes: int,
+) -> HttpResponse:
+    """Read a body, counted after decompression; of an error response the first bytes are enough."""
+    headers, is_error = _lowered(reply.headers), reply.status >= 400
+    limit = min(max_bytes, MAX_ERROR_BYTES) if is_error else max_bytes
+    length = headers.get("content-length", "")
+    declared = int(length) if length.isdecimal() and len(length) < 19 else None
+    pieces: list[bytes] = []
+    num_bytes = 0 if declared is None or is_error else declared
+    if num_bytes <= limit:
+        num_bytes = 0
+        async for chunk in chunks:
+            pieces.append(bytes(chunk))
+            num_bytes += len(chunk)
+            # A complete body need not wait for the library to say so: that takes as long again.
+            if num_bytes > limit or num_bytes == declared:
+                break
+    content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if num_bytes > limit:
+        await reply.aclose()
+        if not is_error:
+            raise _too_large(HttpResponse(reply.status, headers, b"", request), num_bytes, limit)
+    return HttpResponse(reply.status, headers, content[:limit], request)
+
+
+def _too_large(response: HttpResponse, num_bytes: int, limit: int) -> APIResponseValidationError:
+    error = APIResponseValidationError(
+        response,
+        None,
+        f"The response has at least {num_bytes:,} bytes, and at most {limit:,} are accepted",
+    )
+    error.hint = "If you trust this server, raise max_response_bytes."
+    return error
+
+
+#: The most bytes of an error response that are read; the rest is dropped.
+MAX_ERROR_BYTES = 2**20
 _BROKEN = (
     ConnectionError,
     pyqwest.ReadError,

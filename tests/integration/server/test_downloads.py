@@ -21,7 +21,8 @@ from tests.integration.server.things import FILES, ready_model, saved, share, ur
 from tinkex import RestClient
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.checkpoint.verified import VerifiedCheckpoints
-from tinkex.client.download import ResponseStream, download_tree
+from tinkex.client.download import download_tree
+from tinkex.client.transfer import ResponseStream
 from tinkex.server.app import create_app
 from tinkex.server.signing import Place, Shelf, sign
 from tinkex.store import checkpoints, jobs, steps

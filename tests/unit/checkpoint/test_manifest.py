@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tinkex.checkpoint import manifest as manifest_module
 from tinkex.checkpoint.manifest import (
     MANIFEST_NAME,
     check_manifest,
@@ -103,3 +104,12 @@ def test_a_directory_without_one_and_a_link_are_named(directory: Path) -> None:
     (directory / "link").symlink_to("/etc/hostname")
     with pytest.raises(CheckpointError, match="'link' of 'run' is a link"):
         write_manifest(directory)
+
+
+def test_a_manifest_that_is_too_large_is_not_read(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest(directory)
+    monkeypatch.setattr(manifest_module, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(CheckpointError, match=r"'run' has \d+ bytes, at most 100 are read"):
+        read_manifest(directory)

@@ -7,16 +7,13 @@ import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import zstandard
 
 from tinkex.client import archive as archive_module
 from tinkex.client.archive import (
-    Expected,
-    Notes,
-    Part,
     exclusive,
     extract_archive,
     publish_directory,
@@ -30,6 +27,13 @@ FILES = {
     "weights/model.bin": bytes(range(256)) * 9000,
     "empty": b"",
 }
+
+
+class Disk(NamedTuple):
+    """What `shutil.disk_usage` returns, as far as it is read."""
+
+    total: int
+    free: int
 
 
 def member(name: str, data: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
@@ -196,6 +200,14 @@ def test_a_bomb_after_the_end_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path, packed, "too much between two files")
 
 
+def test_a_member_larger_than_the_free_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(total=10**9, free=1_000_000)
+    monkeypatch.setattr(archive_module.shutil, "disk_usage", lambda _: disk)
+    assert_refused(tmp_path, plain_tar(), r"weights/model\.bin needs 2\.3 MB of disk space")
+
+
 def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "MAX_MEMBERS", 2)
     assert_refused(tmp_path, plain_tar(), "or 2 files")
@@ -297,59 +309,3 @@ def test_a_path_is_held_once(tmp_path: Path) -> None:
             pass
     with exclusive(tmp_path):
         pass
-
-
-@pytest.mark.parametrize("digest", ["", "abc", "g" * 64, "0" * 63])
-def test_a_digest_has_a_shape(digest: str) -> None:
-    with pytest.raises(InvalidInput, match=repr(digest)):
-        Expected(sha256=digest)
-    with pytest.raises(InvalidInput, match="-1"):
-        Expected(num_bytes=-1)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "agrees"),
-    [
-        (Expected(), Expected(num_bytes=1, sha256="a" * 64), True),
-        (Expected(num_bytes=1), Expected(num_bytes=1, sha256="a" * 64), True),
-        (Expected(num_bytes=1), Expected(num_bytes=2), False),
-        (Expected(sha256="a" * 64), Expected(sha256="A" * 64), True),
-        (Expected(sha256="a" * 64), Expected(sha256="b" * 64), False),
-    ],
-)
-def test_agreement(one: Expected, other: Expected, agrees: bool) -> None:
-    assert one.agrees_with(other) is other.agrees_with(one) is agrees
-
-
-@pytest.mark.parametrize(
-    ("headers", "validator", "num_bytes"),
-    [
-        ({"etag": '"a"', "last-modified": "Mon", "content-length": "5"}, '"a"', 5),
-        ({"etag": 'W/"a"', "last-modified": "Mon"}, "Mon", None),
-        ({"etag": 'W/"a"', "content-length": "-5"}, None, None),
-        ({"etag": '"a"', "content-length": "5", "content-encoding": "gzip"}, None, None),
-        ({"etag": '"a"', "content-length": "5", "content-encoding": "identity"}, '"a"', 5),
-        ({}, None, None),
-    ],
-)
-def test_notes(headers: dict[str, str], validator: str | None, num_bytes: int | None) -> None:
-    notes = Notes.of(headers)
-    assert (notes.validator, notes.num_bytes) == (validator, num_bytes)
-
-
-def test_a_part_that_has_nothing_leaves_no_trace(tmp_path: Path) -> None:
-    part = Part(tmp_path / "sub" / "x", Expected())
-    part.open()
-    part.restart(Notes(etag='"a"'))
-    part.close()
-    assert not list((tmp_path / "sub").iterdir())
-
-
-def test_unreadable_notes_are_no_notes(tmp_path: Path) -> None:
-    (tmp_path / "x.part").write_bytes(b"abc")
-    (tmp_path / "x.part.json").write_text("{")
-    part = Part(tmp_path / "x", Expected())
-    part.open()
-    assert (part.num_bytes, part.notes, part.resume_headers()) == (3, Notes(), {})
-    part.close()
-    assert (tmp_path / "x.part").read_bytes() == b"abc"

@@ -98,6 +98,8 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
         "heartbeat_seconds",
         "max_connections",
         "max_concurrent_samples",
+        "max_response_bytes",
+        "max_unsized_download_bytes",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", True])
@@ -116,10 +118,19 @@ def test_what_must_not_be_negative(name: str) -> None:
     assert getattr(new(**{name: 0}), name) == 0
 
 
-@pytest.mark.parametrize("name", ["max_retries", "max_connections", "max_concurrent_samples"])
+@pytest.mark.parametrize("name", ["max_retries", "max_connections", "max_response_bytes"])
 def test_what_is_counted_is_whole(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} must be a whole number, got 2\.5"):
         new(**{name: 2.5})
+
+
+def test_the_download_limit_comes_from_the_environment() -> None:
+    variable = "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"
+    assert new({variable: "1000"}).max_unsized_download_bytes == 1000
+    assert new({variable: "1000"}, max_unsized_download_bytes=5).max_unsized_download_bytes == 5
+    for text in ("0", "-1", "1.5", "many", "9" * 30):
+        with pytest.raises(ConfigError, match=f"{variable} must be a whole number"):
+            new({variable: text})
 
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}])

@@ -111,10 +111,10 @@ def _download(
 
 
 def _is_begun(destination: Path) -> bool:
-    from tinkex.client.archive import PART
     from tinkex.client.download import staging_for
+    from tinkex.client.partial_file import PART_SUFFIX
 
-    part = destination.with_name(destination.name + PART)
+    part = destination.with_name(destination.name + PART_SUFFIX)
     return staging_for(destination).exists() or part.exists()
 
 

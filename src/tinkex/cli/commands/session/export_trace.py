@@ -80,6 +80,7 @@ def _download(context: Context, client: RestClient, url: str, place: Path) -> in
             url,
             place,
             progress=told.update,
+            max_unsized_bytes=holder.config.max_unsized_download_bytes,
         )
         holder.start(work).result()
     return place.stat().st_size

@@ -1,0 +1,159 @@
+"""A file that is being downloaded: the bytes so far, and what is needed to resume."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tinkex.client.archive import BLOCK_BYTES, exclusive, sync
+from tinkex.errors import InvalidInput
+
+#: Suffixes of the incomplete file and of its resume information.
+PART_SUFFIX, INFO_SUFFIX = ".part", ".part.json"
+#: A size in bytes; no file has more digits, and Python refuses to read thousands of them.
+_SIZE = re.compile(r"[0-9]{1,18}")
+
+
+class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a file before it is fetched; also an entry of a manifest."""
+
+    num_bytes: int | None = msgspec.field(default=None, name="size")
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_bytes is not None and not 0 <= self.num_bytes < 2**63:
+            raise InvalidInput(f"A file cannot have {self.num_bytes} bytes")
+        if self.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.sha256):
+            raise InvalidInput(f"A sha256 digest has 64 hexadecimal digits, got {self.sha256!r}")
+
+    def agrees_with(self, other: FileDigest) -> bool:
+        """True unless both know something and it is not the same."""
+        mine, theirs = (row.sha256 and row.sha256.lower() for row in (self, other))
+        return _fit(self.num_bytes, other.num_bytes) and _fit(mine, theirs)
+
+
+def _fit(one: object, other: object) -> bool:
+    return one is None or other is None or one == other
+
+
+class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Headers of the response that the bytes came from; the URL may change between attempts."""
+
+    etag: str | None = None
+    last_modified: str | None = None
+    num_bytes: int | None = None
+
+    @property
+    def validator(self) -> str | None:
+        """What If-Range may carry: a strong etag, else the date."""
+        is_strong = self.etag is not None and not self.etag.startswith("W/")
+        return self.etag if is_strong else self.last_modified
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> ResumeInfo:
+        """Read the headers of a response with status 200."""
+        if headers.get("content-encoding", "identity") != "identity":
+            return cls()  # lengths and ranges would count other bytes than the ones we see
+        length = headers.get("content-length", "")
+        return cls(
+            etag=headers.get("etag"),
+            last_modified=headers.get("last-modified"),
+            num_bytes=int(length) if _SIZE.fullmatch(length) else None,
+        )
+
+    def fit(self, headers: Mapping[str, str], total: int | None) -> bool:
+        """True unless the headers of a response with status 206 describe another file."""
+        return _fit(total, self.num_bytes) and _fit(headers.get("etag"), self.etag)
+
+
+class PartialFile:
+    """An incomplete file, `<name>.part`, with its resume information beside it."""
+
+    def __init__(self, final: Path, expected: FileDigest) -> None:
+        self.final = final
+        self.expected = expected
+        self.path = final.with_name(final.name + PART_SUFFIX)
+        self.info_path = final.with_name(final.name + INFO_SUFFIX)
+        self.info = ResumeInfo()
+        self.num_bytes = 0
+        self._is_open = self._is_complete = False
+        self._hash = hashlib.sha256()
+        self._held = ExitStack()
+        self._file: IO[bytes]
+
+    def open(self) -> None:
+        """Open the file, with the bytes that an earlier attempt received."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        with ExitStack() as stack:
+            stack.enter_context(exclusive(self.path))
+            self._file = stack.enter_context(self.path.open("r+b"))
+            with suppress(OSError, UnicodeDecodeError, msgspec.MsgspecError):
+                self.info = msgspec.json.decode(self.info_path.read_bytes(), type=ResumeInfo)
+            while self.expected.sha256 and (block := self._file.read(BLOCK_BYTES)):
+                self._hash.update(block)
+            self.num_bytes = self._file.seek(0, os.SEEK_END)
+            self._held, self._is_open = stack.pop_all(), True
+
+    def append(self, block: bytes | bytearray) -> None:
+        """Add bytes at the end."""
+        self._file.write(block)
+        self._file.flush()
+        self.num_bytes += len(block)
+        if self.expected.sha256:
+            self._hash.update(block)
+
+    def restart(self, info: ResumeInfo) -> None:
+        """Discard the bytes and start again, with new resume information."""
+        # In this order: resume information must never describe the bytes of another file.
+        self._file.seek(0)
+        self._file.truncate()
+        self.num_bytes, self.info, self._hash = 0, info, hashlib.sha256()
+        self.info_path.write_bytes(msgspec.json.encode(info))
+
+    @property
+    def has_expected_digest(self) -> bool:
+        """True unless a digest was expected and the bytes have another."""
+        expected = self.expected.sha256
+        return expected is None or self._hash.hexdigest() == expected.lower()
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The size of the complete file; None if neither the server nor a manifest declares it."""
+        declared = self.info.num_bytes
+        return self.expected.num_bytes if declared is None else declared
+
+    def resume_headers(self) -> dict[str, str]:
+        """Headers that ask for the remaining bytes, if another file would be noticed."""
+        validator = self.info.validator
+        if not self.num_bytes or (validator is None and self.expected.sha256 is None):
+            return {}
+        headers = {"range": f"bytes={self.num_bytes}-"}
+        return headers | ({"if-range": validator} if validator else {})
+
+    def seal(self) -> None:
+        """Flush the complete file to disk, still under its temporary name."""
+        os.fsync(self._file.fileno())
+        self._is_complete = True
+
+    def publish(self) -> None:
+        """Rename the complete file to its final name."""
+        self.seal()
+        self.path.replace(self.final)
+        sync(self.final.parent)
+        self.info_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file if it was opened; an empty incomplete one is deleted."""
+        if self._is_open and self.num_bytes == 0 and not self._is_complete:
+            self.path.unlink(missing_ok=True)
+            self.info_path.unlink(missing_ok=True)
+        with suppress(OSError):  # unwritten bytes on a full disk; the failed write was reported
+            self._held.close()

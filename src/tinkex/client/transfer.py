@@ -1,0 +1,234 @@
+"""The transfer of one file: requests with resume and retries, until the file is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from tinkex.checkpoint.disk import is_disk_full
+from tinkex.client.archive import BLOCK_BYTES, Progress
+from tinkex.client.disk_budget import DiskBudget
+from tinkex.client.partial_file import PartialFile, ResumeInfo
+from tinkex.client.retry import RetryPolicy, backoff, retry_after, should_retry
+from tinkex.errors import DownloadError, TinkexError, Verdict, judge
+
+_WAITS = RetryPolicy()
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-[0-9]+|\*)/([0-9]{1,18}|\*)")
+
+Sleep = Callable[[float], Awaitable[object]]
+
+
+class ResponseStream(Protocol):
+    """An answer whose body has not been read yet; header names are in lower case."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def chunks(self) -> AsyncIterator[bytes | bytearray | memoryview]: ...
+
+
+#: GETs a URL with headers. When a line breaks: a retryable TinkexError, an OSError or an EOFError.
+Fetch = Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[ResponseStream]]
+
+
+class _Broken(DownloadError):
+    """This attempt failed; the next may not."""
+
+    verdict = Verdict(is_user_error=False, is_retryable=True)
+    retry_after_seconds: float | None = None
+
+
+async def on_disk(path: Path, call: Callable[..., None], *args: object) -> None:
+    """Run a blocking call in a thread; an OSError becomes a DownloadError that names the path."""
+    work = asyncio.ensure_future(asyncio.to_thread(call, *args))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped, and the file must stay open until it is done.
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+    except OSError as error:
+        reason = "the disk is full" if is_disk_full(error) else error.strerror or str(error)
+        raise DownloadError(f"Cannot write {str(path)!r}: {reason}") from error
+
+
+class FileTransfer:
+    """Downloads one URL into a partial file, and resumes after a broken connection."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        url: str,
+        part: PartialFile,
+        report: Progress,
+        budget: DiskBudget,
+        *,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._fetch = fetch
+        self._url = url
+        self._part = part
+        self._report = report
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._was_resumed = False
+
+    async def complete(self, finish: Callable[[], None], retries: int, sleep: Sleep) -> None:
+        """Fetch until the part is complete and checked, then finish it; or give up."""
+        try:
+            await on_disk(self._part.path, self._part.open)
+            if not self._is_complete():
+                await self._run(retries, sleep)
+            await on_disk(self._part.path, finish)
+        finally:
+            self._budget.release(self._part)
+            self._part.close()
+
+    async def _run(self, retries: int, sleep: Sleep) -> None:
+        failures, best = 0, self._part.num_bytes
+        while True:
+            try:
+                await self._attempt()
+                return
+            except (TinkexError, OSError, EOFError) as error:
+                if isinstance(error, TinkexError) and not error.retryable:
+                    raise
+                if self._part.num_bytes > best:
+                    failures, best = 0, self._part.num_bytes
+                failures += 1
+                if failures > retries:
+                    raise self._given_up(error) from error
+                told = getattr(error, "retry_after_seconds", None) or 0.0
+            await sleep(max(told, backoff(_WAITS, failures, random.random())))
+
+    def _is_complete(self) -> bool:
+        """True if what an earlier try left needs no question to the server."""
+        part, expected = self._part, self._part.expected
+        if expected.sha256 is None or expected.num_bytes != part.num_bytes:
+            return False
+        self._report(part.num_bytes, expected.num_bytes)
+        return part.has_expected_digest
+
+    async def _attempt(self) -> None:
+        asked = self._part.resume_headers()
+        headers = {"accept-encoding": "identity"} | asked
+        async with self._fetch(self._url, headers) as response:
+            has_body = await self._begin(response, is_resuming=bool(asked))
+            self._check_max(max(self._part.num_bytes, self._part.total_bytes or 0))
+            self._budget.reserve(self._part)
+            self._report(self._part.num_bytes, self._part.total_bytes)
+            if has_body:
+                await self._receive(response)
+        await self._check()
+
+    async def _begin(self, response: ResponseStream, *, is_resuming: bool) -> bool:
+        """Judge the answer and get the part ready; False if the part is complete already."""
+        part, headers = self._part, response.headers
+        if response.status == 200:
+            self._check_announced(ResumeInfo.of(headers).num_bytes)
+            self._was_resumed = False
+            await self._restart(ResumeInfo.of(headers))
+            return True
+        if not is_resuming or response.status not in {206, 416}:
+            raise self._refusal(response)
+        self._was_resumed = True
+        start, total = _content_range(headers.get("content-range", ""))
+        if response.status == 416:
+            fits = part.num_bytes == (part.total_bytes if total is None else total)
+        else:
+            fits = start == part.num_bytes and part.info.fit(headers, total)
+        if not fits:
+            await self._restart(ResumeInfo())
+            raise _Broken("the file on the server has changed")
+        self._check_announced(total)
+        return response.status == 206
+
+    async def _restart(self, info: ResumeInfo) -> None:
+        await on_disk(self._part.path, self._part.restart, info)
+
+    def _check_announced(self, total: int | None) -> None:
+        name, expected = self._part.final.name, self._part.expected.num_bytes
+        if None not in {total, expected} and total != expected:
+            raise DownloadError(f"{name} has {total} bytes on the server, expected {expected}")
+
+    def _check_max(self, num_bytes: int) -> None:
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise DownloadError(
+                f"{self._part.final.name} has at least {num_bytes:,} bytes, and at most "
+                f"{self._max_bytes:,} are accepted",
+                hint="No checkpoint needs a file of this name to be larger: do not trust this "
+                "server.",
+            )
+
+    def _refusal(self, response: ResponseStream) -> DownloadError:
+        text = f"the server answered {response.status}"
+        verdict = judge(response.status, should_retry=should_retry(response.headers))
+        if verdict.is_retryable:
+            broken = _Broken(text)
+            broken.retry_after_seconds = retry_after(response.headers)
+            return broken
+        error = DownloadError(f"Cannot download {self._part.final.name}: {text}")
+        error.status, error.verdict = response.status, verdict
+        return error
+
+    async def _receive(self, response: ResponseStream) -> None:
+        buffer = bytearray()
+        try:
+            async for chunk in response.chunks():
+                buffer += chunk
+                if len(buffer) >= BLOCK_BYTES:
+                    full, buffer = buffer, bytearray()
+                    await self._append(full)
+        finally:
+            # Also when the line broke: what has arrived need not be sent again.
+            if buffer:
+                await self._append(buffer)
+
+    async def _append(self, block: bytearray) -> None:
+        part = self._part
+        total = part.total_bytes
+        if total is not None and part.num_bytes + len(block) > total:
+            await self._restart(ResumeInfo())
+            raise _Broken(f"more than the announced {total} bytes arrived")
+        try:
+            self._check_max(part.num_bytes + len(block))
+            self._budget.admit(part, len(block))
+        except DownloadError:
+            # Keep nothing: an endless response must not leave its bytes on the disk.
+            await self._restart(ResumeInfo())
+            raise
+        await on_disk(part.path, part.append, block)
+        self._report(part.num_bytes, total)
+
+    async def _check(self) -> None:
+        part = self._part
+        if part.total_bytes is not None and part.num_bytes < part.total_bytes:
+            raise _Broken("the line went dead")
+        if part.has_expected_digest:
+            return
+        await self._restart(ResumeInfo())
+        if self._was_resumed:
+            # The pieces may be of different files; a fresh copy will tell.
+            raise _Broken("the pieces do not fit together")
+        raise DownloadError(f"{part.final.name} does not have the sha256 {part.expected.sha256}")
+
+    def _given_up(self, error: Exception) -> DownloadError:
+        part = self._part
+        total = "?" if part.total_bytes is None else part.total_bytes
+        reason = str(error) or type(error).__name__
+        return DownloadError(
+            f"Downloading {part.final.name} stopped at {part.num_bytes} of {total} bytes: {reason}"
+        )
+
+
+def _content_range(text: str) -> tuple[int | None, int | None]:
+    """The start and the total of a Content-Range header, None where it does not say."""
+    match = _CONTENT_RANGE.fullmatch(text.strip())
+    start, total = match.groups() if match else (None, "*")
+    return int(start) if start else None, None if total == "*" else int(total)
