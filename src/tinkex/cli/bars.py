@@ -12,15 +12,18 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TaskProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.text import Text
 
 from tinkex.cli.context import Screen
+from tinkex.step_bars import make_step_bar, stderr_console
 
 
 class RateColumn(ProgressColumn):
@@ -32,15 +35,32 @@ class RateColumn(ProgressColumn):
         return Text("" if speed is None else f"{speed:,.1f}/s")
 
 
+def make_steps(screen: Screen) -> Progress:
+    """The bar of training steps on stderr."""
+    return make_step_bar(_console(screen))
+
+
+def make_waiting(screen: Screen) -> Progress:
+    """One line on stderr that shows what is waited for, and for how long."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=_console(screen),
+        transient=True,
+    )
+
+
 def make_progress(screen: Screen, unit: Literal["items", "bytes"]) -> Progress:
     """Bars on stderr, which go away when they are done."""
-    console = Console(
-        file=sys.stderr, force_terminal=True, no_color=not screen.is_colored, width=screen.width
-    )
     counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TaskProgressColumn(), RateColumn())
     if unit == "bytes":
         counts = (DownloadColumn(), TransferSpeedColumn())
     label = TextColumn("{task.description}", markup=False)
     return Progress(
-        label, BarColumn(), *counts, TimeRemainingColumn(), console=console, transient=True
+        label, BarColumn(), *counts, TimeRemainingColumn(), console=_console(screen), transient=True
     )
+
+
+def _console(screen: Screen) -> Console:
+    return stderr_console(sys.stderr, width=screen.width, is_colored=screen.is_colored)

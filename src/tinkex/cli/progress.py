@@ -17,10 +17,57 @@ if TYPE_CHECKING:
 
 def tell(text: str) -> None:
     """Say one line about what is being done; a program that reads JSON hears of errors alone."""
-    ctx = click.get_current_context(silent=True)
-    context = Context() if ctx is None else context_of(ctx)
+    context = _current()
     if not context.is_json:
         click.echo(wrapped(text, context.stderr), err=True)
+
+
+def _current() -> Context:
+    ctx = click.get_current_context(silent=True)
+    return Context() if ctx is None else context_of(ctx)
+
+
+class Waiting:
+    """What a command waits for: one line that changes on a terminal, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._context = _current()
+        self._progress: Progress | None = None
+
+    def show(self, text: str) -> None:
+        """Wait for something else from now on."""
+        if self._context.is_json or not self._context.stderr.is_terminal:
+            tell(text)
+            return
+        from tinkex.cli.bars import make_waiting
+
+        self.close()
+        self._progress = make_waiting(self._context.stderr)
+        self._progress.add_task(text, total=None)
+        self._progress.start()
+
+    def tell(self, text: str) -> None:
+        """Print a line; one that ends in dots is what the command waits for next."""
+        if text.endswith("..."):
+            self.show(text)
+            return
+        self.close()
+        tell(text)
+
+    def close(self) -> None:
+        """Remove the line from a terminal."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+@contextlib.contextmanager
+def waiting(text: str = "") -> Iterator[Waiting]:
+    """A line about what is waited for, which disappears from a terminal at the end."""
+    with contextlib.closing(Waiting()) as shown:
+        if text:
+            shown.show(text)
+        yield shown
 
 
 class Bar:

@@ -28,8 +28,10 @@ logger = get_logger(__name__)
 IDLE_STOP_SECONDS = 900
 #: How long a start may take; a large model is read from disk meanwhile.
 START_SECONDS = 180.0
-#: After so long a person is told what takes time, and then again and again.
+#: After so long a person learns what takes time; a terminal shows the seconds, a log a line now
+#: and then.
 SILENT_SECONDS = 2.0
+TICK_SECONDS = 1.0
 TELL_AGAIN_SECONDS = 15.0
 #: A log of this size is put aside when a server starts.
 MAX_LOG_BYTES = 10 * 1024 * 1024
@@ -67,7 +69,7 @@ def ensure_server(home: Home) -> LocalServer:
     if state is None:
         home.make()
         progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
-        with _explained(home), _starting(home, progress):
+        with _explained(home), contextlib.closing(progress), _starting(home, progress):
             state = find_server(home) or _start(home, progress)
     # It could be about to stop because nobody asks: now somebody does.
     with contextlib.suppress(OSError):
@@ -191,15 +193,30 @@ def _failed(home: Home, log_start: int, how: str) -> ConfigError:
 
 
 class _Progress:
-    """Tells a person on stderr what takes so long."""
+    """Reports on stderr what takes long: one line that changes on a terminal, else a few lines."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tell_at = time.monotonic() + SILENT_SECONDS
+        self._started_at = time.monotonic()
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._tell_at = self._started_at + SILENT_SECONDS
+        self._has_line = False
 
     def tell(self) -> None:
-        """Say it, if it is time."""
-        if time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_AGAIN_SECONDS
+        """Report how long it has taken so far, if that is due."""
+        now = time.monotonic()
+        if now < self._tell_at or sys.stderr is None:
+            return
+        if self._is_terminal:
+            self._tell_at, self._has_line = now + TICK_SECONDS, True
+            sys.stderr.write(f"\r\x1b[K{self._text} ({now - self._started_at:.0f} s)")
+        else:
+            self._tell_at = now + TELL_AGAIN_SECONDS
             sys.stderr.write(f"{self._text}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Remove the line from a terminal."""
+        if self._has_line:
+            sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from tinkex.checkpoint.atomic import write_file
 from tinkex.logs import get_logger
 from tinkex.pipeline.stage import TrainPlan
+from tinkex.step_bars import make_step_bar, stderr_console
 
-_BAR_WIDTH = 24
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 log = get_logger(__name__)
 
@@ -113,7 +116,7 @@ def _is_until(line: str, step: int) -> bool:
 
 
 class Console:
-    """A bar that moves on a terminal, a line now and then elsewhere.
+    """A bar on a terminal, a line now and then elsewhere.
 
     A stream that is gone, such as a closed pipe, is not written to again: nobody reads it, and
     training goes on.
@@ -126,7 +129,7 @@ class Console:
         self._total_steps = 0
         self._first_step = 0
         self._started = 0.0
-        self._is_open = False
+        self._bar: Progress | None = None
         self._is_gone = False
 
     def start(self, step: int, total_steps: int) -> None:
@@ -143,33 +146,46 @@ class Console:
             self.say(f"{self._label} step={step} {show(held_out)}")
         if "loss" not in values:
             return
+        if self._is_live:
+            self._write(lambda: self._draw(step, values))
+            return
         elapsed = time.monotonic() - self._started
         done = max(1, step - self._first_step)
         left = elapsed / done * max(0, self._total_steps - step)
-        line = progress_line(self._label, step, self._total_steps, values, left)
-        if not self._is_live:
-            self.say(line)
-            return
-        self._write(f"\r{line}\x1b[K")
-        self._is_open = True
+        self.say(progress_line(self._label, step, self._total_steps, values, left))
 
     def say(self, line: str) -> None:
         """Write a line of its own."""
         self.close()
-        self._write(f"{line}\n")
+        self._write(lambda: self._print(f"{line}\n"))
 
     def close(self) -> None:
-        """End the line of the bar."""
-        if self._is_open:
-            self._write("\n")
-            self._is_open = False
+        """Remove the bar."""
+        if self._bar is not None:
+            self._write(self._bar.stop)
+            self._bar = None
 
-    def _write(self, text: str) -> None:
+    def _print(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    def _draw(self, step: int, values: Mapping[str, float]) -> None:
+        if self._bar is None:
+            console = stderr_console(self._stream, is_colored="NO_COLOR" not in os.environ)
+            self._bar = make_step_bar(console, label=self._label, auto_refresh=False)
+            self._bar.add_task("", total=self._total_steps, completed=step)
+            self._bar.start()
+            # A trainer that is killed cannot bring a hidden cursor back.
+            console.show_cursor(True)
+        task = self._bar.task_ids[0]
+        self._bar.update(task, completed=step, description="  ".join(figures(values)))
+        self._bar.refresh()
+
+    def _write(self, action: Callable[[], object]) -> None:
         if self._is_gone:
             return
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            action()
         # The second is what a stream says that was closed on this side.
         except (OSError, ValueError):
             self._is_gone = True
@@ -178,16 +194,19 @@ class Console:
 def progress_line(
     label: str, step: int, total_steps: int, values: Mapping[str, float], seconds_left: float
 ) -> str:
-    """One line: bar, step, loss, learning rate, speed and the time that is left."""
-    share = min(1.0, step / total_steps) if total_steps else 1.0
-    filled = round(share * _BAR_WIDTH)
-    bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
-    parts = [f"{label} [{bar}] {step}/{total_steps}", f"loss {values['loss']:.4f}"]
+    """One line: step, loss, learning rate, speed and the time that is left."""
+    head, left = f"{label} step {step}/{total_steps}", f"{show_seconds(seconds_left)} left"
+    return "  ".join([head, *figures(values), left])
+
+
+def figures(values: Mapping[str, float]) -> list[str]:
+    """The metrics of a step that a person follows."""
+    parts = [f"loss {values['loss']:.4f}"]
     if "learning_rate" in values:
         parts.append(f"lr {values['learning_rate']:.2e}")
     if "tokens_per_second" in values:
-        parts.append(f"{values['tokens_per_second']:,.0f} tok/s")
-    return "  ".join([*parts, f"ETA {show_seconds(seconds_left)}"])
+        parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+    return parts
 
 
 def show(values: Mapping[str, float]) -> str:

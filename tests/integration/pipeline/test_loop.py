@@ -214,6 +214,6 @@ def test_the_console_shows_loss_speed_and_time_left(tmp_path: Path) -> None:
     stream = io.StringIO()
     train(TinyStage(), make_plan(tmp_path), sink=Console("tiny", stream))
     lines = stream.getvalue().splitlines()
-    assert any("12/12" in line and "loss" in line and "tok/s" in line for line in lines)
-    assert "ETA 0:00" in lines[-2]
+    assert any("12/12" in line and "loss" in line and "tokens/s" in line for line in lines)
+    assert "0:00 left" in lines[-2]
     assert lines[-1].startswith("tiny step=12 eval_loss=")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tinkex
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.paging import Listing, fetch
-from tinkex.cli.progress import bar, list_bar, tell
+from tinkex.cli.progress import bar, list_bar, tell, waiting
 from tinkex.cli.prompts import confirm
 
+SOURCES = Path(tinkex.__file__).parent
 WATCHED = Context(stderr=Screen(is_terminal=True, width=120))
 
 
@@ -61,6 +66,40 @@ def test_a_list_of_one_page_needs_no_bar(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_line_of_progress_is_always_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     tell("Saving weights")
     assert tuple(capsys.readouterr()) == ("", "Saving weights\n")
+
+
+def test_waiting_is_one_line_in_place_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with click.Context(click.Command("x"), obj=WATCHED), waiting("Starting ...") as shown:
+        shown.tell("Saving [x] ...")
+        shown.tell("Saved.")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "Saving [x] ..." in told.err
+    # What stays on the screen is what is written after the last line was erased.
+    assert told.err.rpartition("\x1b[2K")[2] == "Saved.\n"
+
+
+def test_waiting_is_plain_lines_elsewhere_and_nothing_beside_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with click.Context(click.Command("x"), obj=Context()), waiting("Starting ...") as shown:
+        shown.show("Saving ...")
+    assert tuple(capsys.readouterr()) == ("", "Starting ...\nSaving ...\n")
+    context = WATCHED._replace(format="json")
+    with click.Context(click.Command("x"), obj=context), waiting("Starting ..."):
+        pass
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+def test_one_module_alone_draws_bars() -> None:
+    drawing = [
+        str(path.relative_to(SOURCES))
+        for path in sorted(SOURCES.rglob("*.py"))
+        if re.search(r"^\s*from (rich\.progress|tqdm)\b.* import ", path.read_text(), re.MULTILINE)
+    ]
+    # The two others name a type.
+    others = ["cli/progress.py", "pipeline/metrics.py"]
+    assert [path for path in drawing if path not in others] == ["cli/bars.py", "step_bars.py"]
 
 
 # --- questions --------------------------------------------------------------------------------

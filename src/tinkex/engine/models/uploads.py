@@ -87,13 +87,11 @@ class Pushed:
 class Uploader:
     """A hub, and who speaks to it; the defaults are those of the library."""
 
-    def __init__(
-        self, endpoint: str | None = None, token: str | None = None, *, is_quiet: bool = True
-    ) -> None:
+    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
         self._api = HfApi(endpoint=endpoint, token=token)
-        if is_quiet:
-            disable_progress_bars()
-            logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
+        # The command shows its own progress.
+        disable_progress_bars()
+        logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
 
     def check_login(self) -> str:
         """The name of whoever is logged in; a ConfigError if nobody is."""

@@ -12,7 +12,7 @@ from tinkex.cli.commands.drawing import Drawing, Source, drawing_options
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import waiting
 
 if TYPE_CHECKING:
     from tinkex.cli.commands.chat.talk import Talk
@@ -40,9 +40,9 @@ def chat(
         from tinkex.cli.commands.chat.talk import Talk
 
         source = source.found(client)
-        if context.is_stdin_terminal:
-            tell(f"Loading the tokenizer of {source.name} ...")
-        talk = Talk.begin(context, client, source, drawing, tokenizer)
+        text = f"Loading the tokenizer of {source.name} ..." if context.is_stdin_terminal else ""
+        with waiting(text):
+            talk = Talk.begin(context, client, source, drawing, tokenizer)
         talk.conversation.system = system
         if context.is_stdin_terminal:
             click.echo(f"Talking with {source.name}; /help says what can be typed.", err=True)

@@ -20,7 +20,7 @@ from tinkex.cli.files import check_output
 from tinkex.cli.format import format_optional
 from tinkex.cli.options import Command
 from tinkex.cli.output import Facts, show
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import tell, waiting
 
 
 @click.command(cls=Command)
@@ -63,10 +63,12 @@ def create(context: Context, **options: Any) -> None:
     plan = Plan(**options)
     _check_mixture(plan)
     output = check_output(plan.output)
-    tell("Starting a session ...")
     # One operation may take several answers: the time that was given is for all of them.
-    with service(context, poll_timeout_seconds=context.timeout_seconds) as client:
-        metadata = save(plan, make(client, plan))
+    with (
+        service(context, poll_timeout_seconds=context.timeout_seconds) as client,
+        waiting("Starting a session ...") as shown,
+    ):
+        metadata = save(plan, make(client, plan, shown.show), shown.show)
     write_metadata(output, metadata)
     show(context, Facts({**metadata, "output": plan.output}, _rows(metadata, plan.output)))
 

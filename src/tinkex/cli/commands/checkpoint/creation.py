@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex.cli.errors import CliError
-from tinkex.cli.progress import tell
 from tinkex.ids import SCHEME, parse_tinker_path
 from tinkex.settings import package_version
 
@@ -68,7 +68,7 @@ class Made:
     lora: dict[str, Any]
 
 
-def make(service: ServiceClient, plan: Plan) -> Made:
+def make(service: ServiceClient, plan: Plan, tell: Callable[[str], None]) -> Made:
     """Create the training client: a new adapter, or one that starts from a checkpoint."""
     if plan.source is None:
         model = str(plan.base_model or plan.model_path)
@@ -88,7 +88,7 @@ def make(service: ServiceClient, plan: Plan) -> Made:
     )
 
 
-def save(plan: Plan, made: Made) -> dict[str, Any]:
+def save(plan: Plan, made: Made, tell: Callable[[str], None]) -> dict[str, Any]:
     """Save the weights, and say all that is known about them."""
     tell("Saving weights ...")
     response = made.client.save_weights_for_sampler(NAME).result()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tinkex.cli.client import rest, service
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
-from tinkex.cli.progress import Bar, bar, tell
+from tinkex.cli.progress import Bar, bar, tell, waiting
 from tinkex.errors import APIStatusError, TinkexError
 from tinkex.ids import parse_tinker_path
 
@@ -135,13 +135,13 @@ def _may_be_exported(context: Context, path: str, error: APIStatusError) -> bool
 
 def _fetch_exported(context: Context, path: str, destination: Path, *, force: bool) -> None:
     """Have a training checkpoint loaded and written as files, and download these."""
-    say(context, f"Exporting {path}: the server loads it to write its files ...")
     with service(context) as client:
-        trainer = client.create_training_client_from_state(
-            path, user_metadata={"created_by": "tinkex checkpoint download"}
-        )
-        saving = trainer.save_weights_external(EXPORT_NAME, ttl_seconds=EXPORT_TTL_SECONDS)
-        copy = saving.result().path
+        with waiting(f"Exporting {path}: the server loads it to write its files ..."):
+            trainer = client.create_training_client_from_state(
+                path, user_metadata={"created_by": "tinkex checkpoint download"}
+            )
+            saving = trainer.save_weights_external(EXPORT_NAME, ttl_seconds=EXPORT_TTL_SECONDS)
+            copy = saving.result().path
         files = client.rest_client()
         try:
             _download(context, files, copy, destination, force=force)

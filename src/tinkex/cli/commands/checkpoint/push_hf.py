@@ -13,6 +13,7 @@ from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, needs_extra
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
+from tinkex.cli.progress import waiting
 from tinkex.cli.short_ids import full_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
@@ -75,7 +76,7 @@ def push_hf(context: Context, path: str, **wishes: Any) -> None:
         raise click.UsageError("--create-pr is to the main branch; leave --revision out.")
     path = full_path(context, path)
     address = parse_tinker_path(path)
-    uploader = _uploader(context)
+    uploader = _uploader()
     user = uploader.check_login()
     target = _target(context, address, user, wishes)
     if not wishes["force"] and not wishes["create_pr"]:
@@ -86,20 +87,20 @@ def push_hf(context: Context, path: str, **wishes: Any) -> None:
         adapters.check_adapter(folder, path)
         if not wishes["no_model_card"]:
             adapters.write_card(folder, path, target[0])
-        say(context, f"Uploading to {target[0]} ...")
-        pushed = uploader.push(_push(folder, target, wishes))
+        with waiting(f"Uploading to {target[0]} ..."):
+            pushed = uploader.push(_push(folder, target, wishes))
     if pushed.is_public != wishes["public"]:
         state = "public" if pushed.is_public else "private"
         say(context, f"{pushed.repo_id} was there before and stays {state}.")
     show(context, CheckpointPush(path, pushed))
 
 
-def _uploader(context: Context) -> Uploader:
+def _uploader() -> Uploader:
     try:
         from tinkex.engine.models.uploads import Uploader
     except ModuleNotFoundError as error:
         raise needs_extra(error, "torch") from error
-    return Uploader(is_quiet=context.is_json or not context.stderr.is_terminal)
+    return Uploader()
 
 
 def _target(

@@ -18,7 +18,7 @@ from tinkex.cli.files import check_output
 from tinkex.cli.format import format_count, format_duration
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce, show
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import tell, waiting
 
 if TYPE_CHECKING:
     from tinkex.cli.output.samples import Samples
@@ -113,11 +113,12 @@ def _draw(
     # Checked before anything is said: bad settings are a mistake, not a failed sample.
     params, model_input = drawing.params(), ModelInput.from_ints(tokens)
     wanted = format_count(ask.num_samples, "sample")
-    tell(f"Sampling {wanted} of up to {drawing.max_tokens} tokens from {source.name} ...")
+    text = f"Sampling {wanted} of up to {drawing.max_tokens} tokens from {source.name} ..."
     began = time.monotonic()
-    response = sampler.sample(
-        model_input, ask.num_samples, params, include_prompt_logprobs=ask.with_logprobs
-    ).result()
+    with waiting(text):
+        response = sampler.sample(
+            model_input, ask.num_samples, params, include_prompt_logprobs=ask.with_logprobs
+        ).result()
     asked = Asked(
         base_model=source.base_model,
         model_path=source.model_path,

@@ -12,7 +12,7 @@ from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import show
-from tinkex.cli.progress import bar, tell
+from tinkex.cli.progress import bar, waiting
 from tinkex.cli.short_ids import resolve_session
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ def export_trace(context: Context, session_id: str, output: Path | None, url_onl
         with rest(context) as client:
             session_id = resolve_session(client, session_id)
             place = _place(session_id, output)
-            if not context.is_json:
-                tell(f"Exporting the trace of session {session_id} ...")
-            url = client.export_session_trace(session_id).result()
+            with waiting(f"Exporting the trace of session {session_id} ..."):
+                url = client.export_session_trace(session_id).result()
             size = None if url_only else _download(context, client, url, place)
     except NotFoundError as error:
         raise no_session(session_id) from error

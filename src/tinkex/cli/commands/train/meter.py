@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 #: So many lines in all, where there is no bar.
 NUM_LINES = 20
-#: A narrower screen shows the figures alone.
-MIN_BAR_COLUMNS = 64
 
 
 @contextlib.contextmanager
@@ -49,27 +46,9 @@ def describe(report: StepReport) -> str:
 
 @contextlib.contextmanager
 def _bar(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from tinkex.cli.bars import make_steps
 
-    screen = context.stderr
-    console = Console(
-        file=sys.stderr, force_terminal=True, no_color=not screen.is_colored, width=screen.width
-    )
-    is_narrow = screen.width is not None and screen.width < MIN_BAR_COLUMNS
-    columns = (
-        MofNCompleteColumn(),
-        # The figures matter more than the drawing.
-        *(() if is_narrow else (BarColumn(bar_width=None), TimeRemainingColumn())),
-        TextColumn("{task.description}", markup=False),
-    )
-    progress = Progress(*columns, console=console, transient=True, expand=True)
+    progress = make_steps(context.stderr)
     task = progress.add_task("", total=total)
 
     def shown(report: StepReport) -> None:

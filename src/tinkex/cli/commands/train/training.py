@@ -19,7 +19,7 @@ from tinkex.cli.files import check_directory
 from tinkex.cli.format import format_count, plain_line
 from tinkex.cli.next_commands import suggest, with_server
 from tinkex.cli.output import Facts, show
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import tell, waiting
 from tinkex.cli.short_ids import full_path
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.ids import parse_tinker_path
@@ -47,8 +47,8 @@ def train(
     data = recipe.open_data(plan)
     check_directory(options.run_dir or RUNS)
     notices: list[str] = []
-    say = notices.append if context.is_json else tell
-    with service(context) as client:
+    with service(context) as client, waiting() as wait:
+        say = notices.append if context.is_json else wait.tell
         if is_open:
             models = client.get_server_capabilities().supported_models
             usual = usual_of(model for model in models if model.trainable is not False)
@@ -61,6 +61,7 @@ def train(
         )
         with stop_on_interrupt(run, lambda: say(_STOPPING)), meter(context, run.total) as shown:
             for report in run:
+                wait.close()
                 shown(report)
         assert run.result is not None  # the loop has ended
         if not run.result.is_complete:

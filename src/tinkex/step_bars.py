@@ -1,0 +1,38 @@
+"""The progress bar of training steps, for the command line and for the trainers."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+#: A narrower screen shows the metrics alone.
+MIN_BAR_COLUMNS = 64
+
+
+def make_step_bar(console: Console, *, label: str = "", auto_refresh: bool = True) -> Progress:
+    """A bar of steps that disappears at its end; its description is the newest metrics."""
+    is_narrow = console.width < MIN_BAR_COLUMNS
+    columns: tuple[ProgressColumn, ...] = (
+        *((TextColumn(label, markup=False),) if label else ()),
+        MofNCompleteColumn(),
+        # The metrics matter more than the drawing.
+        *(() if is_narrow else (BarColumn(bar_width=None), TimeRemainingColumn())),
+        TextColumn("{task.description}", markup=False),
+    )
+    return Progress(
+        *columns, console=console, transient=True, expand=True, auto_refresh=auto_refresh
+    )
+
+
+def stderr_console(stream: TextIO, *, width: int | None = None, is_colored: bool) -> Console:
+    """A console that draws in place on a terminal."""
+    return Console(file=stream, force_terminal=True, no_color=not is_colored, width=width)
