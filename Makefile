@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test qa bench compat docs format clean
+.PHONY: demo test qa flaky bench compat docs format clean
 
 demo: $(VENV)/.demo
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=1000 $(BIN)/python examples/demo.py
@@ -15,6 +15,11 @@ test: qa
 
 qa: $(VENV)/.ready
 	VENV=$(VENV) scripts/qa.sh
+
+# ROUNDS=3, MINUTES=20, ONLY="tests/acceptance" run less; LOGS=directory keeps the logs there.
+flaky: $(VENV)/.ready
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.flakes $(ONLY) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LOGS),--logs $(LOGS))
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,1 @@
+"""Repeats the tests whose outcome could depend on timing."""
