@@ -14,7 +14,7 @@ LOWEST, HIGHEST = 15_000, 30_000
 def free_port() -> int:
     """A port of 127.0.0.1 that is free now and that only a server which names it can take."""
     dice = random.Random(os.urandom(8))
-    while True:
+    for _ in range(100):
         port = dice.randint(LOWEST, HIGHEST)
         with socket.socket() as probe:
             try:
@@ -22,3 +22,4 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+    raise OSError(f"no port of {LOWEST} to {HIGHEST} is free")

@@ -24,7 +24,7 @@ HELLO = list(b"hello hello hello")
 PROMPT = ModelInput.from_ints(list(b"hello"))
 SHORT = SamplingParams(max_tokens=4)
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Serve(Protocol):

@@ -148,7 +148,7 @@ def test_a_failed_job_is_a_failure_in_every_dialect(server: StubServer, connect:
 
 def test_slow_work_is_waited_for_in_every_dialect(serve: Serve, connect: Connect) -> None:
     for dialect in DIALECTS:
-        server = serve(dialect=dialect, work_seconds=0.15, long_poll_seconds=0.05)
+        server = serve(dialect=dialect, work_seconds=0.5, long_poll_seconds=0.05)
         client = connect(server).create_lora_training_client(BASE_MODEL)
         assert client.optim_step(ADAM).result(PATIENCE).metrics
         assert len(server.calls("retrieve_future")) > 2

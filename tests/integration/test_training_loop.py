@@ -262,7 +262,7 @@ def test_bad_data_is_refused_before_anything_is_sent(
 
 
 def test_headers_of_a_request_and_its_polls(serve: Serve, connect: Connect) -> None:
-    server = serve(long_poll_seconds=0.02, work_seconds=0.1)
+    server = serve(long_poll_seconds=0.02, work_seconds=0.5)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     client.forward([datum()], "cross_entropy").result(PATIENCE)
     (sent,) = server.calls("forward_backward")

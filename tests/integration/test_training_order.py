@@ -218,7 +218,7 @@ def test_cancelling_an_operation_that_is_being_sent(
 
 
 def test_cancelling_an_operation_that_is_awaited(serve: Serve, connect: Connect) -> None:
-    server = serve(work_seconds=0.1)
+    server = serve(work_seconds=1.0)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
     server.wait_for("optim_step", 2)
@@ -242,7 +242,7 @@ def test_a_cancelled_await_frees_the_road(server: StubServer, client: TrainingCl
 
 
 def test_waiting_too_long_leaves_the_operation_running(serve: Serve, connect: Connect) -> None:
-    server = serve(work_seconds=0.2)
+    server = serve(work_seconds=1.0)
     client = connect(server).create_lora_training_client(BASE_MODEL)
     future = client.optim_step(ADAM)
     with pytest.raises(TimeoutError):

@@ -103,7 +103,7 @@ class StubServer:
             check_endpoint(endpoint)
         return self._recorded().calls(endpoint)
 
-    def wait_for(self, endpoint: str, count: int = 1, timeout: float = 5.0) -> list[Call]:
+    def wait_for(self, endpoint: str, count: int = 1, timeout: float = 30.0) -> list[Call]:
         """Block until that many calls arrived, else raise AssertionError with what was seen."""
         return self._recorded().wait_for(check_endpoint(endpoint), count, timeout)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.integration.conftest import PATIENCE
+from tests.integration.conftest import PATIENCE, eventually
 from tinkex.server import connections as registry
 from tinkex.server.connections import ConnectionLimits, Connections
 from tinkex.server.guarded import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, GuardedProtocol
@@ -30,6 +30,7 @@ class Open:
 
     address: Any
     paths: list[str]
+    may_end: threading.Event
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=PATIENCE)
@@ -46,8 +47,12 @@ async def receive_all(receive: Any) -> int:
 
 @contextlib.contextmanager
 def serving(**options: Any) -> Iterator[Open]:
-    """`/` answers at once, `/read` after the body, `/long` with much, `/wait` after a while."""
+    """`/` answers at once, `/read` after the body, `/long` with much, `/wait` after a while.
+
+    `/hold` answers when it may end.
+    """
     paths: list[str] = []
+    may_end = threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         paths.append(scope["path"])
@@ -58,6 +63,8 @@ def serving(**options: Any) -> Iterator[Open]:
             body = bytes(LONG)
         elif scope["path"] == "/wait":
             await asyncio.sleep(3 * SHORT)
+        elif scope["path"] == "/hold":
+            await asyncio.to_thread(may_end.wait, PATIENCE)
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -70,7 +77,7 @@ def serving(**options: Any) -> Iterator[Open]:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
-            yield Open(listener.getsockname(), paths)
+            yield Open(listener.getsockname(), paths, may_end)
         finally:
             server.should_exit = True
             server.force_exit = True
@@ -257,10 +264,10 @@ def test_when_all_are_busy_a_newcomer_is_told_to_come_again() -> None:
     with serving(max_connections=2, max_per_peer=2) as server, contextlib.ExitStack() as stack:
         busy = [stack.enter_context(server.connect()) for _ in range(2)]
         for client in busy:
-            client.sendall(GET.replace(b"/ ", b"/wait ", 1))
-        while len(server.paths) < 2:
-            pass
+            client.sendall(GET.replace(b"/ ", b"/hold ", 1))
+        eventually(lambda: len(server.paths) == 2)
         newcomer = stack.enter_context(server.connect())
         status, headers, _ = hear(newcomer)
         assert (status, headers["retry-after"]) == (503, "1")
+        server.may_end.set()
         assert [hear(client)[0] for client in busy] == [200, 200]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -39,9 +38,8 @@ def test_waiting_for_calls_ends_when_they_arrive_or_says_what_did() -> None:
     log = CallLog()
     thread = threading.Timer(0.02, log.add, [call()])
     thread.start()
-    started = time.monotonic()
-    assert [seen.endpoint for seen in log.wait_for("asample", 1, 5.0)] == ["asample"]
-    assert time.monotonic() - started < 1.0
+    # It would hang if it waited for the whole time.
+    assert [seen.endpoint for seen in log.wait_for("asample", 1, 3600.0)] == ["asample"]
     thread.join()
     with pytest.raises(AssertionError, match=r"expected 2 calls of asample .*saw 1.*asample 1"):
         log.wait_for("asample", 2, 0.01)
