@@ -39,6 +39,9 @@ from tinkex.wire.proto import decode_forward_backward_request
 
 #: Endpoints that ask for no key.
 OPEN = frozenset({"health"})
+#: Endpoints without a slot of their tenant: long polls, which take one only while they read the
+#: store, and heartbeats, without which a session ends.
+NO_SLOT = OPEN | {"retrieve_future", "retrieve_futures", "session_heartbeat"}
 PROTO = "application/x-protobuf"
 _NOTHING = Empty()
 
@@ -125,6 +128,7 @@ class Bound:
         self._handler = handler
         self._meter = RequestMeter(row.name)
         self._is_open = row.name in OPEN
+        self._takes_slot = row.name not in NO_SLOT
         self._request_type = _LOOSE.get(row.name, row.request)
         self._has_metadata = "user_metadata" in getattr(row.request, "__struct_fields__", ())
         limit = intake.max_body_bytes
@@ -170,7 +174,11 @@ class Bound:
                 headers=headers,
                 base_url=_base_url(scope, headers),
             )
-            reply = await self._handler(self._services, call)
+            if self._takes_slot:
+                async with self._services.slots.of(identity.tenant_id):
+                    reply = await self._handler(self._services, call)
+            else:
+                reply = await self._handler(self._services, call)
         return reply if isinstance(reply, Answer) else _as_answer(reply)
 
     async def _read(

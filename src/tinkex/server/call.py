@@ -15,6 +15,7 @@ from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.waiting import Waiters
 from tinkex.server.config import ServerConfig
 from tinkex.server.recent import Recent
+from tinkex.server.tenant_slots import TenantSlots
 from tinkex.store.database import Database
 
 RequestT = TypeVar("RequestT")
@@ -84,6 +85,8 @@ class Services:
     """Signs tokens and download URLs; all processes of a store share it."""
     memory: Memory = field(default_factory=lambda: Memory())
     """What this process remembers between requests; nothing is lost with it."""
+    slots: TenantSlots = field(default_factory=TenantSlots)
+    """Limits how many requests of one tenant this process works on at the same time."""
     verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
     """Checkpoints whose files this process has compared with their manifest."""
 

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from tests.integration.server.asgi import Reply, ask
-from tests.integration.server.house import API, House, open_house
+from tests.integration.server.house import API, KEY, OTHER_KEY, House, open_house
 from tinkex.errors import (
     BadRequestError,
     CheckpointError,
@@ -29,6 +29,7 @@ from tinkex.errors import (
     UnprocessableEntityError,
 )
 from tinkex.server.call import Answer, Call, Services
+from tinkex.server.tenant_slots import MAX_ACTIVE_REQUESTS
 from tinkex.types import (
     Datum,
     ForwardBackwardInput,
@@ -104,6 +105,54 @@ def work(model_id: str = "s:train:0", **tensors: TensorData) -> ForwardBackwardR
     return ForwardBackwardRequest(
         ForwardBackwardInput([datum], "cross_entropy", {"beta": 0.5}), model_id, 7
     )
+
+
+# --- how many at once ------------------------------------------------------------------------
+class Gate(Ear):
+    """A handler that answers when its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, services: Services, call: Call[Any]) -> Any:
+        self.calls.append(call)
+        await self.opened.wait()
+        return {}
+
+
+def test_a_burst_of_one_tenant_queues_behind_itself(tmp_path: Path) -> None:
+    gate = Gate()
+    paths = {"client_config": CONFIG, "session_heartbeat": f"{API}/session_heartbeat"}
+
+    async def post(house: House, name: str, key: str = KEY) -> Reply:
+        body = b'{"session_id": "s", "sdk_version": "1"}'
+        return await ask(house.client.app, "POST", paths[name], (body,), {"x-api-key": key})
+
+    async def active(num: int) -> list[str]:
+        """The tenants of the requests that are being handled, once there are so many."""
+        async with asyncio.timeout(10):
+            while len(gate.calls) < num:
+                await asyncio.sleep(0.001)
+        return [call.tenant_id for call in gate.calls]
+
+    async def burst(house: House) -> None:
+        requests = [asyncio.create_task(post(house, "client_config")) for _ in range(20)]
+        assert await active(MAX_ACTIVE_REQUESTS) == [house.tenant_id] * MAX_ACTIVE_REQUESTS
+        requests.append(asyncio.create_task(post(house, "client_config", OTHER_KEY)))
+        assert (await active(MAX_ACTIVE_REQUESTS + 1))[-1] == house.other_id
+        requests.append(asyncio.create_task(post(house, "session_heartbeat")))
+        await active(MAX_ACTIVE_REQUESTS + 2)
+        assert gate.call.endpoint == "session_heartbeat"
+        requests[0].cancel()
+        requests[19].cancel()
+        await active(MAX_ACTIVE_REQUESTS + 3)
+        gate.opened.set()
+        replies = await asyncio.gather(*requests, return_exceptions=True)
+        assert [reply.status for reply in replies if isinstance(reply, Reply)] == [200] * 20
+
+    with open_house(tmp_path / "home", dict.fromkeys(paths, gate)) as house:
+        asyncio.run(burst(house))
 
 
 # --- how much ------------------------------------------------------------------------------

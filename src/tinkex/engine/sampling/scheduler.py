@@ -86,9 +86,9 @@ class LightTurns:
         return self._owed_seconds > 0.0
 
     def note(self, seconds: float, *, is_light: bool, has_both: bool) -> None:
-        """Count a step; time is owed only while there are sequences of both."""
+        """Count a step; with sequences of one kind only, the next few to arrive begin at once."""
         if not has_both:
-            self._owed_seconds = 0.0
+            self._owed_seconds = LIGHT_SHARE * seconds
         elif is_light:
             self._owed_seconds -= seconds
         else:

@@ -37,13 +37,18 @@ async def retrieve_future(services: Services, call: Call[types.FutureRetrieveReq
     """The result of a promise; if it is not there yet, wait for it a while."""
     request_id = call.request.request_id
     with services.waiters.listening(request_id) as promise:
-        found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
+        found = await _outcome(services, call.tenant_id, request_id)
         if not found.job.is_over:
             await promise.wait(services.config.long_poll_seconds)
-            found = await in_thread(services.queue.outcome, call.tenant_id, request_id)
+            found = await _outcome(services, call.tenant_id, request_id)
     if not found.job.is_over:
         return await _pending(services, found.job)
     return await _result(services, call, found)
+
+
+async def _outcome(services: Services, tenant_id: str, request_id: str) -> job_store.Outcome:
+    async with services.slots.of(tenant_id):
+        return await in_thread(services.queue.outcome, tenant_id, request_id)
 
 
 async def _pending(services: Services, job: Job) -> Answer:

@@ -114,5 +114,9 @@ def test_those_with_few_sequences_get_twice_the_time_for_themselves(
         spent[is_light] += seconds
     assert spent[True] >= LIGHT_SHARE * spent[False] - 1e-6
     assert spent[True] <= LIGHT_SHARE * spent[False] + len(full) * light + 1e-6
+
+
+def test_a_tenant_that_arrives_beside_a_flood_gets_the_next_step() -> None:
+    turns = LightTurns()
     turns.note(1.0, is_light=False, has_both=False)
-    assert not turns.is_due
+    assert turns.is_due
