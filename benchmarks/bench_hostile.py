@@ -1,8 +1,10 @@
 """What hostile clients cost the others: how long `healthz` takes, and how much memory is held.
 
 Each attack runs in a process of its own, against one server with the fake engine and one API
-process; meanwhile this process asks for `healthz` on fresh connections. Ours is the 95th percentile
-during the attack, other is the same on the quiet server; likewise the memory of the API process.
+process; meanwhile this process asks for `healthz` on fresh connections. Attacks come from another
+loopback address. Ours is the 95th percentile during the attack, other is the same on the quiet
+server; likewise the memory of the API process. One row uses a kept connection from the attacker's
+own address during the pipelined flood.
 `python -m benchmarks hostile --quick` attacks for a second each.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import multiprocessing
 import re
@@ -27,17 +30,22 @@ SECONDS, QUICK_SECONDS = 6.0, 1.0
 #: Between two probes; a monitor asks far less often.
 PAUSE_SECONDS = 0.01
 PATIENCE = 120.0
+#: Until the server has closed what is left of an attack.
+SETTLE_SECONDS = 3.0
 MEBI = 1024 * 1024
 #: What is left of the memory of an attack must not grow from one to the next.
 MAX_GROWTH = 4.0
 JSON = "application/json"
+#: Attacks come from another address than the probes, as those of another machine do.
+ATTACKER_HOST = "127.0.0.2"
 
 
 class Attacker:
     """Somebody with a key who sends what nobody should."""
 
-    def __init__(self, port: int, key: str, ends_at: float) -> None:
+    def __init__(self, port: int, key: str, ends_at: float, host: str = ATTACKER_HOST) -> None:
         self._port = port
+        self._host = host
         self._key = key
         self._ends_at = ends_at
 
@@ -48,7 +56,8 @@ class Attacker:
 
     def connect(self) -> socket.socket:
         """A new connection."""
-        return socket.create_connection(("127.0.0.1", self._port), timeout=5.0)
+        address = ("127.0.0.1", self._port)
+        return socket.create_connection(address, timeout=5.0, source_address=(self._host, 0))
 
     def head(self, path: str, length: int | None, **headers: str) -> bytes:
         """The head of a POST; without a length its body is chunked."""
@@ -221,6 +230,43 @@ def probe(server: Server, seconds: float) -> list[float]:
     return taken
 
 
+class Kept:
+    """One connection from the address of the attacker that is kept open."""
+
+    def __init__(self, server: Server) -> None:
+        self._line = http.client.HTTPConnection(
+            "127.0.0.1", server.port, timeout=PATIENCE, source_address=(ATTACKER_HOST, 0)
+        )
+        self.ask()
+
+    def ask(self) -> float:
+        """How long healthz took, in milliseconds."""
+        started = time.perf_counter()
+        self._line.request("GET", "/api/v1/healthz")
+        self._line.getresponse().read()
+        return 1000.0 * (time.perf_counter() - started)
+
+    def probe(self, seconds: float) -> float:
+        """The 95th percentile of that."""
+        taken: list[float] = []
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            taken.append(self.ask())
+            time.sleep(PAUSE_SECONDS)
+        return percentile(taken)
+
+
+def kept_row(server: Server, seconds: float) -> Row:
+    """A small request on a kept connection while its own address pipelines."""
+    time.sleep(SETTLE_SECONDS)
+    kept = Kept(server)
+    quiet = kept.probe(seconds)
+    with attacking(ATTACKS.index(pipelined), server, seconds):
+        time.sleep(0.5)
+        taken = kept.probe(seconds)
+    return at_most("hostile: healthz on a kept connection during pipelined", taken, quiet, "ms")
+
+
 def percentile(values: Sequence[float], share: float = 0.95) -> float:
     """The value below which this share lies."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
@@ -267,6 +313,8 @@ def main(options: Sequence[str] = ()) -> list[Row]:
             held = held_mebibytes(pid)
             title = f"hostile: memory during {name}"
             rows.append(at_most(title, held, memory, "MiB"))
+            if attack is pipelined:
+                rows.append(kept_row(server, seconds))
         if api_pid(server) != pid:
             raise RuntimeError("an attack ended the API process")
     return rows

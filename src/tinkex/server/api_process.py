@@ -21,13 +21,14 @@ from tinkex.errors import TinkexError
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.presence import HEALTH_PATH, READY_PATH
+from tinkex.server.acceptor import Acceptor
 from tinkex.server.app import create_app
 from tinkex.server.call import Services
 from tinkex.server.connections import ConnectionLimits, Connections
 from tinkex.server.guarded import GuardedProtocol
 from tinkex.server.handover import begin
 from tinkex.server.heartbeat import keep_beating
-from tinkex.server.listening import BACKLOG, raise_descriptor_limit
+from tinkex.server.listening import raise_descriptor_limit
 from tinkex.server.restarts import exit_code_of
 from tinkex.server.wiring import open_services
 
@@ -67,9 +68,12 @@ def _is_quiet(path: str) -> bool:
 class ApiServer(uvicorn.Server):
     """uvicorn's server, which stops when told to and lets long polls go first."""
 
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+    def __init__(
+        self, config: uvicorn.Config, services: Services, connections: Connections
+    ) -> None:
         super().__init__(config)
         self._services = services
+        self._connections = connections
         self._stopping = asyncio.Event()
 
     @contextlib.contextmanager
@@ -82,6 +86,22 @@ class ApiServer(uvicorn.Server):
         finally:
             # Impatience must not turn a clean end into a crash.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then accept connections in fair turns."""
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            acceptor = Acceptor(listener, self._connections, self._make_protocol)
+            self.servers.append(cast("Any", acceptor))
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        return protocol
 
     async def main_loop(self) -> None:
         """Serve until told to stop; uvicorn itself would look ten times a second."""
@@ -117,22 +137,22 @@ async def _serve(services: Services, listener: socket.socket, heartbeat: int | N
     if heartbeat is not None:
         keep_beating(heartbeat)
     app = Activity(create_app(services), services.home)
-    await ApiServer(_uvicorn_config(app, services), services).serve([listener])
+    connections = Connections(ConnectionLimits.of(services.config, raise_descriptor_limit()))
+    config = _uvicorn_config(app, services, connections)
+    await ApiServer(config, services, connections).serve([listener])
 
 
-def _uvicorn_config(app: Activity, services: Services) -> uvicorn.Config:
-    limits = ConnectionLimits.of(services.config, raise_descriptor_limit())
+def _uvicorn_config(app: Activity, services: Services, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         cast("Any", app),
         lifespan="on",
         loop="asyncio",
-        http=cast("Any", partial(GuardedProtocol, connections=Connections(limits))),
+        http=cast("Any", partial(GuardedProtocol, connections=connections)),
         ws="none",
         log_config=None,
         access_log=False,
         date_header=False,
         server_header=False,
-        backlog=BACKLOG,
         # Longer than a client's pauses, which would otherwise meet a closing connection.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, int(services.config.stop_seconds / 2)),

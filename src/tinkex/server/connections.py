@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from tinkex.server.config import ServerConfig
+from tinkex.server.fair_turns import FairTurns
 from tinkex.server.metrics import CLOSED, CONNECTIONS
 
 #: How often connections are looked over for those that have run out of time.
@@ -75,6 +76,8 @@ class Connections:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
+        self.turns = FairTurns()
+        """In which order connections and requests start."""
         self._all: dict[Guarded, None] = {}
         self._half: dict[Guarded, None] = {}
         self._idle: dict[Guarded, None] = {}

@@ -189,6 +189,15 @@ class GuardedProtocol(CorkedProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._move(Phase.DRAIN if self._is_receiving else Phase.IDLE)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Start to answer when it is this peer's turn, unless the connection is closed by then."""
+
+        def start() -> None:
+            if not self.transport.is_closing():
+                super(GuardedProtocol, self)._start_asgi_task(cycle, app)
+
+        self._registry.turns.submit(self.peer, start)
+
     def _move(self, phase: Phase) -> None:
         self._since = self.loop.time()
         self._registry.move(self, phase)

@@ -1,0 +1,69 @@
+"""Fair scheduling of an API process between peers.
+
+New connections and new requests start from queues per peer. Each turn of the event loop starts a
+few of them, one peer after the other, so a peer with thousands of connections or pipelined requests
+delays the others by a few requests instead of by all of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+#: Connections and requests that start in one turn of the loop; each costs less than a millisecond.
+STARTS_PER_TURN = 2
+
+Start = Callable[[], None]
+
+
+class FairTurns:
+    """Starts work of several peers, round robin."""
+
+    def __init__(self, starts_per_turn: int = STARTS_PER_TURN) -> None:
+        self._starts_per_turn = starts_per_turn
+        self._num_left = starts_per_turn
+        self._num_waiting = 0
+        self._queues: dict[str, deque[Start]] = {}
+        self._is_scheduled = False
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def num_waiting(self, peer: str) -> int:
+        """How many starts of a peer wait."""
+        return len(self._queues.get(peer, ()))
+
+    def submit(self, peer: str, start: Start) -> None:
+        """Call `start` now if this turn still has room, else when the peer's turn comes."""
+        self._schedule()
+        if self._num_left and not self._queues:
+            self._num_left -= 1
+            start()
+            return
+        self._queues.setdefault(peer, deque()).append(start)
+        self._num_waiting += 1
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_turn)
+
+    def _run_turn(self) -> None:
+        self._is_scheduled = False
+        self._num_left = self._starts_per_turn
+        while self._queues and self._num_left:
+            self._num_left -= 1
+            self._pop()()
+        if self._num_left < self._starts_per_turn:
+            self._schedule()
+
+    def _pop(self) -> Start:
+        """The oldest start of the next peer, which then goes to the end of the line."""
+        peer = next(iter(self._queues))
+        queue = self._queues.pop(peer)
+        start = queue.popleft()
+        self._num_waiting -= 1
+        if queue:
+            self._queues[peer] = queue
+        return start

@@ -1,0 +1,128 @@
+"""Connections that wait start in turns between addresses, whatever one address sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.conftest import PATIENCE
+from tinkex.server import acceptor as accepting
+from tinkex.server.acceptor import Acceptor
+from tinkex.server.connections import ConnectionLimits, Connections
+
+FLOOD, QUIET = "127.0.0.2", "127.0.0.1"
+
+
+class Noting(asyncio.Protocol):
+    """Notes from where connections come, in the order of their start."""
+
+    def __init__(self, peers: list[str]) -> None:
+        self._peers = peers
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._peers.append(transport.get_extra_info("peername")[0])
+        transport.close()
+
+
+def registry() -> Connections:
+    return Connections(
+        ConnectionLimits(max_connections=99, max_per_peer=99, head_seconds=9.0, body_seconds=9.0)
+    )
+
+
+@contextlib.contextmanager
+def waiting(*peers: str) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+    """A listener on which connections from these addresses wait already."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((QUIET, 0), backlog=len(peers)))
+        clients = [
+            stack.enter_context(
+                socket.create_connection(
+                    listener.getsockname(), timeout=PATIENCE, source_address=(peer, 0)
+                )
+            )
+            for peer in peers
+        ]
+        yield listener, clients
+
+
+async def accept(listener: socket.socket, num_starts: int) -> list[str]:
+    """The addresses of so many connections, in the order of their start."""
+    peers: list[str] = []
+    acceptor = Acceptor(listener, registry(), lambda: Noting(peers))
+    async with asyncio.timeout(PATIENCE):
+        while len(peers) < num_starts:
+            await asyncio.sleep(0)
+    acceptor.close()
+    await acceptor.wait_closed()
+    return peers
+
+
+@pytest.mark.asyncio
+async def test_another_address_does_not_wait_for_the_whole_backlog_of_one() -> None:
+    with waiting(*[FLOOD] * 40, QUIET) as (listener, _):
+        peers = await accept(listener, 41)
+    # Two start at once; then one of each address has its turn.
+    assert peers.index(QUIET) <= 4
+    assert peers.count(FLOOD) == 40
+
+
+@pytest.mark.asyncio
+async def test_one_address_cannot_have_more_than_its_share_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accepting, "MAX_WAITING_PER_PEER", 3)
+    with waiting(*[FLOOD] * 20, QUIET) as (listener, clients):
+        peers = await accept(listener, 6)
+        assert sorted(peers) == [QUIET] + [FLOOD] * 5
+        assert all(client.recv(1) == b"" for client in clients)
+
+
+@pytest.mark.asyncio
+async def test_connections_that_wait_are_closed_with_the_listener() -> None:
+    with waiting(*[FLOOD] * 20) as (listener, clients):
+        connections = registry()
+        peers: list[str] = []
+        acceptor = Acceptor(listener, connections, lambda: Noting(peers))
+        async with asyncio.timeout(PATIENCE):
+            while not len(connections.turns):
+                await asyncio.sleep(0)
+            acceptor.close()
+            while len(connections.turns):
+                await asyncio.sleep(0)
+            await acceptor.wait_closed()
+            await asyncio.sleep(0.01)
+        assert len(peers) < 20
+        assert all(client.recv(1) == b"" for client in clients)
+
+
+class Exhausted:
+    """A listener of a process that has no descriptor left, once."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.num_refused = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if not self.num_refused:
+            self.num_refused += 1
+            raise OSError(24, "Too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._listener, name)
+
+
+@pytest.mark.asyncio
+async def test_connections_wait_in_the_kernel_while_there_is_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accepting, "RETRY_SECONDS", 0.0)
+    with waiting(QUIET) as (listener, _):
+        exhausted = Exhausted(listener)
+        assert await accept(exhausted, 1) == [QUIET]  # type: ignore[arg-type]
+        assert exhausted.num_refused == 1

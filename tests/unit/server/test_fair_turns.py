@@ -1,0 +1,63 @@
+"""Work of several peers starts round robin, a few starts per turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from tinkex.server.fair_turns import FairTurns
+
+
+async def next_turn() -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_a_peer_with_a_thousand_requests_delays_another_by_one_turn() -> None:
+    turns, started = FairTurns(2), list[str]()
+    for _ in range(1000):
+        turns.submit("flood", partial(started.append, "flood"))
+    turns.submit("quiet", partial(started.append, "quiet"))
+    assert started == ["flood"] * 2
+    assert (turns.num_waiting("flood"), turns.num_waiting("quiet"), len(turns)) == (998, 1, 999)
+
+    await next_turn()
+    assert started == ["flood"] * 3 + ["quiet"]
+
+
+@pytest.mark.asyncio
+async def test_each_turn_starts_so_many_and_no_more_until_none_wait() -> None:
+    turns, started = FairTurns(3), list[int]()
+    for number in range(8):
+        turns.submit("peer", partial(started.append, number))
+    counts = [len(started)]
+    for _ in range(3):
+        await next_turn()
+        counts.append(len(started))
+    assert counts == [3, 6, 8, 8]
+    assert started == list(range(8))
+    assert len(turns) == 0
+
+
+@pytest.mark.asyncio
+async def test_work_starts_at_once_where_none_waits() -> None:
+    turns, started = FairTurns(1), list[str]()
+    turns.submit("a", partial(started.append, "a"))
+    await next_turn()
+    await next_turn()
+    turns.submit("b", partial(started.append, "b"))
+    assert started == ["a", "b"]
+
+
+@pytest.mark.asyncio
+async def test_work_that_is_submitted_while_others_wait_does_not_overtake_them() -> None:
+    turns, started = FairTurns(1), list[str]()
+    for name in ("first", "second", "third"):
+        turns.submit("peer", partial(started.append, name))
+    await next_turn()
+    turns.submit("peer", partial(started.append, "fourth"))
+    for _ in range(3):
+        await next_turn()
+    assert started == ["first", "second", "third", "fourth"]
