@@ -13,11 +13,13 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import click
+import tour
 from prometheus_client.metrics import MetricWrapperBase
 
 import tinkex
@@ -352,7 +354,19 @@ def option_table(ctx: click.Context, *, are_global: bool = False) -> str:
     return table(("argument or option", "meaning", "default, range"), rows) if rows else ""
 
 
+@cache
+def recorded_scenes() -> dict[str, str]:
+    """What the commands of the tour print; they run once, and only for this page."""
+    return tour.record()
+
+
+def scene(name: str) -> Callable[[], str]:
+    """One part of the tour."""
+    return lambda: recorded_scenes()[name]
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "cli/tour.md": {name: scene(name) for name in tour.SCENES},
     "cli/reference.md": {"global": global_table, "commands": command_list},
     "configuration.md": {"settings": settings_table, "environment": environment_table},
     "endpoints.md": {"endpoints": endpoint_table},

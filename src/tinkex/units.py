@@ -12,3 +12,8 @@ def format_bytes(num_bytes: float) -> str:
         amount, unit = amount / 1000, unit + 1
     digits = 0 if unit == 0 or amount >= 99.95 else 1
     return f"{amount:,.{digits}f} {_SIZES[unit]}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: 1 run, 2 runs, 1,024 tokens."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -53,7 +53,7 @@ def within_deadline(
     def work() -> None:
         try:
             answers.append(ask())
-        except BaseException:  # noqa: BLE001 - a shell prompt is no place for an error
+        except BaseException:  # noqa: BLE001 - a shell prompt must not show an error
             return
 
     thread = threading.Thread(target=work, daemon=True)

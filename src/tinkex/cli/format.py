@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tinkex.units import format_bytes
+from tinkex.units import format_count as format_count
 
 if TYPE_CHECKING:
     from tinkex.cli.context import Screen
@@ -44,7 +45,7 @@ def _from_now(seconds: float) -> str:
     for name, length in _SPANS:
         count = int(abs(seconds) // length)
         if count:
-            span = f"{count} {name}{'s' if count > 1 else ''}"
+            span = format_count(count, name)
             return f"{span} ago" if seconds > 0 else f"in {span}"
     return "just now" if seconds >= 0 else "in less than a minute"
 
@@ -75,9 +76,15 @@ def format_optional(value: Any, formatter: Callable[[Any], str] = str) -> str:
     return UNKNOWN if value is None else formatter(value)
 
 
-def format_count(count: int, noun: str) -> str:
-    """A number of things: 1 run, 2 runs."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def shortened(text: str, max_cells: int) -> str:
+    """A text in at most so many cells of a terminal; an ellipsis stands for what is cut."""
+    if text.isascii() and len(text) <= max_cells:
+        return text
+    from rich.text import Text
+
+    cut = Text(plain_line(text))
+    cut.truncate(max_cells, overflow="ellipsis")
+    return cut.plain
 
 
 def plain_line(text: object) -> str:

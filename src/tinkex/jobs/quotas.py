@@ -14,6 +14,7 @@ from tinkex.store.database import Connection
 from tinkex.store.quotas import Quotas
 from tinkex.store.records import NewJob
 from tinkex.store.usage import HOUR_SECONDS
+from tinkex.units import format_count
 
 _ASK = "or ask the operator of the server to raise the quota"
 _FINISH = f"finish sessions that are no longer needed with `tinkex session finish`, {_ASK}"
@@ -47,7 +48,9 @@ class QuotaChecks:
         if allowed.models and _makes_model(db, new):
             used = quotas.num_models(db, new.tenant_id)
             if used >= allowed.models:
-                raise _exceeded(f"{used} of {allowed.models} models", "models", _FINISH)
+                raise _exceeded(
+                    f"{used} of {format_count(allowed.models, 'model')}", "models", _FINISH
+                )
         if allowed.tokens_per_hour and new.num_tokens:
             _check_tokens(db, new, allowed.tokens_per_hour, time.time())
 
@@ -64,11 +67,11 @@ class QuotaChecks:
         stored = quotas.stored(db, tenant_id, time.time(), path)
         most = allowed.checkpoints
         if path is not None and most and stored.num_checkpoints >= most:
-            words = f"{stored.num_checkpoints:,} of {most:,} checkpoints"
+            words = f"{stored.num_checkpoints:,} of {format_count(most, 'checkpoint')}"
             raise _exceeded(words, "checkpoints", _DELETE)
         most = allowed.stored_bytes
         if most and stored.num_bytes + max(1, num_bytes) > most:
-            words = f"{stored.num_bytes:,} of {most:,} bytes of checkpoints"
+            words = f"{stored.num_bytes:,} of {format_count(most, 'byte')} of checkpoints"
             more = f", and this one has {num_bytes:,}" if num_bytes else ""
             raise _exceeded(words + more, "stored_bytes", _DELETE)
 

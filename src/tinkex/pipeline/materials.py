@@ -34,6 +34,7 @@ from tinkex.pipeline.stages.dpo import DpoStage
 from tinkex.pipeline.stages.pretrain import PretrainStage
 from tinkex.pipeline.stages.sft import SftStage
 from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.units import format_count
 
 LOG = get_logger(__name__)
 #: Below out_dir: rows as tokens, made once.
@@ -142,8 +143,8 @@ def open_parts(name: str, known: Arguments, tokenizer: TextTokenizer) -> tuple[P
     train, held = hold_out(file.row_digests, known.eval_samples, known.seed, is_useful)
     if not is_useful[train].any():
         raise InvalidInput(
-            f"{known.data_path} has {is_useful.sum()} rows to learn from, and none is left to "
-            "train on when one is held out",
+            f"{known.data_path} has {format_count(int(is_useful.sum()), 'row')} to learn from, "
+            "and none is left to train on when one is held out",
             hint="Add rows that differ, or name other data with --eval_data_path.",
         )
     return Part(file, train), Part(file, held)

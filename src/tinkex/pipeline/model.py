@@ -26,6 +26,7 @@ from tinkex.engine.models.weight_files import explain_header
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.pipeline.arguments import Arguments
 from tinkex.pipeline.weights import load_weights
+from tinkex.units import format_count
 
 #: Families whose layers `forward` knows.
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "qwen2")
@@ -189,7 +190,9 @@ def _load_folder(path: Path) -> PreTrainedModel:
     model, report = made
     # transformers would go on with random numbers in their place.
     if missing := sorted(report["missing_keys"]):
-        raise ConfigError(f"{path} lacks {len(missing)} tensors, such as {missing[0]}")
+        raise ConfigError(
+            f"{path} lacks {format_count(len(missing), 'tensor')}, such as {missing[0]}"
+        )
     for parameter in model.parameters():
         # What was read may be a view of the file itself, which training must not write to.
         parameter.data = parameter.data.clone()

@@ -22,6 +22,7 @@ from tinkex.pipeline.loop import EXPORT_NAME, train
 from tinkex.pipeline.materials import TOKENS_DIR, make_stage
 from tinkex.pipeline.metrics import Console, make_sink
 from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
+from tinkex.units import format_count
 
 RESULT = "result.json"
 _MAX_WARMUP_STEPS = 200
@@ -126,4 +127,4 @@ def headline(result: TrainResult) -> str:
     name, after = next(iter(result.after.items()))
     before = result.before.get(name)
     was = "?" if before is None else f"{before:.4f}"
-    return f"{result.stage}: {name} {was} -> {after:.4f} ({result.steps} steps)"
+    return f"{result.stage}: {name} {was} -> {after:.4f} ({format_count(result.steps, 'step')})"

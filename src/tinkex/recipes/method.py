@@ -15,6 +15,7 @@ from tinkex.recipes.plan import Plan
 from tinkex.recipes.rendering import Example, Renderer
 from tinkex.recipes.schedule import Batch, batch_at
 from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
+from tinkex.units import format_count
 
 PlanT = TypeVar("PlanT", bound=Plan)
 RowT = TypeVar("RowT")
@@ -65,7 +66,7 @@ class Notices:
         """Tell how often it happened, where the first time was not all."""
         for kind, count in self.counts.items():
             if count > 1:
-                self.tell(f"{kind}: {count} times in all")
+                self.tell(f"{kind}: {format_count(count, 'time')} in all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class Setting(Generic[PlanT]):
             if example.num_cut:
                 kept, size = len(example.tokens), len(example.tokens) + example.num_cut
                 self.notices.note(
-                    "rows cut to fit", f"{place} has {size} tokens and was cut to {kept}"
+                    "rows cut to fit",
+                    f"{place} has {format_count(size, 'token')} and was cut to {kept}",
                 )
         if all(example.num_learned for example in examples):
             return True

@@ -32,6 +32,7 @@ from tinkex.types import (
     SampleResponse,
     SamplingParams,
 )
+from tinkex.units import format_count
 
 
 class RlData(Data[PromptRow]):
@@ -165,7 +166,7 @@ class Rl(Method[RlPlan, PromptRow]):
             return True
         self.setting.notices.note(
             "prompts left out",
-            f"{place} is left out: {len(prompt)} tokens and an answer of "
+            f"{place} is left out: {format_count(len(prompt), 'token')} and an answer of "
             f"{self.setting.plan.answer_tokens} do not fit into {limit}",
         )
         return False

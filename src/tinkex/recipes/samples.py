@@ -12,6 +12,7 @@ from tinkex.recipes.rendering import Renderer
 from tinkex.recipes.report import Sample
 from tinkex.recipes.rows import ChatRow, Prompt
 from tinkex.types import ModelInput, SamplingParams
+from tinkex.units import format_count
 
 _TEMPERATURE = 0.7
 
@@ -52,7 +53,10 @@ def draw_samples(
         if not tokens or (
             renderer.max_tokens and len(tokens) + plan.sample_tokens > renderer.max_tokens
         ):
-            tell(f"No sample: a prompt of {len(tokens)} tokens leaves no room for an answer")
+            tell(
+                f"No sample: a prompt of {format_count(len(tokens), 'token')} leaves no room for "
+                "an answer"
+            )
         else:
             asked.append((prompt, sampler.sample(ModelInput.from_ints(tokens), 1, params)))
     found = []

@@ -67,7 +67,7 @@ def is_from_here(arrival: Arrival) -> bool:
     A page of another site can make a browser on this machine send requests here, by a name of
     that site which leads to loopback; the Host header gives it away.
     """
-    # Whoever comes from the very address that it asks is on this machine too.
+    # A peer with the server's own address is on this machine too.
     is_same = is_address(arrival.address) and arrival.peer == arrival.address
     if not is_loopback(arrival.peer) and not is_same:
         return False
@@ -81,7 +81,7 @@ def _names_this_machine(host: str, address: str) -> bool:
     if _OWN_NAME.fullmatch(host):
         return True
     literal = f"[{address}]" if ":" in address else address
-    # An address is no name: no other site can make it lead here.
+    # Another site can point a host name at this machine, but not an address.
     return is_address(address) and re.fullmatch(re.escape(literal) + _PORT, host) is not None
 
 
@@ -89,7 +89,7 @@ def _is_passed_on(arrival: Arrival) -> bool:
     names = {name for name, _ in arrival.headers}
     if names & _PROXY_HEADERS or any(name.startswith("x-forwarded") for name in names):
         return True
-    # Browsers have long left it behind; a proxy that was told nothing may still speak it.
+    # No current browser sends HTTP/1.0; a proxy with default settings may.
     return arrival.http_version == "1.0"
 
 

@@ -31,9 +31,9 @@ NOT_HTTP = (400, "the request is not valid HTTP/1.1")
 LONG_HEAD = (431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes")
 MANY_HEADERS = (431, f"the request has more than {MAX_HEADERS} headers")
 PIPELINED = (429, f"more than {MAX_PIPELINED} requests wait on this connection; wait for answers")
-CRUMBS = (400, "the body comes in too many small pieces; send larger ones")
+SMALL_PIECES = (400, "the body comes in too many small pieces; send larger ones")
 SLOW_HEAD = (408, "the head of the request did not arrive in time; send it again")
-CROWDED = (503, "this server has as many connections as it can have; try again")
+NO_CONNECTION_LEFT = (503, "this server has as many connections as it can have; try again")
 
 
 class _Refused(Exception):
@@ -68,7 +68,7 @@ class GuardedProtocol(CorkedProtocol):
         self.peer = self.client[0] if self.client else ""
         self._since = self.loop.time()
         if not self._registry.admit(self):
-            self._refuse(CROWDED)
+            self._refuse(NO_CONNECTION_LEFT)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
@@ -172,7 +172,7 @@ class GuardedProtocol(CorkedProtocol):
         self._num_body_bytes += len(body)
         is_small = self._num_body_bytes < self._num_pieces * SMALL_PIECE_BYTES
         if is_small and self._num_pieces > MAX_SMALL_PIECES:
-            self._give_up(CRUMBS)
+            self._give_up(SMALL_PIECES)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -13,7 +13,7 @@ from tinkex.errors import InternalServerError, RateLimitError
 from tinkex.server.config import ServerConfig
 
 T = TypeVar("T")
-#: When a client that was refused for want of memory should send its request again.
+#: When a client that was refused because memory is short should send its request again.
 RETRY_SECONDS = 2.0
 #: Decoding holds the interpreter's lock for most of its time, so more threads gain nothing.
 NUM_DECODERS = 2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tinkex
 from tinkex.cli import format as words
 
+SOURCES = Path(tinkex.__file__).parent
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
@@ -93,3 +97,29 @@ def test_small_words() -> None:
 @given(st.text())
 def test_a_plain_line_is_one_line_that_prints(text: str) -> None:
     assert words.plain_line(text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a run", "a run"), ("a longer name", "a longe…"), ("日本語日本", "日本語 …")],
+)
+def test_a_long_text_is_shortened_to_cells(text: str, shown: str) -> None:
+    assert words.shortened(text, 8) == shown
+
+
+#: Counts whose noun would be wrong for one thing: "{num} rows".
+_COUNT = re.compile(
+    r"\{(?:len\([^}]*\)|num_\w+|count|size|used)(?::,)?\} "
+    r"(?:models|runs|rows|steps|checkpoints|sessions|files|keys|samples|messages|times)\b"
+)
+
+
+def test_counts_in_messages_of_commands_are_written_by_one_helper() -> None:
+    packages = ("cli", "recipes", "pipeline", "jobs")
+    places = [path for name in packages for path in (SOURCES / name).rglob("*.py")]
+    found = [
+        f"{path.relative_to(SOURCES)}: {match[0]}"
+        for path in places
+        for match in _COUNT.finditer(path.read_text())
+    ]
+    assert found == []

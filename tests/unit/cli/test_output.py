@@ -111,6 +111,22 @@ def test_unimportant_columns_go_first(capsys: pytest.CaptureFixture[str]) -> Non
     assert {"Type", "Size", "Created", "Path"} <= set(re.findall(r"[A-Z]\w+(?: ID)?", narrow))
 
 
+@pytest.mark.parametrize(("width", "shown"), [(80, "a sweep over learni…"), (120, "a sweep over")])
+def test_a_list_of_runs_keeps_the_column_of_a_long_name(
+    width: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a sweep over learning rates with a very long name, seed 17"
+    known = {"state": "finished", "step": 12_000, "metrics": {"loss": 1.25, "reward": 0.5}}
+    runs = RunList(Listing([trained(name=name, **known), trained(name=None, **known)], 2))
+    table = printed(capsys, runs, width=width, is_terminal=True)
+    assert "Name" in table
+    assert "Status" in table
+    assert shown in table
+    assert max(map(len, table.splitlines())) <= width
+    # A pipe has no edge: nothing is cut there.
+    assert name in printed(capsys, runs)
+
+
 def test_a_screen_too_narrow_for_a_table_gets_a_block_for_each_item(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -99,7 +99,7 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, base_model: str | None, model_path: str | None) -> Source:
-        """Read the options; a path that is no address is a model's name, and the reverse.
+        """Read the options; a path that is not an address is a model's name, and the reverse.
 
         `latest` is the newest sampler checkpoint.
         """

@@ -15,6 +15,7 @@ from tinkex.cli.output.models import ModelList
 from tinkex.cli.progress import tell
 from tinkex.errors import TinkexError
 from tinkex.home import Home
+from tinkex.units import format_count
 
 if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient
@@ -40,7 +41,7 @@ def show_served(context: Context, substring: str | None) -> None:
     if substring and not models:
         raise CliError(
             f"no model of {url} has {substring!r} in its name",
-            f"`tinkex model list` shows all {len(offered)} of them.",
+            f"`tinkex model list` shows {format_count(len(offered), 'model')}.",
         )
     show(context, ModelList(models, len(offered)))
 

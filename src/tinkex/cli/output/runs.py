@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinkex.cli.context import Format, Screen
-from tinkex.cli.format import format_bool, format_optional, format_timestamp
+from tinkex.cli.format import format_bool, format_optional, format_timestamp, shortened
 from tinkex.cli.output.base import Column, Facts, Output, list_title
 from tinkex.server.headlines import format_metric, headlines
 
@@ -25,7 +25,7 @@ class RunColumn(NamedTuple):
 
 RUN_COLUMNS = {
     "id": RunColumn(Column("Run ID"), lambda run: run.training_run_id, "id of the run"),
-    "name": RunColumn(Column("Name", 4), lambda run: run.name or "", "name of the run"),
+    "name": RunColumn(Column("Name", 1), lambda run: run.name or "", "name of the run"),
     "status": RunColumn(
         Column("Status", 1),
         lambda run: status_of(run),
@@ -60,6 +60,8 @@ OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
 #: A terminal with so many columns has room for whole ids.
 _WIDE = 120
 _SHORT_SESSION = 8
+#: How long a name may be in a list on a narrow terminal, and on a wide one.
+_NAME_CELLS, _WIDE_NAME_CELLS = 20, 40
 #: What only tinkex servers report; JSON has it where it is known.
 _OWN_FIELDS = ("name", "state", "step", "metrics", "created_at")
 
@@ -112,6 +114,7 @@ class RunList(Output):
         self._names = tuple(columns or default_columns(runs.items))
         self._is_chosen = columns is not None
         self._is_short = False
+        self._name_cells: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The official shape, and how many there are."""
@@ -125,17 +128,22 @@ class RunList(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per run."""
-        cells = [[RUN_COLUMNS[name].cell(run) for name in self._names] for run in self._runs.items]
-        if self._is_short:
-            place = self._names.index("id")
-            for row in cells:
-                row[place] = short_id(row[place])
-        return cells
+        return [[self._cell(run, name) for name in self._names] for run in self._runs.items]
+
+    def _cell(self, run: TrainingRun, column: str) -> str:
+        text = RUN_COLUMNS[column].cell(run)
+        if column == "id" and self._is_short:
+            return short_id(text)
+        if column == "name" and self._name_cells is not None:
+            return shortened(text, self._name_cells)
+        return text
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
-        """Print it; a narrow terminal shows the short forms of ids, so that all columns fit."""
-        is_narrow = screen is not None and screen.is_terminal and (screen.width or 0) < _WIDE
-        self._is_short = is_narrow and not self._is_chosen
+        """Print it; a narrow terminal shows short forms of ids and names, so that columns fit."""
+        is_terminal = screen is not None and screen.is_terminal and not self._is_chosen
+        self._is_short = is_terminal and screen is not None and (screen.width or 0) < _WIDE
+        most = _NAME_CELLS if self._is_short else _WIDE_NAME_CELLS
+        self._name_cells = most if is_terminal else None
         super().print(format, screen)
 
     def title(self) -> str:

@@ -21,6 +21,7 @@ from tinkex.pipeline.run.report import Outcome, append_results
 from tinkex.pipeline.run.say import LOG_NAME, Voice
 from tinkex.pipeline.run.stages import TOKENIZER, from_stage
 from tinkex.pipeline.tensorboard import TensorBoard, TensorBoardError, start_tensorboard
+from tinkex.units import format_count
 
 
 def run_pipeline(config: PipelineConfig, flags: RunFlags, voice: Voice) -> list[Outcome]:
@@ -66,7 +67,9 @@ def _prepare_data(plan: RunPlan, voice: Voice) -> None:
         if stage is TOKENIZER or (record is not None and record.status is Status.COMPLETE):
             continue
         num_rows = check_data(plan, stage)
-        voice.say(f"data: {plan.materials[stage.name].path}, {num_rows:,} rows", stage.name)
+        voice.say(
+            f"data: {plan.materials[stage.name].path}, {format_count(num_rows, 'row')}", stage.name
+        )
 
 
 def _note(plan: RunPlan, outcome: Outcome) -> Outcome:

@@ -31,7 +31,7 @@ def test_a_lifetime_has_a_unit_or_is_in_seconds(text: str, seconds: int) -> None
     "text", ["", "0", "0d", "-1", "1.5d", "7 days", "d", "1y", "11000d", "9999999999w"]
 )
 def test_anything_else_is_no_lifetime(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no lifetime; write it as 7d"):
+    with pytest.raises(click.BadParameter, match="is not a lifetime; write it as 7d"):
         Lifetime().convert(text, None, None)
 
 

@@ -32,7 +32,7 @@ def chat(
     MODEL_OR_PATH is a base model's name, a tinker:// path, or latest, the newest sampler
     checkpoint. Without it, it is smollm2-135m if the server has it, else the only model that was
     added to it, else tinkex/tiny. Answers appear while they are made. /help lists the orders that
-    can be typed. If stdin is no terminal, every line is a message and is answered.
+    can be typed. If stdin is not a terminal, every line is a message and is answered.
     """
     source = Source.of(model, None)
     drawing = Drawing(**{name: given[name] for name in Drawing._fields})

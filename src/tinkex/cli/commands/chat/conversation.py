@@ -10,6 +10,7 @@ import click
 
 from tinkex.cli.errors import CliError
 from tinkex.cli.files import check_output
+from tinkex.units import format_count
 
 Message = dict[str, str]
 
@@ -85,7 +86,7 @@ class Conversation:
             return error.message
         except OSError as error:
             return f"{path} cannot be written: {error.strerror or error}"
-        return f"Saved {len(self.messages)} messages to {path}"
+        return f"Saved {format_count(len(self.messages), 'message')} to {path}"
 
     def _append(self, path: Path) -> None:
         from tinkex.checkpoint.atomic import write_file

@@ -19,6 +19,7 @@ from tinkex.cli.output.samples import harmless
 from tinkex.cli.progress import tell
 from tinkex.errors import TinkexError
 from tinkex.recipes.rendering import Renderer
+from tinkex.units import format_count
 
 if TYPE_CHECKING:
     from tinkex.client.sampling import SamplingClient
@@ -109,8 +110,8 @@ class Talk:
         room = self.max_context_tokens - num_prompt_tokens
         if room < 1:
             raise CliError(
-                f"The conversation has {num_prompt_tokens} tokens, and the model reads at most "
-                f"{self.max_context_tokens}",
+                f"The conversation has {format_count(num_prompt_tokens, 'token')}, and the model "
+                f"reads at most {self.max_context_tokens}",
                 "/reset forgets it.",
             )
         return min(room, self.drawing.max_tokens)
@@ -124,7 +125,10 @@ class Talk:
         if not self.context.is_json:
             click.echo("")
         if answer.end == "length" and self.context.is_stdin_terminal:
-            tell(f"(cut off after {len(answer.tokens)} tokens; --max-tokens allows more)")
+            tell(
+                f"(cut off after {format_count(len(answer.tokens), 'token')}; "
+                "--max-tokens allows more)"
+            )
 
     def _say_json(self, text: str, answer: Answer, seconds: float) -> None:
         data = {

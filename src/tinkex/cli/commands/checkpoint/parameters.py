@@ -30,7 +30,7 @@ class Lifetime(click.ParamType[int]):
             return check_ttl(seconds)
         except InvalidInput:
             self.fail(
-                f"{value!r} is no lifetime; write it as 7d, 12h, 90m or in seconds, at most 10 "
+                f"{value!r} is not a lifetime; write it as 7d, 12h, 90m or in seconds, at most 10 "
                 "years",
                 *(param, ctx),
             )

@@ -113,7 +113,8 @@ def _draw(
     # Checked before anything is said: bad settings are a mistake, not a failed sample.
     params, model_input = drawing.params(), ModelInput.from_ints(tokens)
     wanted = format_count(ask.num_samples, "sample")
-    text = f"Sampling {wanted} of up to {drawing.max_tokens} tokens from {source.name} ..."
+    length = format_count(drawing.max_tokens, "token")
+    text = f"Sampling {wanted} of up to {length} from {source.name} ..."
     began = time.monotonic()
     with waiting(text):
         response = sampler.sample(
