@@ -24,7 +24,7 @@ READY = "tinkex server ready at "
 HOSTILE = '<script>document.title="owned"</script><b>bold</b>'
 Train: TypeAlias = "Callable[..., tinkex.TrainingClient]"
 #: Pages refresh every few seconds; machines that run tests are slow.
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,12 @@ def chromium() -> Iterator[Browser]:
     assert found, "Chromium is missing; run scripts/system-packages.sh, which installs it"
     # Its sandbox refuses to work for root, as whom containers run.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    # Without this, an expectation gives up after five seconds whatever the context allows.
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=options)
+        browser = playwright.chromium.launch(
+            executable_path=found, args=options, timeout=PATIENCE_MS
+        )
         yield browser
         browser.close()
 
@@ -134,7 +138,7 @@ def test_the_snippet_of_the_empty_page_makes_a_run_appear_by_itself(
     subprocess.run([sys.executable, str(script)], check=True, timeout=120)
 
     row = page.locator("tr", has=page.locator("a[href^='/runs/']"))
-    expect(row.locator("[data-label='Steps']")).to_have_text("20", timeout=PATIENCE_MS)
+    expect(row.locator("[data-label='Steps']")).to_have_text("20")
     expect(row.locator("[data-label='Base model']")).to_have_text("tinkex/bigram")
     expect(page.locator("code.path")).to_contain_text("/weights/first")
     expect(page.locator("#snippet")).to_have_count(0)
@@ -156,7 +160,7 @@ def test_a_curve_grows_while_one_looks(
 
     take_steps(training, 4)
 
-    expect(curve).to_have_attribute("aria-label", _ends_at(7), timeout=PATIENCE_MS)
+    expect(curve).to_have_attribute("aria-label", _ends_at(7))
     assert page.locator("polyline").get_attribute("points") != before
     expect(page.locator("tbody tr").first.locator("td").first).to_have_text("7")
     expect(page.locator(".curve circle:not(.last)")).to_have_count(7)
@@ -186,6 +190,7 @@ def test_a_hostile_name_is_text_and_nothing_runs(
 def test_from_elsewhere_a_key_is_asked_for(server: Server, chromium: Browser) -> None:
     # What a proxy in front of the server would add.
     with chromium.new_context(extra_http_headers={"X-Forwarded-For": "203.0.113.5"}) as context:
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         page.goto(server.url)
         page.get_by_label("API key").fill("tml-wrong")
@@ -235,7 +240,7 @@ def test_a_page_says_when_the_server_does_not_answer(
     expect(state).to_have_text("live")
 
     context.set_offline(True)
-    expect(state).to_have_text("the server does not answer", timeout=PATIENCE_MS)
+    expect(state).to_have_text("the server does not answer")
 
     context.set_offline(False)
-    expect(state).to_have_text("live", timeout=PATIENCE_MS)
+    expect(state).to_have_text("live")

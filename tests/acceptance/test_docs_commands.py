@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.store.postgres import PostgresServer, find_programs
+from tests.ports import free_port
 from tinkex.home import Home
 from tinkex.presence import lock_holder
 
@@ -54,13 +54,6 @@ def script_of(page: Path) -> str:
 
 
 SCRIPTS = {page.stem: script for page in PAGES if (script := script_of(page))}
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -115,12 +108,6 @@ with tinkex.ServiceClient() as service:
 LOG_IN = """
 export TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=$(cat ~/.tinkex/key)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_pages_have_commands() -> None:

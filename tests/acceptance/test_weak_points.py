@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from types import ModuleType
@@ -26,7 +25,7 @@ from tinkex.wire.proto import decode_sample_response, encode_forward_backward_ou
 
 KEY = "tml-acceptance"
 BASE_MODEL = "tinkex/bigram"
-PATIENCE = 30.0
+PATIENCE = 120.0
 Official = Callable[..., Any]
 
 
@@ -40,7 +39,9 @@ def official() -> Iterator[Official]:
     """Runs a function of this module with the official SDK, in its process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=quiet) as pool:
-        yield lambda scenario, *args: pool.submit(with_official, scenario, *args).result(60.0)
+        yield lambda scenario, *args: pool.submit(with_official, scenario, *args).result(
+            2 * PATIENCE
+        )
 
 
 def with_official(scenario: Callable[..., Any], *args: Any) -> Any:
@@ -215,7 +216,7 @@ def test_a_retried_save_asks_for_the_same_sampler(official: Official, server: St
 
 
 def count_ticks(sdk: ModuleType, url: str) -> int:
-    """How often the caller's event loop turns while weights are saved, which takes 0.5 s."""
+    """How often the caller's event loop turns while weights are saved, which takes 2 s."""
 
     async def save() -> int:
         service = connect(sdk, url)
@@ -234,7 +235,7 @@ def count_ticks(sdk: ModuleType, url: str) -> int:
 
 def test_saving_does_not_block_the_callers_loop(official: Official) -> None:
     """12.12"""
-    with StubServer(work_seconds=0.5) as server:
+    with StubServer(work_seconds=2.0) as server:
         assert official(count_ticks, server.url) < 10
         assert count_ticks(tinkex, server.url) > 15
 
@@ -250,20 +251,25 @@ def step_once(sdk: ModuleType, url: str) -> str:
 
 
 def test_a_server_in_trouble_is_not_flooded(official: Official, server: StubServer) -> None:
-    """12.16: polls while every one of them fails at once, for one second."""
+    """12.16: polls while every one of them fails at once, for one second after the first."""
 
-    def is_early(started: float) -> Callable[[Any], bool]:
-        return lambda call: (
-            call.headers["x-tinker-request-type"] == "OptimStep"
-            and time.monotonic() - started < 1.0
-        )
+    def is_early() -> Callable[[Any], bool]:
+        arrived: list[float] = []
+
+        def match(call: Any) -> bool:
+            if call.headers["x-tinker-request-type"] != "OptimStep":
+                return False
+            arrived.append(call.arrived_at)
+            return bool(call.arrived_at - arrived[0] < 1.0)
+
+        return match
 
     counts = []
     for run in sides(official, step_once, server.url):
         server.clear_faults()
         num_before = len(server.calls("retrieve_future"))
         trouble = Fault(status=503)
-        server.inject("retrieve_future", trouble, times=None, match=is_early(time.monotonic()))
+        server.inject("retrieve_future", trouble, times=None, match=is_early())
         assert run() == "stepped"
         counts.append(len(server.calls("retrieve_future")) - num_before)
     theirs, ours = counts
@@ -283,13 +289,13 @@ def test_the_round_trip_of_a_sample_is_measured(official: Official, server: Stub
     """12.22"""
     times = []
     for run in sides(official, sample_once, server.url):
-        server.inject("asample", Fault(delay_seconds=0.1))
+        server.inject("asample", Fault(delay_seconds=0.5))
         assert run() == "sampled"
         header = "x-tinker-create-promise-roundtrip-time"
         times.append(float(server.calls("retrieve_future")[-1].headers[header]))
     theirs, ours = times
-    assert theirs < 0.01
-    assert ours >= 0.1
+    assert theirs < 0.25
+    assert ours >= 0.5
 
 
 def read_bfloat16(sdk: ModuleType) -> tuple[bytes, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.server.processes import PATIENCE, RealServer, clean_environment, start_server
-from tests.acceptance.server.test_official_cli import Command
+from tests.official_command import Command, official_forks
 
 TINKEX = [sys.executable, "-m", "tinkex"]
 
@@ -75,13 +74,10 @@ def cli_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]
     server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def forks() -> Any:
     """A process that has imported the official command and forks; it ends with this one."""
-    context = multiprocessing.get_context("forkserver")
-    home = Command.__module__
-    context.set_forkserver_preload(["tinker.cli.__main__", "tinker", home])
-    return context
+    return official_forks()
 
 
 @pytest.fixture

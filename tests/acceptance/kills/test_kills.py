@@ -18,11 +18,14 @@ import pytest
 
 import tinkex
 from tests.integration.store.postgres import PostgresServer
+from tests.ports import free_port
 from tinkex import types
 
 BASE_MODEL = "tinkex/bigram"
 NUM_STEPS = 40
 NUM_KILLS = 10
+#: Nothing here takes this long; it only says that nothing hangs.
+PATIENCE = 120.0
 
 
 class Server:
@@ -31,7 +34,8 @@ class Server:
     def __init__(self, home: Path, *flags: str) -> None:
         self.home = home
         self.flags = flags
-        self.port = 0
+        # It starts again and again, and no other process may take the port in between.
+        self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
 
     @property
@@ -62,7 +66,6 @@ class Server:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "ready at" in line, (self.home / "stderr").read_text()[-2000:]
-        self.port = int(line.rsplit(":", 1)[1])
 
     def children(self, role: str) -> list[int]:
         """Processes of the server with this role."""
@@ -85,7 +88,7 @@ class Server:
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.communicate(timeout=30)
+            self.process.communicate(timeout=PATIENCE)
             assert self.process.returncode == 0, (self.home / "stderr").read_text()[-2000:]
 
 
@@ -176,9 +179,9 @@ def train_among_kills(server: Server, dice: random.Random, num_kills: int) -> li
     for _ in range(num_kills):
         # Let the loop get some way between two kills, then strike at any moment of a step.
         for _ in range(2):
-            assert progress.acquire(timeout=90), (server.home / "stderr").read_text()[-2000:]
+            assert progress.acquire(timeout=PATIENCE), (server.home / "stderr").read_text()[-2000:]
         time.sleep(dice.random() * 0.05)
         server.kill(dice.choice(["api", "worker", "worker", "both", "all"]))
-    loop.join(120)
+    loop.join(2 * PATIENCE)
     assert outcome, (server.home / "stderr").read_text()[-2000:]
     return outcome[0]

@@ -19,7 +19,7 @@ from tinkex.home import Home
 from tinkex.presence import HEALTH_PATH, is_alive, status_of
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 60.0
+PATIENCE = 180.0
 MODEL = "tinkex/bigram"
 _READY = re.compile(r"tinkex server ready at (http://\S+)\n")
 _STARTED = re.compile(r"the (API|worker) process has pid (\d+)")

@@ -14,6 +14,7 @@ import pytest
 import tinkex
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, answers, eventually, run_tinkex
+from tests.ports import free_port
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.presence import find_server, is_alive, lock_holder, read_state
@@ -70,6 +71,9 @@ def test_a_client_with_nothing_configured_trains_and_the_next_one_finds_the_same
 def test_a_server_that_was_stopped_is_started_again_and_waiting_clients_go_on(
     local_home: Home,
 ) -> None:
+    # A port that nobody else gets while no server has it.
+    local_home.make()
+    local_home.port_file.write_text(str(free_port()))
     with tinkex.ServiceClient() as service:
         client = service.create_lora_training_client(MODEL, rank=4)
         client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result()
@@ -123,6 +127,7 @@ def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PATIENCE
     )
+    assert ran.returncode == 0, ran.stderr
     url, _ = json.loads(ran.stdout)
     assert answers(url)
     pid = pid_of(local_home)

@@ -16,7 +16,7 @@ from tinkex.engine.fake.bigram import Bigram
 BASE_MODEL = "tinkex/bigram"
 HELLO = list(b"hello hello hello")
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from tinkex.cli.main import main
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 60.0
+PATIENCE = 180.0
 READY = "tinkex server ready at "
 _LOG_TAIL_BYTES = 20_000
 _ANSWERS = re.compile(r'^tinkex_requests_total{endpoint="(\w+)",status="(\d+)"} (\S+)', re.M)

@@ -4,78 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import tinkex
 from tests.acceptance.server.places import BASE_MODEL, HELLO, PATIENCE, datum, step
 from tests.acceptance.server.processes import RealServer, clean_environment, run
+from tests.official_command import Command, official_forks
 
 SCRIPT = Path(sys.executable).with_name("tinker")
-
-
-class Answer(NamedTuple):
-    """What a command printed."""
-
-    stdout: str
-    stderr: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """The `tinker` command of one user, in a directory of their own.
-
-    It takes seconds to be imported. So a process imports it once, and every call is a fork of it.
-    """
-
-    forks: Any
-    directory: Path
-    environment: dict[str, str]
-
-    def __call__(self, *arguments: str, status: int = 0) -> Answer:
-        """Run it; it must end with this status."""
-        paths = self.directory / "stdout", self.directory / "stderr"
-        process = self.forks.Process(
-            target=run_there, args=(arguments, self.environment, self.directory, paths)
-        )
-        process.start()
-        process.join(PATIENCE)
-        process.kill()
-        answer = Answer(*(path.read_text() for path in paths))
-        told = f"tinker {' '.join(arguments)} ended with {process.exitcode}: {answer}"
-        assert process.exitcode == status, told
-        return answer
-
-    def json(self, *arguments: str) -> Any:
-        """What it prints for programs."""
-        return json.loads(self("-f", "json", *arguments).stdout)
-
-
-def run_there(
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    directory: Path,
-    paths: Sequence[Path],
-) -> None:
-    """Runs in the fork: become the command, as its script would."""
-    for number, path in enumerate(paths, start=1):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(directory)
-    sys.argv = ["tinker", *arguments]
-    metadata.entry_points(group="console_scripts")["tinker"].load()()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +41,7 @@ def environment_of(server: RealServer, key: str, home: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def forks() -> Any:
     """A process that has imported the command and forks; it ends with this one."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tinker.cli.__main__", "tinker", __name__])
-    return context
+    return official_forks()
 
 
 @pytest.fixture(scope="module")

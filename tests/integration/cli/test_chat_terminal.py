@@ -29,7 +29,7 @@ class Terminal:
 
     def __init__(self, *words: str, env: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
-        self.seen = ""
+        self._written = b""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tinkex", *words],
             stdin=theirs,
@@ -41,6 +41,11 @@ class Terminal:
             preexec_fn=lambda: _own_terminal(theirs),
         )
         os.close(theirs)
+
+    @property
+    def seen(self) -> str:
+        """The text; an escape sequence or a letter may come in two parts."""
+        return _ESCAPES.sub("", self._written.decode(errors="replace"))
 
     def type(self, text: str) -> None:
         """As a person does; it is echoed."""
@@ -71,7 +76,7 @@ class Terminal:
         except OSError:
             data = b""
         assert data, f"it ended without {wanted!r}: {self.seen!r}"
-        self.seen += _ESCAPES.sub("", data.decode(errors="replace"))
+        self._written += data
 
     def ended(self) -> int:
         """The exit code."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from tests.integration.cli.conftest import Scene
+from tests.integration.conftest import PATIENCE
 from tinkex.testing import Fault
 
 TINKEX = [sys.executable, "-m", "tinkex"]
@@ -22,9 +23,9 @@ def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(scene: Scene) -> No
         text=True,
         env=os.environ.copy(),
     )
-    scene.server.wait_for("list_training_runs", timeout=20.0)
+    scene.server.wait_for("list_training_runs", timeout=PATIENCE)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert '"type": "Interrupted"' in err
     assert "Traceback" not in err

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import Scene, Tinkex
+from tests.official_command import Command, official_forks
 
 OFFICIAL = Path(sys.executable).with_name("tinker")
 #: What ours says besides.
@@ -21,11 +21,11 @@ ADDED_TO_CHECKPOINT = {"training_run_id", "base_model"}
 
 
 def official(*words: str) -> Any:
-    done = subprocess.run(
-        [OFFICIAL, "-f", "json", *words], capture_output=True, text=True, env=os.environ.copy()
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    with tempfile.TemporaryDirectory() as directory:
+        command = Command(
+            forks=official_forks(), directory=Path(directory), environment=dict(os.environ)
+        )
+        return command.json(*words)
 
 
 def same_times(value: Any) -> Any:

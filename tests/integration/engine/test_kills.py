@@ -38,7 +38,7 @@ EARLY = ("create", "start_sample", "step_samples")
 #: Weights of a model that shared its passes with others, against one that did not.
 TOLERANCE = 1e-5
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Story:

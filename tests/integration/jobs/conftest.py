@@ -62,7 +62,7 @@ class House:
     def stop(self) -> None:
         if self.worker is not None and self._thread is not None:
             self.worker.stop()
-            self._thread.join(30)
+            self._thread.join(120)
             assert not self._thread.is_alive()
             assert self._worker_database is not None
             self._worker_database.close()
@@ -201,7 +201,7 @@ class House:
         assert found is not None
         return found
 
-    def outcome(self, job: Job, seconds: float = 20.0) -> jobs.Outcome:
+    def outcome(self, job: Job, seconds: float = 120.0) -> jobs.Outcome:
         """Wait for a promise; the test fails if it is never kept."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""A worker process that kills itself around its nth commit: `python doomed_worker.py HOME N WHERE`.
+"""A worker process that kills itself around its nth commit.
 
 WHERE is `before` (the commit never happens) or `after` (it happens and nobody hears of it).
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +36,8 @@ class DoomedDatabase(Database):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    root, commits_left, where = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def work(root: Path, commits_left: int, where: str) -> None:
+    """Work until everything is done, or the commit comes."""
     database = DoomedDatabase(f"sqlite:///{root / 'store.db'}")
     database.commits_left, database.where = commits_left, where
     worker = Worker(
@@ -55,7 +54,3 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     worker.run()
     database.close()
-
-
-if __name__ == "__main__":
-    main()

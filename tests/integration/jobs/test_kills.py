@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
+from tests.forks import forks_of
+from tests.integration.jobs import doomed_worker
 from tests.integration.jobs.conftest import House, count
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import read_manifest
@@ -76,9 +76,13 @@ def _digest(house: House, job: Job) -> str:
 
 def run_worker(root: Path, num_commits: int, where: str) -> int:
     """A worker process until it dies or everything is done."""
-    command = [sys.executable, "-m", "tests.integration.jobs.doomed_worker"]
-    process = subprocess.Popen([*command, str(root), str(num_commits), where])
-    return process.wait(60)
+    # Imports take longer than a worker lives.
+    forks = forks_of(doomed_worker.__name__)
+    process = forks.Process(target=doomed_worker.work, args=(root, num_commits, where))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, "the worker did not end"
+    return int(process.exitcode)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ class Stepped(FakeEngine):
     def _take_time(self) -> None:
         if self._is_long:
             self.began.set()
-            assert self.permits.acquire(timeout=30)
+            assert self.permits.acquire(timeout=60)
             self.num_steps += 1
 
     def _run_passes(self, passes: list[Pass]) -> PassSteps:  # type: ignore[override]
@@ -80,7 +80,7 @@ def test_other_tenants_work_runs_between_the_steps_of_a_long_pass(
 ) -> None:
     heavy, light = new_model(house, "heavy"), new_model(house, "light")
     long = house.forward_backward(heavy, 1, LONG)
-    assert engine.began.wait(20)
+    assert engine.began.wait(60)
     short = house.forward_backward(light, 1, SHORT)
     step = house.optim_step(light, 2)
     tenant = house.tenant("third")
@@ -100,7 +100,7 @@ def test_a_sample_waits_for_one_step_of_a_long_pass_and_not_for_two(
     house: House, engine: Stepped
 ) -> None:
     long = house.forward_backward(new_model(house, "heavy"), 1, LONG)
-    assert engine.began.wait(20)
+    assert engine.began.wait(60)
     tenant = house.tenant("light")
     sample = house.sample(house.sampler(tenant, house.session(tenant)), 1)
     engine.permits.release()
@@ -115,7 +115,7 @@ def test_a_tenants_other_model_runs_between_the_steps_too(house: House, engine: 
     session = house.session(tenant)
     first, second = house.model(tenant, session, 0), house.model(tenant, session, 1)
     long = house.forward_backward(first, 1, LONG)
-    assert engine.began.wait(20)
+    assert engine.began.wait(60)
     short = house.forward_backward(second, 1, SHORT)
     engine.permits.release(2)
     house.result(short)
@@ -135,7 +135,7 @@ def test_an_interrupted_pass_gives_the_same_bits(tmp_path: Path) -> None:
             run_id = new_model(house, "heavy")
             long = house.forward_backward(run_id, 1, LONG)
             if name == "busy":
-                assert engine.began.wait(20)
+                assert engine.began.wait(60)
                 light = new_model(house, "light")
                 short = house.forward_backward(light, 1, SHORT)
                 engine.permits.release(len(LONG) // STEP_TOKENS - 1)
@@ -153,7 +153,7 @@ def test_a_cancelled_pass_stops_at_its_next_step_and_changes_nothing(
 ) -> None:
     run_id, other = new_model(house, "heavy"), new_model(house, "other")
     long = house.forward_backward(run_id, 1, LONG)
-    assert engine.began.wait(20)
+    assert engine.began.wait(60)
     waiting = house.forward_backward(run_id, 2, LONG)
     for job in (waiting, long):
         assert house.queue.cancel(job.tenant_id, job.id).result()
@@ -185,7 +185,7 @@ def test_a_stopping_worker_ends_after_one_step_and_the_pass_runs_again(house: Ho
     house.start(engine)
     run_id = new_model(house, "heavy")
     long = house.forward_backward(run_id, 1, LONG)
-    assert engine.began.wait(20)
+    assert engine.began.wait(60)
     assert house.worker is not None
     house.worker.stop()
     engine.permits.release()

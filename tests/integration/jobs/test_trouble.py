@@ -35,7 +35,7 @@ class Troubled(House):
     def ends(self) -> None:
         """Wait until the worker has ended of what went wrong."""
         assert self._thread is not None
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         assert self._worker_database is not None
         self._worker_database.close()
@@ -295,7 +295,7 @@ def test_an_operation_with_the_number_of_the_making_does_no_harm(house: Troubled
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + 20
+    ends_at = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < ends_at
         time.sleep(0.005)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.integration.pipeline.tiny_stage import SignalledStage, run
+from tests.forks import forks_of
+from tests.integration.pipeline.tiny_stage import RANKS, SignalledStage, run
+from tests.ports import free_port
 from tinkex.errors import TinkexError
 
 
@@ -42,21 +42,17 @@ def _run_rank(variables: dict[str, str], out_dir: Path, changes: dict[str, Any])
 
 def run_ranks(out_dir: Path, num_ranks: int, **changes: Any) -> list[int | None]:
     """The exit codes of ranks that were started with the variables torchrun gives them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    forks = forks_of(RANKS)
     shared = {
         "TORCHELASTIC_RUN_ID": "test",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(num_ranks),
     }
     processes = []
     for rank in range(num_ranks):
         variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(context.Process(target=_run_rank, args=(variables, out_dir, changes)))
+        processes.append(forks.Process(target=_run_rank, args=(variables, out_dir, changes)))
         processes[-1].start()
     try:
         for process in processes:

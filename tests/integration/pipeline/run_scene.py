@@ -26,7 +26,7 @@ from tinkex.pipeline.run.say import Voice
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 WRONG = [TALK[0], {"role": "assistant", "content": "5"}]

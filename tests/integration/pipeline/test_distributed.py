@@ -103,7 +103,7 @@ def test_two_ranks_take_the_updates_of_one_with_twice_the_batches(tmp_path: Path
 
 
 def test_a_signal_to_torchrun_saves_first(two_ranks: Path, tmp_path: Path) -> None:
-    process = torchrun(tmp_path, 2, seconds_per_batch=0.05)
+    process = torchrun(tmp_path, 2, seconds_per_batch=0.2)
     deadline = time.monotonic() + 120
     while latest_step(tmp_path / "checkpoints") is None and time.monotonic() < deadline:
         assert process.poll() is None, "the run ended by itself"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tests.forks import forks_of
 from tinkex.errors import TinkexError
 from tinkex.pipeline.loop import train
 from tinkex.pipeline.metrics import JsonLines
@@ -264,16 +264,15 @@ def _run_in_child(out_dir: Path, mishap: Mishap, changes: dict[str, Any]) -> Non
     sys.exit(code)
 
 
-_context: ForkServerContext | None = None
+#: Imports this module too, so that runs of one and of several ranks are forks of one server.
+RANKS = "tests.integration.pipeline.ranks_script"
 
 
 def start(out_dir: Path, mishap: Mishap | None = None, **changes: Any) -> ForkServerProcess:
     """Train in a process of its own, which has torch loaded already."""
-    global _context
-    if _context is None:
-        _context = multiprocessing.get_context("forkserver")
-        _context.set_forkserver_preload([__name__])
-    process = _context.Process(target=_run_in_child, args=(out_dir, mishap or Mishap(), changes))
+    process = forks_of(RANKS).Process(
+        target=_run_in_child, args=(out_dir, mishap or Mishap(), changes)
+    )
     process.start()
     return process
 

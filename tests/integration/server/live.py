@@ -13,7 +13,7 @@ from tests.integration.server.house import House
 from tinkex.server.app import create_app
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @contextlib.contextmanager

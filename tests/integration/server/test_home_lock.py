@@ -25,7 +25,7 @@ HOLDS = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr(home_lock, "AFTERLIFE_SECONDS", 0.2)
+    monkeypatch.setattr(home_lock, "AFTERLIFE_SECONDS", 1.0)
     found = Home(tmp_path / "home")
     found.make()
     return found
@@ -62,7 +62,7 @@ def gone() -> Holder:
 def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
     with holding(home, gone().write(), "tinkex.server.api_process") as orphan:
         lock = HomeLock.take(home)
-        assert orphan.wait(20) != 0
+        assert orphan.wait(60) != 0
     lock.release()
 
 

@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from tests.ports import free_port
 
 #: Where Debian keeps the servers, one directory per version.
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -88,7 +89,7 @@ class PostgresServer:
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
         # Somebody may take a port between our look and the server's: then the next one.
         for _ in range(5):
-            port = _free_port()
+            port = free_port()
             process = self._launch(port)
             if self._is_up(process, port):
                 return process, port
@@ -137,9 +138,3 @@ def _account() -> dict[str, Any]:
     names = {entry.pw_name: entry for entry in pwd.getpwall()}
     entry = names.get("postgres") or names["nobody"]
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -18,7 +18,7 @@ from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Gate:

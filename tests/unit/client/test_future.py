@@ -133,16 +133,16 @@ def test_whoever_waits_for_many_hears_of_a_cancelled_one() -> None:
     futures[0].settle(0)
     futures[1].cancel()
     futures[2].fail(ValueError("x"))
-    done, not_done = concurrent.futures.wait(futures, timeout=5.0)
+    done, not_done = concurrent.futures.wait(futures, timeout=60.0)
     assert (len(done), len(not_done)) == (3, 0)
-    assert set(concurrent.futures.as_completed(futures, timeout=5.0)) == set(futures)
+    assert set(concurrent.futures.as_completed(futures, timeout=60.0)) == set(futures)
 
 
 def test_a_waiter_that_waits_already_hears_of_it_too() -> None:
     future: APIFuture[int] = APIFuture()
     timer = threading.Timer(0.02, future.cancel)
     timer.start()
-    done, _ = concurrent.futures.wait([future], timeout=5.0)
+    done, _ = concurrent.futures.wait([future], timeout=60.0)
     timer.join()
     assert done == {future}
 
@@ -357,7 +357,7 @@ def test_a_cancel_travels_up_and_down() -> None:
     other.cancel()
     assert below.cancelled()
     everything: list[APIFuture[Any]] = [source, middle, target, other, below]
-    done, _ = concurrent.futures.wait(everything, timeout=5.0)
+    done, _ = concurrent.futures.wait(everything, timeout=60.0)
     assert len(done) == 5
 
 

@@ -54,7 +54,7 @@ def reporter(server: Server, *secrets: str) -> Telemetry:
 
 def on_io(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run on the loop that owns the events."""
-    return IO.start(work()).result(timeout=5)
+    return IO.start(work()).result(timeout=60)
 
 
 def test_events_are_sent_in_order_and_counted_when_acknowledged(server: Server) -> None:

@@ -272,9 +272,9 @@ def interrupted(scene: Scene, path: str, place: Path, num_calls: int) -> str:
         text=True,
         env=os.environ.copy(),
     )
-    scene.server.wait_for("download", num_calls, timeout=30.0)
+    scene.server.wait_for("download", num_calls, timeout=PATIENCE)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     return err
