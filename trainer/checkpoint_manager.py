@@ -16,7 +16,13 @@ from tinkex.checkpoint.retention import Retention
 from tinkex.errors import CheckpointError
 from tinkex.pipeline.state import capture_rng, restore_rng
 from tinkex.pipeline.step_files import StepContent, read_step, write_step
-from tinkex.pipeline.steps import is_valid_step, latest_step, problem_of, prune_steps
+from tinkex.pipeline.steps import (
+    clean_root,
+    is_valid_step,
+    latest_step,
+    problem_of,
+    prune_steps,
+)
 from tinkex.pipeline.weights import load_weights, named_weights
 
 __all__ = [
@@ -42,7 +48,12 @@ def latest_checkpoint(ckpt_root: StrPath) -> str | None:
 
 
 def prune_checkpoints(ckpt_root: StrPath, keep_last: int) -> None:
-    """Keep the `keep_last` highest valid steps and whatever is pinned; 0 or less keeps all."""
+    """Keep the `keep_last` highest valid steps and whatever is pinned; 0 or less keeps all.
+
+    Call it from the process that saves, between saves: it also removes interrupted saves.
+    """
+    if keep_last > 0:
+        clean_root(Path(ckpt_root))
     prune_steps(Path(ckpt_root), Retention(keep_last=keep_last))
 
 

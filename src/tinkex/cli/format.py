@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tinkex import clock
 from tinkex.units import format_bytes
 from tinkex.units import format_count as format_count
 
@@ -35,7 +36,7 @@ def format_timestamp(when: datetime | str | None, now: datetime | None = None) -
     except ValueError:
         return str(when)
     then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
-    seconds = ((now or datetime.now(UTC)) - then).total_seconds()
+    seconds = ((now or clock.utc_now()) - then).total_seconds()
     if abs(seconds) >= _RELATIVE_SECONDS:
         return then.astimezone(UTC).date().isoformat()
     return _from_now(seconds)

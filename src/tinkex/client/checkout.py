@@ -9,9 +9,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
+from tinkex import clock
 from tinkex.checkpoint.manifest import check_manifest, read_manifest
 from tinkex.client.archive import Progress, exclusive, extract_archive, publish_directory
 from tinkex.client.download import check_destination, download_file, download_tree, staging_for
@@ -34,7 +35,7 @@ BUILD_WAIT_SECONDS = 30.0
 #: The largest response that names the URL of an archive.
 MAX_LINK_BYTES = 2**20
 #: How long before their end URLs are signed anew.
-EARLY = timedelta(minutes=1)
+EARLY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,14 @@ class _Links:
     ) -> None:
         self._holder = holder
         self._ids = ids
-        self._reply = reply
         self._signing = asyncio.Lock()
+        self._take(reply)
+
+    def _take(self, reply: ExternalWeightsUrlsResponse) -> None:
+        self._reply = reply
+        # Counted from now on, because the wall clock may jump while files arrive.
+        seconds = _aware(reply.expires).timestamp() - clock.wall_now() - EARLY_SECONDS
+        self._ends_at = clock.elapsed() + seconds
 
     @property
     def max_unsized_bytes(self) -> int:
@@ -123,9 +130,8 @@ class _Links:
 
     async def _url(self, name: str) -> str:
         async with self._signing:
-            if datetime.now(UTC) >= _aware(self._reply.expires) - EARLY:
-                call = self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids)
-                self._reply = await call
+            if clock.elapsed() >= self._ends_at:
+                self._take(await self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids))
         if name not in self._reply.urls:
             raise DownloadError(f"The server does not offer {name!r} any more")
         return self._reply.urls[name]

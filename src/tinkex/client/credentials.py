@@ -14,7 +14,6 @@ import re
 import signal
 import stat
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from tinkex.client.private_files import locked, replace_file
+from tinkex.clock import now
 from tinkex.errors import APIResponseValidationError, ClientClosed, ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.settings import Environment
@@ -285,7 +285,7 @@ class TokenSource:
         credential: Credential,
         exchange: Callable[[str], Awaitable[str]],
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now,
     ) -> None:
         self._credential = credential
         self._exchange = exchange
@@ -330,7 +330,8 @@ class TokenSource:
 
     async def _renew(self) -> None:
         token = await self._exchange(await self._credential.read())
-        self._expires_at = _expiry(token)
+        received_at = self._clock()
+        self._expires_at = received_at + _seconds_left(token, received_at)
         self._token = token
 
     def _after_renewal(self, renewal: asyncio.Task[None]) -> None:
@@ -342,10 +343,16 @@ class TokenSource:
         logger.warning("Renewing the token failed: %s", redact(str(error), secrets))
 
 
-def _expiry(token: str) -> float:
+def _seconds_left(token: str, now: float) -> float:
+    """How long a token lasts: its whole lifetime where this clock and the server's disagree."""
     try:
-        expires_at = decode_jwt_claims(token)["exp"]
-        return float(expires_at)
+        claims = decode_jwt_claims(token)
+        expires_at, issued_at = float(claims["exp"]), claims.get("iat")
+        left = expires_at - now
+        if issued_at is None:
+            return left
+        lifetime = expires_at - float(issued_at)
+        return left if 0 < left <= lifetime else lifetime
     except (InvalidInput, KeyError, TypeError, ValueError) as error:
         raise APIResponseValidationError(
             message="The server's token is not a JWT with an expiry time"

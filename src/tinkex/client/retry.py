@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
+from tinkex import clock
 from tinkex.errors import APIConnectionError, APIStatusError, TinkexError
 
 #: A longer Retry-After is not believed.
@@ -114,7 +115,10 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
     millis = _number(headers.get("retry-after-ms"))
     seconds = millis / 1000.0 if millis is not None else _number(headers.get("retry-after"))
     if seconds is None:
-        seconds = _until(headers.get("retry-after"), now)
+        # The server's own time is the right one to compare its date with.
+        sent_at = now or _date(headers.get("date")) or clock.utc_now()
+        then = _date(headers.get("retry-after"))
+        seconds = (then - sent_at).total_seconds() if then is not None else None
     return believed(seconds)
 
 
@@ -137,12 +141,11 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _until(text: str | None, now: datetime | None) -> float | None:
+def _date(text: str | None) -> datetime | None:
     if not text:
         return None
     try:
         then = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
         return None
-    then = then if then.tzinfo else then.replace(tzinfo=UTC)
-    return (then - (now or datetime.now(UTC))).total_seconds()
+    return then if then.tzinfo else then.replace(tzinfo=UTC)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.client.credentials import redact
 from tinkex.client.loop import IO
 from tinkex.client.retry import NO_RETRY
@@ -52,7 +53,7 @@ class Telemetry:
         self._secrets = secrets
         self._events: deque[types.TelemetryEvent] = deque()
         self._index = 0
-        self._started = datetime.now(UTC)
+        self._started = time.monotonic()
         self._flusher: asyncio.Task[None] | None = None
         self._flush_lock = asyncio.Lock()
         self._is_refused = False
@@ -107,7 +108,7 @@ class Telemetry:
         if self._flusher is None:
             return
         self._flusher.cancel()
-        lasted = datetime.now(UTC) - self._started
+        lasted = timedelta(seconds=time.monotonic() - self._started)
         self._add(types.SessionEndEvent, "INFO", duration=str(lasted))
         try:
             await asyncio.wait_for(self.flush(), DRAIN_SECONDS)
@@ -141,7 +142,7 @@ class Telemetry:
                 event_id=new_id(),
                 event_session_index=self._index,
                 severity=severity,
-                timestamp=datetime.now(UTC),
+                timestamp=clock.utc_now(),
                 **fields,
             )
         )

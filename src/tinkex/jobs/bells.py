@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tinkex import clock
 from tinkex.ids import new_id
 from tinkex.store import processes
 from tinkex.store.database import Database
@@ -35,7 +36,7 @@ class Bell:
         self.socket.bind((host, 0))
         self.socket.setblocking(False)
         address, port = self.socket.getsockname()
-        now = time.time()
+        now = clock.now()
         self.process = Process(
             id=new_id(), role=role, bell=f"{address}:{port}", started_at=now, seen_at=now
         )
@@ -72,7 +73,7 @@ class Bell:
     def stay(self) -> None:
         """Say that this process is alive; on any thread, and nothing once the bell is closed."""
         # Entered again rather than updated: after a long sleep others have forgotten it.
-        process = replace(self.process, seen_at=time.time())
+        process = replace(self.process, seen_at=clock.now())
         with self._lock:
             if not self._is_closed:
                 self._database.write(lambda db: processes.enter(db, process))
@@ -114,9 +115,9 @@ class Ringer:
             self._known_until = 0.0
 
     def _current(self) -> Sequence[tuple[str, int]]:
-        now = time.time()
+        now = time.monotonic()
         if now >= self._known_until:
-            since = now - ALIVE_SECONDS
+            since = clock.now() - ALIVE_SECONDS
             found = self._database.read(lambda db: processes.alive(db, self._role, since=since))
             self._addresses = [_address(process.bell) for process in found]
             self._known_until = now + ADDRESS_SECONDS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
+from tinkex import clock
 from tinkex.checkpoint.verified import VerifiedCheckpoints
 from tinkex.engine.protocol import Engine
 from tinkex.errors import InvalidInput
@@ -48,7 +48,7 @@ class Bench:
     def refuse_taken(self, path: TinkerPath) -> None:
         """Refuse a checkpoint's name that is in use."""
         # Asked in line with the writes, so that a save just before this one counts.
-        now = time.time()
+        now = clock.now()
         if self.database.write(lambda db: checkpoints.find(db, path, now)) is not None:
             raise InvalidInput(
                 f"{path} exists; choose another name, delete it first, or save with overwrite=True "

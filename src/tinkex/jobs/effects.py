@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
+from tinkex import clock
 from tinkex.jobs.outcomes import Effect
 from tinkex.store import audit, checkpoints, runs, samplers, sessions, usage
 from tinkex.store.database import Connection
@@ -29,7 +29,7 @@ def count_usage(job: Job, *, run_id: str, base_model: str, kind: str, amount: in
                 base_model=base_model,
                 kind=kind,
                 amount=amount,
-                now=time.time(),
+                now=clock.now(),
             )
 
     return effect

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from tinkex import clock
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.errors import StoreError
 from tinkex.jobs.bench import Bench
@@ -22,6 +22,10 @@ from tinkex.wire.codec import decode_json
 LOG = get_logger(__name__)
 #: How often rows of long ago are looked for, which takes longer than the rest.
 HISTORY_SECONDS = 600.0
+#: Processes that were not seen for so long are forgotten.
+DEAD_SECONDS = 300.0
+#: A larger difference between the wall clock and the server's clock is logged.
+JUMP_SECONDS = 60.0
 #: Directories without a row are left alone for so long: somebody may be about to enter them.
 ORPHAN_SECONDS = 3600.0
 
@@ -52,6 +56,7 @@ class Housekeeper:
         self._policy = policy
         self._ended = threading.Event()
         self._history_at = 0.0
+        self._ahead_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
     def open(self) -> None:
@@ -80,10 +85,11 @@ class Housekeeper:
 
     def tidy(self) -> None:
         """One round."""
-        database, now = self._bench.database, time.time()
+        database, now = self._bench.database, clock.now()
         unseen_since = now - self._policy.session_seconds
         database.write(lambda db: sessions.expire(db, unseen_since=unseen_since, now=now))
-        database.write(lambda db: processes.forget_dead(db, now - 300.0))
+        before, after = now - DEAD_SECONDS, now + DEAD_SECONDS
+        database.write(lambda db: processes.forget_dead(db, before=before, after=after))
         while database.write(self._sweep).has_more and not self._ended.is_set():
             continue
         self._remove_doomed(now)
@@ -92,9 +98,20 @@ class Housekeeper:
             self._history_at = now + HISTORY_SECONDS
             history.drop_old(database, self._policy.retention, now)
         retention.vacuum(database)
+        self._report_jump(clock.wall_now() - now)
+
+    def _report_jump(self, ahead_seconds: float) -> None:
+        """Log that the wall clock was set, once for each time."""
+        if abs(ahead_seconds - self._ahead_seconds) > JUMP_SECONDS:
+            LOG.warning(
+                "the wall clock is now %+.0f s from the server's clock, which keeps its own time; "
+                "restart the server to adopt the new time",
+                ahead_seconds,
+            )
+            self._ahead_seconds = ahead_seconds
 
     def _sweep(self, db: Connection) -> retention.Swept:
-        return retention.sweep(db, self._policy.retention, time.time())
+        return retention.sweep(db, self._policy.retention, clock.now())
 
     def _remove_doomed(self, now: float) -> None:
         """Remove the files of deleted and expired checkpoints, then their rows."""
@@ -147,7 +164,8 @@ class Housekeeper:
         if not home.checkpoints.is_dir():
             return
         known = self._bench.database.read(checkpoints.known_ids)
-        before = time.time() - ORPHAN_SECONDS
+        # The kernel stamps files with the wall clock, which may have jumped either way since.
+        before = min(clock.now(), clock.wall_now()) - ORPHAN_SECONDS
         for path in home.checkpoints.iterdir():
             is_known = path.name in known and not path.name.startswith(SCRATCH_PREFIX)
             if not is_known and path.stat().st_mtime < before:

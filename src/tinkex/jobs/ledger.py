@@ -6,12 +6,12 @@ the engine's memory is ahead of the store, so the worker must end and begin agai
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from tinkex import clock
 from tinkex.errors import StoreUnavailable, TinkexError
 from tinkex.jobs.bells import Ringer
 from tinkex.jobs.outcomes import Failed, Outcome
@@ -48,12 +48,12 @@ class Ledger:
 
     def start(self, job_ids: Sequence[str]) -> None:
         """Note that these are being done."""
-        ids, now = list(job_ids), time.time()
+        ids, now = list(job_ids), clock.now()
         self._push(self._write(lambda db: _start(db, ids, now)))
 
     def finish(self, entries: Sequence[Entry]) -> None:
         """Write outcomes down, and tell whoever waits once they are on disk."""
-        written, now = list(entries), time.time()
+        written, now = list(entries), clock.now()
         future = self._write(lambda db: _finish(db, written, now))
         future.add_done_callback(self._tell)
         self._push(future)

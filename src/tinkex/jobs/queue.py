@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from tinkex import clock
 from tinkex.errors import (
     BadRequestError,
     NotFoundError,
@@ -82,7 +82,7 @@ class JobQueue:
                 self._quotas.admit(db, named)
             if prepare is not None:
                 prepare(db)
-            job = jobs.insert(db, named, time.time())
+            job = jobs.insert(db, named, clock.now())
             assert job is not None  # writers take turns, so nobody came between
             return job, True
 
@@ -129,7 +129,7 @@ class JobQueue:
 
     def mark_fetched(self, job_ids: Sequence[str]) -> None:
         """Note that results reached their clients, so that they need not be kept for long."""
-        ids, now = list(job_ids), time.time()
+        ids, now = list(job_ids), clock.now()
         self._database.write_soon(lambda db: jobs.mark_fetched(db, ids, now))
 
     def finished_among(self, job_ids: Sequence[str]) -> list[str]:
@@ -147,7 +147,7 @@ class JobQueue:
             job = self._owned(jobs.find(db, request_id), tenant_id, request_id)
             if job.is_over:
                 return False
-            now = time.time()
+            now = clock.now()
             if job.kind in PASSES:
                 return jobs.request_cancel(db, job.id, now)
             if job.kind != Kind.SAMPLE:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tinkex import clock
 from tinkex.errors import PermissionDeniedError, RateLimitError
 from tinkex.ids import TinkerPath
 from tinkex.jobs.kinds import Kind
@@ -52,7 +52,7 @@ class QuotaChecks:
                     f"{used} of {format_count(allowed.models, 'model')}", "models", _FINISH
                 )
         if allowed.tokens_per_hour and new.num_tokens:
-            _check_tokens(db, new, allowed.tokens_per_hour, time.time())
+            _check_tokens(db, new, allowed.tokens_per_hour, clock.now())
 
     def admit_checkpoint(
         self, db: Connection, tenant_id: str, path: TinkerPath | None, num_bytes: int = 0
@@ -64,7 +64,7 @@ class QuotaChecks:
         allowed = quotas.of_tenant(db, tenant_id, self.defaults)
         if not allowed.checkpoints and not allowed.stored_bytes:
             return
-        stored = quotas.stored(db, tenant_id, time.time(), path)
+        stored = quotas.stored(db, tenant_id, clock.now(), path)
         most = allowed.checkpoints
         if path is not None and most and stored.num_checkpoints >= most:
             words = f"{stored.num_checkpoints:,} of {format_count(most, 'checkpoint')}"

@@ -61,7 +61,7 @@ class Resident:
     """How many operations changed it so far."""
     saved: int
     """How many of them its newest snapshot covers, or the one that is being written."""
-    changed_at: float = field(default_factory=time.time)
+    changed_at: float = field(default_factory=time.monotonic)
     """When the oldest change happened that no snapshot covers."""
     changed_bytes: int = 0
     """Payloads that are kept because no snapshot covers them."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.engine.protocol import Finished, SamplerSource
 from tinkex.errors import InvalidInput, StoreError
 from tinkex.ids import parse_tinker_path
@@ -66,7 +65,7 @@ class Samples:
             raise
         except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
             return failure_of(error, job.kind)
-        self._running[job.id] = (job, origin, request.prompt.length, time.time())
+        self._running[job.id] = (job, origin, request.prompt.length, clock.now())
         return None
 
     def step(self) -> list[tuple[Job, float, Outcome]]:
@@ -99,7 +98,7 @@ class Samples:
         return origin
 
     def _find(self, db: Connection, job: Job, request: types.SampleRequest) -> Origin:
-        now, scope = time.time(), job.tenant_id
+        now, scope = clock.now(), job.tenant_id
         if job.sampler_id is not None:
             sampler = samplers.find(db, job.sampler_id)
             if sampler is None:

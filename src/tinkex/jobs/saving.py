@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.encryption import check_recipients, encrypt_directory
 from tinkex.checkpoint.manifest import write_manifest
@@ -118,7 +117,7 @@ def _write(
         base_model=run.base_model,
         spec=run.spec,
         size_bytes=size_bytes,
-        created_at=time.time(),
+        created_at=clock.now(),
     )
 
 

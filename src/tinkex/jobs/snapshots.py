@@ -62,7 +62,7 @@ class Snapshots:
     def note_change(self, resident: Resident, kind: str, num_bytes: int) -> None:
         """Count a change of this kind."""
         if resident.num_changes == 0:
-            resident.changed_at = time.time()
+            resident.changed_at = time.monotonic()
         resident.applied += 1
         resident.changed_bytes += num_bytes
         resident.is_untrained = kind == Kind.CREATE_MODEL
@@ -70,13 +70,13 @@ class Snapshots:
     def take_if_due(self, resident: Resident, kind: str) -> None:
         """Write a model after a change of this kind, if it is time."""
         # What was loaded may be deleted by its owner, so it is not replayed for long.
-        if kind == Kind.LOAD_WEIGHTS or self._policy.is_due(resident, time.time()):
+        if kind == Kind.LOAD_WEIGHTS or self._policy.is_due(resident, time.monotonic()):
             self.take(resident)
 
     def take_due(self, residents: list[Resident]) -> None:
         """Write models whose changes are old."""
         for resident in residents:
-            if self._policy.is_due(resident, time.time()):
+            if self._policy.is_due(resident, time.monotonic()):
                 self.take(resident)
 
     def take(self, resident: Resident) -> Future[None] | None:

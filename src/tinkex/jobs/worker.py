@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tinkex import clock
 from tinkex.engine.protocol import Engine
 from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
 from tinkex.home import Home
@@ -137,7 +138,7 @@ class Worker:
                 max_attempts=self._config.max_attempts,
                 reason=f"the server's worker died {self._config.max_attempts} times while doing "
                 "this; it was given up",
-                now=time.time(),
+                now=clock.now(),
             )
             return num_lost, jobs.requeue_running(db)
 
@@ -263,7 +264,7 @@ class Worker:
             payload = payloads.get(job.id)
             failed = self._samples.start(job, payload) if payload is not None else None
             if failed is not None:
-                refused.append(Entry(job, failed, None, time.time()))
+                refused.append(Entry(job, failed, None, clock.now()))
         self._write_down(refused)
         return True
 
@@ -280,7 +281,7 @@ class Worker:
             _, passes, started_at = begun
             self._step(turn, passes, started_at)
             return
-        started_at = time.time()
+        started_at = clock.now()
         found = self._take(turn)
         tasks: dict[str, Task] = {}
         outcomes: dict[str, Outcome] = {}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 from tinkex.checkpoint.atomic import (
-    SCRATCH_PREFIX,
     remove_directory,
     remove_scratch,
     sync,
@@ -36,9 +33,6 @@ LATEST_FILE = "latest"
 REPLACED_PREFIX = ".replaced-"
 #: Folders in the root, by number, of steps that a run left behind when it went back.
 ABANDONED_PREFIX = "abandoned_"
-
-#: What was not touched for so long is nobody's any more.
-_FORGOTTEN_SECONDS = 3600.0
 
 _STEP = re.compile(r"step_([0-9]+)")
 
@@ -138,7 +132,6 @@ def prune_steps(
     if retention.keep_last <= 0 or not root.is_dir():
         return []
     recover(root)
-    _remove_forgotten(root)
     steps = [(step, path) for step, path in list_steps(root) if newest is None or step <= newest]
     broken = {path: problem_of(path) for _, path in steps}
     valid = [step for step, path in steps if broken[path] is None]
@@ -173,17 +166,6 @@ def abandon_later(root: Path, step: int) -> Path | None:
         *(step, len(later), folder),
     )
     return folder
-
-
-def _remove_forgotten(root: Path) -> None:
-    """Remove what dead writers left long ago; the living touch theirs."""
-    for path in root.glob(f"{SCRATCH_PREFIX}*"):
-        try:
-            age_seconds = time.time() - path.stat().st_mtime
-        except OSError:
-            continue
-        if age_seconds > _FORGOTTEN_SECONDS and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def point_latest(root: Path, path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from tinkex import clock
 from tinkex.server.call import Identity
 from tinkex.store import audit
 from tinkex.store.database import Connection
@@ -33,7 +33,7 @@ def _note(
 ) -> None:
     entry = AuditEntry(
         tenant_id=identity.tenant_id,
-        at=time.time(),
+        at=clock.now(),
         event=event,
         details={"actor": identity.urn, "key_id": identity.key_id, **details},
         run_id=checkpoint.run_id if checkpoint is not None else None,

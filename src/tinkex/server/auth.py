@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import time
 from collections.abc import Mapping
 
 import msgspec
 
+from tinkex import clock
 from tinkex.errors import AuthenticationError
 from tinkex.ids import new_id
 from tinkex.server.call import Identity, Services, in_thread
@@ -35,11 +35,19 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     iss: str
     iat: int
     exp: int
+    """When it expires by the wall clock, for the client."""
     jti: str
     tenant: str
     """The tenant's id."""
     key_id: int
     """The key it was exchanged for; a revoked key ends its tokens."""
+    until: int = 0
+    """When it expires by the server's clock; tokens of earlier versions have `exp` alone."""
+
+    @property
+    def ends_at(self) -> int:
+        """When the server stops accepting it, by `clock.now()`."""
+        return self.until or self.exp
 
 
 _CLAIMS = msgspec.json.Decoder(Claims)
@@ -97,12 +105,12 @@ def _look_up(services: Services, credential: str) -> Identity | str:
     claims = read_token(services.secret, credential)
     if claims is None:
         return WRONG
-    if claims.exp <= time.time():
+    if claims.ends_at <= clock.now():
         return EXPIRED
     key = services.database.read(lambda db: keys.by_id(db, claims.key_id))
     if key is None or key.revoked_at is not None or key.tenant_id != claims.tenant:
         return WRONG
-    return Identity(tenant_id=key.tenant_id, key_id=key.id, expires_at=claims.exp)
+    return Identity(tenant_id=key.tenant_id, key_id=key.id, expires_at=claims.ends_at)
 
 
 # --- tokens --------------------------------------------------------------------------------
@@ -111,7 +119,7 @@ def issue_token(secret: bytes, identity: Identity, tenant: Tenant, seconds: floa
 
     So a stolen token cannot be renewed for ever: only the key itself starts a new lifetime.
     """
-    now = time.time()
+    now = clock.now()
     ends_at = now + seconds
     if identity.expires_at is not None:
         ends_at = min(ends_at, identity.expires_at)
@@ -121,11 +129,12 @@ def issue_token(secret: bytes, identity: Identity, tenant: Tenant, seconds: floa
         # A tenant is called by an address or by any other name; only the first is an email.
         email=tenant.name if "@" in tenant.name else "",
         iss=ISSUER,
-        iat=int(now),
-        exp=int(ends_at),
+        iat=int(clock.to_wall(now)),
+        exp=int(clock.to_wall(ends_at)),
         jti=new_id(),
         tenant=identity.tenant_id,
         key_id=identity.key_id,
+        until=int(ends_at),
     )
     signed = f"{_part(_HEADER)}.{_part(claims)}"
     return f"{signed}.{_text(_signature(secret, signed))}"

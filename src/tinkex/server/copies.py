@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.disk import is_disk_full
 from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
@@ -54,7 +53,7 @@ def destination_of(
 
 def _new_session(tenant_id: str, request: types.CopyWeightsRequest) -> Session:
     """A session that holds a copy and is over: nothing can be trained in it."""
-    now = time.time()
+    now = clock.now()
     return Session(
         id=new_id(),
         tenant_id=tenant_id,
@@ -98,7 +97,7 @@ def enter_copy(
     db: Connection, source: Checkpoint, copy_id: str, place: Destination, ttl_seconds: int | None
 ) -> Checkpoint:
     """Make a copy known, as the only checkpoint of a model that is not in memory."""
-    now = time.time()
+    now = clock.now()
     session = place.session
     if place.is_new:
         sessions.insert(db, session)

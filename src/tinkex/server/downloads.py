@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 from litestar import HttpMethod, Request, route
 from litestar.types import ASGIApp, Receive, Send
 
+from tinkex import clock
 from tinkex.checkpoint.archive import ArchivePlan, plan_archive, plan_file
 from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from tinkex.errors import CheckpointError, NotFoundError, TinkexError
@@ -78,7 +79,7 @@ async def download(request: Request[Any, Any, Any]) -> ASGIApp:
 def _open(services: Services, scope: Any) -> Stream:
     """Check the URL and find what it opens."""
     place = _place(scope["path_params"])
-    check(services.secret, place, *_proof(scope["query_string"]), time.time())
+    check(services.secret, place, *_proof(scope["query_string"]), clock.now())
     if place.shelf is Shelf.TRACE:
         return _trace(services, place.owner_id)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -114,7 +115,7 @@ def _place(path_params: Mapping[str, Any]) -> Place:
 # --- checkpoints -----------------------------------------------------------------------------
 def _plan(services: Services, place: Place) -> ArchivePlan:
     """What will be read; only what the checkpoint's manifest names is ever opened."""
-    now = time.time()
+    now = clock.now()
     found = services.database.read(lambda db: checkpoints.by_id(db, place.owner_id, now))
     if found is None:
         raise NotFoundError("the checkpoint was deleted or has expired")
@@ -159,7 +160,7 @@ def _trace(services: Services, session_id: str) -> Stream:
             raise NotFoundError(f"there is no session {session_id!r}")
         done = steps.of_session(db, session_id, limit=MAX_STEPS)
         waiting = jobs.open_of_session(db, session.tenant_id, session_id, limit=MAX_STEPS)
-        return write_trace(session, trace_events(session, done, waiting, time.time()))
+        return write_trace(session, trace_events(session, done, waiting, clock.now()))
 
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     return Stream(200, headers, services.database.read(look))

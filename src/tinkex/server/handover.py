@@ -11,10 +11,11 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from tinkex import clock
 from tinkex.logs import attach_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import decode_config, encode_config
@@ -38,6 +39,8 @@ class Orders:
     """The descriptor of the listening socket, for those who answer."""
     heartbeat: int | None = None
     """The descriptor of the pipe to beat through, for those who are watched."""
+    clock_offset: float = field(default_factory=lambda: clock.CLOCK.offset)
+    """Makes the time of day of all processes the same, whatever the wall clock says later."""
 
     def encode(self) -> bytes:
         """One line of JSON."""
@@ -47,6 +50,7 @@ class Orders:
             "lock": self.lock,
             "listener": self.listener,
             "heartbeat": self.heartbeat,
+            "clock_offset": self.clock_offset,
         }
         return msgspec.json.encode(line) + b"\n"
 
@@ -56,6 +60,7 @@ class _Line(msgspec.Struct):
     lock: int
     listener: int | None
     heartbeat: int | None
+    clock_offset: float
 
 
 def begin() -> Orders:
@@ -65,6 +70,7 @@ def begin() -> Orders:
     # The thread that commits must not wait long for one that computes.
     sys.setswitchinterval(SWITCH_SECONDS)
     orders = receive_orders()
+    clock.CLOCK.follow(orders.clock_offset)
     attach_logger(orders.config.log_level)
     end_with_parent()
     return orders
@@ -83,6 +89,7 @@ def receive_orders() -> Orders:
         lock=line.lock,
         listener=line.listener,
         heartbeat=line.heartbeat,
+        clock_offset=line.clock_offset,
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from tinkex import clock
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import ConfigError
 from tinkex.home import Home
@@ -37,7 +36,7 @@ def prepare_keys(config: ServerConfig, home: Home, database: Database) -> None:
 
 
 def _insert(db: Connection, secret: str, name: str) -> None:
-    now = time.time()
+    now = clock.now()
     tenant = keys.tenant_named(db, DEFAULT_TENANT, now)
     keys.insert_key(db, tenant.id, secret, name=name, now=now)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import BadRequestError
 from tinkex.server.checks import MAX_NUMBER, check_number
@@ -78,7 +77,7 @@ def add_run(
     """Enter a new model; its number must not have been used in its session."""
     if runs.find(db, run_id) is not None:
         raise BadRequestError(f"model {run_id!r} exists already; use another model_seq_id")
-    now = time.time()
+    now = clock.now()
     run = Run(
         id=run_id,
         tenant_id=session.tenant_id,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import PromiseExpiredError
 from tinkex.jobs.kinds import Kind
 from tinkex.jobs.queue import Prepare
@@ -99,7 +98,7 @@ def _preparation(
     call: Call[Any], model_id: str, seq_id: int | None, also: Prepare | None = None
 ) -> Prepare:
     """What is checked and done in the transaction that stores an operation."""
-    tenant_id, now = call.tenant_id, time.time()
+    tenant_id, now = call.tenant_id, clock.now()
 
     def prepare(db: Connection) -> None:
         run = trainable_run_of(db, tenant_id, model_id)

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from tinkex import clock
 from tinkex.checkpoint.atomic import write_file
 from tinkex.errors import ConfigError
 from tinkex.home import Home
@@ -148,7 +149,7 @@ class Supervisor:
             pid=os.getpid(),
             url=self._url,
             version=package_version(),
-            started_at=time.time(),
+            started_at=clock.now(),
             log=_log_of(self._home),
         )
         write_file(self._home.state_file, msgspec.json.encode(state))

@@ -1,6 +1,13 @@
-"""Who alone may do a thing, until when; every new owner gets a higher number."""
+"""Exclusive rights to do a thing; every new owner gets a higher epoch.
+
+No clock decides whether a lease has expired. The owner changes the row at every renewal, and a
+contender that sees the same row for the length of the lease, by its own monotonic clock, may take
+it. So the wall clocks of the owner, the contender and the database may jump or disagree.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -9,30 +16,40 @@ from tinkex.store.schema import leases
 _HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
 _HOLDS = sa.select(leases.c.name).where(_HELD)
 _KEEP = sa.update(leases).where(_HELD)
+#: The `until` of a lease that its owner gave back.
+_RELEASED = 0.0
 
 
-def acquire(db: sa.Connection, name: str, owner: str, *, now: float, seconds: float) -> int | None:
-    """Take a lease that is free, expired or one's own; None if somebody else holds it.
+class LeaseState(NamedTuple):
+    """A lease that another owner holds; each renewal changes it."""
 
-    The number that comes back proves it. Call it inside a write, where nobody comes between.
+    epoch: int
+    until: float
+
+
+def acquire(
+    db: sa.Connection, name: str, owner: str, *, until: float, expired: LeaseState | None = None
+) -> int | LeaseState:
+    """Take a lease that is free, expired or already this owner's; returns the new epoch.
+
+    Returns the lease's state if another owner holds it. `expired` is the state that the caller has
+    seen unchanged for the length of the lease. Call it inside a write transaction.
     """
     held = db.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
     if held is None:
-        first = {"name": name, "owner": owner, "epoch": 1, "until": now + seconds}
-        db.execute(sa.insert(leases).values(first))
+        db.execute(sa.insert(leases).values(name=name, owner=owner, epoch=1, until=until))
         return 1
-    if held.owner != owner and held.until > now:
-        return None
-    epoch: int = held.epoch + 1
-    taken = {"owner": owner, "epoch": epoch, "until": now + seconds}
+    state = LeaseState(held.epoch, held.until)
+    if held.owner != owner and state.until != _RELEASED and state != expired:
+        return state
+    taken = {"owner": owner, "epoch": state.epoch + 1, "until": until}
     db.execute(sa.update(leases).where(leases.c.name == name).values(taken))
-    return epoch
+    return state.epoch + 1
 
 
-def renew(db: sa.Connection, name: str, epoch: int, *, now: float, seconds: float) -> bool:
-    """Keep a lease for longer; False if somebody else has taken it."""
-    longer = {"lease": name, "number": epoch, "until": now + seconds}
-    return bool(db.execute(_KEEP, longer).rowcount)
+def renew(db: sa.Connection, name: str, epoch: int, *, until: float) -> bool:
+    """Keep a lease; False if another owner has taken it. Each renewal needs another `until`."""
+    return bool(db.execute(_KEEP, {"lease": name, "number": epoch, "until": until}).rowcount)
 
 
 def holds(db: sa.Connection, name: str, epoch: int) -> bool:
@@ -42,4 +59,4 @@ def holds(db: sa.Connection, name: str, epoch: int) -> bool:
 
 def release(db: sa.Connection, name: str, epoch: int) -> None:
     """Let somebody else take the lease at once. The row stays: numbers must not begin anew."""
-    db.execute(_KEEP, {"lease": name, "number": epoch, "until": 0.0})
+    db.execute(_KEEP, {"lease": name, "number": epoch, "until": _RELEASED})

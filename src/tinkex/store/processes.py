@@ -28,6 +28,10 @@ def alive(db: sa.Connection, role: str, *, since: float) -> list[Process]:
     return [Process.of(row) for row in db.execute(ordered)]
 
 
-def forget_dead(db: sa.Connection, before: float) -> None:
-    """Forget processes that were not seen since then."""
-    db.execute(sa.delete(processes).where(processes.c.seen_at < before))
+def forget_dead(db: sa.Connection, *, before: float, after: float) -> None:
+    """Delete processes last seen before a moment, or after one that has yet to come.
+
+    The latter were entered by a server that stopped before its machine's clock was set back.
+    """
+    is_dead = sa.or_(processes.c.seen_at < before, processes.c.seen_at > after)
+    db.execute(sa.delete(processes).where(is_dead))

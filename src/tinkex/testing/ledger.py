@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from tinkex import clock
 
 #: What can be used up.
 TRAINING = "training"
@@ -25,7 +26,7 @@ class Account:
 
     def count(self, kind: str, amount: int) -> None:
         """Add to what was used."""
-        key = (int(time.time() // 3600), kind)
+        key = (int(clock.now() // 3600), kind)
         self._amounts[key] = self._amounts.get(key, 0) + amount
 
     def events(self) -> list[dict[str, Any]]:
@@ -86,7 +87,7 @@ class Ledger:
         self.entries.append(
             AuditEntry(
                 tenant=tenant,
-                timestamp=datetime.now(UTC),
+                timestamp=clock.utc_now(),
                 event=event,
                 tinker_path=tinker_path,
                 model_id=model_id,

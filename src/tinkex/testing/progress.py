@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+from tinkex import clock
 
 
 class Progress:
@@ -20,7 +21,7 @@ class Progress:
     def add_pass(self, metrics: Mapping[str, float]) -> None:
         """Note a pass with gradients."""
         if not self._passes:
-            self._began_at = time.time()
+            self._began_at = clock.now()
         self._passes.append(metrics)
 
     def add_metrics(self, seq_id: int, metrics: Mapping[str, float]) -> bool:
@@ -34,7 +35,7 @@ class Progress:
 
     def add_step(self, metrics: Mapping[str, float], seq_id: int | None = None) -> None:
         """Note the optimizer step that applies the passes so far."""
-        passes, now = self._passes, time.time()
+        passes, now = self._passes, clock.now()
         self._passes = []
         num_tokens = int(sum(told["tokens:sum"] for told in passes))
         loss = sum(told["loss:sum"] for told in passes)

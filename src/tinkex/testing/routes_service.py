@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.ids import new_id
 from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
@@ -75,7 +74,7 @@ def create_session(world: World, call: Call) -> Answer:
     session = Session(
         session_id=new_id(),
         tenant=call.tenant,
-        created_at=datetime.now(UTC),
+        created_at=clock.utc_now(),
         tags=request.tags,
         user_metadata=request.user_metadata or {},
         project_id=request.project_id or "default",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath, check_name, new_id
 from tinkex.lifetimes import check_ttl
@@ -247,7 +247,7 @@ def external_weights_urls(world: World, call: Call) -> Answer:
     checkpoint = _named(world, call)
     if checkpoint.path.segment != "external_weights":
         raise Refusal(400, f"{checkpoint.path} is no external checkpoint and has no files")
-    expires = datetime.now(UTC) + timedelta(hours=1)
+    expires = clock.utc_now() + timedelta(hours=1)
     return json_answer({"urls": file_urls(world.url, checkpoint), "expires": expires})
 
 
@@ -256,7 +256,7 @@ def archive(world: World, call: Call) -> Answer:
     url = archive_url(world.url, _named(world, call))
     if world.dialect.archive_redirects:
         return Answer(302, b"{}", [JSON_TYPE, (b"location", url.encode())])
-    return json_answer({"url": url, "expires": datetime.now(UTC) + timedelta(hours=1)})
+    return json_answer({"url": url, "expires": clock.utc_now() + timedelta(hours=1)})
 
 
 ROUTES: dict[str, Handler] = {

@@ -7,11 +7,12 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tinkex import clock
 from tinkex.engine.fake.bigram import Bigram, Trainer
 from tinkex.engine.fake.sampler import Sampler
 from tinkex.errors import InvalidInput
@@ -80,7 +81,7 @@ class Model:
     turns: Turns
     account: Account
     user_metadata: Mapping[str, Any] | None = None
-    last_request_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    last_request_at: datetime = field(default_factory=clock.utc_now)
     is_unloaded: bool = False
     progress: Progress = field(default_factory=Progress)
 
@@ -158,7 +159,7 @@ class World:
         model = _owned(self.models.get(model_id), tenant, "model", model_id)
         if model.is_unloaded:
             raise Refusal(404, f"model {model_id!r} was unloaded")
-        model.last_request_at = datetime.now(UTC)
+        model.last_request_at = clock.utc_now()
         return model
 
     def sampler(self, tenant: str, sampler_id: str) -> SamplingSession:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import time
 import zlib
 from collections.abc import Iterable
 
 import msgspec
 
+from tinkex import clock
 from tinkex.testing.answers import Refusal
 
 _SECRET = b"stub server, not a secret"
@@ -39,13 +39,13 @@ class Tenants:
         key, expires_at = self._key_by_token.get(credential, ("", 0.0))
         if key not in self._keys:
             raise Refusal(401, f"invalid API key {credential[:8]}...")
-        if expires_at <= time.time():
+        if expires_at <= clock.now():
             raise Refusal(401, "Invalid JWT: it has expired")
         return key
 
     def issue_token(self, tenant: str) -> str:
         """A JWT that stands for the tenant until it expires."""
-        now = time.time()
+        now = clock.now()
         expires_at = now + self._token_seconds
         self._num_tokens += 1
         claims = {

@@ -8,11 +8,12 @@ import struct
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from tinkex import clock
 from tinkex.engine.fake.bigram import Bigram, Moments
 from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath
@@ -44,7 +45,7 @@ class Checkpoint:
     model: Bigram
     moments: Moments | None = None
     """The optimizer's memory; training checkpoints have it."""
-    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    created_at: datetime = field(default_factory=clock.utc_now)
     expires_at: datetime | None = None
     is_public: bool = False
     user_metadata: Mapping[str, Any] | None = None
@@ -53,7 +54,7 @@ class Checkpoint:
     @property
     def is_alive(self) -> bool:
         """False once its time to live has passed."""
-        return self.expires_at is None or self.expires_at > datetime.now(UTC)
+        return self.expires_at is None or self.expires_at > clock.utc_now()
 
     @property
     def size_bytes(self) -> int:
@@ -68,7 +69,7 @@ class Checkpoint:
         except InvalidInput as error:
             raise Refusal(400, error.message) from None
         self.expires_at = (
-            None if ttl_seconds is None else datetime.now(UTC) + timedelta(seconds=ttl_seconds)
+            None if ttl_seconds is None else clock.utc_now() + timedelta(seconds=ttl_seconds)
         )
 
     def describe(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_worker_that_was_replaced_leaves_snapshots_alone(
         run_id = house.fresh()
         house.result(house.optim_step(run_id, 1))
         house.database.write(
-            lambda db: leases.acquire(db, "worker", "test", now=time.time(), seconds=20.0)
+            lambda db: leases.acquire(db, "worker", "test", until=time.time() + 20.0)
         )
         house.stop()
         assert house.run(run_id).snapshot is None

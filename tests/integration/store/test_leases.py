@@ -5,55 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from tests.integration.store.rows import NOW
 from tinkex.store import leases, processes
 from tinkex.store.database import Database
+from tinkex.store.leases import LeaseState
 from tinkex.store.records import Process
 
 
-def test_a_lease_has_one_owner_until_it_ends(database: Database) -> None:
-    def acquire(owner: str, now: float) -> int | None:
-        return database.write(lambda db: leases.acquire(db, "worker", owner, now=now, seconds=10.0))
-
-    first = acquire("a", NOW)
-    assert first is not None
-    assert acquire("b", NOW + 9) is None
-    assert database.write(lambda db: leases.renew(db, "worker", first, now=NOW + 9, seconds=10.0))
-    assert acquire("b", NOW + 18) is None
-    assert database.read(lambda db: leases.holds(db, "worker", first))
-
-    second = acquire("b", NOW + 19)
-    assert second is not None
-    assert second > first
-    assert not database.read(lambda db: leases.holds(db, "worker", first))
-    assert not database.write(
-        lambda db: leases.renew(db, "worker", first, now=NOW + 20, seconds=10.0)
+def take(
+    database: Database, owner: str, until: float, expired: LeaseState | None = None
+) -> int | LeaseState:
+    return database.write(
+        lambda db: leases.acquire(db, "worker", owner, until=until, expired=expired)
     )
-    assert acquire("a", NOW + 20) is None
+
+
+def renew(database: Database, epoch: int, until: float) -> bool:
+    return database.write(lambda db: leases.renew(db, "worker", epoch, until=until))
+
+
+def test_a_lease_has_one_owner_until_it_expires(database: Database) -> None:
+    assert take(database, "a", NOW) == 1
+    seen = take(database, "b", NOW)
+    assert seen == LeaseState(epoch=1, until=NOW)
+    assert database.read(lambda db: leases.holds(db, "worker", 1))
+
+    assert take(database, "b", NOW + 1, expired=seen) == 2
+    assert not database.read(lambda db: leases.holds(db, "worker", 1))
+    assert not renew(database, 1, NOW + 2)
+    assert take(database, "a", NOW + 2) == LeaseState(epoch=2, until=NOW + 1)
+
+
+@pytest.mark.parametrize("jump", [-7200.0, 28 * 3600.0])
+def test_a_renewed_lease_is_kept_whatever_the_clock_of_the_contender_says(
+    database: Database, jump: float
+) -> None:
+    assert take(database, "a", NOW) == 1
+    seen = take(database, "b", NOW + jump)
+    assert isinstance(seen, LeaseState)
+    assert renew(database, 1, NOW + 5)
+    again = take(database, "b", NOW + jump + 20, expired=seen)
+    assert again == LeaseState(epoch=1, until=NOW + 5)
+    assert take(database, "b", NOW + jump + 40, expired=again) == 2
 
 
 def test_the_same_owner_gets_a_new_number_at_once(database: Database) -> None:
-    def acquire(owner: str) -> int | None:
-        return database.write(lambda db: leases.acquire(db, "w", owner, now=NOW, seconds=10.0))
-
-    first, second = acquire("a"), acquire("a")
-    assert first is not None
-    assert second is not None
-    assert second > first
+    assert [take(database, "a", NOW), take(database, "a", NOW)] == [1, 2]
 
 
 def test_a_released_lease_is_free_and_its_number_still_grows(database: Database) -> None:
-    def acquire(owner: str) -> int | None:
-        return database.write(lambda db: leases.acquire(db, "w", owner, now=NOW, seconds=10.0))
-
-    first = acquire("a")
-    assert first is not None
-    database.write(lambda db: leases.release(db, "w", first + 1))
-    assert acquire("b") is None
-    database.write(lambda db: leases.release(db, "w", first))
-    second = acquire("b")
-    assert second is not None
-    assert second > first
+    assert take(database, "a", NOW) == 1
+    database.write(lambda db: leases.release(db, "worker", 2))
+    assert take(database, "b", NOW) == LeaseState(epoch=1, until=NOW)
+    database.write(lambda db: leases.release(db, "worker", 1))
+    assert take(database, "b", NOW) == 2
 
 
 def test_of_many_who_want_a_lease_at_once_one_gets_it(
@@ -61,13 +68,11 @@ def test_of_many_who_want_a_lease_at_once_one_gets_it(
 ) -> None:
     others = [open_database() for _ in range(4)]
     wishes = [
-        other.write_soon(
-            lambda db, owner=str(place): leases.acquire(db, "w", owner, now=NOW, seconds=9.0)
-        )
+        other.write_soon(lambda db, owner=str(place): leases.acquire(db, "w", owner, until=NOW))
         for place, other in enumerate(others)
     ]
     granted = [wish.result() for wish in wishes]
-    assert [epoch for epoch in granted if epoch is not None] == [1]
+    assert [epoch for epoch in granted if isinstance(epoch, int)] == [1]
 
 
 def test_processes_come_are_seen_and_go(database: Database) -> None:
@@ -86,7 +91,11 @@ def test_processes_come_are_seen_and_go(database: Database) -> None:
     assert alive("worker", NOW) == []
     database.write(lambda db: processes.enter(db, replace(old, seen_at=NOW + 9)))
     assert alive("api", NOW + 5) == ["1"]
-    database.write(lambda db: processes.forget_dead(db, NOW + 5))
+    database.write(lambda db: processes.forget_dead(db, before=NOW + 5, after=NOW + 9))
+    assert alive("api", 0) == ["1"]
+    # Entered by a server that stopped before the clock was set back.
+    database.write(lambda db: processes.enter(db, replace(new, seen_at=NOW + 7200)))
+    database.write(lambda db: processes.forget_dead(db, before=NOW + 5, after=NOW + 9))
     assert alive("api", 0) == ["1"]
     database.write(lambda db: processes.leave(db, "1"))
     assert alive("api", 0) == []

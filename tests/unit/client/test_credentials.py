@@ -362,6 +362,25 @@ async def test_renewal_begins_behind_the_caller_and_then_before_it() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("skew_hours", [-28, -2, 2, 28])
+async def test_a_token_lasts_its_lifetime_where_the_clock_of_the_server_differs(
+    skew_hours: int,
+) -> None:
+    exchange = Exchange()
+
+    async def skewed(raw: str) -> str:
+        exchange.seen.append(raw)
+        theirs = exchange.now + skew_hours * 3600
+        return make_jwt(iat=theirs, exp=theirs + 3600, n=len(exchange.seen))
+
+    source = TokenSource(Credential(source="argument", value=KEY), skewed, clock=exchange.clock)
+    for _ in range(3):
+        assert number(await source.get()) == 1
+    exchange.now += 3600 - 60
+    assert number(await source.get()) == 2
+
+
+@pytest.mark.asyncio
 async def test_a_failed_renewal_keeps_the_old_token_and_pauses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

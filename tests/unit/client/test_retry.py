@@ -251,6 +251,16 @@ def test_a_date_is_measured_by_the_real_clock_unless_told_otherwise() -> None:
     assert 25.0 < found <= 30.0
 
 
+@pytest.mark.parametrize("skew_hours", [-2, 28])
+def test_a_date_is_compared_with_the_time_of_the_server_that_sent_it(skew_hours: int) -> None:
+    theirs = datetime.now(UTC) + timedelta(hours=skew_hours)
+    headers = {
+        "date": format_datetime(theirs, usegmt=True),
+        "retry-after": format_datetime(theirs + timedelta(seconds=30), usegmt=True),
+    }
+    assert retry_after(headers) == 30.0
+
+
 @quick
 @given(st.text(max_size=40), st.text(max_size=20))
 def test_no_header_makes_it_raise(after: str, millis: str) -> None:

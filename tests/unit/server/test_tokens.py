@@ -4,9 +4,12 @@ import base64
 import json
 import time
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex import clock
 from tinkex.server.auth import credential_of, issue_token, read_token
 from tinkex.server.call import Identity
 from tinkex.store.records import Tenant
@@ -28,6 +31,25 @@ def test_a_token_says_what_was_put_into_it() -> None:
     assert claims.email == ""
     assert claims.exp > time.time()
     assert token().startswith("eyJ")
+
+
+@pytest.mark.parametrize("jump", [-7200.0, 28 * 3600.0])
+def test_a_token_tells_clients_the_wall_clock_and_the_server_its_own(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    before, real = clock.now(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    claims = read_token(SECRET, token(seconds=60.0))
+    assert claims is not None
+    assert claims.exp - claims.iat == 60
+    assert abs(claims.iat - (real() + jump)) < 30.0
+    assert before + 59.0 <= claims.ends_at <= clock.now() + 60.0
+
+
+def test_a_token_of_an_earlier_version_ends_at_its_expiry() -> None:
+    claims = read_token(SECRET, token())
+    assert claims is not None
+    assert msgspec.structs.replace(claims, until=0).ends_at == claims.exp
 
 
 def test_two_tokens_differ() -> None:

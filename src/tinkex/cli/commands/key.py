@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tinkex import clock
 from tinkex.cli.commands.serve_control import home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import needs_extra
@@ -66,7 +66,7 @@ def create(
     with _open(home, store) as database:
         from tinkex.store import keys
 
-        secret, now = keys.new_secret(), time.time()
+        secret, now = keys.new_secret(), clock.now()
         made = database.write(
             lambda db: keys.insert_key(
                 db, keys.tenant_named(db, tenant, now).id, secret, name=name, note=note, now=now
@@ -102,7 +102,7 @@ def revoke(context: Context, home: Path | None, store: str | None, key_id: int) 
     with _open(home, store) as database:
         from tinkex.store import keys
 
-        now = time.time()
+        now = clock.now()
         was_open = database.write(lambda db: keys.revoke(db, key_id, now))
     if not was_open:
         raise InvalidInput(

@@ -8,11 +8,11 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from tinkex import clock
 from tinkex.errors import ConfigError
 from tinkex.pipeline.holding import Held, flocked, is_alive
 
@@ -36,7 +36,7 @@ class RunLock:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         """Given to trainers, so that the lock lasts as long as any of them writes."""
-        self._holder = Holder(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat())
+        self._holder = Holder(os.getpid(), socket.gethostname(), clock.utc_now().isoformat())
         self.note(None, None)
 
     def note(self, stage: str | None, trainer_pid: int | None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from tinkex import clock
 from tinkex.checkpoint.atomic import remove_scratch
 from tinkex.pipeline.holding import hold
 from tinkex.pipeline.run import ended, records
@@ -161,4 +161,4 @@ def _step(path: Path | None) -> int | None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return clock.utc_now().isoformat(timespec="seconds")

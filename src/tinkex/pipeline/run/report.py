@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -11,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tinkex import clock
 from tinkex.pipeline.run.decisions import Action
 from tinkex.pipeline.run.records import MetricChange, StageResult
 
@@ -75,7 +75,7 @@ def closing_line(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 def append_results(path: Path, outcomes: Sequence[Outcome], out_dir: Path) -> None:
     """A line of JSON for each stage that was trained in this run."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = clock.utc_now().isoformat(timespec="seconds")
     lines = [
         msgspec.json.encode(
             {"time": now, "out_dir": str(out_dir), "action": outcome.action}

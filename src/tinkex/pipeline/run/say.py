@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import IO, TextIO
+
+from tinkex import clock
 
 LOG_NAME = "run.log"
 _STDERR = 2
@@ -36,7 +37,7 @@ class Voice:
             # Trainers write to the same terminal or file; the order must be theirs and ours.
             self._stream.flush()
         if self._log is not None:
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            now = clock.utc_now().astimezone().isoformat(timespec="seconds")
             with self._log.open("a", encoding="utf-8") as file:
                 file.writelines(f"{now} {line}\n" for line in lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from litestar.handlers import route
 from litestar.params import FromPath
 from litestar.types import ControllerRouterHandler
 
+from tinkex import clock
 from tinkex.errors import InvalidInput, NotFoundError, StoreError
 from tinkex.server.call import Services
 from tinkex.server.dashboard.assets import asset
@@ -48,7 +48,7 @@ async def _show(
         visitor = await find_visitor(services, request)
         if visitor is None:
             return ask_for_key(checked_target(request.scope["path"]))
-        tenant_id, now = visitor.tenant.id, time.time()
+        tenant_id, now = visitor.tenant.id, clock.now()
         quotas = services.quotas
         view = await read(services, lambda db: look(Reader(db, memory, tenant_id, now, quotas)))
     except (NotFoundError, InvalidInput) as error:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
 from tinkex.lifetimes import check_ttl
@@ -42,7 +40,7 @@ async def list_checkpoints(services: Services, call: Call[Any]) -> types.Checkpo
         run = run_of(db, call.tenant_id, run_id, "training run")
         session = sessions.find(db, run.session_id)
         version = client_version(call, session.sdk_version if session is not None else "")
-        found = checkpoints.of_run(db, run_id, time.time(), with_external=version >= KNOWS_EXTERNAL)
+        found = checkpoints.of_run(db, run_id, clock.now(), with_external=version >= KNOWS_EXTERNAL)
         return [describe_checkpoint(row) for row in found]
 
     return types.CheckpointsListResponse(checkpoints=await read(services, look))
@@ -61,7 +59,7 @@ async def list_user_checkpoints(
             call.tenant_id,
             limit=limit,
             offset=offset,
-            now=time.time(),
+            now=clock.now(),
             with_external=with_external,
         )
         return types.CheckpointsListResponse(
@@ -75,7 +73,7 @@ async def list_user_checkpoints(
 # --- changes ---------------------------------------------------------------------------------
 def _own(db: Connection, call: Call[Any]) -> Checkpoint:
     path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
-    return checkpoint_of(db, call.tenant_id, path, time.time())
+    return checkpoint_of(db, call.tenant_id, path, clock.now())
 
 
 async def delete_checkpoint(services: Services, call: Call[Any]) -> Answer:
@@ -83,7 +81,7 @@ async def delete_checkpoint(services: Services, call: Call[Any]) -> Answer:
 
     def change(db: Connection) -> None:
         checkpoint = _own(db, call)
-        checkpoints.delete(db, checkpoint.id, time.time())
+        checkpoints.delete(db, checkpoint.id, clock.now())
         note_checkpoint(db, call.identity, "checkpoint_deleted", checkpoint)
 
     await write(services, change)
@@ -122,7 +120,7 @@ async def _set_public(services: Services, call: Call[Any], is_public: bool) -> A
 async def set_ttl(services: Services, call: Call[TtlRequest]) -> Answer:
     """Set a checkpoint's time to live, counted from now, or remove it."""
     ttl_seconds = check_ttl(call.request.ttl_seconds)
-    expires_at = None if ttl_seconds is None else time.time() + ttl_seconds
+    expires_at = None if ttl_seconds is None else clock.now() + ttl_seconds
 
     def change(db: Connection) -> None:
         checkpoint = _own(db, call)
@@ -150,7 +148,8 @@ async def external_weights_urls(
         name: _link(services, call, Place(Shelf.FILE, checkpoint.id, name), expires)
         for name in (*manifest.files, MANIFEST_NAME)
     }
-    return types.ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires))
+    shown = moment(int(clock.to_wall(expires)))
+    return types.ExternalWeightsUrlsResponse(urls=urls, expires=shown)
 
 
 async def archive(services: Services, call: Call[Any]) -> Answer:
@@ -158,10 +157,11 @@ async def archive(services: Services, call: Call[Any]) -> Answer:
     checkpoint = await _downloadable(services, call)
     expires = _expiry(services, checkpoint)
     url = _link(services, call, Place(Shelf.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires)
-    body = encode_json(ArchiveReply(url=url, expires=moment(expires)))
+    shown = moment(int(clock.to_wall(expires)))
+    body = encode_json(ArchiveReply(url=url, expires=shown))
     if "json" in call.headers.get("accept", ""):
         return Answer(body=body)
-    until = format_datetime(datetime.fromtimestamp(expires, UTC), usegmt=True)
+    until = format_datetime(shown, usegmt=True)
     return Answer(status=302, body=body, headers={"location": url, "expires": until})
 
 
@@ -170,7 +170,7 @@ async def _downloadable(services: Services, call: Call[Any]) -> Checkpoint:
     readers = await readers_of(services, call)
 
     def find(db: Connection) -> Checkpoint:
-        return readable_checkpoint(db, readers, path, time.time())
+        return readable_checkpoint(db, readers, path, clock.now())
 
     def find_and_note(db: Connection) -> Checkpoint:
         checkpoint = find(db)
@@ -186,8 +186,8 @@ async def _downloadable(services: Services, call: Call[Any]) -> Checkpoint:
 
 
 def _expiry(services: Services, checkpoint: Checkpoint) -> int:
-    """When a link ends: after its time, or with the checkpoint."""
-    until = time.time() + services.config.url_seconds
+    """When a link ends by the server's clock: after its time, or with the checkpoint."""
+    until = clock.now() + services.config.url_seconds
     return int(until if checkpoint.expires_at is None else min(until, checkpoint.expires_at))
 
 

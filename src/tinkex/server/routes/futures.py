@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import PromiseExpiredError, RequestErrorCategory, UnprocessableEntityError
 from tinkex.jobs import waiting
 from tinkex.jobs.bells import ALIVE_SECONDS
@@ -64,7 +64,7 @@ async def _pending(services: Services, job: Job) -> Answer:
 
 def _pause(services: Services, tenant_id: str) -> str:
     """Why a tenant's work does not go on, or nothing if it does."""
-    since = time.time() - ALIVE_SECONDS
+    since = clock.now() - ALIVE_SECONDS
     max_jobs = services.config.max_jobs_per_tenant
 
     def work(db: Connection) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import NotFoundError, UnprocessableEntityError
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import check_number
@@ -33,7 +32,7 @@ async def get_run_metrics(services: Services, call: Call[Any]) -> types.RunMetri
     run_id = call.ids["training_run_id"]
     limit = int(call.query.get("limit", DEFAULT_LIMIT))
     after = int(call.query["after"]) if "after" in call.query else None
-    now = time.time()
+    now = clock.now()
 
     def look(db: Connection) -> types.RunMetricsResponse:
         run = run_of(db, call.tenant_id, run_id, "training run")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import NotFoundError, UnprocessableEntityError
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.checks import page_of
@@ -92,21 +91,21 @@ def _may_see(db: Connection, call: Call[Any], run: Run) -> bool:
 def _describe(db: Connection, tenant_id: str, found: Sequence[Run]) -> list[types.TrainingRun]:
     newest: dict[str, dict[str, Checkpoint]] = {run.id: {} for run in found}
     run_ids = list(newest)
-    for (run_id, segment), checkpoint in checkpoints.newest(db, run_ids, time.time()).items():
+    for (run_id, segment), checkpoint in checkpoints.newest(db, run_ids, clock.now()).items():
         newest[run_id][segment] = checkpoint
     for run in found:
         is_hidden = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
         if run.tenant_id != tenant_id and is_hidden:
             newest[run.id] = _published(db, run.id)
     own = [run for run in found if run.tenant_id == tenant_id]
-    summaries = {each.run.id: each for each in summarize(db, own, time.time())}
+    summaries = {each.run.id: each for each in summarize(db, own, clock.now())}
     return [describe_run(run, newest[run.id], summaries.get(run.id)) for run in found]
 
 
 def _published(db: Connection, run_id: str) -> dict[str, Checkpoint]:
     """The newest published checkpoint of each segment: all that others see of a run."""
     newest: dict[str, Checkpoint] = {}
-    for checkpoint in checkpoints.of_run(db, run_id, time.time()):
+    for checkpoint in checkpoints.of_run(db, run_id, clock.now()):
         if checkpoint.is_public:
             newest.setdefault(checkpoint.segment, checkpoint)
     return newest

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import BadRequestError, UnprocessableEntityError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.kinds import Kind
@@ -56,7 +55,7 @@ async def create_sampling_session(
                 base_model=source.base_model,
                 model_path=request.model_path,
                 checkpoint_id=source.checkpoint_id,
-                created_at=time.time(),
+                created_at=clock.now(),
             ),
         )
 
@@ -74,7 +73,7 @@ def _find_source(
             raise UnprocessableEntityError(f"{request.type} needs base_model or model_path")
         return _Source(check_sampleable(db, request.base_model).name)
     path = parse_tinker_path(request.model_path)
-    found = readable_checkpoint(db, readers, path, time.time())
+    found = readable_checkpoint(db, readers, path, clock.now())
     if found.segment == "external_weights":
         raise BadRequestError(f"{path} is for other tools; sample from weights or sampler_weights")
     if request.base_model is not None and request.base_model != found.base_model:
@@ -135,7 +134,7 @@ async def sample(services: Services, call: Call[types.SampleRequest]) -> types.U
     def store(db: Connection) -> None:
         prepare(db)
         if sampler_id is not None:
-            samplers.touch(db, sampler_id, time.time(), TOUCH_SECONDS)
+            samplers.touch(db, sampler_id, clock.now(), TOUCH_SECONDS)
 
     new = NewJob(
         id="",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, get_args
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.errors import NotFoundError, PromiseExpiredError
 from tinkex.ids import new_id
 from tinkex.server.auditing import note_event
@@ -96,7 +95,7 @@ async def get_api_key(services: Services, call: Call[Any]) -> ApiKeyReply:
 
 async def delete_api_key(services: Services, call: Call[Any]) -> dict[str, Any]:
     """Revoke the key that is used."""
-    now = time.time()
+    now = clock.now()
 
     await write(services, lambda db: keys.revoke(db, call.identity.key_id, now))
     services.memory.known.clear()
@@ -133,7 +132,7 @@ async def create_session(
 
 
 def _new_session(call: Call[types.CreateSessionRequest]) -> Session:
-    request, now = call.request, time.time()
+    request, now = call.request, clock.now()
     return Session(
         id=new_id(),
         tenant_id=call.tenant_id,
@@ -151,7 +150,7 @@ async def heartbeat(
     services: Services, call: Call[types.SessionHeartbeatRequest]
 ) -> types.SessionHeartbeatResponse:
     """Note that a session's client is alive; 410 if it said that it was done."""
-    now = time.time()
+    now = clock.now()
 
     def work(db: Connection) -> None:
         session = session_of(db, call.tenant_id, call.request.session_id)
@@ -165,7 +164,7 @@ async def heartbeat(
 
 async def finish_session(services: Services, call: Call[FinishSessionRequest]) -> dict[str, Any]:
     """Note how a session ended; the first reason stays."""
-    now = time.time()
+    now = clock.now()
     request = call.request
 
     def work(db: Connection) -> None:

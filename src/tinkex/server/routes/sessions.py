@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.server.auditing import note_event
 from tinkex.server.call import Answer, Call, Handler, Services
 from tinkex.server.checks import check_project, page_of
@@ -84,7 +83,7 @@ async def trace_export(services: Services, call: Call[Any]) -> TraceExportReply:
     """The link to a session's trace, which is written while it is fetched."""
     session_id = call.ids["session_id"]
     await read(services, lambda db: session_of(db, call.tenant_id, session_id))
-    expires = int(time.time() + services.config.url_seconds)
+    expires = int(clock.now() + services.config.url_seconds)
     place = Place(Shelf.TRACE, session_id, TRACE_NAME)
     url = sign(services.secret, call.base_url, place, expires)
     return TraceExportReply(status="ready", url=url)

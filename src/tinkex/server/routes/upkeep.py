@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from litestar import Request, Response, get
 from litestar.types import ControllerRouterHandler
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from tinkex import clock
 from tinkex.errors import AuthenticationError, StoreError
 from tinkex.jobs.bells import ALIVE_SECONDS
 from tinkex.server.arrivals import arrival_of, is_from_here
@@ -58,7 +58,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         found = await _figures(services)
     except StoreError:
         found = None
-    return Response(write_metrics(found, time.time()), media_type=METRICS)
+    return Response(write_metrics(found, clock.now()), media_type=METRICS)
 
 
 @get(["/schema", "/schema/openapi.json", "/openapi.json"], name="schema", sync_to_thread=False)
@@ -71,7 +71,7 @@ def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 async def _figures(services: Services) -> figures.Figures:
-    since = time.time() - ALIVE_SECONDS
+    since = clock.now() - ALIVE_SECONDS
     return await read(services, lambda db: figures.gather(db, alive_since=since))
 
 

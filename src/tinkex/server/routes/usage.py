@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, date, datetime
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.server.call import Call, Handler, Services
 from tinkex.server.consumption import GIGABYTE, describe_use, span_of, storage_of, uses_of
 from tinkex.server.describe import moment, texts
@@ -40,7 +39,7 @@ _PAGE = 1000
 async def audit_log(services: Services, call: Call[Any]) -> types.AuditLogResponse:
     """What the caller's tenant did on one day, in order; today unless another is named."""
     day = call.query.get("day")
-    asked = date.fromisoformat(day) if day else datetime.now(UTC).date()
+    asked = date.fromisoformat(day) if day else datetime.fromtimestamp(clock.now(), UTC).date()
     start = datetime.combine(asked, datetime.min.time(), UTC).timestamp()
     events = EVENTS.get(call.query.get("event_type", "all"))
 
@@ -75,7 +74,7 @@ async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsa
 
     def look(db: Connection) -> types.BillingUsageResponse:
         rows = usage.between(db, tenant_id, span.start, span.end)
-        stored = storage_of(_kept(db, tenant_id), span, time.time())
+        stored = storage_of(_kept(db, tenant_id), span, clock.now())
         uses = sorted(
             (*uses_of(rows).values(), *stored), key=lambda use: (use.hour, use.session_id)
         )
@@ -99,7 +98,7 @@ async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsa
 
 def _kept(db: Connection, tenant_id: str) -> list[Checkpoint]:
     """All checkpoints of a tenant that are still there."""
-    now = time.time()
+    now = clock.now()
     found: list[Checkpoint] = []
     while True:
         page, total = checkpoints.page(db, tenant_id, limit=_PAGE, offset=len(found), now=now)
@@ -123,7 +122,7 @@ async def storage_usage(
     """What the caller's checkpoints take now, by project."""
     project_id = call.query.get("project_id")
     found = await read(
-        services, lambda db: checkpoints.storage(db, call.tenant_id, project_id, time.time())
+        services, lambda db: checkpoints.storage(db, call.tenant_id, project_id, clock.now())
     )
     items = [
         types.CurrentCheckpointStorageUsageItem(
@@ -140,7 +139,7 @@ async def storage_usage(
 
 async def get_quotas(services: Services, call: Call[Any]) -> QuotaUsageResponse:
     """What the caller's tenant may have, and what it has."""
-    found = await read(services, lambda db: services.quotas.uses(db, call.tenant_id, time.time()))
+    found = await read(services, lambda db: services.quotas.uses(db, call.tenant_id, clock.now()))
     return QuotaUsageResponse(
         quotas=[QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found]
     )

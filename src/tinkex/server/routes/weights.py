@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
-from tinkex import types
+from tinkex import clock, types
 from tinkex.checkpoint.atomic import remove_directory
 from tinkex.errors import (
     BadRequestError,
@@ -165,7 +164,7 @@ async def _source(
     def look(db: Connection) -> Checkpoint | None:
         if key is not None and jobs.by_key(db, key) is not None:
             return None
-        return readable_checkpoint(db, readers, path, time.time())
+        return readable_checkpoint(db, readers, path, clock.now())
 
     source = await read(services, look)
     if source is not None and source.segment != "weights":
@@ -193,7 +192,7 @@ async def weights_info(
     """Say what one must know to load a checkpoint."""
     path = parse_tinker_path(call.request.tinker_path)
     readers = await readers_of(services, call)
-    source = await read(services, lambda db: readable_checkpoint(db, readers, path, time.time()))
+    source = await read(services, lambda db: readable_checkpoint(db, readers, path, clock.now()))
     spec = spec_of(source)
     return types.WeightsInfoResponse(
         base_model=spec.base_model,
@@ -222,7 +221,7 @@ async def copy_weights(
             return before
         # Before any file is touched: this may be refused.
         destination_of(db, tenant_id, request)
-        source = readable_checkpoint(db, readers, path, time.time())
+        source = readable_checkpoint(db, readers, path, clock.now())
         copied = path._replace(run_id="")
         services.quotas.admit_checkpoint(db, tenant_id, copied, source.size_bytes)
         return source
@@ -244,7 +243,7 @@ async def _copy(
     except CheckpointError:
         # If it was deleted meanwhile, that is the answer.
         await read(
-            services, lambda db: checkpoint_of(db, source.tenant_id, source.path, time.time())
+            services, lambda db: checkpoint_of(db, source.tenant_id, source.path, clock.now())
         )
         raise
 
@@ -281,7 +280,7 @@ def _recalled(db: Connection, call: Call[Any]) -> str | None:
 def _remember(db: Connection, call: Call[Any], answer: str) -> None:
     key = call.repeat_key
     if key:
-        repeats.remember(db, call.tenant_id, call.endpoint, key, answer, time.time())
+        repeats.remember(db, call.tenant_id, call.endpoint, key, answer, clock.now())
 
 
 ROUTES: dict[str, Handler] = {

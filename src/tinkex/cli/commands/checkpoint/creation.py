@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tinkex import clock
 from tinkex.cli.errors import CliError
 from tinkex.ids import SCHEME, parse_tinker_path
 from tinkex.settings import package_version
@@ -98,7 +98,7 @@ def save(plan: Plan, made: Made, tell: Callable[[str], None]) -> dict[str, Any]:
         # Never the base model: a server that did not name the new one did not name it.
         "model_id": made.client.model_id or None,
         "weights_path": response.path,
-        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "saved_at": clock.utc_now().isoformat(timespec="seconds"),
         "lora": made.lora,
         "session_id": made.client.holder.known_session_id,
         "cli_version": package_version(),

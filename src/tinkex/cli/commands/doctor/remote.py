@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+from tinkex import clock
 from tinkex.cli.access import find_access
 from tinkex.cli.ask import ask
 from tinkex.cli.client import rest
@@ -74,7 +75,7 @@ def _answer(client: RestClient, url: str) -> Finding:
 
 def check_clock(context: Context) -> Finding:
     """Whether the clock is right, compared with the server's if that tells the time."""
-    now = datetime.now(UTC)
+    now = datetime.fromtimestamp(clock.wall_now(), UTC)
     if now < _EARLIEST:
         return Finding("fail", f"it says {now:%Y-%m-%d}", "Set the clock of this machine.")
     try:
@@ -84,7 +85,7 @@ def check_clock(context: Context) -> Finding:
         theirs = None
     if theirs is None:
         return Finding("ok", f"{now:%Y-%m-%d %H:%M} UTC, not compared with a server")
-    return judge_clock((datetime.now(UTC) - theirs).total_seconds())
+    return judge_clock(clock.wall_now() - theirs.timestamp())
 
 
 def judge_clock(skew_seconds: float) -> Finding:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from tinkex import clock
 from tinkex.cli.client import admin
 from tinkex.cli.commands.usage.spans import span
 from tinkex.cli.context import Context
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def show_summary(context: Context, days: int) -> None:
     """Print a line per model, and what storage takes."""
-    start, end = span(None, None, datetime.now(UTC), timedelta(days=days))
+    start, end = span(None, None, clock.utc_now(), timedelta(days=days))
     with admin(context) as client:
         used = client.get_billing_usage(start, end).result()
         stored = client.get_current_checkpoint_storage_usage().result()

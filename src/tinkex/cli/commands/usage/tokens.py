@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from tinkex import clock
 from tinkex.cli.client import admin
 from tinkex.cli.commands.usage.csv_file import STDOUT, check_csv, write_csv
 from tinkex.cli.commands.usage.spans import FullHour, span
@@ -56,7 +57,7 @@ def tokens(
     checkpoints made, storage. Costs are estimates where a server has prices, and no invoice.
     """
     check_csv(context, csv_place, sessions_place)
-    start, end = span(start, end, datetime.now(UTC))
+    start, end = span(start, end, clock.utc_now())
     with admin(context) as client:
         found = client.get_billing_usage(start, end).result()
     from tinkex.cli.output.usage import UsageRows

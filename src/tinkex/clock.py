@@ -1,0 +1,80 @@
+"""Calendar time that a jump of the wall clock does not move.
+
+`now()` is the wall clock's reading at the start of the process plus the time elapsed since then,
+which the kernel counts separately. Timestamps are therefore safe to compare with each other: an
+age, a deadline or a retention period never changes because an operator or NTP sets the clock. All
+processes of a server share one offset, and a restarted worker inherits it, so that a timestamp in
+the store means the same to each of them.
+
+The server adopts a corrected wall clock when it restarts. Code that measures an interval within
+one process uses the monotonic clock; `wall_now()` is for comparisons with timestamps that another
+program made, such as those of files or of another machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+_NUM_READINGS = 5
+
+
+def elapsed() -> float:
+    """Seconds since boot, the same in all processes; includes suspend where the kernel counts it.
+
+    Setting the wall clock does not change it.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+def wall_now() -> float:
+    """Seconds since 1970 by the wall clock, which can jump."""
+    return time.time()
+
+
+class Clock:
+    """Calendar time that advances only with elapsed time."""
+
+    def __init__(
+        self, wall: Callable[[], float] = wall_now, elapsed: Callable[[], float] = elapsed
+    ) -> None:
+        self._elapsed = elapsed
+        self.offset = _measure_offset(wall, elapsed)
+        """Seconds to add to the elapsed time."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._elapsed() + self.offset
+
+    def follow(self, offset: float) -> None:
+        """Adopt the offset of the process that started this one."""
+        self.offset = offset
+
+
+def _measure_offset(wall: Callable[[], float], elapsed: Callable[[], float]) -> float:
+    """The difference between two clocks, from the reading with the shortest interruption."""
+    readings = []
+    for _ in range(_NUM_READINGS):
+        before = elapsed()
+        wall_time = wall()
+        after = elapsed()
+        readings.append((after - before, wall_time - (before + after) / 2))
+    return min(readings)[1]
+
+
+CLOCK = Clock()
+now = CLOCK.now
+
+
+def utc_now() -> datetime:
+    """`now()` as a date and time."""
+    return datetime.fromtimestamp(now(), UTC)
+
+
+def to_wall(moment: float) -> float:
+    """What the wall clock will say at a moment of `now()`, for a deadline that a client checks."""
+    # Whole seconds: without a jump, the same moment always gives the same result.
+    return moment + round(wall_now() - now())
