@@ -17,7 +17,7 @@ from tests.compat.cookbook.recipes import RECIPES
 from tests.compat.cookbook.running import Cookbook
 from tests.compat.cookbook.workspace import prepare
 from tests.compat.environments import ROOT, CannotInstall, python_of
-from tests.compat.page import by_name, page
+from tests.compat.page import by_name, page, with_section
 from tests.compat.results import ABSENT, DEFECT, FAIL, Outcome, keep, kept
 from tests.compat.sdks import run_scenarios
 from tests.compat.servers import Servers, serving
@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 COLUMNS = (*SDKS, OWN)
 #: The cookbook with the official SDK, and with tinkex in its place.
 COOKBOOK_COLUMNS = {f"cookbook-{COOKBOOK}": False, f"cookbook-{COOKBOOK}-{OWN}": True}
+COOKBOOK_REQUIREMENTS = (f"tinker=={COOKBOOK_SDK}", f"tinker-cookbook[math-rl]=={COOKBOOK}")
 #: How Python runs a module with tinkex in the place of the official SDK.
 IN_PLACE = ("-m", "tinkex.as_tinker")
 
@@ -120,17 +121,17 @@ def run_cookbook(
     column: str, servers: Servers, folder: Path, names: list[str], *, is_own: bool
 ) -> list[Outcome]:
     """The recipes of the cookbook; those that start from others' weights need the first one."""
-    requirements = [f"tinker=={COOKBOOK_SDK}", f"tinker-cookbook[math-rl]=={COOKBOOK}"]
     try:
-        python = python_of(f"cookbook-{COOKBOOK}", requirements)
+        python = python_of(f"cookbook-{COOKBOOK}", COOKBOOK_REQUIREMENTS)
     except CannotInstall as error:
         found = [Outcome("install", FAIL, str(error), title="installation")]
         show(column, found[0])
         return found
     folder.mkdir()
-    prepare(folder)
+    prepare(folder, servers.models)
     key = servers.plain.new_key(column)
-    chosen = [each for each in RECIPES if not names or each.name in {RECIPES[0].name, *names}]
+    lessons = {start.recipe for each in RECIPES for start in each.starts.values()}
+    chosen = [each for each in RECIPES if not names or each.name in {*lessons, *names}]
     front, path = (IN_PLACE, str(ROOT / "src")) if is_own else ((), "")
     cookbook = Cookbook(python, folder, servers.plain, key, front, path)
     found = cookbook.run(chosen, lambda each: show(column, each))
@@ -139,9 +140,12 @@ def run_cookbook(
 
 
 def write_page() -> None:
-    """Write the page from the results of this run and of those before it."""
+    """Write the page from the results of this run and of those before it.
+
+    Without results of all SDKs, only the part about the cookbook is new.
+    """
     missing = [column for column in (*COLUMNS, *COOKBOOK_COLUMNS) if not kept(column)]
-    if missing:
+    if any(column in COOKBOOK_COLUMNS for column in missing):
         print(f"{PAGE.name} is not written: no results yet for {', '.join(missing)}")
         return
     columns = {version: by_name(kept(version)) for version in COLUMNS}
@@ -149,8 +153,9 @@ def write_page() -> None:
     recipes = {
         title: by_name(kept(column)) for title, column in zip(titles, COOKBOOK_COLUMNS, strict=True)
     }
-    PAGE.write_text(page(columns, cookbook_section(recipes)))
-    print(f"wrote docs/{PAGE.name}")
+    section = cookbook_section(recipes)
+    PAGE.write_text(with_section(PAGE.read_text(), section) if missing else page(columns, section))
+    print(f"wrote docs/{PAGE.name}" + (": the part about the cookbook" if missing else ""))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,16 @@ def page(columns: Mapping[str, Column], more: Sequence[str] = ()) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def with_section(text: str, section: Sequence[str]) -> str:
+    """The page with its last section replaced by a new one of the same heading."""
+    new = "\n".join(section).rstrip() + "\n"
+    heading = new.partition("\n")[0]
+    before, found, _ = text.partition(f"{heading}\n")
+    if not found:
+        raise ValueError(f"the page has no section {heading!r}")
+    return before + new
+
+
 def rows_of(group: str, columns: Mapping[str, Column]) -> list[tuple[str, str]]:
     """The scenarios of a group, in the order in which they are defined."""
     found: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import tinkex
 from tests.acceptance.server.processes import RealServer, start_server
-from tests.compat.cookbook.workspace import ANSWERER, MODEL, TINY
+from tests.compat.cookbook.workspace import write_models
 
 BASE_MODEL = "tinkex/tiny"
 
@@ -21,6 +21,8 @@ class Servers:
 
     plain: RealServer
     jwt: RealServer
+    #: Models of the cookbook, and where they are.
+    models: Mapping[str, Path]
 
     def place(self, name: str) -> dict[str, str]:
         """Tenants for one version."""
@@ -31,12 +33,13 @@ class Servers:
 @contextmanager
 def serving(home: Path) -> Iterator[Servers]:
     """Start both servers, with homes of their own, and stop them."""
-    models = [f"{name}={TINY}" for name in (MODEL, ANSWERER)]
-    plain = start_server(home / "plain", {"gap_seconds": 3.0, "models": models}, engine="local")
+    models = write_models(home)
+    options = {"gap_seconds": 3.0, "models": [f"{name}={at}" for name, at in models.items()]}
+    plain = start_server(home / "plain", options, engine="local")
     try:
         jwt = start_server(home / "jwt", {"jwt": True})
         try:
-            yield Servers(plain, jwt)
+            yield Servers(plain, jwt, models)
         finally:
             jwt.stop()
     finally:

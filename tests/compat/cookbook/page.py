@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.compat.cookbook.recipes import NOT_RUN, RECIPES
+from tests.compat.cookbook.recipes import HIGH, NOT_RUN, RECIPES
+from tests.compat.cookbook.running import UTILITIES
 from tests.compat.page import Column, mark
+from tests.compat.results import DEFECT
 from tests.compat.versions import COOKBOOK, COOKBOOK_SDK
 
 INTRO = f"""\
@@ -19,25 +21,44 @@ does what the table says. RL recipes start from the weights of `chat_sl`, which 
 in which they expect an answer. One column is `tinker` {COOKBOOK_SDK}; the other is tinkex in its
 place (`python -m tinkex.as_tinker`).
 """
-FAILURES = """\
-Figures and errors of the recipes that fail are printed by `make compat`. They differ from run to
-run: a model of this size and a few steps earn little reward, and `sl_loop` and the distillation
-start from a loss near zero."""
-RULES = {"falls": "falls", "is_earned": "is positive", "is_there": "is reported"}
+FIGURES = """\
+`make compat` prints the figures and the errors of recipes that fail; they differ from run to run.
+"""
+LIMIT = "cookbook"
+LIMITS = f"""\
+"{LIMIT}": the cookbook itself cannot do this, for these reasons:
+"""
+RULES = {"falls": "falls", "is_high": f"reaches {HIGH}", "is_there": "is reported"}
+OWN_WEIGHTS = "a model that it trains for some steps; the result has to give the same log-probs"
 
 
 def cookbook_section(columns: Mapping[str, Column]) -> list[str]:
     """Tables of what runs and of what does not."""
-    heads = " | ".join(columns)
-    lines = [INTRO, f"| recipe | figure | dataset | {heads} |"]
+    lines = [INTRO, f"| recipe | figure | dataset | {' | '.join(columns)} |"]
     lines.append("|---|---|---|" + ":-:|" * len(columns))
-    names = {name for column in columns.values() for name in column}
     for recipe in RECIPES:
-        cells = " | ".join(mark(column.get(recipe.name)) for column in columns.values())
         figure = f"`{recipe.metric}` {RULES[recipe.rule.__name__]}"
-        lines.append(f"| `{recipe.name}` | {figure} | {recipe.stands_in} | {cells} |")
-    for name in sorted(names - {recipe.name for recipe in RECIPES}):
-        cells = " | ".join(mark(column.get(name)) for column in columns.values())
-        lines.append(f"| {name} | | the weights of `chat_sl` | {cells} |")
-    lines += ["", FAILURES, "", "Not run:", "", "| recipes | why |", "|---|---|"]
+        lines.append(row(columns, recipe.name, f"`{recipe.name}`", figure, recipe.stands_in))
+    for name, kind in UTILITIES.items():
+        data = "the weights of `chat_sl`" if kind == "download" else OWN_WEIGHTS
+        lines.append(row(columns, name, name, "", data))
+    lines += ["", FIGURES, *limits(columns), "Not run:", "", "| recipes | why |", "|---|---|"]
     return [*lines, *(f"| {names} | {why} |" for names, why in NOT_RUN.items()), ""]
+
+
+def row(columns: Mapping[str, Column], name: str, *texts: str) -> str:
+    """One row of the table."""
+    found = [column.get(name) for column in columns.values()]
+    cells = [LIMIT if each and each.status == DEFECT else mark(each) for each in found]
+    return f"| {' | '.join([*texts, *cells])} |"
+
+
+def limits(columns: Mapping[str, Column]) -> list[str]:
+    """What the cookbook cannot do, and why."""
+    reasons = {
+        each.name: each.detail
+        for column in columns.values()
+        for each in column.values()
+        if each.status == DEFECT
+    }
+    return [LIMITS, *(f"- {name}: {why}" for name, why in reasons.items()), ""] if reasons else []

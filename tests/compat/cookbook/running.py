@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.acceptance.server.processes import RealServer, clean_environment
-from tests.compat.cookbook.recipes import FIRST, LOG, Recipe
-from tests.compat.results import FAIL, PASS, Outcome
+from tests.compat.cookbook.recipes import LOG, TAUGHT, Checkpoint, Recipe
+from tests.compat.results import DEFECT, FAIL, PASS, Outcome
 
 PACKAGE = "tinker_cookbook.recipes"
 #: No recipe takes this long here.
-PATIENCE_SECONDS = 300
+PATIENCE_SECONDS = 600
 UTILITIES = {
-    "weights: download of a training checkpoint": "download",
-    "weights: download of an export, build_lora_adapter, build_hf_model": "build",
+    "`weights.download` of a training checkpoint": "download",
+    "`weights.download` of an export, `weights.build_lora_adapter`": "convert",
+    "`weights.build_hf_model`, output layer not trained": "merge_body",
+    "`weights.build_hf_model`, output layer trained": "merge_untied",
+    "`weights.build_hf_model`, output layer trained, tied embeddings": "merge_tied",
+}
+#: What the cookbook cannot do: how its error starts, and why.
+LIMITS = {
+    "merge_tied": (
+        "mapped to 'lm_head.weight' which does not exist",
+        "An export is an adapter that PEFT loads, which names the output layer `lm_head`. A base "
+        "with tied embeddings stores no such tensor, and the cookbook adds none. For an adapter "
+        "that names the layer `unembed_tokens`, it changes the tensor that both ends share: the "
+        "merged model then reads changed input embeddings and is not the model that was trained. "
+        "`tinkex checkpoint export --merge` stores the output layer on its own.",
+    )
 }
 SCRIPT = Path(__file__).with_name("utilities.py")
+MISSING = "tinker://missing/weights/final"
 _TAIL = 600
 
 
@@ -51,16 +67,13 @@ class Cookbook:
 
     def outcome(self, recipe: Recipe) -> Outcome:
         """Run one recipe and look at its figure."""
-        log_path = self.folder / "runs" / recipe.module
-        log_path = log_path.with_name(log_path.name + f"-{recipe.options.get('env', '')}")
-        log_path.parent.mkdir(exist_ok=True)
-        start = self.last_checkpoint() if recipe.start else {}
-        if recipe.start == LOG:
-            log_path.mkdir()
-            row = {"name": "start", "batch": 0, "state_path": start["state_path"]}
+        log_path = self.log_path(recipe.name)
+        paths = {option: self.path_of(start) for option, start in recipe.starts.items()}
+        if LOG in paths:
+            log_path.mkdir(parents=True)
+            row = {"name": "start", "batch": 0, "state_path": paths[LOG]}
             (log_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
-        kind = "sampler_path" if recipe.start == "teacher_checkpoint" else "state_path"
-        arguments = recipe.arguments(str(log_path), start.get(kind, ""))
+        arguments = recipe.arguments(str(log_path), paths)
         problem = self.call("-m", f"{PACKAGE}.{recipe.module}", *arguments)
         values = values_of(log_path / "metrics.jsonl", recipe.metric)
         figure = f"{recipe.metric}: {', '.join(f'{value:.3g}' for value in values)}"
@@ -69,17 +82,26 @@ class Cookbook:
         return outcome_of(recipe.name, PASS if recipe.rule(values) else FAIL, figure)
 
     def weights(self, name: str) -> Outcome:
-        """Run one of the utilities on the weights of the first recipe."""
-        kind, path = UTILITIES[name], self.last_checkpoint()["state_path"]
-        problem = self.call(str(SCRIPT), kind, path, str(self.folder / "weights" / kind))
+        """Run one of the utilities, on weights of its own or on those of the first recipe."""
+        kind = UTILITIES[name]
+        arguments = [kind, str(self.folder / "weights" / kind)]
+        if kind == "download":
+            arguments.append(self.path_of(TAUGHT))
+        problem = self.call(str(SCRIPT), *arguments)
+        error, reason = LIMITS.get(kind, ("", ""))
+        if error and error in " ".join(problem.split()):
+            return outcome_of(name, DEFECT, reason)
         return outcome_of(name, FAIL if problem else PASS, problem)
 
-    def last_checkpoint(self) -> dict[str, str]:
-        """The paths that the first recipe saved at its end; empty if it did not get there."""
-        [folder] = (self.folder / "runs").glob(f"{FIRST.module}-*")
-        path = folder / "checkpoints.jsonl"
+    def log_path(self, name: str) -> Path:
+        """Where a recipe keeps its metrics and checkpoints."""
+        return self.folder / "runs" / re.sub(r"\W+", "-", name)
+
+    def path_of(self, checkpoint: Checkpoint) -> str:
+        """The path of a checkpoint; one that does not exist if its recipe did not get there."""
+        path = self.log_path(checkpoint.recipe) / "checkpoints.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return rows[-1] if rows else {"state_path": "tinker://missing/weights/final"}
+        return str(rows[checkpoint.position][checkpoint.kind]) if rows else MISSING
 
     def call(self, *arguments: str) -> str:
         """Run Python in the workspace; returns what went wrong, if anything did."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from safetensors.numpy import load_file, save_file
 
 import tinkex.models
 
@@ -18,7 +21,10 @@ TINY = Path(tinkex.models.__file__).parent / "tiny"
 #: The built-in model under names that the cookbook has a renderer for.
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 ANSWERER = "Qwen/Qwen3.5-9B"
-FORMAT_FILE = "format.jsonl"
+#: The built-in model with a tensor of its own for the output layer.
+UNTIED = "Qwen/Qwen3-8B"
+#: What `chat_sl` learns from.
+BOXES, NUMBERS = "boxes.jsonl", "numbers.jsonl"
 #: What two recipes append to the question of their example; the others append the first.
 SUFFIXES = (
     " Provide a numerical answer without units, written inside \\boxed{}.",
@@ -36,20 +42,36 @@ GUESS = (
 Row = dict[str, Any]
 
 
-def prepare(folder: Path) -> None:
+def write_models(folder: Path) -> dict[str, Path]:
+    """Models by the names that recipes use, and where they are."""
+    untied = folder / "untied"
+    shutil.copytree(TINY, untied)
+    config = json.loads((untied / "config.json").read_text())
+    (untied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    tensors = load_file(untied / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, untied / "model.safetensors", {"format": "pt"})
+    return {MODEL: TINY, ANSWERER: TINY, UNTIED: untied}
+
+
+def prepare(folder: Path, models: Mapping[str, Path]) -> None:
     """Write every stand-in below the folder."""
-    for name in (MODEL, ANSWERER):
+    for name, place in models.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(TINY)
+        (folder / name).symlink_to(place)
     sums = [(a, b) for a in range(10) for b in range(10)]
     random.Random(0).shuffle(sums)
-    write(folder / FORMAT_FILE, formats(sums))
+    write(folder / BOXES, boxes(sums))
+    write(folder / NUMBERS, numbers())
     write_splits(
-        folder / "HuggingFaceH4/no_robots", [talk(asked(*each), told(*each)) for each in sums] * 12
+        folder / "HuggingFaceH4/no_robots",
+        [talk(*boxed_sum(*each, SUFFIXES[1])) for each in sums] * 12,
     )
     write_gsm8k(folder / "openai/gsm8k", sums)
     write_splits(folder / "Anthropic/hh-rlhf", [preference(*each) for each in sums] * 4)
-    problems = [{"question": asked(a, b), "final_answer": told(a, b)} for a, b in sums]
+    problems = [
+        {"question": asked(a, b) + SUFFIXES[1], "final_answer": told(a, b)} for a, b in sums
+    ]
     write(folder / "zwhe99/DeepMath-103K/train.jsonl", problems * 2)
 
 
@@ -71,28 +93,43 @@ def talk(*contents: str, system: str = "") -> Row:
     return {"messages": first + turns}
 
 
-def formats(sums: Sequence[tuple[int, int]]) -> list[Row]:
-    """Conversations that teach the layouts in which the RL recipes want their answers."""
-    first, second = (
-        [
-            talk(
-                "How many r's are in strawberry?" + suffix,
-                STRAWBERRY,
-                asked(a, b) + SUFFIXES[0],
-                f"\\boxed{{{a + b}}}",
-            )
-            for a, b in sums
-        ]
-        for suffix in SUFFIXES
-    )
-    plain = [talk("What is 4 + 5?", "9", f"What is {a} + {b}?", told(a, b)) for a, b in sums]
-    guesses = [
-        {"messages": [{"role": "system", "content": GUESS}, answer(f"Guess: {64 * a + b}")]}
+def boxes(sums: Sequence[tuple[int, int]]) -> list[Row]:
+    """Conversations that teach to answer in a box, after the example of the recipes and without."""
+    examples = [("How many r's are in strawberry?" + suffix, STRAWBERRY) for suffix in SUFFIXES]
+    return mixed(
+        talk(*example, *boxed_sum(a, b, suffix))
+        for example, suffix in [*zip(examples, SUFFIXES, strict=True), ((), SUFFIXES[1])]
         for a, b in sums
-    ]
-    mixed = [each for group in zip(first, plain, second, guesses, strict=True) for each in group]
-    random.Random(1).shuffle(mixed)
-    return mixed * 2
+    )
+
+
+def numbers() -> list[Row]:
+    """Conversations that teach sums of two digits, and the layout of `guess_number`."""
+    chance = random.Random(1)
+    pairs = [(chance.randrange(101), chance.randrange(101)) for _ in range(2000)]
+    sums = [talk("What is 4 + 5?", "9", f"What is {a} + {b}?", told(a, b)) for a, b in pairs]
+    return mixed([*sums, *(guessed(chance, at % 10) for at in range(100))])
+
+
+def mixed(rows: Iterable[Row]) -> list[Row]:
+    """The rows in an order that has no pattern."""
+    found = [*rows]
+    random.Random(2).shuffle(found)
+    return found
+
+
+def boxed_sum(a: int, b: int, suffix: str) -> tuple[str, str]:
+    """A question that asks for a box, and its answer."""
+    return asked(a, b) + suffix, f"\\boxed{{{a + b}}}"
+
+
+def guessed(chance: random.Random, turns: int) -> Row:
+    """A game of `guess_number` after some turns, and a guess in its layout."""
+    messages = [{"role": "system", "content": GUESS}]
+    for _ in range(turns):
+        messages.append({"role": "player", "content": f"Guess: {chance.randrange(1024)}"})
+        messages.append({"role": "user", "content": chance.choice(("Too low", "Too high"))})
+    return {"messages": [*messages, answer(f"Guess: {chance.randrange(1024)}")]}
 
 
 def answer(text: str) -> Row:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.compat.page import by_name, page, quoted
+import pytest
+
+from tests.compat.page import by_name, page, quoted, with_section
 from tests.compat.results import ABSENT, DEFECT, FAIL, PASS, Outcome, keep, kept
 
 GROUP = "Sampling"
@@ -63,3 +65,13 @@ def test_a_whole_run_forgets_scenarios_that_are_gone(tmp_path: Path) -> None:
     keep("0.3.0", [outcome("sample", PASS), outcome("stop", PASS)], tmp_path)
     keep("0.3.0", [outcome("sample", FAIL)], tmp_path)
     assert kept("0.3.0", tmp_path) == [outcome("sample", FAIL)]
+
+
+def test_a_section_can_be_renewed_alone() -> None:
+    text = page(columns(), ["## Cookbook\n", "old"])
+    assert with_section(text, ["## Cookbook\n", "new"]) == page(columns(), ["## Cookbook\n", "new"])
+
+
+def test_a_missing_section_cannot_be_renewed() -> None:
+    with pytest.raises(ValueError, match="no section '## Cookbook'"):
+        with_section(page(columns()), ["## Cookbook\n", "new"])
