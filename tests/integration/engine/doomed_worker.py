@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -66,6 +67,8 @@ class Life(NamedTuple):
     root: str
     is_deterministic: bool
     doom: Doom
+    adapter_bytes: int = 0
+    """The memory for models in training; 0 is more than they need."""
 
 
 class DoomedEngine(LocalEngine):
@@ -164,10 +167,12 @@ def new_engine(folder: str, is_deterministic: bool) -> DoomedEngine:
 def main() -> None:
     engines = {is_it: new_engine(sys.argv[1], is_it) for is_it in (True, False)}
     for line in sys.stdin:
-        root, is_deterministic, doom = json.loads(line)
+        root, is_deterministic, doom, adapter_bytes = json.loads(line)
         child = os.fork()
         if child == 0:
-            live(Path(root), engines[is_deterministic], Doom(*doom))
+            engine = engines[is_deterministic]
+            engine._config = replace(engine._config, adapter_bytes=adapter_bytes)
+            live(Path(root), engine, Doom(*doom))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")

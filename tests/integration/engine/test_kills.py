@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.local import LocalEngine
+from tinkex.engine.pass_run import GeneratorRun
+from tinkex.engine.protocol import AdapterSpec, OptimParams, Pass
 from tinkex.store.records import Job
 from tinkex.store.schema import checkpoints, jobs, runs, steps
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
@@ -37,6 +40,7 @@ LENGTHS = ((9, 4), (29, 34))
 EARLY = ("create", "start_sample", "step_samples")
 #: Weights of a model that shared its passes with others, against one that did not.
 TOLERANCE = 1e-5
+SPEC = AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1)
 #: Nothing here takes this long; it only says that nothing hangs.
 PATIENCE = 180.0
 
@@ -156,7 +160,12 @@ def draw_doom(dice: random.Random, where: str) -> Doom:
 
 
 def play_among_kills(
-    story: Story, workers: Workers, dice: random.Random, *, is_deterministic: bool
+    story: Story,
+    workers: Workers,
+    dice: random.Random,
+    *,
+    is_deterministic: bool,
+    adapter_bytes: int = 0,
 ) -> None:
     """Let workers die at every place there is, twice, in any order, as far as the story goes."""
     everywhere = [*VERBS, *COMMITS] * 2
@@ -165,7 +174,8 @@ def play_among_kills(
         # Models are made first, and samples are soon over.
         early = [place for place in EARLY if place in left]
         doom = draw_doom(dice, early[0] if early else dice.choice(left))
-        died = workers.live(Life(str(story.house.home.root), is_deterministic, doom))
+        root = str(story.house.home.root)
+        died = workers.live(Life(root, is_deterministic, doom, adapter_bytes))
         # It may have died of something else: there is nothing to restore in the beginning.
         if died in left:
             left.remove(died)
@@ -213,12 +223,57 @@ def most_at_once(house: House) -> int:
     return max(Counter(house.read(lambda db: list(db.scalars(moments)))).values())
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_worker_killed_anywhere_leaves_the_same_bits(
-    tmp_path: Path, folder: Path, workers: Workers, undisturbed: dict[str, Any], seed: int
+class Evicting(LocalEngine):
+    """Has memory for one model, and counts those that are dropped between a pass and its step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__({BASE_MODEL: str(folder)}, EngineConfig(threads=1, is_deterministic=True))
+        self._config = replace(self._config, adapter_bytes=self.training_bytes(SPEC))
+        self._accumulating: set[str] = set()
+        self.num_dropped_with_gradients = 0
+
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
+        self._accumulating |= {one.adapter_id for one in passes}
+        return super().start_passes(passes)
+
+    def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
+        self._accumulating.discard(adapter_id)
+        return super().optim_step(adapter_id, params)
+
+    def drop(self, adapter_id: str) -> None:
+        self.num_dropped_with_gradients += adapter_id in self._accumulating
+        self._accumulating.discard(adapter_id)
+        super().drop(adapter_id)
+
+
+def test_models_evicted_between_passes_and_their_step_train_to_the_same_bits(
+    tmp_path: Path, folder: Path, undisturbed: dict[str, Any]
 ) -> None:
     with story_in(tmp_path) as story:
-        play_among_kills(story, workers, random.Random(seed), is_deterministic=True)
+        engine = Evicting(folder)
+        story.house.start(engine)  # type: ignore[arg-type]
+        told = story.told()
+        for name in undisturbed:
+            assert told[name] == undisturbed[name], name
+        assert engine.num_dropped_with_gradients > 0
+        story.house.stop()
+        assert_all_was_done_once(story)
+
+
+@pytest.mark.parametrize(("seed", "is_evicting"), [(1, False), (2, True)])
+def test_a_worker_killed_anywhere_leaves_the_same_bits(
+    tmp_path: Path,
+    folder: Path,
+    workers: Workers,
+    undisturbed: dict[str, Any],
+    seed: int,
+    is_evicting: bool,
+) -> None:
+    budget = Evicting(folder).max_adapter_bytes if is_evicting else 0
+    with story_in(tmp_path) as story:
+        play_among_kills(
+            story, workers, random.Random(seed), is_deterministic=True, adapter_bytes=budget
+        )
         start(story.house, folder, is_deterministic=True)
         told = story.told()
         for name in undisturbed:
