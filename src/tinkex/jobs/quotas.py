@@ -75,6 +75,21 @@ class QuotaChecks:
             more = f", and this one has {num_bytes:,}" if num_bytes else ""
             raise _exceeded(words + more, "stored_bytes", _DELETE)
 
+    def admit_session(self, db: Connection, tenant_id: str, now: float) -> None:
+        """Refuse one more session than a tenant may create in an hour."""
+        most = quotas.of_tenant(db, tenant_id, self.defaults).sessions_per_hour
+        if not most:
+            return
+        used = quotas.sessions_this_hour(db, tenant_id, now)
+        if used >= most:
+            seconds = HOUR_SECONDS - now % HOUR_SECONDS
+            raise RateLimitError(
+                f"quota exceeded: {used:,} of {most:,} sessions of this hour are created (quota "
+                f"'sessions_per_hour'); use one session for more work, try again in "
+                f"{seconds:.0f} s, {_ASK}",
+                retry_after_seconds=seconds,
+            )
+
     def uses(self, db: Connection, tenant_id: str, now: float) -> list[QuotaUse]:
         """What a tenant uses of each quota."""
         allowed = quotas.of_tenant(db, tenant_id, self.defaults)
@@ -84,6 +99,7 @@ class QuotaChecks:
             "checkpoints": stored.num_checkpoints,
             "stored_bytes": stored.num_bytes,
             "tokens_per_hour": quotas.tokens_this_hour(db, tenant_id, now),
+            "sessions_per_hour": quotas.sessions_this_hour(db, tenant_id, now),
         }
         return [QuotaUse(name, used[name], getattr(allowed, name)) for name in Quotas.names()]
 

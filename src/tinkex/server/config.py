@@ -31,6 +31,7 @@ _NOT_NEGATIVE = (
     "max_checkpoints_per_tenant",
     "max_stored_bytes_per_tenant",
     "max_tokens_per_hour",
+    "max_sessions_per_hour",
 )
 _POSITIVE = (
     "stop_seconds",
@@ -167,6 +168,8 @@ class ServerConfig:
     """Bytes of one tenant's stored checkpoints; 0 is unlimited."""
     max_tokens_per_hour: int = 0
     """Tokens that one tenant may train, read and sample within an hour; 0 is unlimited."""
+    max_sessions_per_hour: int = 0
+    """Sessions that one tenant may create within an hour; 0 is unlimited."""
     gap_seconds: float = 5.0
     """How long work waits for work with a lower number that has not arrived."""
     session_seconds: float = 120.0
@@ -265,6 +268,7 @@ class ServerConfig:
             checkpoints=self.max_checkpoints_per_tenant,
             stored_bytes=self.max_stored_bytes_per_tenant,
             tokens_per_hour=self.max_tokens_per_hour,
+            sessions_per_hour=self.max_sessions_per_hour,
         )
 
     @property

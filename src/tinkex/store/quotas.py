@@ -30,6 +30,8 @@ class Quotas:
     """Bytes of all checkpoint files, those of unnamed sampler weights included."""
     tokens_per_hour: int = 0
     """Tokens trained, read and sampled within a full hour."""
+    sessions_per_hour: int = 0
+    """Sessions created since the last full hour."""
 
     def __post_init__(self) -> None:
         for name in self.names():
@@ -122,6 +124,15 @@ def tokens_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
     """Tokens that a tenant has used since the last full hour."""
     hour = int(now // HOUR_SECONDS)
     return int(db.scalar(_HOUR_TOKENS, {"tenant_id": tenant_id, "this_hour": hour}) or 0)
+
+
+def sessions_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
+    """Sessions that a tenant has created since the last full hour."""
+    since = now - now % HOUR_SECONDS
+    query = sa.select(sa.func.count()).where(
+        sessions.c.tenant_id == tenant_id, sessions.c.created_at >= since
+    )
+    return db.scalar(query) or 0
 
 
 def tokens_waiting(db: sa.Connection, tenant_id: str) -> int:

@@ -261,6 +261,7 @@ def quotas(world: World, call: Call) -> Answer:
         "checkpoints": len(owned),
         "stored_bytes": sum(checkpoint.size_bytes for checkpoint in owned),
         "tokens_per_hour": 0,
+        "sessions_per_hour": 0,
     }
     listed = [{"name": name, "used": count, "limit": None} for name, count in used.items()]
     return json_answer({"quotas": listed})

@@ -143,7 +143,7 @@ class QuotaUsage(Reply):
     """A quota of a tenant, and how much of it is used."""
 
     name: str
-    """models, checkpoints, stored_bytes or tokens_per_hour."""
+    """models, checkpoints, stored_bytes, tokens_per_hour or sessions_per_hour."""
     used: int
     limit: int | None = None
     """None is unlimited."""

@@ -85,7 +85,13 @@ def test_quotas_of_a_tenant(tinkex: Tinkex) -> None:
     more = tinkex("-f", "json", "key", "quota", "--tenant", "alice", "--checkpoints", "9").json
     assert more == {
         "tenant": "alice",
-        "quotas": {"models": 4, "checkpoints": 9, "stored_bytes": 0, "tokens_per_hour": None},
+        "quotas": {
+            "models": 4,
+            "checkpoints": 9,
+            "stored_bytes": 0,
+            "tokens_per_hour": None,
+            "sessions_per_hour": None,
+        },
     }
     shown = tinkex("key", "quota", "--tenant", "alice").out
     assert "unlimited" in shown

@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House, open_house
 from tests.integration.server.things import create_model, ready_model, saved
 from tinkex.store import quotas, usage
+from tinkex.store.schema import sessions
 
 
 def save(house: House, run_id: str, seq_id: int, **fields: Any) -> Any:
@@ -53,6 +56,7 @@ def test_nothing_is_limited_unless_it_is_configured(tmp_path: Path) -> None:
             ("checkpoints", None),
             ("stored_bytes", None),
             ("tokens_per_hour", None),
+            ("sessions_per_hour", None),
         ]
         assert found[0]["used"] == 1
 
@@ -150,4 +154,34 @@ def test_the_quotas_of_a_tenant_come_before_the_settings(tmp_path: Path) -> None
             "checkpoints": (0, 5),
             "stored_bytes": (0, None),
             "tokens_per_hour": (0, 7),
+            "sessions_per_hour": (1, None),
         }
+
+
+def test_sessions_of_an_hour_are_refused_beyond_their_quota(tmp_path: Path) -> None:
+    with open_house(tmp_path, max_sessions_per_hour=2) as house:
+        body = {"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"}
+        first = house.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
+        house.session()
+        refused = house.post("/create_session", body)
+        assert refused.status_code == 429
+        assert 0 < float(refused.headers["retry-after"]) <= 3600
+        assert refused.json()["error"].startswith(
+            "quota exceeded: 2 of 2 sessions of this hour are created (quota 'sessions_per_hour')"
+        )
+        # A repeated request gets its first answer, and other tenants have their own quota.
+        again = house.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
+        assert again.json()["session_id"] == first.json()["session_id"]
+        house.session(OTHER_KEY)
+        found = house.ask("GET", "/usage/quotas").json()["quotas"]
+        assert {"name": "sessions_per_hour", "used": 2, "limit": 2} in found
+        house.write(lambda db: quotas.set_own(db, house.tenant_id, {"sessions_per_hour": 3}))
+        house.session()
+        assert house.post("/create_session", body).status_code == 429
+
+
+def test_sessions_of_earlier_hours_do_not_count(tmp_path: Path) -> None:
+    with open_house(tmp_path, max_sessions_per_hour=1) as house:
+        house.session()
+        house.write(lambda db: db.execute(sa.update(sessions).values(created_at=0.0)))
+        house.session()

@@ -119,6 +119,7 @@ def revoke(context: Context, home: Path | None, store: str | None, key_id: int) 
 @click.option("--checkpoints", type=_COUNT, help="Stored checkpoints.")
 @click.option("--stored-bytes", type=_COUNT, help="Bytes of stored checkpoints.")
 @click.option("--tokens-per-hour", type=_COUNT, help="Tokens trained, read and sampled in an hour.")
+@click.option("--sessions-per-hour", type=_COUNT, help="Sessions created in an hour.")
 @click.option("--reset", is_flag=True, help="Go back to the server's settings first.")
 @pass_context
 def quota(
@@ -131,7 +132,9 @@ def quota(
     changes = {name: limit for name, limit in limits.items() if limit is not None}
     with _open(home, store) as database:
         own = database.write(lambda db: _set_quotas(db, tenant, changes, is_reset=reset))
-    names = ("models", "checkpoints", "stored_bytes", "tokens_per_hour")
+    from tinkex.store.quotas import Quotas
+
+    names = Quotas.names()
     if context.is_json:
         show(context, Facts({"tenant": tenant, "quotas": {name: own.get(name) for name in names}}))
         return

@@ -115,6 +115,8 @@ async def create_session(
             before = repeats.recall(db, call.tenant_id, call.endpoint, repeat_key)
             if before is not None:
                 return before
+        services.quotas.admit_session(db, call.tenant_id, session.created_at)
+        if repeat_key:
             repeats.remember(
                 db, call.tenant_id, call.endpoint, repeat_key, session.id, session.created_at
             )
