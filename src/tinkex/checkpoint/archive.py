@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 from tinkex.checkpoint.manifest import (
     MANIFEST_NAME,
+    manifest_name,
+    offered_names,
     parse_manifest,
     read_manifest,
     read_manifest_bytes,
@@ -69,14 +71,19 @@ class ArchivePlan:
 
 
 def plan_archive(directory: Path) -> ArchivePlan:
-    """Plan a tar of a directory: its manifest, and every file that is listed there."""
+    """Plan a tar of a directory: every file that its manifest lists, and the manifest.
+
+    The server's own manifest of encrypted files stays out.
+    """
     content = read_manifest_bytes(directory)
     manifest = parse_manifest(directory, content)
     sizes = {name: entry.size for name, entry in manifest.files.items()}
-    sizes[MANIFEST_NAME] = len(content)
+    offered = manifest_name(directory)
+    if offered == MANIFEST_NAME:
+        sizes[MANIFEST_NAME] = len(content)
     segments: list[Segment] = []
     for name in sorted(sizes):
-        is_manifest = name == MANIFEST_NAME
+        is_manifest = name == offered
         body = content if is_manifest else FileSegment(directory / name, sizes[name])
         segments += [_header(name, sizes[name]), body, bytes(-sizes[name] % tarfile.BLOCKSIZE)]
     segments.append(bytes(2 * tarfile.BLOCKSIZE))
@@ -87,10 +94,10 @@ def plan_archive(directory: Path) -> ArchivePlan:
 def plan_file(path: Path) -> ArchivePlan:
     """Plan one file of a directory that has a manifest; CheckpointError if it is not listed."""
     directory = _home(path)
-    if path.name == MANIFEST_NAME and path.parent == directory:
+    name = path.relative_to(directory).as_posix()
+    if name == MANIFEST_NAME and name in offered_names(directory):
         content = read_manifest_bytes(directory)
         return _plan([content], hashlib.sha256(content).hexdigest())
-    name = path.relative_to(directory).as_posix()
     entry = read_manifest(directory).files.get(name)
     if entry is None:
         raise CheckpointError(f"{name!r} is not in the {MANIFEST_NAME} of {directory.name!r}")
@@ -115,7 +122,7 @@ def _home(path: Path) -> Path:
     """The nearest directory above that has a manifest."""
     if ".." not in path.parts:
         for directory in path.parents:
-            if (directory / MANIFEST_NAME).is_file():
+            if (directory / manifest_name(directory)).is_file():
                 return directory
     raise CheckpointError(f"{path.name!r} is in no directory with a {MANIFEST_NAME}")
 

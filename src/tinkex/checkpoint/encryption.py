@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinkex.checkpoint.manifest import list_files
+from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, list_files, write_manifest
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 from tinkex.installation import install_command
 
 SUFFIX = ".age"
+#: More than any file of secret keys has.
+MAX_IDENTITY_BYTES = 2**20
 _SSH_KINDS = ("ssh-ed25519 ", "ssh-rsa ")
 
 
@@ -37,6 +39,62 @@ def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
         except (library.EncryptError, OSError) as error:
             raise CheckpointError(f"{path.name!r} cannot be encrypted: {error}") from error
         path.unlink()
+
+
+def read_identities(path: Path) -> list[Any]:
+    """The secret keys of an age identity file or of an SSH private key."""
+    library = _library()
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_IDENTITY_BYTES)
+        if content.lstrip().startswith(b"-----BEGIN"):
+            return [library.ssh.Identity.from_buffer(content)]
+        lines = [line.strip() for line in content.decode("ascii").splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        identities = [library.x25519.Identity.from_str(key) for key in keys]
+    except OSError as error:
+        raise InvalidInput(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+    except (library.IdentityError, UnicodeDecodeError):
+        # Without the library's own words: they could quote the secret.
+        identities = []
+    if not identities:
+        raise InvalidInput(
+            f"{str(path)!r} is neither an age identity file nor an SSH private key",
+            hint="Pass the file that `age-keygen -o` wrote.",
+        )
+    return identities
+
+
+def decrypt_directory(directory: Path, identities: Sequence[Any]) -> None:
+    """Replace each `.age` file below by its decrypted content, and check the manifest.
+
+    A failure leaves some files encrypted: decrypt in a directory that is discarded then.
+    """
+    library = _library()
+    files = list(list_files(directory))
+    encrypted = [path for path in files if path.suffix == SUFFIX]
+    has_manifest = directory / f"{MANIFEST_NAME}{SUFFIX}" in encrypted
+    # Older servers offered one file in the clear: the manifest of the encrypted files.
+    allowed = set() if has_manifest else {directory / MANIFEST_NAME}
+    for path in set(files) - set(encrypted) - allowed:
+        name = path.relative_to(directory).as_posix()
+        raise CheckpointError(f"{name!r} is not encrypted, and the other files are")
+    for path in encrypted:
+        target = path.with_suffix("")
+        try:
+            library.decrypt_file(str(path), str(target), list(identities))
+        except (library.DecryptError, OSError) as error:
+            target.unlink(missing_ok=True)
+            name = path.relative_to(directory).as_posix()
+            raise CheckpointError(
+                f"{name!r} cannot be decrypted: {error}",
+                hint="Use an identity of one of the recipients that it was encrypted to.",
+            ) from error
+        path.unlink()
+    if has_manifest:
+        check_manifest(directory)
+    else:
+        write_manifest(directory)
 
 
 def _library() -> Any:

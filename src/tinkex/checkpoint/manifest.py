@@ -13,6 +13,9 @@ from tinkex.errors import CheckpointError
 from tinkex.types.base import learned
 
 MANIFEST_NAME = "manifest.json"
+#: The manifest of encrypted files: the server verifies them by it and never offers it, because
+#: every file that it offers of an encrypted checkpoint must be encrypted.
+SERVER_MANIFEST_NAME = ".server-manifest.json"
 #: The largest manifest that is read: enough for 100,000 files with long names.
 MAX_MANIFEST_BYTES = 32 * 2**20
 
@@ -36,13 +39,25 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(entry.size for entry in self.files.values())
 
 
-def write_manifest(directory: Path) -> Manifest:
-    """List what is in a directory, and write the list beside it."""
-    manifest = Manifest({name: _describe(directory / name) for name in _names(directory)})
+def write_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
+    """List the files of a directory, and write the list beside them."""
+    manifest = Manifest({file: _describe(directory / file) for file in _names(directory, name)})
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     # As readable as the files beside it, which are made as the process makes files.
-    write_file(directory / MANIFEST_NAME, text + b"\n", mode=0o666)
+    write_file(directory / name, text + b"\n", mode=0o666)
     return manifest
+
+
+def manifest_name(directory: Path) -> str:
+    """The manifest by which a directory is verified."""
+    is_encrypted = (directory / SERVER_MANIFEST_NAME).is_file()
+    return SERVER_MANIFEST_NAME if is_encrypted else MANIFEST_NAME
+
+
+def offered_names(directory: Path) -> list[str]:
+    """The files of a directory that may be downloaded: all but the server's own manifest."""
+    own = [] if manifest_name(directory) == SERVER_MANIFEST_NAME else [MANIFEST_NAME]
+    return [*read_manifest(directory).files, *own]
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -52,7 +67,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 def read_manifest_bytes(directory: Path) -> bytes:
     """The manifest's own content."""
-    path = directory / MANIFEST_NAME
+    path = directory / manifest_name(directory)
     try:
         size = path.stat().st_size
         content = path.read_bytes() if size <= MAX_MANIFEST_BYTES else b""
@@ -124,9 +139,9 @@ def list_files(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _names(directory: Path) -> list[str]:
+def _names(directory: Path, manifest: str) -> list[str]:
     names = sorted(path.relative_to(directory).as_posix() for path in list_files(directory))
-    return [name for name in names if name != MANIFEST_NAME]
+    return [name for name in names if name != manifest]
 
 
 def _describe(path: Path) -> FileEntry:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinkex.checkpoint.manifest import MANIFEST_NAME, Manifest, check_manifest, read_manifest
+from tinkex.checkpoint.manifest import Manifest, check_manifest, manifest_name, read_manifest
 from tinkex.errors import CheckpointError
 
 #: How many checkpoints a process remembers as verified.
@@ -58,7 +58,7 @@ class VerifiedCheckpoints:
 
 
 def _identify(directory: Path, manifest: Manifest) -> Identity:
-    return tuple(_identities(directory, (MANIFEST_NAME, *sorted(manifest.files))))
+    return tuple(_identities(directory, (manifest_name(directory), *sorted(manifest.files))))
 
 
 def _identities(directory: Path, names: tuple[str, ...]) -> Iterator[tuple[str, int, int, int]]:

@@ -8,11 +8,14 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tinkex import clock
+from tinkex.checkpoint.encryption import SUFFIX as ENCRYPTED_SUFFIX
+from tinkex.checkpoint.encryption import decrypt_directory, read_identities
 from tinkex.checkpoint.manifest import check_manifest, read_manifest
 from tinkex.client.archive import Progress, exclusive, extract_archive, publish_directory
 from tinkex.client.download import check_destination, download_file, download_tree, staging_for
@@ -49,11 +52,14 @@ class Delivery:
     """Told how many bytes have arrived."""
     unpacked: Progress | None = None
     """Told how many files came out of an archive."""
+    identity: Path | None = None
+    """The file of secret keys that decrypts an encrypted checkpoint; None leaves it encrypted."""
 
 
 async def download_checkpoint(holder: Holder, path: TinkerPath, delivery: Delivery) -> Path:
     """Fetch a checkpoint into a folder, which appears when everything is there."""
     destination = check_destination(delivery.destination, force=delivery.force)
+    identities = _identities(delivery)
     await holder.ready()
     ids = _ids(path)
     try:
@@ -63,7 +69,10 @@ async def download_checkpoint(holder: Holder, path: TinkerPath, delivery: Delive
             raise
         no_files = error
     else:
-        return await _fetch_files(_Links(holder, ids, reply), destination, delivery)
+        links = _Links(holder, ids, reply)
+        if identities:
+            return await _fetch_encrypted(links, destination, delivery, identities)
+        return await _fetch_files(links, destination, delivery)
     try:
         url = await _archive_url(holder, ids)
     except APIStatusError as error:
@@ -72,8 +81,15 @@ async def download_checkpoint(holder: Holder, path: TinkerPath, delivery: Delive
     return await _fetch_archive(holder, url, destination, delivery)
 
 
+def _identities(delivery: Delivery) -> list[Any]:
+    """The secret keys, read before anything is fetched."""
+    return [] if delivery.identity is None else read_identities(delivery.identity)
+
+
 async def download_archive(holder: Holder, path: TinkerPath, delivery: Delivery) -> Path:
     """Fetch a checkpoint as the server packs it, into one file."""
+    if delivery.identity is not None:
+        raise InvalidInput("an archive is kept as it is: an identity decrypts unpacked files only")
     if os.path.lexists(delivery.destination) and not delivery.force:
         raise InvalidInput(f"{str(delivery.destination)!r} exists already")
     await holder.ready()
@@ -155,6 +171,33 @@ async def _fetch_files(links: _Links, destination: Path, delivery: Delivery) -> 
         _remove_if_empty(staging_for(destination))
 
 
+async def _fetch_encrypted(
+    links: _Links, destination: Path, delivery: Delivery, identities: list[Any]
+) -> Path:
+    """Fetch encrypted files into a hidden folder, decrypt and verify them, then rename it."""
+    if not any(name.endswith(ENCRYPTED_SUFFIX) for name in links.names):
+        raise InvalidInput("an identity was given, and the checkpoint has no encrypted file")
+    encrypted = destination.with_name(f".{destination.name}.encrypted")
+    await _fetch_files(links, encrypted, replace(delivery, force=True))
+    try:
+        await asyncio.to_thread(_decrypt, encrypted, identities)
+        await asyncio.to_thread(publish_directory, encrypted, destination, replace=delivery.force)
+    except OSError as error:
+        text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
+        raise DownloadError(text) from error
+    finally:
+        await asyncio.to_thread(shutil.rmtree, encrypted, ignore_errors=True)
+    return destination
+
+
+def _decrypt(folder: Path, identities: list[Any]) -> None:
+    try:
+        decrypt_directory(folder, identities)
+    except CheckpointError as error:
+        text = f"The checkpoint could not be decrypted: {error.message}"
+        raise DownloadError(text, hint=error.hint) from error
+
+
 # --- archives ---------------------------------------------------------------------------------
 
 
@@ -186,6 +229,8 @@ async def _unpack_into(holder: Holder, url: str, destination: Path, delivery: De
         await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
         await _unpack(archive, fresh, delivery.unpacked or (lambda *_: None))
         await asyncio.to_thread(_verify, fresh)
+        if identities := _identities(delivery):
+            await asyncio.to_thread(_decrypt, fresh, identities)
         await asyncio.to_thread(publish_directory, fresh, destination, replace=delivery.force)
         # Also parts of single files, if an earlier try was of that kind.
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)

@@ -83,15 +83,21 @@ class RestClient(RunsClient):
         extract: bool = True,
         progress: Callable[[int, int | None], None] | None = None,
         unpacked: Callable[[int, int | None], None] | None = None,
+        identity: str | Path | None = None,
     ) -> APIFuture[Path]:
         """Fetch a checkpoint's files into a new directory: resumed, verified, all or nothing.
 
         Without `extract` it comes as one archive, and `destination` is a file. `progress` hears of
-        bytes, `unpacked` of files out of an archive.
+        bytes, `unpacked` of files out of an archive. `identity` is an age identity file or an SSH
+        private key, and decrypts an encrypted checkpoint.
         """
         path = parse_tinker_path(tinker_path)
         delivery = Delivery(
-            destination=Path(destination), force=force, progress=progress, unpacked=unpacked
+            destination=Path(destination),
+            force=force,
+            progress=progress,
+            unpacked=unpacked,
+            identity=None if identity is None else Path(identity),
         )
         fetch = download_checkpoint if extract else download_archive
         return self.holder.start(fetch(self.holder, path, delivery))

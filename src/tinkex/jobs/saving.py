@@ -8,7 +8,7 @@ from dataclasses import replace
 from tinkex import clock, types
 from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.encryption import check_recipients, encrypt_directory
-from tinkex.checkpoint.manifest import write_manifest
+from tinkex.checkpoint.manifest import SERVER_MANIFEST_NAME, write_manifest
 from tinkex.errors import InvalidInput
 from tinkex.ids import TinkerPath, check_name
 from tinkex.jobs import payloads
@@ -100,9 +100,12 @@ def _write(
     bench.admit_checkpoint(run, counted)
     with new_directory(bench.home.checkpoint(job.id)) as directory:
         bench.engine.save(run.id, directory, with_optimizer=with_optimizer)
+        manifest = write_manifest(directory)
         if recipients:
+            # The manifest above is encrypted with the rest; the server checks what is on its disk.
             encrypt_directory(directory, recipients)
-        size_bytes = write_manifest(directory).total_bytes
+            manifest = write_manifest(directory, SERVER_MANIFEST_NAME)
+        size_bytes = manifest.total_bytes
         # Now that its size is known; if it is refused, the directory never appears.
         bench.admit_checkpoint(run, counted, size_bytes)
     bench.verified.remember(bench.home.checkpoint(job.id))

@@ -10,7 +10,7 @@ from pathlib import Path
 from tinkex import clock, types
 from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.disk import is_disk_full
-from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from tinkex.checkpoint.manifest import manifest_name, read_manifest
 from tinkex.errors import CheckpointError, StoreFull, UnprocessableEntityError
 from tinkex.ids import new_id
 from tinkex.server.checks import check_project
@@ -72,7 +72,7 @@ def _new_session(tenant_id: str, request: types.CopyWeightsRequest) -> Session:
 
 def copy_files(source: Path, target: Path) -> None:
     """Make a directory with the same files, which share their bytes where the disk can do that."""
-    names = [*read_manifest(source).files, MANIFEST_NAME]
+    names = [*read_manifest(source).files, manifest_name(source)]
     try:
         with new_directory(target) as scratch:
             for name in names:

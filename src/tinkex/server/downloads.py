@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Receive, Send
 
 from tinkex import clock
 from tinkex.checkpoint.archive import ArchivePlan, plan_archive, plan_file
-from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from tinkex.checkpoint.manifest import offered_names
 from tinkex.errors import CheckpointError, NotFoundError, TinkexError
 from tinkex.logs import get_logger
 from tinkex.server.call import Answer, Services, in_thread
@@ -127,7 +127,7 @@ def _plan(services: Services, place: Place) -> ArchivePlan:
 
 
 def _plan_file(directory: Path, name: str) -> ArchivePlan:
-    if name != MANIFEST_NAME and name not in read_manifest(directory).files:
+    if name not in offered_names(directory):
         raise NotFoundError(f"the checkpoint has no file {name!r:.200}")
     return plan_file(directory / name)
 

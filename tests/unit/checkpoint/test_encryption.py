@@ -10,7 +10,13 @@ from pathlib import Path
 import pyrage
 import pytest
 
-from tinkex.checkpoint.encryption import check_recipients, encrypt_directory
+from tinkex.checkpoint.encryption import (
+    check_recipients,
+    decrypt_directory,
+    encrypt_directory,
+    read_identities,
+)
+from tinkex.checkpoint.manifest import check_manifest, write_manifest
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 
 
@@ -94,3 +100,84 @@ def test_without_the_library_one_sentence_says_so(
     monkeypatch.setitem(sys.modules, "pyrage", None)
     with pytest.raises(ConfigError, match=r"need the package pyrage: .* install .*server"):
         encrypt_directory(directory, ["age1"])
+
+
+# --- decryption --------------------------------------------------------------------------------
+
+
+def test_decrypted_files_are_those_that_were_encrypted(directory: Path) -> None:
+    one = pyrage.x25519.Identity.generate()
+    write_manifest(directory)
+    clear = files(directory)
+    encrypt_directory(directory, [str(one.to_public())])
+    assert {name.rpartition(".")[2] for name in files(directory)} == {"age"}
+    decrypt_directory(directory, [one])
+    assert files(directory) == clear
+
+
+def test_a_file_that_the_decrypted_manifest_does_not_describe_is_refused(directory: Path) -> None:
+    one = pyrage.x25519.Identity.generate()
+    write_manifest(directory)
+    (directory / "weights").write_bytes(b"other numbers")
+    encrypt_directory(directory, [str(one.to_public())])
+    with pytest.raises(CheckpointError, match=r"'weights' of .* has 13 bytes, expected 70000"):
+        decrypt_directory(directory, [one])
+
+
+def test_a_file_in_the_clear_among_encrypted_ones_is_refused(directory: Path) -> None:
+    one = pyrage.x25519.Identity.generate()
+    write_manifest(directory)
+    encrypt_directory(directory, [str(one.to_public())])
+    (directory / ".server-manifest.json").write_text('{"files": {}}')
+    with pytest.raises(CheckpointError, match=r"'\.server-manifest\.json' is not encrypted"):
+        decrypt_directory(directory, [one])
+
+
+def test_the_manifest_of_an_older_server_is_replaced(directory: Path) -> None:
+    one = pyrage.x25519.Identity.generate()
+    clear = files(directory)
+    encrypt_directory(directory, [str(one.to_public())])
+    write_manifest(directory)
+    decrypt_directory(directory, [one])
+    assert check_manifest(directory).files.keys() == clear.keys()
+
+
+def test_a_wrong_identity_and_damage_name_the_file(directory: Path) -> None:
+    one, stranger = (pyrage.x25519.Identity.generate() for _ in range(2))
+    write_manifest(directory)
+    encrypt_directory(directory, [str(one.to_public())])
+    with pytest.raises(
+        CheckpointError, match=r"'manifest\.json\.age' cannot be decrypted"
+    ) as caught:
+        decrypt_directory(directory, [stranger])
+    assert "identity of one of the recipients" in (caught.value.hint or "")
+    content = bytearray((directory / "weights.age").read_bytes())
+    content[-1] ^= 1
+    (directory / "weights.age").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"'weights\.age' cannot be decrypted"):
+        decrypt_directory(directory, [one])
+
+
+def test_identities_are_read_as_age_keygen_writes_them(tmp_path: Path) -> None:
+    one, two = (pyrage.x25519.Identity.generate() for _ in range(2))
+    path = tmp_path / "key.txt"
+    path.write_text(f"# created: today\n# public key: {one.to_public()}\n{one}\n\n{two}\n")
+    found = [str(identity) for identity in read_identities(path)]
+    assert found == [str(one), str(two)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"# nothing\n", b"age1public", b"\xff\x00", b"-----BEGIN x"]
+)
+def test_a_file_without_an_identity_is_refused_without_its_content(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "key.txt"
+    path.write_bytes(content)
+    with pytest.raises(
+        InvalidInput, match=r"key\.txt' is neither an age identity file nor"
+    ) as caught:
+        read_identities(path)
+    assert "age-keygen" in (caught.value.hint or "")
+    with pytest.raises(InvalidInput, match="No such file"):
+        read_identities(tmp_path / "gone")

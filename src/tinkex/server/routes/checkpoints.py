@@ -6,7 +6,7 @@ from email.utils import format_datetime
 from typing import Any
 
 from tinkex import clock, types
-from tinkex.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from tinkex.checkpoint.manifest import offered_names
 from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
 from tinkex.lifetimes import check_ttl
 from tinkex.logs import get_logger
@@ -142,11 +142,11 @@ async def external_weights_urls(
     directory = services.home.checkpoint(checkpoint.id)
     # Here rather than with the first file: this answer carries the reason.
     await in_thread(services.verified.verify, directory, checkpoint.path)
-    manifest = await in_thread(read_manifest, directory)
+    names = await in_thread(offered_names, directory)
     expires = _expiry(services, checkpoint)
     urls = {
         name: _link(services, call, Place(Shelf.FILE, checkpoint.id, name), expires)
-        for name in (*manifest.files, MANIFEST_NAME)
+        for name in names
     }
     shown = moment(int(clock.to_wall(expires)))
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=shown)

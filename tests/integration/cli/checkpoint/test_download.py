@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
+import pyrage
 import pytest
 
 from tests.integration.cli.checkpoint.offers import (
@@ -178,3 +179,22 @@ def test_no_session_is_opened_for_what_does_not_exist(
 @pytest.mark.parametrize("path", ["weights/0001", "tinker://run", "tinker://run/other/x"])
 def test_a_path_that_is_none_is_refused_without_a_server(path: str, tinkex: Tinkex) -> None:
     assert "Invalid tinker path" in tinkex("checkpoint", "download", path).err
+
+
+def test_an_identity_decrypts_an_archive(scene: Scene, tinkex: Tinkex, place: Path) -> None:
+    identity = pyrage.x25519.Identity.generate()
+    listed = ADAPTER | {"manifest.json": manifest(ADAPTER)}
+    key_file = place / "key.txt"
+    key_file.write_text(str(identity))
+    locked = {
+        f"{name}.age": pyrage.encrypt(data, [identity.to_public()]) for name, data in listed.items()
+    }
+    offer_archive(scene.server, tar(locked))
+    words = ("checkpoint", "download", scene.training, "-o", str(place), "--identity")
+    assert tinkex(*words, str(key_file)).exit_code == 0
+    assert contents(folder_of(place, scene.training)) == listed
+    key_file.write_text("not a key")
+    refused = tinkex(*words, str(key_file), "--force")
+    assert refused.exit_code == 1
+    assert "is neither an age identity file nor an SSH private key" in refused.err
+    assert contents(folder_of(place, scene.training)) == listed

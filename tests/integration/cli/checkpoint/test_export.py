@@ -160,7 +160,7 @@ def test_what_is_no_adapter_is_refused(scene: Scene, tinkex: Tinkex, tmp_path: P
     offer_archive(scene.server, tar({f"{name}.age": data for name, data in ADAPTER.items()}))
     refused = tinkex(*words, "--json")
     assert "is encrypted" in refused.failure["message"]
-    assert "age -d" in refused.failure["hint"]
+    assert "--identity FILE" in refused.failure["hint"]
     assert not (tmp_path / "out").exists()
 
 

@@ -25,7 +25,7 @@ def check_adapter(folder: Path, path: str) -> None:
     if any(folder.glob("*.age")):
         raise CliError(
             f"{path} is encrypted",
-            "Download it, decrypt its files with `age -d`, and export that folder.",
+            "Run `tinkex checkpoint download --identity FILE` with it, and export that folder.",
         )
     has_weights = any((folder / name).is_file() for name in WEIGHTS_NAMES)
     if not has_weights or not (folder / CONFIG_NAME).is_file():

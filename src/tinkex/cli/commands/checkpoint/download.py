@@ -26,8 +26,22 @@ from tinkex.ids import TinkerPath, parse_tinker_path
 )
 @click.option("--force", is_flag=True, help="Replace it if it is there, once all has arrived.")
 @click.option("--no-extract", is_flag=True, help="Keep the server's archive as one file.")
+@click.option(
+    "-i",
+    "--identity",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Decrypt an encrypted checkpoint with this age identity file or SSH private key.",
+)
 @pass_context
-def download(context: Context, path: str, output: Path, force: bool, no_extract: bool) -> None:
+def download(
+    context: Context,
+    path: str,
+    output: Path,
+    force: bool,
+    no_extract: bool,
+    identity: Path | None,
+) -> None:
     """Download a checkpoint's files.
 
     PATH is its address, such as tinker://RUN_ID/weights/0001, and its folder is called
@@ -41,7 +55,7 @@ def download(context: Context, path: str, output: Path, force: bool, no_extract:
     name = folder_name(parse_tinker_path(path))
     destination = output / (f"{name}.tar" if no_extract else name)
     check_free(destination, force=force)
-    fetch(context, path, destination, force=force, extract=not no_extract)
+    fetch(context, path, destination, force=force, extract=not no_extract, identity=identity)
     show(context, CheckpointDownload(path, destination, Contents.of(destination)))
 
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinkex.cli.client import rest, service
 from tinkex.cli.context import Context
@@ -74,11 +74,13 @@ def fetch(
     force: bool = False,
     extract: bool = True,
     is_kept: bool = True,
+    identity: Path | None = None,
 ) -> None:
     """Download a checkpoint: into a folder, or as one archive; kept, if the caller keeps it."""
     try:
         with rest(context) as client:
-            _download(context, client, path, destination, force=force, extract=extract)
+            options = {"force": force, "extract": extract, "identity": identity}
+            _download(context, client, path, destination, options)
             return
     except APIStatusError as error:
         if not extract or not _may_be_exported(context, path, error):
@@ -95,16 +97,13 @@ def _download(
     client: RestClient,
     path: str,
     destination: Path,
-    *,
-    force: bool,
-    extract: bool = True,
+    options: Mapping[str, Any],
 ) -> None:
     with Phases(context) as phases:
         client.download_checkpoint(
             path,
             destination,
-            force=force,
-            extract=extract,
+            **options,
             progress=phases.received,
             unpacked=phases.unpacked,
         ).result()
@@ -144,7 +143,7 @@ def _fetch_exported(context: Context, path: str, destination: Path, *, force: bo
             copy = saving.result().path
         files = client.rest_client()
         try:
-            _download(context, files, copy, destination, force=force)
+            _download(context, files, copy, destination, {"force": force})
         finally:
             _delete(context, files, copy)
 
