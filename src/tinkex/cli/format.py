@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tinkex.cli.context import Screen
 
 UNKNOWN = "N/A"
+#: Words of keys that are not written with one capital.
+_SPELLINGS = {"id": "ID", "url": "URL", "pid": "PID", "lora": "LoRA"}
+_SPELLINGS |= {name: name for name in ("float32", "bfloat16")}
 _SPANS = (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60))
 #: A time further away than this is told by its date.
 _RELATIVE_SECONDS = 30 * 86400
@@ -86,6 +89,12 @@ def shortened(text: str, max_cells: int) -> str:
     cut = Text(plain_line(text))
     cut.truncate(max_cells, overflow="ellipsis")
     return cut.plain
+
+
+def property_name(key: str) -> str:
+    """A key of JSON as tables spell it: started_at is Started At, url is URL."""
+    words = key.replace("_", " ").split(" ")
+    return " ".join(_SPELLINGS.get(word) or word[:1].upper() + word[1:] for word in words)
 
 
 def plain_line(text: object) -> str:

@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
+#: Where the context of a command keeps the line about what it waits for.
+_WAITING = "tinkex.waiting"
+
+
 def tell(text: str) -> None:
     """Say one line about what is being done; a program that reads JSON hears of errors alone."""
     context = _current()
-    if not context.is_json:
+    if context.is_json:
+        return
+    ctx = click.get_current_context(silent=True)
+    shown: Waiting | None = None if ctx is None else ctx.meta.get(_WAITING)
+    with contextlib.nullcontext() if shown is None else shown.paused():
         click.echo(wrapped(text, context.stderr), err=True)
 
 
@@ -45,6 +53,9 @@ class Waiting:
         self._progress = make_waiting(self._context.stderr)
         self._progress.add_task(text, total=None)
         self._progress.start()
+        # Lines that are printed meanwhile must not run into this one.
+        if (ctx := click.get_current_context(silent=True)) is not None:
+            ctx.meta[_WAITING] = self
 
     def tell(self, text: str) -> None:
         """Print a line; one that ends in dots is what the command waits for next."""
@@ -53,6 +64,16 @@ class Waiting:
             return
         self.close()
         tell(text)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remove the line while something else is printed."""
+        if self._progress is None:
+            yield
+            return
+        self._progress.stop()
+        yield
+        self._progress.start()
 
     def close(self) -> None:
         """Remove the line from a terminal."""

@@ -123,3 +123,11 @@ def test_counts_in_messages_of_commands_are_written_by_one_helper() -> None:
         for match in _COUNT.finditer(path.read_text())
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [("started_at", "Started At"), ("url", "URL"), ("training_run_id", "Training Run ID")],
+)
+def test_properties_have_one_spelling(key: str, shown: str) -> None:
+    assert words.property_name(key) == shown

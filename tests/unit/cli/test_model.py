@@ -146,7 +146,7 @@ def test_tables_for_people(tmp_path: Path) -> None:
         "Place",
     ]
     assert "Problem" not in shown
-    assert "float32 bytes" in tinkex("info", "small").stdout
+    assert "float32 Bytes" in tinkex("info", "small").stdout
 
 
 def test_a_model_that_has_been_damaged_since_is_listed_with_its_problem(tmp_path: Path) -> None:

@@ -279,3 +279,13 @@ def test_what_is_kept_fits_and_importance_decides(
 
 def test_a_pipe_has_no_edge() -> None:
     assert fit([5000], [9], None).kept == (0,)
+
+
+def test_a_long_title_is_broken_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "Tokens from 2026-11-10 to 2026-11-17 UTC; 8 checkpoints stored, 16.8 MB"
+    rows = Rows([{"a": "1"}], {"a": Column("A")}, title)
+    lines = printed(capsys, rows, width=40, is_terminal=True).splitlines()
+    assert lines[:2] == [
+        "Tokens from 2026-11-10 to 2026-11-17",
+        "UTC; 8 checkpoints stored, 16.8 MB",
+    ]

@@ -79,6 +79,14 @@ def test_waiting_is_one_line_in_place_on_a_terminal(capsys: pytest.CaptureFixtur
     assert told.err.rpartition("\x1b[2K")[2] == "Saved.\n"
 
 
+def test_a_line_that_is_told_while_waiting_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with click.Context(click.Command("x"), obj=WATCHED), waiting("Loading ..."):
+        tell("This model has no chat template.")
+    written = capsys.readouterr().err
+    # The line before it was erased, and it ends with a line break of its own.
+    assert "\x1b[2KThis model has no chat template.\n" in written
+
+
 def test_waiting_is_plain_lines_elsewhere_and_nothing_beside_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

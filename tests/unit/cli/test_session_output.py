@@ -9,7 +9,7 @@ import pytest
 
 from tinkex import types
 from tinkex.cli.context import Screen
-from tinkex.cli.output.sessions import SessionInfo, SessionList, state_of
+from tinkex.cli.output.sessions import SessionInfo, SessionList, default_columns, state_of
 from tinkex.cli.output.usage import UsageRows, money
 from tinkex.cli.output.usage_summary import UsageSummary, summed
 
@@ -140,3 +140,10 @@ def test_money() -> None:
         "0.50",
         "1,234.50",
     ]
+
+
+def test_sessions_without_names_have_no_column_for_them() -> None:
+    assert "name" not in default_columns([{"session_id": "a"}])
+    assert "name" in default_columns(
+        [{"session_id": "a"}, {"session_id": "b", "display_name": "x"}]
+    )

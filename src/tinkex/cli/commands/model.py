@@ -11,6 +11,7 @@ import click
 from tinkex.cli.commands.serve_control import home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import needs_extra
+from tinkex.cli.format import property_name
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import Column, Facts, Rows, announce, show
 from tinkex.cli.progress import tell
@@ -185,7 +186,7 @@ def info(context: Context, home: Path | None, name: str) -> None:
     data = {key.replace(" ", "_"): value for key, value in facts.items()}
     data["tokenizer"] = folder.has_tokenizer
     rows = [
-        (key, f"{value:,}" if isinstance(value, int) else str(value))
+        (property_name(key), f"{value:,}" if isinstance(value, int) else str(value))
         for key, value in facts.items()
         if value is not None
     ]

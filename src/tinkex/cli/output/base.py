@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tinkex.cli.context import Context, Format, Screen
-from tinkex.cli.format import format_count, wrapped
+from tinkex.cli.format import format_count, property_name, wrapped
 from tinkex.cli.output.fitting import Column as Column
 
 
@@ -57,7 +57,9 @@ class Facts(Output):
         """`rows` are the properties as people read them; without them, `data` as it is."""
         self._data = dict(data)
         known = ((key, value) for key, value in self._data.items() if value is not None)
-        self._rows = rows if rows is not None else [(key, str(value)) for key, value in known]
+        self._rows = (
+            rows if rows is not None else [(property_name(key), str(value)) for key, value in known]
+        )
         self._title = title
 
     def to_dict(self) -> dict[str, Any]:

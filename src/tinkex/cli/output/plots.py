@@ -13,7 +13,7 @@ import click
 
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.errors import CliError
-from tinkex.cli.format import format_count, plain_line
+from tinkex.cli.format import format_count, plain_line, wrapped
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.drawing import draw_lines
 from tinkex.cli.output.watching import speed_of
@@ -100,7 +100,8 @@ class Plot(Output):
             return
         width = (screen.width if screen is not None else None) or 80
         lines = draw_lines(self.points, width, HEIGHT, is_unicode=self._is_unicode)
-        click.echo("\n".join([plain_line(self.title()), *lines]))
+        title = wrapped(plain_line(self.title()), screen or Screen())
+        click.echo("\n".join([title, *lines]))
 
     def write(self, path: Path) -> None:
         """Write a file of the kind that its name says, whole or not at all."""

@@ -48,6 +48,12 @@ SESSION_COLUMNS = {
 DEFAULT_SESSION_COLUMNS = ("id", "name", "status", "created", "checkpoints", "storage")
 
 
+def default_columns(sessions: Sequence[Session]) -> tuple[str, ...]:
+    """The columns that say something about these sessions."""
+    is_named = any(session.get("display_name") for session in sessions)
+    return tuple(name for name in DEFAULT_SESSION_COLUMNS if is_named or name != "name")
+
+
 def state_of(session: Session) -> str:
     """A session's state in a word or two."""
     status = session.get("status") or {}
@@ -72,7 +78,7 @@ class SessionList(Output):
         """Columns that were asked for by name are all shown, however narrow the screen."""
         self._sessions = sessions
         self._has_more = has_more
-        self._names = tuple(columns or DEFAULT_SESSION_COLUMNS)
+        self._names = tuple(columns or default_columns(sessions))
         self._is_chosen = columns is not None
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinkex.cli.context import Screen
-from tinkex.cli.format import plain_line
+from tinkex.cli.format import plain_line, wrapped
 from tinkex.cli.output.fitting import SHORT, Column, fit, table_width
 
 #: Wider than any row; a pipe or a file has no edge.
@@ -47,7 +47,7 @@ def print_list(
         max(cell_len(column.heading), *(cell_len(row[i]) for row in cells))
         for i, column in enumerate(columns)
     ]
-    _title(console, title)
+    _title(console, title, screen)
     layout = fit(widths, [column.rank for column in columns], screen.width)
     headings = [column.heading for column in columns]
     if not layout.is_table:
@@ -68,7 +68,7 @@ def print_facts(rows: Sequence[Sequence[str]], title: str | None, screen: Screen
     console = console_for(screen)
     cells = [(plain_line(name), plain_line(value)) for name, value in rows]
     names = max((cell_len(name) for name, _ in cells), default=0)
-    _title(console, title)
+    _title(console, title, screen)
     if screen.width is not None and table_width([names, _LEAST_VALUE]) > screen.width:
         for name, value in cells:
             _line(console, Text.assemble((f"{name}: ", "bold"), value))
@@ -81,10 +81,10 @@ def print_facts(rows: Sequence[Sequence[str]], title: str | None, screen: Screen
     console.print(table)
 
 
-def _title(console: Console, title: str | None) -> None:
+def _title(console: Console, title: str | None, screen: Screen) -> None:
     # Not the table's own title, which is broken at the table's width and filled with spaces.
     if title:
-        _line(console, Text(plain_line(title), style="bold"))
+        _line(console, Text(wrapped(plain_line(title), screen), style="bold"))
 
 
 def _print_blocks(

@@ -96,9 +96,9 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         ("Steps", f"{result.step} of {result.total}"),
         ("Loss", format_metric(result.loss)),
         *((name, format_metric(value)) for name, value in result.metrics.items()),
-        ("Training state", result.state_path or "-"),
-        ("Sampler weights", result.sampler_path or "-"),
-        ("Run directory", str(result.run_dir)),
+        ("Training State", result.state_path or "-"),
+        ("Sampler Weights", result.sampler_path or "-"),
+        ("Run Directory", str(result.run_dir)),
     ]
     for sample in result.samples:
         rows += [("Prompt", plain_line(sample.prompt)), ("Answer", plain_line(sample.text))]
