@@ -58,7 +58,7 @@ DEFAULT_RUN_COLUMNS = ("id", "name", "status", "step", "metrics", "updated", "mo
 #: For servers that do not report the state of a run.
 OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
 #: A terminal with so many columns has room for whole ids.
-_WIDE = 120
+_WIDE = 140
 _SHORT_SESSION = 8
 #: How long a name may be in a list on a narrow terminal, and on a wide one.
 _NAME_CELLS, _WIDE_NAME_CELLS = 20, 40
