@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ class Outcome(NamedTuple):
 
 def main() -> int:
     """Run the rounds; the status is 1 if a test failed."""
+    # A shell that starts this in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = parsed()
     files = process_tests(options.paths or RINGS)
     if not files:
@@ -50,10 +53,11 @@ def main() -> int:
     num_runs = num_failures = 0
     for number in range(1, options.rounds + 1):
         outcomes = run_round(number, files, logs / f"round-{number:02}", options.jobs, ends_at)
-        num_runs += len(outcomes)
-        for failure, log in [(each, one.log) for one in outcomes for each in one.failures]:
-            num_failures += 1
+        failures = [(each, outcome.log) for outcome in outcomes for each in outcome.failures]
+        for failure, log in failures:
             print(f"round {number}: {failure}: {log}", flush=True)
+        print(f"round {number}: {len(outcomes)} files, {len(failures)} failures", flush=True)
+        num_runs, num_failures = num_runs + len(outcomes), num_failures + len(failures)
         if time.monotonic() > ends_at:
             print(f"the time limit of {options.minutes:g} minutes ended round {number}")
             break
@@ -68,7 +72,11 @@ def run_round(
     folder.mkdir(parents=True, exist_ok=True)
     with busy_cores(is_busy_round(number)), ThreadPoolExecutor(num_jobs) as pool:
         runs = [pool.submit(run_file, file, folder, ends_at) for file in files]
-        return [outcome for run in runs if (outcome := run.result()) is not None]
+        try:
+            return [outcome for run in runs if (outcome := run.result()) is not None]
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def parsed() -> argparse.Namespace:
