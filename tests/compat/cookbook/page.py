@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.compat.cookbook.recipes import HIGH, NOT_RUN, RECIPES
+from tests.compat.cookbook.recipes import EARNED, HIGH, NOT_RUN, RECIPES
 from tests.compat.cookbook.running import UTILITIES
 from tests.compat.page import Column, mark
 from tests.compat.results import DEFECT
@@ -18,8 +18,9 @@ served under the name of a model that the cookbook has a renderer for. The datas
 are replaced by small ones of the same layout, in a folder of the same name in the working
 directory, which `datasets` prefers to the hub. A recipe passes if it ends by itself and its figure
 does what the table says. RL recipes start from the weights of `chat_sl`, which teaches the layout
-in which they expect an answer. One column is `tinker` {COOKBOOK_SDK}; the other is tinkex in its
-place (`python -m tinkex.as_tinker`).
+in which they expect an answer; the distillation starts from an early checkpoint of it, and the last
+one is its teacher. One column is `tinker` {COOKBOOK_SDK}; the other is tinkex in its place
+(`python -m tinkex.as_tinker`).
 """
 FIGURES = """\
 `make compat` prints the figures and the errors of recipes that fail; they differ from run to run.
@@ -28,7 +29,12 @@ LIMIT = "cookbook"
 LIMITS = f"""\
 "{LIMIT}": the cookbook itself cannot do this, for these reasons:
 """
-RULES = {"falls": "falls", "is_high": f"reaches {HIGH}", "is_there": "is reported"}
+RULES = {
+    "falls": "falls",
+    "is_high": f"reaches {HIGH}",
+    "is_earned": f"reaches {EARNED}",
+    "is_there": "is reported",
+}
 OWN_WEIGHTS = "a model that it trains for some steps; the result has to give the same log-probs"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.compat.cookbook.page import cookbook_section
-from tests.compat.cookbook.recipes import RECIPES, falls, is_high
+from tests.compat.cookbook.recipes import RECIPES, falls, is_earned, is_high
 from tests.compat.cookbook.running import LIMITS, UTILITIES
 from tests.compat.page import by_name
 from tests.compat.results import DEFECT, FAIL, PASS, Outcome
@@ -17,6 +17,7 @@ from tests.compat.results import DEFECT, FAIL, PASS, Outcome
 )
 def test_a_reward_is_high_if_its_second_half_is(values: list[float], expected: bool) -> None:
     assert is_high(values) is expected
+    assert is_earned([each / 5 for each in values]) is expected
 
 
 @pytest.mark.parametrize(("values", "expected"), [([1.0], False), ([1, 2], False), ([2, 1], True)])
