@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 from tinkex.errors import InvalidInput
+from tinkex.installation import install_command
 
 #: Gated models whose names begin like this, and a free copy of their tokenizer.
 MIRRORS: Mapping[str, str] = MappingProxyType(
@@ -34,10 +35,6 @@ MAX_CACHED = 32
 #: How long the hub may take to say that it is there.
 _HUB_SECONDS = 5.0
 
-_HINT = (
-    "Install tinkex[text], go online once to fill the cache, "
-    "or name a local folder that has a tokenizer.json."
-)
 _LOCAL = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
 
 Loader = Callable[[str], object]
@@ -144,7 +141,11 @@ def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tok
     except Exception as error:  # tokenizers raises plain Exception, a loader may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"Failed to load tokenizer {tokenizer_id!r}: {reason}"
-        raise InvalidInput(message, hint=_HINT) from error
+        hint = (
+            f"Run `{install_command('text')}`, go online once to fill the cache, or name a local "
+            "folder that has a tokenizer.json."
+        )
+        raise InvalidInput(message, hint=hint) from error
     if not isinstance(found, Tokenizer):
         raise InvalidInput(
             f"Failed to load tokenizer {tokenizer_id!r}: "

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 
 from tinkex.errors import InvalidInput
+from tinkex.installation import install_command
 from tinkex.text import (
     PINNED_REVISIONS,
     Tokenizer,
@@ -140,7 +141,7 @@ def test_a_hub_name_without_transformers_says_what_to_install() -> None:
         load_tokenizer("no/such-model")
     assert "transformers is not installed" in caught.value.message
     assert caught.value.hint is not None
-    assert "tinkex[text]" in caught.value.hint
+    assert install_command("text") in caught.value.hint
 
 
 def test_a_missing_folder_fails_at_once(tmp_path: Path) -> None:

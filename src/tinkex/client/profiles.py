@@ -74,10 +74,16 @@ def read_profiles(path: Path) -> ProfilesFile:
     except FileNotFoundError:
         return ProfilesFile(path=path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}",
+            hint=f"Make it a file that you may read (`chmod u+r {path}`), or move it away.",
+        ) from error
     except ValueError as error:
         # The reason could quote the file, and the file holds keys.
-        raise ConfigError(f"{path} is no TOML file; {_SHAPE}") from error
+        raise ConfigError(
+            f"{path} is not a valid TOML file; {_SHAPE}",
+            hint="Correct it, or move it away and add profiles with `tinkex auth login --profile`.",
+        ) from error
     default, tables = raw.get("default_profile"), raw.get("profiles", {})
     if not isinstance(default, str | None) or not isinstance(tables, dict):
         raise ConfigError(f"{path} has no profiles; {_SHAPE}")

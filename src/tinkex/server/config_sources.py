@@ -64,7 +64,10 @@ def from_file(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"the settings in {path} cannot be read: {reason}") from error
+        raise ConfigError(
+            f"the settings in {path} cannot be read: {reason}",
+            hint="Name another file, or make this one readable for the user of the server.",
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from error
     for name in content:

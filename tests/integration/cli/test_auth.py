@@ -191,7 +191,7 @@ def test_a_file_behind_a_link_and_one_that_is_wrong(
     assert KEY in (tmp_path / "dotfiles.toml").read_text()
     file.write_text("not = toml = at all")
     refused = tinkex("auth", "login", "--base-url", guarded.url, "--api-key", KEY)
-    assert (refused.exit_code, "is no TOML file" in refused.err) == (1, True)
+    assert (refused.exit_code, "is not a valid TOML file" in refused.err) == (1, True)
     assert file.read_text() == "not = toml = at all"
 
 

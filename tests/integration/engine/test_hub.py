@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -126,6 +127,16 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     server.fetched.clear()
     assert unreachable(cache).find(MODEL) == found
     assert unreachable(cache).cached(MODEL) == found
+    assert server.fetched == []
+
+
+def test_a_model_larger_than_the_free_disk_is_not_downloaded(
+    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = little()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(UnusableModel, match=f"'{MODEL}' has .* and 10 B are free in"):
+        Hub(server.url, cache).find(MODEL)
     assert server.fetched == []
 
 

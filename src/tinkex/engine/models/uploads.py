@@ -29,6 +29,8 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tinkex.errors import ConfigError, InvalidInput, TinkexError
 
 _LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
+#: How much of a repository's page is searched for its origin, which stands at the top.
+MAX_PAGE_CHARACTERS = 2**20
 _ORIGIN = re.compile(r"tinker://[^\s`\"']+")
 #: What the hub's library raises when no answer comes; its name depends on the version.
 _NETWORK: type[Exception] = HfHubHTTPError.__mro__[1]
@@ -110,7 +112,8 @@ class Uploader:
                 raise error.__cause__ or error from None
             except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
                 return None
-            found = _ORIGIN.search(Path(str(page)).read_text(encoding="utf-8", errors="replace"))
+            with Path(str(page)).open(encoding="utf-8", errors="replace") as file:
+                found = _ORIGIN.search(file.read(MAX_PAGE_CHARACTERS))
             return found[0] if found else None
 
     def push(self, push: Push) -> Pushed:
