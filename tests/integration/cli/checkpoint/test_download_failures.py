@@ -28,7 +28,8 @@ from tests.integration.cli.checkpoint.offers import (
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import PATIENCE, Connect, eventually
 from tinkex.client import archive as disk
-from tinkex.client import checkout, download
+from tinkex.client import checkout, transfer
+from tinkex.client.partial_file import PartialFile
 from tinkex.client.retry import RetryPolicy
 from tinkex.errors import DownloadError
 from tinkex.testing import Fault
@@ -38,7 +39,7 @@ from tinkex.testing.calls import Call
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that breaks is tried again at once."""
-    monkeypatch.setattr(download, "_WAITS", RetryPolicy(first_wait_seconds=0.001))
+    monkeypatch.setattr(transfer, "_WAITS", RetryPolicy(first_wait_seconds=0.001))
 
 
 def is_weights(call: Call) -> bool:
@@ -171,12 +172,12 @@ def test_a_full_disk_is_said_and_the_rest_comes_later(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_room(part: disk.Part, block: bytes) -> None:
+    def no_room(part: PartialFile, block: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     words = ("checkpoint", "download", external, "-o", str(place))
     with monkeypatch.context() as patched:
-        patched.setattr(disk.Part, "append", no_room)
+        patched.setattr(PartialFile, "append", no_room)
         failed = tinkex(*words)
     assert failed.exit_code == 1
     assert "the disk is full" in failed.err
