@@ -14,6 +14,11 @@ from collections.abc import Callable
 #: Connections and requests that start in one turn of the loop; each costs less than a millisecond.
 STARTS_PER_TURN = 2
 
+#: A peer with more starts than this waiting has its newest served first. It is sending faster than
+#: it can be served, and its oldest starts would time out at the clients anyway; a new client at the
+#: same address does not have to wait behind them.
+MAX_IN_ORDER = 64
+
 Start = Callable[[], None]
 
 
@@ -59,10 +64,10 @@ class FairTurns:
             self._schedule()
 
     def _pop(self) -> Start:
-        """The oldest start of the next peer, which then goes to the end of the line."""
+        """The oldest start of the next peer, which then moves to the end of the round."""
         peer = next(iter(self._queues))
         queue = self._queues.pop(peer)
-        start = queue.popleft()
+        start = queue.popleft() if len(queue) <= MAX_IN_ORDER else queue.pop()
         self._num_waiting -= 1
         if queue:
             self._queues[peer] = queue

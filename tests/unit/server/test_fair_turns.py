@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tinkex.server.fair_turns import FairTurns
+from tinkex.server.fair_turns import MAX_IN_ORDER, FairTurns
 
 
 async def next_turn() -> None:
@@ -39,6 +39,17 @@ async def test_each_turn_starts_so_many_and_no_more_until_none_wait() -> None:
     assert counts == [3, 6, 8, 8]
     assert started == list(range(8))
     assert len(turns) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_queue_that_is_too_long_is_served_newest_first() -> None:
+    turns, started = FairTurns(1), list[int]()
+    for number in range(MAX_IN_ORDER + 4):
+        turns.submit("peer", partial(started.append, number))
+    while turns:
+        await next_turn()
+    newest = [MAX_IN_ORDER + 3, MAX_IN_ORDER + 2, MAX_IN_ORDER + 1]
+    assert started == [0, *newest, *range(1, MAX_IN_ORDER + 1)]
 
 
 @pytest.mark.asyncio
