@@ -18,7 +18,7 @@ MIN_SHARED_TOKENS = 64
 #: A tenant with more sequences than this has the others' turns taken without them.
 MAX_LIGHT_SEQUENCES = 4
 #: How much time those with few sequences get for themselves, per time of a step of all.
-LIGHT_SHARE = 2.0
+LIGHT_SHARE = 4.0
 #: Of the places for sequences, the share that others are given beyond the limit to begin at once.
 RESERVE_SHARE = 8
 
@@ -73,8 +73,8 @@ def num_places(max_sequences: int, num_held: int, num_own: int) -> int:
 class LightTurns:
     """Shares time between tenants with few sequences and those with many.
 
-    A step takes longer the more sequences it has. Steps of all alternate with steps of the few
-    alone, which get twice the time, so that the many slow them down by half and no more.
+    A step takes longer the more sequences it has. Steps of all tenants alternate with steps of
+    the light ones alone, which get LIGHT_SHARE times as much time.
     """
 
     def __init__(self) -> None:

@@ -102,7 +102,7 @@ def test_only_who_has_no_place_gets_one_beyond_the_limit(limit: int, held: int, 
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=50), st.floats(0.001, 0.1))
-def test_those_with_few_sequences_get_twice_the_time_for_themselves(
+def test_tenants_with_few_sequences_get_their_share_of_the_time(
     full: list[float], light: float
 ) -> None:
     turns, spent = LightTurns(), {True: 0.0, False: 0.0}
