@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinkex.cli.context import Context
@@ -42,18 +43,23 @@ def config_of(context: Context, **settings: Any) -> Config:
 
 
 @contextlib.contextmanager
-def service(context: Context, **settings: Any) -> Iterator[ServiceClient]:
-    """A service client, closed at the end whatever happens; the server is told how it ended."""
+def service(
+    context: Context, *, needs_worker: bool = True, **settings: Any
+) -> Iterator[ServiceClient]:
+    """A service client, closed at the end whatever happens; the server is told how it ended.
+
+    A local server that is started for a client without need of the worker starts that on demand.
+    """
     config = config_of(context, **settings)
-    make = context.make_service or _service
+    make = context.make_service or partial(_service, needs_worker=needs_worker)
     with make(config) as client:
         yield client
 
 
 @contextlib.contextmanager
-def rest(context: Context, **settings: Any) -> Iterator[RestClient]:
+def rest(context: Context, *, needs_worker: bool = False, **settings: Any) -> Iterator[RestClient]:
     """A client that looks at and manages what is on the server; it opens no session."""
-    with service(context, **_BRIEF | settings) as client:
+    with service(context, needs_worker=needs_worker, **_BRIEF | settings) as client:
         yield client.rest_client()
 
 
@@ -66,11 +72,12 @@ def admin(context: Context, **settings: Any) -> Iterator[AdminClient]:
         yield AdminClient(client.holder)
 
 
-def _service(config: Config) -> ServiceClient:
+def _service(config: Config, *, needs_worker: bool) -> ServiceClient:
     with _explained():
+        from tinkex.client.local import with_local_server
         from tinkex.client.service import ServiceClient
 
-    return ServiceClient(config=config)
+    return ServiceClient(config=with_local_server(config, needs_worker=needs_worker))
 
 
 @contextlib.contextmanager

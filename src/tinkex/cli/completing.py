@@ -71,8 +71,7 @@ def _ask(context: Context, search: Search, incomplete: str) -> Sequence[Found]:
         # Completion must not start a server.
         return ()
     known = context._replace(base_url=access.base_url, api_key=access.key or context.api_key)
-    limits = {"max_retries": 0, "outage_seconds": 0.1, "timeout_seconds": DEADLINE_SECONDS}
-    with rest(known, **limits) as client:
+    with rest(known, max_retries=0, outage_seconds=0.1, timeout_seconds=DEADLINE_SECONDS) as client:
         return search(client, incomplete)
 
 

@@ -74,13 +74,18 @@ def resolve_path(client: RestClient, text: str, segment: Segment | None = None) 
     return str(path._replace(run_id=resolve_run(client, path.run_id)))
 
 
-def full_path(context: Context, text: str, segment: Segment | None = None) -> str:
-    """The same as resolve_path(); asks the server only if something is shortened."""
+def full_path(
+    context: Context, text: str, segment: Segment | None = None, *, needs_worker: bool = False
+) -> str:
+    """The same as resolve_path(); asks the server only if something is shortened.
+
+    A command that trains or samples next needs the worker: a local server then starts it at once.
+    """
     if text != LATEST and not text.startswith(SCHEME):
         return text
     if text.startswith(SCHEME) and _RUN_ID.fullmatch(parse_tinker_path(text).run_id):
         return text
-    with rest(context) as client:
+    with rest(context, needs_worker=needs_worker) as client:
         return resolve_path(client, text, segment)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -47,30 +48,31 @@ class LocalServer:
     key: str = field(repr=False)
 
 
-def with_local_server(config: Config) -> Config:
+def with_local_server(config: Config, *, needs_worker: bool = True) -> Config:
     """The config; one that names neither a server nor a key gets those of this machine's server.
 
-    That server is started if it does not run, which blocks for a second or two.
+    That server is started if it does not run, which blocks for a second or two. Its worker starts
+    with the first work if the caller does not need it.
     """
     if config.local_home is None or config.api_key or sys.platform == "win32":
         return config
     if find_credential(None, config.environment) is not None:
         return config
     home = Home(config.local_home)
-    server = ensure_server(home)
+    server = ensure_server(home, needs_worker=needs_worker)
     return config.evolve(
         base_url=server.url, api_key=server.key, key_source=str(home.key_file), local_home=None
     )
 
 
-def ensure_server(home: Home) -> LocalServer:
+def ensure_server(home: Home, *, needs_worker: bool = True) -> LocalServer:
     """The server of a home. Whoever asks while it is being started waits for the same one."""
     state = find_server(home)
-    if state is None:
+    if state is None or (needs_worker and state.bell is not None):
         home.make()
         progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
         with _explained(home), contextlib.closing(progress), _starting(home, progress):
-            state = find_server(home) or _start(home, progress)
+            state = _start(home, progress, needs_worker=needs_worker)
     # It could be about to stop because nobody asks: now somebody does.
     with contextlib.suppress(OSError):
         os.utime(home.activity_file)
@@ -122,22 +124,42 @@ def _starting(home: Home, progress: _Progress) -> Iterator[None]:
         yield
 
 
-def _start(home: Home, progress: _Progress) -> ServerState:
-    _check_installed(home)
-    before = _log_size(home)
-    process = _launch(home)
+def _start(home: Home, progress: _Progress, *, needs_worker: bool) -> ServerState:
+    """Start a server unless one runs, and the worker of one that runs without."""
+    process: subprocess.Popen[bytes] | None = None
+    before, rung = 0, None
     ends_at = time.monotonic() + START_SECONDS
     while True:
         state = find_server(home)
-        if state is not None:
+        if state is not None and (state.bell is None or not needs_worker):
             return state
+        if state is not None and state.bell != rung:
+            rung = state.bell
+            _ring(state)
+        elif state is None and process is None and not _is_held(home):
+            _check_installed(home)
+            before = _log_size(home)
+            process = _launch(home, needs_worker=needs_worker)
         # Somebody else's server may have the home already, and be about to answer.
-        if process.returncode is not None and lock_holder(home) is None:
+        elif process and process.returncode is not None and lock_holder(home) is None:
             raise _failed(home, before, f"ended with exit code {process.returncode}")
         if time.monotonic() > ends_at:
             raise _failed(home, before, f"does not answer after {START_SECONDS:g} s")
         progress.tell()
         time.sleep(_LOOK_SECONDS)
+
+
+def _is_held(home: Home) -> bool:
+    """Whether a server has the home: it is about to answer, or to end."""
+    holder = lock_holder(home)
+    return holder is not None and holder.is_alive
+
+
+def _ring(state: ServerState) -> None:
+    """Have the worker of a server started."""
+    host, _, port = (state.bell or "").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ringing:
+        ringing.sendto(b"look", (host, int(port)))
 
 
 def _check_installed(home: Home) -> None:
@@ -154,8 +176,9 @@ def _check_installed(home: Home) -> None:
     )
 
 
-def _launch(home: Home) -> subprocess.Popen[bytes]:
+def _launch(home: Home, *, needs_worker: bool) -> subprocess.Popen[bytes]:
     """Start a server that outlives this process."""
+    on_demand = {} if needs_worker else {"TINKEX_WORKER_ON_DEMAND": "true"}
     flags = ("--host", "127.0.0.1", "--port", "0", "--idle-stop", str(IDLE_STOP_SECONDS))
     with home.log_file.open("ab") as log:
         process = subprocess.Popen(
@@ -164,6 +187,7 @@ def _launch(home: Home) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=home.root,
+            env={**os.environ, **on_demand},
             start_new_session=True,
         )
     # Waits for its end, should that come before ours: a dead child that nobody waits for stays.

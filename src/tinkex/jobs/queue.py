@@ -172,6 +172,10 @@ class JobQueue:
             self._worker.ring([CANCEL_MARK + request_id])
             self._waiting.ring([request_id])
 
+    def wake_worker(self) -> None:
+        """Have the worker look for what it should do, jobs or not."""
+        self._worker.ring()
+
     def close(self) -> None:
         """Give back what is held."""
         self._worker.close()

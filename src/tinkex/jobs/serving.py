@@ -14,21 +14,30 @@ from tinkex.store.database import Connection, Database
 LOG = get_logger(__name__)
 #: The name of the setting that holds them.
 SETTING = "base_models"
+#: The name of the setting that tells which settings of the server they were published for.
+SOURCE_SETTING = "base_models_source"
 
 
 class ServedModels:
     """Publishes the base models of an engine, again whenever their list has changed."""
 
-    def __init__(self, engine: Engine, database: Database, refresh: Callable[[], bool]) -> None:
-        """`refresh` updates the engine's base models and returns whether they changed."""
+    def __init__(
+        self, engine: Engine, database: Database, refresh: Callable[[], bool], source: str = ""
+    ) -> None:
+        """`refresh` updates the engine's base models and returns whether they changed.
+
+        `source` identifies the settings that name the base models.
+        """
         self._engine = engine
         self._database = database
         self._refresh = refresh
+        self._source = source
         self._is_stale = False
 
     def publish(self, db: Connection) -> None:
         """Write down what the engine serves now."""
         settings.put(db, SETTING, [asdict(model) for model in self._engine.base_models()])
+        settings.put(db, SOURCE_SETTING, self._source)
 
     def follow(self) -> None:
         """Refresh the engine's models; publish them if they changed, now or when the store can."""

@@ -74,10 +74,11 @@ class Worker:
         home: Home,
         config: WorkerConfig,
         refresh_models: Callable[[], bool] = lambda: False,
+        models_source: str = "",
     ) -> None:
         self._config = config
         self._database = database
-        self._served = ServedModels(engine, database, refresh_models)
+        self._served = ServedModels(engine, database, refresh_models, models_source)
         self._bench = Bench(
             engine, database, home, quotas=config.quotas, kept_unnamed=config.kept_unnamed
         )

@@ -40,7 +40,7 @@ class Role:
 class Child:
     """One process, whichever pid it has at the moment."""
 
-    def __init__(self, role: Role, policy: RestartPolicy) -> None:
+    def __init__(self, role: Role, policy: RestartPolicy, *, starts_at_once: bool = True) -> None:
         self.role = role
         self.was_ready = False
         """Set when the server has been ready once: from then on nothing is hopeless."""
@@ -49,9 +49,17 @@ class Child:
         self._num_quick_deaths = 0
         self._num_failures = 0
         self._stopping = asyncio.Event()
+        self._begun = asyncio.Event()
+        if starts_at_once:
+            self.begin()
+
+    def begin(self) -> None:
+        """Let `keep` start the process."""
+        self._begun.set()
 
     async def keep(self) -> None:
         """Run the process again and again until `stop`; raises if it cannot even start."""
+        await self._begun.wait()
         while not self._stopping.is_set():
             started_at = time.monotonic()
             exit_code, pid = await self._run()
@@ -142,13 +150,16 @@ class Child:
 
     def stop(self) -> None:
         """Ask the process to end, and start it no more."""
-        self._stopping.set()
-        self._send(signal.SIGTERM)
+        self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         """End the process by force, and start it no more."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
         self._stopping.set()
-        self._send(signal.SIGKILL)
+        self._begun.set()
+        self._send(number)
 
     @property
     def pid(self) -> int:

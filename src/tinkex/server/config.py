@@ -91,6 +91,9 @@ class ServerConfig:
     """What is said on stderr: debug, info, warning or error."""
     idle_stop_seconds: float = 0.0
     """Stop after so long without a request; 0 runs for ever."""
+    worker_on_demand: bool = False
+    """Start the worker, which loads PyTorch, with the first work instead of at once. A server that
+    a command starts only to read from it does so."""
     stop_seconds: float = 30.0
     """How long a stopping server lets its processes finish before it ends them."""
 

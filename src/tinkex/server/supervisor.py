@@ -2,7 +2,7 @@
 
     supervisor   takes the home, makes the store and the first key, holds the listening socket
     ├── api      answers HTTP; any number, they share the socket
-    └── worker   owns the engine; one
+    └── worker   owns the engine; one, which may wait for the first work before it starts
 
 It computes nothing and answers nothing itself, so nothing that happens there can take it down.
 """
@@ -34,6 +34,7 @@ from tinkex.server.home_lock import HomeLock
 from tinkex.server.idleness import Idleness
 from tinkex.server.keys_file import prepare_keys
 from tinkex.server.listening import listen, raise_descriptor_limit, url_of
+from tinkex.server.on_demand import StandIn, open_stand_in
 from tinkex.server.restarts import RestartPolicy
 from tinkex.server.threads import num_cores, worker_variables
 from tinkex.server.wiring import open_store
@@ -99,7 +100,12 @@ class Supervisor:
         self._lock = lock
         self._listener = listener
         self._url = url_of(listener)
-        self._children = [Child(role, RestartPolicy()) for role in roles(config, lock, listener)]
+        self._stand_in: StandIn | None = None
+        *answering, worker = roles(config, lock, listener)
+        if config.worker_on_demand:
+            self._stand_in = open_stand_in(config)
+        self._worker = Child(worker, RestartPolicy(), starts_at_once=self._stand_in is None)
+        self._children = [*(Child(role, RestartPolicy()) for role in answering), self._worker]
         self._stopping = asyncio.Event()
         self._num_signals = 0
 
@@ -123,11 +129,17 @@ class Supervisor:
             watcher.cancel()
             guard.cancel()
             await self._stop(keepers)
+            if self._stand_in is not None:
+                self._stand_in.close()
 
     async def _watch(self) -> None:
-        await self._announce()
+        state = await self._announce()
+        duties = []
+        if self._stand_in is not None:
+            duties.append(self._start_worker_on_demand(self._stand_in, state))
         if self._config.idle_stop_seconds > 0:
-            await self._stop_when_idle()
+            duties.append(self._stop_when_idle())
+        await asyncio.gather(*duties)
 
     async def _guard(self) -> None:
         """End when the home is gone: what is promised in files that nobody finds is lost."""
@@ -140,8 +152,8 @@ class Supervisor:
 
     # --- the beginning ------------------------------------------------------------------------
 
-    async def _announce(self) -> None:
-        """Say where the server is, once it answers and a worker is there."""
+    async def _announce(self) -> ServerState:
+        """Say where the server is, once it answers and a worker, or its stand-in, is there."""
         await self._answers(HEALTH_PATH, 200)
         # Nobody wants to be told "ready" by a server that knows no model yet.
         await self._answers(READY_PATH, 200, 404)
@@ -151,11 +163,25 @@ class Supervisor:
             version=package_version(),
             started_at=clock.now(),
             log=_log_of(self._home),
+            bell=self._stand_in.bell if self._stand_in is not None else None,
         )
-        write_file(self._home.state_file, msgspec.json.encode(state))
+        self._publish(state)
         for child in self._children:
-            child.was_ready = True
+            child.was_ready = child is not self._worker or self._stand_in is None
         self._tell(state)
+        return state
+
+    def _publish(self, state: ServerState) -> None:
+        write_file(self._home.state_file, msgspec.json.encode(state))
+
+    async def _start_worker_on_demand(self, stand_in: StandIn, state: ServerState) -> None:
+        await stand_in.wait_for_work()
+        LOG.info("there is work: the worker starts")
+        stand_in.close()
+        self._worker.begin()
+        await self._answers(READY_PATH, 200, 404)
+        self._worker.was_ready = True
+        self._publish(msgspec.structs.replace(state, bell=None))
 
     async def _answers(self, path: str, *statuses: int) -> None:
         url = self._url + path

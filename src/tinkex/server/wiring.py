@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tinkex.errors import ConfigError, StoreUnavailable
 from tinkex.home import Home
@@ -14,6 +17,7 @@ from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.model_list import ModelList
 from tinkex.server.pulse import Pulse
+from tinkex.settings import package_version
 from tinkex.store import jobs
 from tinkex.store.database import Database, shown_url
 from tinkex.store.migrations import migrate
@@ -102,6 +106,19 @@ def _model_list(config: ServerConfig) -> ModelList:
     return ModelList(Home(config.home).models_file, config.models)
 
 
+def models_digest(config: ServerConfig) -> str:
+    """What changes with the base models that the settings name, without loading any."""
+    models: object = config.models
+    if config.engine == "local":
+        try:
+            models = _model_list(config).sources()
+        except ConfigError as error:
+            # Only the worker can report it.
+            models = error.message
+    named = msgspec.json.encode([package_version(), config.engine, models])
+    return hashlib.sha256(named).hexdigest()
+
+
 def _make_local(config: ServerConfig, model_list: ModelList) -> LocalEngine:
     sources = model_list.sources()
     # It takes some seconds, and nothing else would be said meanwhile.
@@ -161,6 +178,8 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
     with contextlib.ExitStack() as stack:
         database = open_database(config)
         stack.callback(database.close)
+        # Before the list is read: a change in between is found by the next start.
+        models_source = models_digest(config)
         engine, refresh_models = _make_engine_with_refresh(config)
         stack.callback(engine.close)
         if config.idle_stop_seconds > 0:
@@ -173,6 +192,7 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
             home=home,
             config=worker_config(config),
             refresh_models=refresh_models,
+            models_source=models_source,
         )
         # Not among the worker's own chores: it is as alive in the middle of a long turn.
         stack.enter_context(Pulse("bell", worker.stay, PULSE_SECONDS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,9 +45,20 @@ def pid_of(home: Home) -> int:
     return state.pid
 
 
-def train() -> float:
+def children_of(pid: int) -> dict[str, int]:
+    """The processes of a server in the system's table: the module that each runs, and its pid."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
+    rows = [line.split() for line in table.stdout.splitlines()]
+    return {
+        args[-1].removeprefix("tinkex.server."): int(found)
+        for found, parent, *args in rows
+        if parent == str(pid) and args and args[-1].startswith("tinkex.server.")
+    }
+
+
+def train(**options: str) -> float:
     """The whole road with nothing configured; returns the number of the step."""
-    with tinkex.ServiceClient() as service:
+    with tinkex.ServiceClient(**options) as service:
         client = service.create_lora_training_client(MODEL, rank=4)
         metrics = client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result().metrics
     return (metrics or {})["step"]
@@ -162,3 +174,47 @@ def test_a_stale_state_file_misleads_nobody(local_home: Home) -> None:
 def test_the_rest_client_alone_uses_it_too(local_home: Home) -> None:
     assert tinkex.RestClient().list_sessions().result().sessions == []
     assert find_server(local_home) is not None
+
+
+@pytest.mark.parametrize("way", ["local", "by address"])
+def test_a_command_that_only_reads_starts_no_worker_and_the_first_work_does(
+    local_home: Home, way: str
+) -> None:
+    assert train() == 1.0
+    assert run_tinkex("serve", "stop").returncode == 0
+    listed = run_tinkex("run", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert len(json.loads(listed.stdout)["runs"]) == 1
+    state = find_server(local_home)
+    assert state is not None
+    assert children_of(state.pid).keys() == {"api_process"}
+    # It answers for as long as nothing has to be computed.
+    assert run_tinkex("usage").returncode == 0
+    assert len(tinkex.RestClient().list_training_runs().result().training_runs) == 1
+    assert children_of(state.pid).keys() == {"api_process"}
+    if way == "local":
+        assert train() == 1.0
+    else:
+        # A client that knows nothing of this machine's home: its jobs alone start the worker.
+        key = local_home.key_file.read_text().strip()
+        assert train(base_url=state.url, api_key=key) == 1.0
+    worker = children_of(state.pid)["worker_process"]
+    eventually(lambda: (found := find_server(local_home)) is not None and found.bell is None)
+    os.kill(worker, signal.SIGKILL)
+    assert train() == 1.0
+    assert pid_of(local_home) == state.pid
+    assert children_of(state.pid)["worker_process"] != worker
+    assert len(json.loads(run_tinkex("run", "list", "--json").stdout)["runs"]) == 3
+
+
+def test_changed_models_start_the_worker_of_a_command_that_only_reads(
+    local_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train() == 1.0
+    assert run_tinkex("serve", "stop").returncode == 0
+    monkeypatch.setenv("TINKEX_MODELS", "tinkex/other")
+    assert run_tinkex("run", "list").returncode == 0
+    assert children_of(pid_of(local_home)).keys() == {"api_process", "worker_process"}
+    state = find_server(local_home)
+    assert state is not None
+    assert state.bell is None

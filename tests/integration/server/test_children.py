@@ -62,6 +62,25 @@ async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
+async def test_a_process_that_waits_for_work_is_started_by_begin_and_ended_by_stop(
+    tmp_path: Path,
+) -> None:
+    orders = Orders(config=ServerConfig(home=tmp_path), lock=2)
+    role = Role(name="test", module="code", orders=orders)
+    waiting = Child(role, QUICK, starts_at_once=False)
+    begun = Child(role, QUICK, starts_at_once=False)
+    keeping = [asyncio.create_task(child.keep()) for child in (waiting, begun)]
+    begun.begin()
+    async with asyncio.timeout(30):
+        while not begun.pid:
+            await asyncio.sleep(0.005)
+        assert waiting.pid == 0
+        for child in (waiting, begun):
+            child.stop()
+        await asyncio.gather(*keeping)
+
+
+@pytest.mark.asyncio
 async def test_kills_from_outside_never_end_the_server(tmp_path: Path) -> None:
     # A module that would run for ever, because it waits for the end of its input.
     kept = child(tmp_path, "code")

@@ -14,7 +14,7 @@ from tinkex.cli.main import run
 ROW = {"prompt": "a", "completion": "b"}
 
 
-def refuse(config: Any) -> Any:
+def refuse(*_: object, **__: object) -> Any:
     raise AssertionError("a client was made")
 
 

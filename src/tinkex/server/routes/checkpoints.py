@@ -85,6 +85,8 @@ async def delete_checkpoint(services: Services, call: Call[Any]) -> Answer:
         note_checkpoint(db, call.identity, "checkpoint_deleted", checkpoint)
 
     await write(services, change)
+    # The worker removes files; one that starts on demand has to start for that.
+    await in_thread(services.queue.wake_worker)
     return _NOTHING
 
 

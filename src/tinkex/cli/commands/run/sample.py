@@ -89,7 +89,10 @@ def sample(
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))
     drawing = Drawing(**{name: given[name] for name in Drawing._fields})
     ask = Ask(**{name: given[name] for name in Ask._fields})
-    settings = {"http_pool": http_pool, "poll_timeout_seconds": context.timeout_seconds}
+    settings: dict[str, Any] = {
+        "http_pool": http_pool,
+        "poll_timeout_seconds": context.timeout_seconds,
+    }
     if output is not None:
         output = check_output(output.expanduser())
     with service(context, **settings) as client:

@@ -39,7 +39,7 @@ def train(
     options = RunOptions(**{name: settings[name] for name in RUN_OPTIONS})
     given = {name: settings[name] for name in settings if name not in RUN_OPTIONS}
     if given["start_from"] is not None:
-        given["start_from"] = full_path(context, given["start_from"], "weights")
+        given["start_from"] = full_path(context, given["start_from"], "weights", needs_worker=True)
     is_open = given["base_model"] is None and given["start_from"] is None
     # The rest is checked now; which model there is, only the server can say.
     plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))

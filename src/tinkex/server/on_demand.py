@@ -1,0 +1,93 @@
+"""A worker that starts with the first work: what counts as work, and who waits for it.
+
+Until then the supervisor stands in for the worker. It has a bell that the store lists as the
+worker's, so API processes ring it after each new job, and clients of this machine ring it when they
+need the worker. A ring may be lost, so the store is read as well, every few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from tinkex import clock
+from tinkex.errors import StoreError
+from tinkex.jobs.bells import Bell
+from tinkex.jobs.serving import SOURCE_SETTING
+from tinkex.logs import get_logger
+from tinkex.server.config import ServerConfig
+from tinkex.server.pulse import Pulse
+from tinkex.server.wiring import models_digest, open_database
+from tinkex.store import jobs, sessions, settings
+from tinkex.store.database import Connection, Database
+
+LOG = get_logger(__name__)
+#: How often the store is read for work.
+LOOK_SECONDS = 2.0
+
+
+def needs_worker(db: Connection, config: ServerConfig) -> bool:
+    """Whether jobs are unfinished, or the stored list of base models has other settings."""
+    if jobs.load_of(db).num_jobs > 0:
+        return True
+    return bool(settings.get(db, SOURCE_SETTING) != models_digest(config))
+
+
+def open_stand_in(config: ServerConfig) -> StandIn | None:
+    """A stand-in for the worker, which the caller closes; None if the worker is needed now."""
+    database = open_database(config)
+    try:
+        if not database.read(lambda db: needs_worker(db, config)):
+            return StandIn(config, database)
+    except BaseException:
+        database.close()
+        raise
+    database.close()
+    return None
+
+
+class StandIn:
+    """Waits for work while there is no worker."""
+
+    def __init__(self, config: ServerConfig, database: Database) -> None:
+        self._config = config
+        self._database = database
+        self._bell = Bell(database, "worker")
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(database.close)
+        self._closing.callback(self._leave)
+        self._closing.enter_context(Pulse("on demand", self._look, LOOK_SECONDS))
+
+    @property
+    def bell(self) -> str:
+        """The address to ring when the worker is needed."""
+        return self._bell.process.bell
+
+    async def wait_for_work(self) -> None:
+        """Wait until the bell rings."""
+        loop = asyncio.get_running_loop()
+        rung = asyncio.Event()
+        loop.add_reader(self._bell.socket, rung.set)
+        try:
+            await rung.wait()
+        finally:
+            loop.remove_reader(self._bell.socket)
+
+    def close(self) -> None:
+        """Leave the worker's place; closing twice is fine."""
+        self._closing.close()
+
+    def _look(self) -> None:
+        """What a worker does for those who read, and the search for work; on its own thread."""
+        self._bell.stay()
+        now = clock.now()
+        unseen_since = now - self._config.session_seconds
+        self._database.write(lambda db: sessions.expire(db, unseen_since=unseen_since, now=now))
+        if self._database.read(lambda db: needs_worker(db, self._config)):
+            self._bell.ring_self()
+
+    def _leave(self) -> None:
+        try:
+            self._bell.close()
+        except StoreError as error:
+            LOG.warning("the stand-in of the worker stays in the store for a while: %s", error)
