@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture
 from tinkex.client.holder import Holder
-from tinkex.client.local import with_local_server
 from tinkex.client.telemetry import Telemetry
 from tinkex.errors import InvalidInput
 from tinkex.wire.endpoints import Endpoint
@@ -28,10 +27,9 @@ class SessionlessClient:
     ) -> None:
         if _holder is not None and (base_url is not None or api_key is not None):
             raise InvalidInput("Pass base_url and api_key, or a holder, not both")
-        if _holder is None:
-            config = Config.new(base_url=base_url, api_key=api_key)
-            _holder = Holder(with_local_server(config, needs_worker=False))
-        self.holder = _holder
+        self.holder = _holder or Holder(
+            Config.new(base_url=base_url, api_key=api_key), needs_worker=False
+        )
 
     def get_telemetry(self) -> Telemetry | None:
         """The reporter; None unless telemetry was asked for."""

@@ -61,11 +61,13 @@ class Holder:
         config: Config,
         plan: SessionPlan | None = None,
         transport: HttpTransport | None = None,
+        *,
+        needs_worker: bool = True,
     ) -> None:
         if config.environment.log_level:
             attach_once(config.environment.log_level)
         if transport is None:
-            config = with_local_server(config)
+            config = with_local_server(config, needs_worker=needs_worker)
         self.config = config
         self.plan = plan or SessionPlan()
         http = HttpClient(config, transport)

@@ -119,6 +119,7 @@ def test_ten_processes_at_once_start_one_server(local_home: Home) -> None:
 def test_a_server_that_a_person_started_is_used(serve: Serve, local_home: Home) -> None:
     serving = serve(local_home.root)
     url = serving.ready()
+    assert children_of(serving.pid).keys() == {"api_process", "worker_process"}
     with tinkex.ServiceClient() as service:
         assert service.config.base_url == url
         assert service.get_server_capabilities().supported_models
