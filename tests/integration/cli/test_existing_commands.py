@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cli.conftest import Tinkex
 from tests.unit.engine.model_folders import write_folder
+from tinkex import clock
 from tinkex.models import TINY
+from tinkex.presence import ServerState
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,11 @@ def test_keys(tinkex: Tinkex) -> None:
     assert "no key" in again.failure["message"]
     shown = tinkex("key", "list").out
     assert "mine" in shown
+    # People read a time from now, as in every other table; programs an ISO time.
+    assert shown.count("just now") == 2
+    [row] = tinkex("key", "list", "--json").json
+    for name in ("created", "revoked"):
+        assert datetime.fromisoformat(row[name]).tzinfo is not None
     assert made["key"] not in shown
 
 
@@ -48,6 +56,19 @@ def test_models(tinkex: Tinkex, tmp_path: Path) -> None:
     assert tinkex("model", "info", "mine", "-f", "json").json["parameters"] == 44
     assert tinkex("model", "remove", "mine", "--json").json == {"name": "mine", "removed": True}
     assert [row["name"] for row in tinkex("model", "list", "--json").json] == [TINY]
+
+
+def test_a_server_that_runs_says_how_long_ago_it_started(
+    tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = clock.now() - 7200
+    state = ServerState(url="http://127.0.0.1:9", pid=1, version="1", started_at=began)
+    monkeypatch.setattr("tinkex.presence.find_server", lambda home: state)
+    shown = tinkex("serve", "status").out
+    assert "2 hours ago" in shown
+    assert "running" in shown
+    started = tinkex("serve", "status", "--json").json["started"]
+    assert datetime.fromisoformat(started).timestamp() == int(began)
 
 
 def test_a_server_that_does_not_run(tinkex: Tinkex, home: Path) -> None:

@@ -14,6 +14,7 @@ from tinkex import clock
 from tinkex.cli.commands.serve_control import home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import needs_extra
+from tinkex.cli.format import format_timestamp
 from tinkex.cli.options import Group
 from tinkex.cli.output import Column, Facts, Rows, announce, show
 from tinkex.errors import ConfigError, InvalidInput
@@ -90,7 +91,8 @@ def list_keys(context: Context, home: Path | None, store: str | None) -> None:
 
         found = database.read(keys.list_keys)
     rows = [_row(made, tenant) for made, tenant in found]
-    show(context, Rows(rows, COLUMNS, None if rows else "No keys found"))
+    shown = [row | {name: _shown(row[name]) for name in ("created", "revoked")} for row in rows]
+    show(context, Rows(shown, COLUMNS, None if rows else "No keys found", data=rows))
 
 
 @key.command()
@@ -192,6 +194,11 @@ def _when(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _shown(when: str | None) -> str | None:
+    """A time as the other tables show it; a key that is not revoked has an empty cell."""
+    return None if when is None else format_timestamp(when)
 
 
 def _check_name(option: str, text: str) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from tinkex.cli.context import Context, pass_context
+from tinkex.cli.format import format_timestamp, property_name
 from tinkex.cli.options import Command
 from tinkex.cli.output import Facts, announce, show
 from tinkex.errors import ConfigError
@@ -66,7 +67,8 @@ def status(context: Context, home: Path | None) -> None:
     found = chosen_home(home)
     state = find_server(found)
     facts: dict[str, Any] = {"status": _word(found, state is not None), "home": str(found.root)}
-    show(context, Facts(facts | (facts_of(state) if state is not None else {})))
+    facts |= facts_of(state) if state is not None else {}
+    show(context, Facts(facts, _rows(facts)))
     click.get_current_context().exit(0 if state is not None else 1)
 
 
@@ -75,6 +77,14 @@ def facts_of(state: ServerState) -> dict[str, Any]:
     started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
     facts = {"url": state.url, "pid": state.pid, "version": state.version}
     return {**facts, "started": started, "log": state.log}
+
+
+def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The facts as people read them: the start as a time from now."""
+    shown = (
+        {**facts, "started": format_timestamp(facts["started"])} if "started" in facts else facts
+    )
+    return [(property_name(key), str(value)) for key, value in shown.items() if value is not None]
 
 
 def _word(home: Home, answers: bool) -> str:
