@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from tinkex.cli.format import format_count, format_duration
+from tinkex.cli.context import Screen
+from tinkex.cli.format import format_count, format_duration, wrapped
 from tinkex.cli.output.plain import to_plain
 from tinkex.server.headlines import format_metric, headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
 
+#: A space that a line is not broken at.
+_NO_BREAK = "\xa0"
 #: The session's status, for servers that do not report the state of a run.
 _STATE_BY_STATUS = {"active": "training", "finished": "finished", "lost": "interrupted"}
 
@@ -148,8 +151,9 @@ class JsonLines:
 class PlainLines:
     """One line per step; with --once one line in all."""
 
-    def __init__(self, once: bool) -> None:
+    def __init__(self, once: bool, stdout: Screen, stderr: Screen) -> None:
         self._once = once
+        self._stdout, self._stderr = stdout, stderr
         self._numbering = Numbering()
         self._last: tuple[RunMetricsResponse, int, RunStep | None] | None = None
 
@@ -159,7 +163,7 @@ class PlainLines:
         before = self._last[1:] if self._last else (page.num_steps, None)
         self._last = (page, *(numbered[-1] if numbered else before))
         if self._once:
-            click.echo(f"{page.training_run_id}: {headline(*self._last)}")
+            click.echo(_summary(*self._last, self._stdout))
             return
         for number, step in numbered:
             click.echo(step_line(number, step, page))
@@ -167,7 +171,13 @@ class PlainLines:
     def finish(self) -> None:
         """Say how it ended."""
         if self._last is not None and not self._once:
-            click.echo(f"{self._last[0].training_run_id}: {headline(*self._last)}", err=True)
+            click.echo(_summary(*self._last, self._stderr), err=True)
+
+
+def _summary(page: RunMetricsResponse, number: int, step: RunStep | None, screen: Screen) -> str:
+    """How a run stands; a terminal that is too narrow gets a new line after a comma or colon."""
+    text = headline(page, number, step).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
+    return wrapped(f"{page.training_run_id}: {text}", screen).replace(_NO_BREAK, " ")
 
 
 def step_line(number: int, step: RunStep, page: RunMetricsResponse) -> str:

@@ -155,13 +155,28 @@ def test_once_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plain_lines_say_step_loss_speed_and_queue(capsys: pytest.CaptureFixture[str]) -> None:
-    view = PlainLines(once=False)
+    view = PlainLines(once=False, stdout=Screen(), stderr=Screen())
     view.show(page(step(7), num_waiting=2, num_running=1))
     view.show(page(status="lost", num_steps=1))
     view.finish()
     told = capsys.readouterr()
     assert told.out == "step 7  loss 1.0000  100 tokens  2.0s  50 tokens/s  2 waiting, 1 running\n"
     assert told.err.startswith(f"{RUN}: interrupted, 7 steps, loss 1.0000, 50 tokens/s")
+
+
+def test_once_breaks_a_line_of_80_columns_between_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_id = "82810c9f-dd83-49e2-8069-20d10792b196:train:12"
+    shown = page(step(12_345), training_run_id=run_id, tokens_per_second=12_345.0)
+    PlainLines(once=True, stdout=Screen(True, width=80), stderr=Screen()).show(shown)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{run_id}: training, 12,345 steps,",
+        "loss 1.0000, 12,345 tokens/s, nothing queued",
+    ]
+    # A pipe has no edge.
+    PlainLines(once=True, stdout=Screen(width=80), stderr=Screen()).show(shown)
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_numbers_go_on_when_the_server_forgets_old_steps() -> None:

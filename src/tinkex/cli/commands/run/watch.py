@@ -79,7 +79,8 @@ def _view(context: Context, once: bool) -> Iterator[View]:
         return
     from tinkex.cli.output.watching import JsonLines, PlainLines
 
-    yield JsonLines(once) if context.is_json else PlainLines(once)
+    plain = PlainLines(once, context.stdout, context.stderr)
+    yield JsonLines(once) if context.is_json else plain
 
 
 def _pages(
