@@ -127,6 +127,21 @@ def test_a_list_of_runs_keeps_the_column_of_a_long_name(
     assert name in printed(capsys, runs)
 
 
+@pytest.mark.parametrize(
+    ("width", "name"), [(40, None), (45, "a sweep…"), (59, "a sweep over learni…")]
+)
+def test_a_list_of_runs_keeps_the_status_longer_than_the_name(
+    width: int, name: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(name="a sweep over learning rates", state="interrupted", step=7)
+    table = printed(capsys, RunList(Listing([run], 1)), width=width, is_terminal=True)
+    assert "82810c9f:train:2" in table
+    assert "Interrupted" in table
+    assert ("Name" in table) == (name is not None)
+    assert (name or "") in table
+    assert max(map(len, table.splitlines())) <= width
+
+
 def test_a_screen_too_narrow_for_a_table_gets_a_block_for_each_item(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

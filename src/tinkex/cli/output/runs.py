@@ -25,7 +25,7 @@ class RunColumn(NamedTuple):
 
 RUN_COLUMNS = {
     "id": RunColumn(Column("Run ID"), lambda run: run.training_run_id, "id of the run"),
-    "name": RunColumn(Column("Name", 1), lambda run: run.name or "", "name of the run"),
+    "name": RunColumn(Column("Name", 2), lambda run: run.name or "", "name of the run"),
     "status": RunColumn(
         Column("Status", 1),
         lambda run: status_of(run),
@@ -60,8 +60,10 @@ OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
 #: A terminal with so many columns has room for whole ids.
 _WIDE = 140
 _SHORT_SESSION = 8
-#: How long a name may be in a list on a narrow terminal, and on a wide one.
-_NAME_CELLS, _WIDE_NAME_CELLS = 20, 40
+#: How long a name may be in a list: on a very narrow, a narrow and a wide terminal.
+_LEAST_NAME_CELLS, _NAME_CELLS, _WIDE_NAME_CELLS = 8, 20, 40
+#: What a short id, a status and the borders of both and of a name need.
+_BESIDE_NAME = 37
 #: What only tinkex servers report; JSON has it where it is known.
 _OWN_FIELDS = ("name", "state", "step", "metrics", "created_at")
 
@@ -141,8 +143,10 @@ class RunList(Output):
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
         """Print it; a narrow terminal shows short forms of ids and names, so that columns fit."""
         is_terminal = screen is not None and screen.is_terminal and not self._is_chosen
-        self._is_short = is_terminal and screen is not None and (screen.width or 0) < _WIDE
-        most = _NAME_CELLS if self._is_short else _WIDE_NAME_CELLS
+        width = (screen.width if screen is not None else None) or 0
+        self._is_short = is_terminal and width < _WIDE
+        left = max(_LEAST_NAME_CELLS, min(width - _BESIDE_NAME, _NAME_CELLS))
+        most = left if self._is_short else _WIDE_NAME_CELLS
         self._name_cells = most if is_terminal else None
         super().print(format, screen)
 
