@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -74,6 +76,22 @@ class CliError(TinkexError):
         self.exit_code = exit_code
         if category is not None:
             self.category = category
+
+
+class Interrupted(CliError):
+    """Ctrl-C ended a command that can say what is left of its work."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint, exit_code=INTERRUPTED)
+
+
+@contextlib.contextmanager
+def on_interrupt(message: str, hint: str | None = None) -> Iterator[None]:
+    """Say what Ctrl-C left behind, and what to type to resume."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(message, hint) from error
 
 
 class Failure(NamedTuple):

@@ -128,14 +128,16 @@ def bar(
 
 
 @contextlib.contextmanager
-def list_bar(context: Context, label: str) -> Iterator[Callable[[int, int], None]]:
+def list_bar(
+    context: Context, label: str, unit: Literal["items", "bytes"] = "items"
+) -> Iterator[Callable[[int, int], None]]:
     """A function that is told how far a list is; a bar appears if one page was not all."""
     with contextlib.ExitStack() as stack:
         shown: list[Bar] = []
 
         def told(done: int, total: int) -> None:
             if not shown and done < total:
-                shown.append(stack.enter_context(bar(context, label, total)))
+                shown.append(stack.enter_context(bar(context, label, total, unit)))
             if shown:
                 shown[0].update(done, total)
 

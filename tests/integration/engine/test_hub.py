@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
+import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -14,12 +16,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.integration.conftest import PATIENCE
 from tests.integration.small_server import SmallServer
 from tests.unit.engine.model_folders import CONFIG, NUM_PARAMETERS, safetensors
 from tinkex.engine.models.hub import Hub
 from tinkex.engine.models.shelf import find_folder
 from tinkex.engine.models.weight_files import UnusableModel
 
+NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "org/small"
 FILES = {
@@ -38,6 +42,9 @@ class LittleHub(SmallServer):
         self.files = files
         self.status = 200
         self.fetched: list[str] = []
+        self.stuck: str | None = None
+        """A file that is not answered before `released` is set, and then with 404."""
+        self.released = threading.Event()
         super().__init__(_Handler)
 
     def answer(self, path: str) -> Any:
@@ -77,6 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.hub.files[name]
         if self.command == "GET":
             self.hub.fetched.append(name)
+            if name == self.hub.stuck:
+                self.hub.released.wait(PATIENCE)
+                return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         tag = hashlib.sha1(content).hexdigest()
         return self._send(200, content, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
 
@@ -122,7 +132,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     server = little()
     found = Hub(server.url, cache).find(MODEL)
     assert found.weights.num_parameters == NUM_PARAMETERS
-    assert sorted(set(server.fetched)) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(set(server.fetched)) == list(NEEDED)
     assert "not in the cache of the hub: it is downloaded" in caplog.text
     server.fetched.clear()
     assert unreachable(cache).find(MODEL) == found
@@ -216,6 +226,55 @@ def test_how_much_has_arrived_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    monkeypatch.setattr("tinkex.engine.models.hub.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tinkex.engine.models.hub.TELL_SECONDS", 0.02)
     Hub(little().url, cache).find(MODEL)
-    assert f"model {MODEL!r}: " in caplog.text
+    assert re.search(rf"model '{MODEL}': \d+ B of \d+ B", caplog.text)
+
+
+def test_a_progress_bar_replaces_the_log(
+    little: Callable[..., LittleHub],
+    cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "tinkex")
+    monkeypatch.setattr("tinkex.engine.models.hub.BAR_SECONDS", 0.02)
+    told: list[tuple[int, int]] = []
+    Hub(little().url, cache, lambda *figures: told.append(figures)).find(MODEL)
+    num_bytes = sum(map(len, (FILES[name] for name in NEEDED)))
+    assert {total for _, total in told} == {num_bytes}
+    assert all(0 <= done <= num_bytes for done, _ in told)
+    assert " B of " not in caplog.text
+
+
+def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
+    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = little()
+    server.stuck = "model.safetensors"
+    monkeypatch.setattr("tinkex.engine.models.hub.BAR_SECONDS", 0.02)
+
+    def interrupt(done: int, total: int) -> None:
+        if server.stuck in server.fetched:
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Hub(server.url, cache, interrupt).find(MODEL)
+    finally:
+        server.stuck = None
+        server.released.set()
+    # Nothing is left that the next download would not use.
+    assert sorted(file.suffix for file in cache.rglob("blobs/*")) == ["", ""]
+    assert Hub(server.url, cache).find(MODEL).weights.num_parameters == NUM_PARAMETERS
+
+
+def test_why_the_download_process_failed_is_the_reason(
+    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = little()
+    server.stuck = "model.safetensors"
+    server.released.set()
+    with pytest.raises(UnusableModel, match=r"could not be downloaded: \S+") as failed:
+        Hub(server.url, cache).find(MODEL)
+    assert failed.value.hint == "Try again: complete files are kept."

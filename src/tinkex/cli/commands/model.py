@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,11 @@ import click
 
 from tinkex.cli.commands.serve_control import home_option
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.errors import needs_extra
+from tinkex.cli.errors import needs_extra, on_interrupt
 from tinkex.cli.format import property_name
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import Column, Facts, Rows, announce, show
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import list_bar, tell
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.models import built_in
@@ -22,6 +22,7 @@ from tinkex.settings import expanded, read_environment
 
 if TYPE_CHECKING:
     from tinkex.engine.models.folders import Folder
+    from tinkex.engine.models.hub import Hub
 
 COLUMNS = {
     "name": Column("Name"),
@@ -72,8 +73,9 @@ def add(
     place = sources.settled(path or name)
     name = sources.checked_name(name) if path is not None else sources.name_for(name)
     if is_made(place):
-        place = made(context, found, name, place)
-    folder = _look(place)
+        with on_interrupt(f"Interrupted: {name} was not added."):
+            place = made(context, found, name, place)
+    folder = _find(context, place)
     found.make()
     with locked(found.models_file):
         sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
@@ -170,7 +172,7 @@ def info(context: Context, home: Path | None, name: str) -> None:
     found = _home(home)
     listed = sources.with_built_in(sources.read_list(found.models_file))
     _check_listed(found, name, listed)
-    folder = _look(listed[name], is_offline=True)
+    folder = _look(listed[name])
     facts: dict[str, Any] = {
         "name": name,
         "place": listed[name],
@@ -197,28 +199,48 @@ def _home(named: Path | None) -> Home:
     return Home(named.absolute() if named is not None else read_environment().home)
 
 
-def _look(place: str, *, is_offline: bool = False) -> Folder:
-    """The folder of a place, looked over by its small files."""
+def _look(place: str) -> Folder:
+    """The folder of a place, looked over by its small files; a model of the hub is in its cache."""
     from tinkex.engine.models.folders import read_folder
     from tinkex.engine.models.sources import is_folder
 
+    return read_folder(expanded(place)) if is_folder(place) else _hub().cached(place)
+
+
+def _find(context: Context, place: str) -> Folder:
+    """The folder of a place; a model of the hub is downloaded if it is not in its cache."""
+    from tinkex.engine.models.sources import is_folder
+
     if is_folder(place):
-        return read_folder(expanded(place))
+        return _look(place)
+    kept = "Interrupted: the complete files are kept."
+    again = "Run the same command again to download the rest."
+    with (
+        on_interrupt(kept, again),
+        list_bar(context, f"Downloading {place}", "bytes") as on_progress,
+    ):
+        if context.stderr.is_terminal and not context.is_json:
+            return _hub(on_progress).find(place)
+        return _hub().find(place)
+
+
+def _hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
     try:
         from tinkex.engine.models.hub import Hub
     except ModuleNotFoundError as error:
         raise needs_extra(error, "torch") from error
     from tinkex.logs import attach_once
 
-    attach_once("info")
-    return Hub().cached(place) if is_offline else Hub().find(place)
+    # A progress bar replaces the lines of the log.
+    attach_once("info" if on_progress is None else "warning")
+    return Hub(on_progress=on_progress)
 
 
 def _row(name: str, place: str) -> dict[str, Any]:
     row = {**dict.fromkeys(COLUMNS), "name": name, "place": place}
     row["built_in"] = built_in().get(name) == place
     try:
-        folder = _look(place, is_offline=True)
+        folder = _look(place)
     except ConfigError as error:
         return row | {"problem": error.message}
     return row | {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -19,6 +18,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from tinkex.engine.models import hub_process
 from tinkex.engine.models.folders import Folder, read_config, read_folder
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.logs import get_logger
@@ -27,7 +27,8 @@ from tinkex.units import format_bytes
 LOG = get_logger(__name__)
 #: How long the hub may take to say whether it has a model.
 ASK_SECONDS = 8.0
-TELL_SECONDS = 2.0
+#: How often the log, or a progress bar, says how much has arrived.
+TELL_SECONDS, BAR_SECONDS = 2.0, 0.2
 _SMALL = (".json", ".txt", ".model", ".jinja")
 #: What the hub's library raises when no answer comes; its name depends on the version.
 _NETWORK: type[Exception] = HfHubHTTPError.__mro__[1]
@@ -37,9 +38,16 @@ assert issubclass(_NETWORK, Exception)
 class Hub:
     """A hub and the cache of what came from it; the defaults are those of the library."""
 
-    def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        cache: Path | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`on_progress` gets the bytes that have arrived and all there are, instead of the log."""
         self._endpoint = endpoint
         self._cache = Path(HF_HUB_CACHE) if cache is None else cache
+        self._on_progress = on_progress
 
     def find(self, model_id: str) -> Folder:
         """The folder of a model; only a whole one in the cache saves the way to the hub."""
@@ -81,12 +89,11 @@ class Hub:
         try:
             self._check_space(model_id, num_bytes)
             read_config(self._fetch(model_id, small))
-            with self._told(model_id, num_bytes):
-                return read_folder(self._fetch(model_id, [*small, *weights]))
+            return read_folder(self._fetch_weights(model_id, [*small, *weights], num_bytes))
         except (_NETWORK, OSError) as error:
             raise UnusableModel(
                 f"model {model_id!r} could not be downloaded: {_reason(error)}",
-                hint="Try again: what arrived is kept.",
+                hint="Try again: complete files are kept.",
             ) from error
 
     def _check_space(self, model_id: str, num_bytes: int) -> None:
@@ -130,34 +137,31 @@ class Hub:
         }
 
     def _fetch(self, model_id: str, names: Sequence[str]) -> Path:
-        # A bracket in a name would be a pattern; no model has one.
-        return Path(
-            snapshot_download(
-                model_id,
-                endpoint=self._endpoint,
-                cache_dir=self._cache,
-                allow_patterns=list(names),
-            )
-        )
+        return Path(snapshot_download(**self._request(model_id, names)))
 
-    @contextmanager
-    def _told(self, model_id: str, num_bytes: int) -> Iterator[None]:
-        """Say every now and then how much has arrived."""
+    def _fetch_weights(self, model_id: str, names: Sequence[str], num_bytes: int) -> Path:
+        """Fetch large files so that Ctrl-C ends the download; report how much has arrived."""
         blobs = self._cache / f"models--{model_id.replace('/', '--')}" / "blobs"
-        is_over = threading.Event()
 
-        def tell() -> None:
-            while not is_over.wait(TELL_SECONDS):
-                share = min(1.0, _arrived(blobs) / max(num_bytes, 1))
-                LOG.info("model %r: %.0f%% of %.1f GB", model_id, 100 * share, num_bytes / 1e9)
+        def report() -> None:
+            num_arrived = min(num_bytes, _arrived(blobs))
+            if self._on_progress is not None:
+                self._on_progress(num_arrived, num_bytes)
+                return
+            sizes = f"{format_bytes(num_arrived)} of {format_bytes(num_bytes)}"
+            LOG.info("model %r: %s", model_id, sizes)
 
-        teller = threading.Thread(target=tell, name="download-progress", daemon=True)
-        teller.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            teller.join()
+        interval = TELL_SECONDS if self._on_progress is None else BAR_SECONDS
+        return hub_process.download(self._request(model_id, names), report, interval)
+
+    def _request(self, model_id: str, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "repo_id": model_id,
+            "endpoint": self._endpoint,
+            "cache_dir": str(self._cache),
+            # A bracket in a name would be a pattern; no model has one.
+            "allow_patterns": list(names),
+        }
 
 
 def _absent(model_id: str) -> str:
