@@ -18,6 +18,7 @@ from tests.acceptance.cli.conftest import TINKEX, User
 from tests.acceptance.cli.proxies import stuck
 from tests.acceptance.server.places import BASE_MODEL, PATIENCE
 from tests.acceptance.server.processes import eventually
+from tinkex.cli.commands.checkpoint.fetching import KEPT, RESUMES
 
 ROOT = Path(__file__).parents[3]
 #: The command itself, only that its models need no tokenizer from elsewhere.
@@ -109,7 +110,10 @@ def test_a_sample_that_is_waited_for_leaves_no_session(flags: tuple[str, ...], u
             assert proxy.is_stuck.wait(PATIENCE)
             out, err = interrupt(process)
     assert out == ""
-    assert ('"type": "Interrupted"' if flags else "\nInterrupted.\n") in f"\n{err}"
+    assert (
+        '"type": "Interrupted"' if flags else "\nInterrupted: no sample was kept.\n"
+    ) in f"\n{err}"
+    assert "Error" not in err
     assert user.active_sessions() == []
     assert session_states(user) == ["client_finished"]
     assert not (user.directory / "answer.txt").exists()
@@ -129,8 +133,10 @@ def test_a_download_leaves_nothing_under_its_name_and_goes_on(
         started([*TINKEX, *words, "--base-url", proxy.url], user) as process,
     ):
         assert proxy.is_stuck.wait(PATIENCE)
-        out, _ = interrupt(process)
+        out, err = interrupt(process)
     assert out == ""
+    said = KEPT if flags else f"\n{KEPT}\n{RESUMES}\n"
+    assert said in f"\n{err}"
     assert [each.name for each in place.iterdir() if not each.name.startswith(".")] == []
     assert user.active_sessions() == []
     done = user.ours.json("checkpoint", "download", path, "-o", str(place))

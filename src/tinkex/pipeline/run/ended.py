@@ -44,7 +44,7 @@ def interrupted(stage: str, step: int | None, exit_code: int) -> RunEnded:
 def stopped(number: int) -> RunEnded:
     """Somebody stopped the run while no trainer was at work."""
     return RunEnded(
-        "the run was interrupted; nothing is lost",
+        "The run was interrupted; nothing is lost",
         "Run the same command again, and it goes on from there.",
         128 + number,
     )
@@ -53,7 +53,7 @@ def stopped(number: int) -> RunEnded:
 def all_trained(number: int) -> RunEnded:
     """Somebody stopped the run when there was nothing left to train."""
     return RunEnded(
-        "the run was interrupted after its last stage; everything is trained and saved",
+        "The run was interrupted after its last stage; everything is trained and saved",
         "Run the same command again for the table of results.",
         128 + number,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.cli.client import rest, service
 from tinkex.cli.context import Context
-from tinkex.cli.errors import CliError
+from tinkex.cli.errors import CliError, Interrupted
 from tinkex.cli.progress import Bar, bar, tell, waiting
 from tinkex.errors import APIStatusError, TinkexError
 from tinkex.ids import parse_tinker_path
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 EXPORT_TTL_SECONDS = 6 * 3600
 #: What the checkpoints of such copies are called.
 EXPORT_NAME = "download"
+#: What to say after Ctrl-C if the next try need not begin anew.
+KEPT = "Interrupted: what has arrived is kept."
+RESUMES = "Run the same command again to resume the download."
 
 
 class Phases:
@@ -85,9 +88,9 @@ def fetch(
     except APIStatusError as error:
         if not extract or not _may_be_exported(context, path, error):
             raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if is_kept and _is_begun(destination):
-            say(context, "What has arrived is kept: the same command goes on there.")
+            raise Interrupted(KEPT, RESUMES) from error
         raise
     _fetch_exported(context, path, destination, force=force)
 

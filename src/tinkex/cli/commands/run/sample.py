@@ -13,7 +13,7 @@ from tinkex.cli.commands.drawing import Drawing, Source, drawing_options, tokeni
 from tinkex.cli.commands.run.prompt import Prompt, read_prompt
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.errors import CliError
+from tinkex.cli.errors import CliError, on_interrupt
 from tinkex.cli.files import check_output
 from tinkex.cli.format import format_count, format_duration
 from tinkex.cli.options import Command
@@ -95,7 +95,7 @@ def sample(
     }
     if output is not None:
         output = check_output(output.expanduser())
-    with service(context, **settings) as client:
+    with on_interrupt("Interrupted: no sample was kept."), service(context, **settings) as client:
         source = source.found(client)
         result = _draw(source.open(client), source, prompt, drawing, ask)
     if output is None:
