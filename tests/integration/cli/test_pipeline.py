@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.conftest import Tinkex
-from tests.integration.pipeline.run_scene import Scene
-from tests.unit.engine.model_folders import write_folder
+from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene
 from tinkex.cli.context import Context, Screen
+from tinkex.models import TINY_FOLDER
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def test_the_commands_that_a_run_suggests_work(
     # Another shell has none of the variables.
     for name in made.environ:
         monkeypatch.delenv(name)
-    # The trainers here are not real ones; a real folder takes the place of what they left.
+    # The trainers here are not real ones; a model that talks takes the place of what they left.
     folder = made.out / "dpo" / "hf"
     shutil.rmtree(folder)
-    write_folder(folder)
+    shutil.copytree(TINY_FOLDER, folder)
     served: list[Path] = []
     monkeypatch.setattr(
         "tinkex.cli.commands.pipeline_board.serve_board",
@@ -75,6 +75,15 @@ def test_the_commands_that_a_run_suggests_work(
         assert shown.exit_code == 0, shown.err
     assert served == [curves]
     assert "my-model" in tinkex("model", "list").out
+    # No server runs: the last command starts one, which reads the model that was added.
+    monkeypatch.setenv("TINKEX_ENGINE", "local")
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 3 plus 4?\n"))
+    try:
+        answered = tinkex(*commands[-1])
+    finally:
+        assert tinkex("serve", "stop").exit_code == 0
+    assert answered.exit_code == 0, answered.err
+    assert answered.out.strip()
     assert "Next:" not in tinkex("pipeline", "run", "--json", "--out-dir", str(made.out)).err
 
 
@@ -137,6 +146,23 @@ def test_a_run_that_is_refused_fails_with_a_sentence(made: Scene, tinkex: Tinkex
     assert "max_steps: (not given) -> " in done.failure["message"]
     assert "--restart-from pretrain" in done.failure["hint"]
     assert tinkex("pipeline", "run", "--skip-pretrain", "--force-pretrain").exit_code == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_not_an_error_and_says_how_to_resume(
+    number: signal.Signals, code: int, made: Scene
+) -> None:
+    process = made.start(command=("tinkex", "pipeline", "run"), FAKE="wait sft 3")
+    made.wait_for(made.out / "sft" / "waiting", process)
+    process.send_signal(number)
+    text = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert process.returncode == code, text
+    assert text.splitlines()[-2:] == [
+        "sft was interrupted; its work is saved at step 3",
+        "Run the same command again, and it goes on from there.",
+    ]
+    assert "Error" not in text
+    assert "Traceback" not in text
 
 
 def test_status_tells_of_every_stage(made: Scene, tinkex: Tinkex) -> None:

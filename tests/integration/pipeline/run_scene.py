@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,10 +88,12 @@ class Scene:
         except RunEnded as error:
             return Done(stream.getvalue(), [], error)
 
-    def start(self, *flags: str, **environ: str) -> subprocess.Popen[str]:
-        """Run in a process of its own."""
+    def start(
+        self, *flags: str, command: Sequence[str] = ("tinkex.pipeline.run",), **environ: str
+    ) -> subprocess.Popen[str]:
+        """Run in a process of its own; a command is a module and its arguments."""
         return subprocess.Popen(
-            [sys.executable, "-m", "tinkex.pipeline.run", *flags],
+            [sys.executable, "-m", *command, *flags],
             cwd=self.root,
             env=os.environ | self.environ | environ,
             stdout=subprocess.PIPE,
