@@ -46,6 +46,9 @@ def format_timestamp(when: datetime | str | None, now: datetime | None = None) -
 
 
 def _from_now(seconds: float) -> str:
+    if seconds <= -60:
+        # What ends in a day is not said to end in 23 hours a moment later.
+        seconds = math.floor(seconds / 60) * 60
     for name, length in _SPANS:
         count = int(abs(seconds) // length)
         if count:

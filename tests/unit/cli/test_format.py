@@ -53,6 +53,8 @@ def test_sizes(size: float | None, text: str) -> None:
         (timedelta(days=30), "2026-04-01"),
         (timedelta(seconds=-30), "in less than a minute"),
         (timedelta(hours=-2), "in 2 hours"),
+        (timedelta(seconds=-86341), "in 1 day"),
+        (timedelta(seconds=-86340), "in 23 hours"),
         (timedelta(days=-60), "2026-06-30"),
     ],
 )

@@ -142,6 +142,20 @@ def test_a_list_of_runs_keeps_the_status_longer_than_the_name(
     assert max(map(len, table.splitlines())) <= width
 
 
+def test_the_name_of_a_run_is_not_repeated_in_its_metadata(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = {"name": "squad", "state": "training", "metrics": {"loss": 1.25}}
+    shown = printed(
+        capsys, RunInfo(trained(user_metadata={"name": "squad", "team": "red"}, **named))
+    )
+    assert "- team" in shown
+    assert shown.count("squad") == 1
+    assert "Loss" in shown
+    alone = printed(capsys, RunInfo(trained(user_metadata={"name": "squad"}, **named)))
+    assert "Metadata" not in alone
+
+
 def test_a_screen_too_narrow_for_a_table_gets_a_block_for_each_item(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -231,7 +245,7 @@ def test_a_checkpoint_has_the_facts_of_its_run(capsys: pytest.CaptureFixture[str
         (MADE.date(), "2026-01-02"),
         (Path("a/b"), "a/b"),
         ((1, [2.5, {"x": None}]), [1, [2.5, {"x": None}]]),
-        ({1: Column("x")}, {"1": ["x", 0]}),
+        ({1: Column("x")}, {"1": ["x", 0, False]}),
     ],
 )
 def test_everything_has_a_form_in_json(value: Any, plain: Any) -> None:

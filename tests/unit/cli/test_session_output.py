@@ -82,6 +82,18 @@ def test_a_narrow_screen_keeps_hours_and_amounts(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
+    ("hours", "text"),
+    [(0.0007177166478875142, "0.0007177"), (0.5, "0.5"), (12345.678, "12,345.68")],
+)
+def test_gigabyte_hours_have_few_digits(
+    hours: float, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = used(types.StorageBillingEvent(gigabyte_hours=hours))
+    UsageRows(types.BillingUsageResponse(data=stored)).print(screen=Screen(width=200))
+    assert f" {text} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("status", "word"),
     [
         (None, "Unknown"),

@@ -17,6 +17,7 @@ from tinkex.cli.errors import needs_extra
 from tinkex.cli.format import format_timestamp
 from tinkex.cli.options import Group
 from tinkex.cli.output import Column, Facts, Rows, announce, show
+from tinkex.cli.output.base import list_title
 from tinkex.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tinkex.store.records import ApiKey, Tenant
 
 COLUMNS = {
-    "id": Column("ID"),
+    "id": Column("ID", is_number=True),
     "tenant": Column("Tenant"),
     "name": Column("Name"),
     "key": Column("Key"),
@@ -92,7 +93,7 @@ def list_keys(context: Context, home: Path | None, store: str | None) -> None:
         found = database.read(keys.list_keys)
     rows = [_row(made, tenant) for made, tenant in found]
     shown = [row | {name: _shown(row[name]) for name in ("created", "revoked")} for row in rows]
-    show(context, Rows(shown, COLUMNS, None if rows else "No keys found", data=rows))
+    show(context, Rows(shown, COLUMNS, list_title(len(rows), 0, "key"), data=rows))
 
 
 @key.command()

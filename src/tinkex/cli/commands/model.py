@@ -14,6 +14,7 @@ from tinkex.cli.errors import needs_extra, on_interrupt
 from tinkex.cli.format import property_name
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import Column, Facts, Rows, announce, show
+from tinkex.cli.output.base import list_title
 from tinkex.cli.progress import list_bar, tell
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 COLUMNS = {
     "name": Column("Name"),
     "arch": Column("Architecture", 3),
-    "parameters": Column("Parameters", 1),
-    "context": Column("Context", 2),
+    "parameters": Column("Parameters", 1, is_number=True),
+    "context": Column("Context", 2, is_number=True),
     "place": Column("Place"),
     "problem": Column("Problem"),
 }
@@ -130,7 +131,8 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     columns = dict(COLUMNS)
     if not any(row["problem"] for row in rows):
         del columns["problem"]
-    show(context, Rows([_shown(row) for row in rows], columns, data=rows))
+    title = list_title(len(rows), 0, "model")
+    show(context, Rows([_shown(row) for row in rows], columns, title, data=rows))
     if not added and not context.is_json:
         tell("`tinkex model add smollm2-135m` adds a model that talks.")
 
@@ -253,7 +255,9 @@ def _row(name: str, place: str) -> dict[str, Any]:
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row as people read it."""
     place = "built in" if row["built_in"] else row["place"]
-    return row | {"parameters": _count(row["parameters"]), "place": place}
+    length = row["context"]
+    context = None if length is None else f"{length:,}"
+    return row | {"parameters": _count(row["parameters"]), "context": context, "place": place}
 
 
 def _count(number: int | None) -> str | None:

@@ -31,7 +31,9 @@ CHECKPOINT_COLUMNS = {
         Column("Type", 3), lambda saved: saved.checkpoint_type, "training, sampler or external"
     ),
     "size": CheckpointColumn(
-        Column("Size", 2), lambda saved: format_size(saved.size_bytes), "size of its files"
+        Column("Size", 2, is_number=True),
+        lambda saved: format_size(saved.size_bytes),
+        "size of its files",
     ),
     "public": CheckpointColumn(
         Column("Public", 6), lambda saved: format_bool(saved.public), "whether all may read it"

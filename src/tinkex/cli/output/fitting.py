@@ -17,6 +17,8 @@ class Column(NamedTuple):
     heading: str
     rank: int = 0
     """0 is always shown; of the others the highest goes first when the screen is narrow."""
+    is_number: bool = False
+    """Numbers are aligned at their last digit."""
 
 
 class Layout(NamedTuple):

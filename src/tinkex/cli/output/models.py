@@ -26,7 +26,7 @@ class ModelList(Output):
 
     def columns(self) -> Sequence[Column]:
         """What a model can be used for."""
-        names = (Column("Model"), Column("Max Context", 1))
+        names = (Column("Model"), Column("Max Context", 1, is_number=True))
         return (*names, Column("Trainable", 2), Column("Sampleable", 2))
 
     def rows(self) -> Sequence[Sequence[str]]:

@@ -27,6 +27,10 @@ def _change(metrics: Mapping[str, MetricChange]) -> str:
     return ""
 
 
+#: Columns that are aligned at their last digit.
+_NUMBERS = frozenset({"Step", "Saved", "Loss", "Before", "After", "Steps", "Tokens", "Seconds"})
+
+
 class Stages(Output):
     """How far the stages of a directory are."""
 
@@ -45,7 +49,7 @@ class Stages(Output):
         """What people want to know first."""
         names = (("Stage", 0), ("Status", 0), ("Step", 1), ("Saved", 3), ("Loss", 1))
         more = (("Held out", 2), ("Changed", 4))
-        return [Column(name, rank) for name, rank in (*names, *more)]
+        return [Column(name, rank, name in _NUMBERS) for name, rank in (*names, *more)]
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per stage."""
@@ -89,7 +93,7 @@ class Results(Output):
         """Metrics before and after."""
         names = (("Stage", 0), ("", 3), ("Metric", 0), ("Before", 0), ("After", 0))
         more = (("Steps", 1), ("Tokens", 2), ("Seconds", 2))
-        return [Column(name, rank) for name, rank in (*names, *more)]
+        return [Column(name, rank, name in _NUMBERS) for name, rank in (*names, *more)]
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per metric."""

@@ -76,7 +76,7 @@ class Plot(Output):
 
     def columns(self) -> Sequence[Column]:
         """Step and value."""
-        return (Column("Step"), Column(self._metric))
+        return (Column("Step", is_number=True), Column(self._metric, is_number=True))
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per point."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.format import format_bool, format_optional, format_timestamp, shortened
 from tinkex.cli.output.base import Column, Facts, Output, list_title
-from tinkex.server.headlines import format_metric, headlines
+from tinkex.server.headlines import format_metric, headlines, metric_label
 
 if TYPE_CHECKING:
     from tinkex.cli.paging import Listing
@@ -32,7 +32,9 @@ RUN_COLUMNS = {
         "training, waiting, idle, finished, interrupted or failed",
     ),
     "step": RunColumn(
-        Column("Step", 2), lambda run: format_optional(run.step, "{:,}".format), "optimizer steps"
+        Column("Step", 2, is_number=True),
+        lambda run: format_optional(run.step, "{:,}".format),
+        "optimizer steps",
     ),
     "metrics": RunColumn(
         Column("Metrics", 2), lambda run: metrics_line(run.metrics), "those of the newest step"
@@ -165,7 +167,7 @@ class RunInfo(Facts):
             *([("Name", run.name)] if run.name else []),
             ("Status", status_of(run)),
             *([("Step", f"{run.step:,}")] if run.step is not None else []),
-            *((name, format_metric(value)) for name, value in headlines(run.metrics or {}).items()),
+            *_metric_rows(run),
             ("Base Model", run.base_model),
             ("Owner", run.model_owner),
             ("LoRA", lora or format_bool(run.is_lora)),
@@ -173,9 +175,20 @@ class RunInfo(Facts):
             ("Last Update", format_timestamp(run.last_request_time)),
             *_checkpoint_rows("Last Training Checkpoint", run.last_checkpoint),
             *_checkpoint_rows("Last Sampler Checkpoint", run.last_sampler_checkpoint),
-            *metadata_rows(run.user_metadata),
+            *metadata_rows(_metadata_of(run)),
         ]
         super().__init__(run_to_dict(run), rows, f"Training Run: {run.training_run_id}")
+
+
+def _metric_rows(run: TrainingRun) -> list[tuple[str, str]]:
+    shown = headlines(run.metrics or {})
+    return [(metric_label(name), format_metric(value)) for name, value in shown.items()]
+
+
+def _metadata_of(run: TrainingRun) -> dict[str, str]:
+    """What the owner attached, without the name, which has a row of its own."""
+    attached = (run.user_metadata or {}).items()
+    return {key: value for key, value in attached if (key, value) != ("name", run.name)}
 
 
 def _checkpoint_rows(label: str, checkpoint: Checkpoint | None) -> list[tuple[str, str]]:

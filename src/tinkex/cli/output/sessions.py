@@ -31,12 +31,12 @@ SESSION_COLUMNS = {
         Column("Created", 1), lambda row: format_timestamp(row.get("created_at")), "when it began"
     ),
     "checkpoints": SessionColumn(
-        Column("Checkpoints", 3),
+        Column("Checkpoints", 3, is_number=True),
         lambda row: format_optional(row.get("checkpoints_count")),
         "how many it saved",
     ),
     "storage": SessionColumn(
-        Column("Storage", 4),
+        Column("Storage", 4, is_number=True),
         lambda row: format_optional(row.get("checkpoint_storage_bytes"), format_size),
         "what they take",
     ),

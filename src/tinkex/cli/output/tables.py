@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -57,7 +57,10 @@ def print_list(
     for i in layout.kept:
         style = "bold cyan" if i == layout.kept[0] else None
         is_short = widths[i] <= SHORT
-        table.add_column(headings[i], style=style, overflow="fold", no_wrap=is_short)
+        justify: JustifyMethod = "right" if columns[i].is_number else "left"
+        table.add_column(
+            headings[i], style=style, justify=justify, overflow="fold", no_wrap=is_short
+        )
     for row in cells:
         table.add_row(*(Text(row[i]) for i in layout.kept))
     console.print(table)

@@ -49,19 +49,19 @@ _KINDS = {
 _USAGE_COLUMNS = (
     Column("Hour (UTC)"),
     Column("Use"),
-    Column("Amount"),
+    Column("Amount", is_number=True),
     Column("Base Model", 1),
     Column("Session", 2),
     Column("User", 4),
     Column("Project", 5),
-    Column("Cost USD", 3),
+    Column("Cost USD", 3, is_number=True),
 )
 _STORAGE_COLUMNS = (
     Column("Project"),
     Column("Owner", 1),
-    Column("Checkpoints"),
-    Column("Size"),
-    Column("USD/month", 2),
+    Column("Checkpoints", is_number=True),
+    Column("Size", is_number=True),
+    Column("USD/month", 2, is_number=True),
 )
 
 
@@ -117,13 +117,20 @@ def _usage_cells(row: dict[str, Any]) -> list[str]:
     return [
         datetime.fromisoformat(row["bucket_start"]).astimezone(UTC).strftime("%Y-%m-%d %H:00"),
         kind,
-        "" if amount is None else f"{amount:,}",
+        "" if amount is None else _amount(amount),
         row["base_model"] or "",
         row["session_id"] or "",
         row["user_name"] or row["user_id"] or "",
         row["project_id"] or "",
         money(row["estimated_cost_usd"]),
     ]
+
+
+def _amount(amount: float) -> str:
+    """A count as it is; gigabyte hours in as many digits as people read."""
+    if isinstance(amount, int):
+        return f"{amount:,}"
+    return f"{amount:,.2f}" if amount >= 1 else f"{amount:.4g}"
 
 
 class StorageRows(Output):

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _AMOUNTS = ("trained_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
 _COLUMNS = (
     Column("Base Model"),
-    Column("Trained"),
-    Column("Prompt", 1),
-    Column("Cached", 3),
-    Column("Sampled"),
-    Column("Checkpoints", 2),
-    Column("Cost USD", 4),
+    Column("Trained", is_number=True),
+    Column("Prompt", 1, is_number=True),
+    Column("Cached", 3, is_number=True),
+    Column("Sampled", is_number=True),
+    Column("Checkpoints", 2, is_number=True),
+    Column("Cost USD", 4, is_number=True),
 )
 
 
