@@ -57,7 +57,7 @@ _UNSTABLE = (
     (re.compile(r" --base-url http\S+"), ""),
     (re.compile(r"[\d,]+ tokens/s"), "9,600 tokens/s"),
     (re.compile(r"(runs/\w+-)[0-9a-f]{12}"), r"\g<1>cd464c0764cc"),
-    (re.compile(r"\b\d+\.\ds\b"), "0.1s"),
+    (re.compile(r"\b(\d+\.\ds|\d+ms)\b"), "0.1s"),
 )
 
 

@@ -58,11 +58,11 @@ def _from_now(seconds: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A length of time: 0.4s, 12s, 3m 05s, 2h 10m, 4d 02h."""
+    """A length of time: 29ms, 0.4s, 12s, 3m 05s, 2h 10m, 4d 02h."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     if seconds < 10:
-        return f"{seconds:.1f}s"
+        return f"{1000 * seconds:.0f}ms" if seconds < 0.1 else f"{seconds:.1f}s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

@@ -12,7 +12,7 @@ from tinkex.engine.fake.toy_tokenizer import ToyTokenizer, toy_tokenizer
 def load(name: str) -> ToyTokenizer:
     """The tokenizer of every model but one."""
     if name == "tinkex/mute":
-        raise OSError("there is no such tokenizer")
+        raise OSError("there is no such tokenizer.")
     return toy_tokenizer()
 
 

@@ -74,6 +74,7 @@ def test_what_is_no_time(when: str | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0286, "29ms"),
         (0.44, "0.4s"),
         (12.4, "12s"),
         (59.6, "1m 00s"),

@@ -113,7 +113,7 @@ def draw_lines(points: Points, width: int, height: int, *, is_unicode: bool = Tr
 
 def _labels(ys: Span, height: int) -> dict[int, str]:
     """The numbers on the left by the row they stand in."""
-    ticks = nice_ticks(ys.low, ys.high, max(2, height // 3))
+    ticks = nice_ticks(ys.low, ys.high, max(2, height // 2))
     step = ticks[1] - ticks[0] if len(ticks) > 1 else abs(ys.high - ys.low)
     return {height - 1 - ys.place(tick, height): _label(tick, step) for tick in ticks}
 

@@ -67,6 +67,12 @@ def test_a_curve_fits_its_screen(
     assert is_unicode or all(line.isascii() for line in lines)
 
 
+def test_a_curve_of_ten_rows_has_several_numbers_on_its_left() -> None:
+    lines = draw_lines([(1.0, 9.3), (2.0, 0.3)], 60, 10)
+    labels = [line.split("│")[0].strip() for line in lines if "│" in line]
+    assert [label for label in labels if label] == ["8", "6", "4", "2"]
+
+
 def test_a_falling_curve_falls() -> None:
     lines = draw_lines([(1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0)], 40, 8, is_unicode=False)
     columns = [line.index("*") for line in lines if "*" in line]

@@ -154,7 +154,8 @@ def _tokenizer(sampler: SamplingClient, prompt: Prompt, ask: Ask) -> Tokenizer |
     except CliError as error:
         if prompt.tokens is None or ask.tokenizer is not None:
             raise
-        tell(f"Note: {error.message}; token ids are shown instead of text.")
+        reason = error.message.removesuffix(".")
+        tell(f"Note: {reason}; token ids are shown instead of text.")
         return None
 
 
