@@ -20,6 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from tinkex.cli.context import Screen
@@ -44,7 +45,8 @@ def make_waiting(screen: Screen) -> Progress:
     """One line on stderr that shows what is waited for, and for how long."""
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
+        # A narrow terminal breaks the text between words; by default it would be cut.
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
         TimeElapsedColumn(),
         console=_console(screen),
         transient=True,

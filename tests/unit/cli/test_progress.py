@@ -87,6 +87,16 @@ def test_a_line_that_is_told_while_waiting_stands_alone(capsys: pytest.CaptureFi
     assert "\x1b[2KThis model has no chat template.\n" in written
 
 
+def test_a_narrow_terminal_shows_all_that_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    context = Context(stderr=Screen(is_terminal=True, width=40))
+    text = "Creating the adapter on tinkex/bigram with rank 32 ..."
+    with click.Context(click.Command("x"), obj=context), waiting(text):
+        pass
+    written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "\u2026" not in written
+    assert "rank 32 ..." in " ".join(written.split())
+
+
 def test_waiting_is_plain_lines_elsewhere_and_nothing_beside_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
