@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from tests.unit.engine.gguf_files import write_gguf
 from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_folder
-from tinkex.cli.main import main
+from tinkex.cli.context import Context, Screen
+from tinkex.cli.main import main, run
 from tinkex.engine.models.sources import read_list
 from tinkex.home import Home
 from tinkex.models import TINY_FOLDER
@@ -288,3 +290,28 @@ def test_adding_a_folder_loads_nothing_heavy(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_download_from_the_hub_is_a_bar_and_ctrl_c_says_what_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def __init__(self, on_progress: Callable[[int, int], None]) -> None:
+            self._on_progress = on_progress
+
+        def find(self, model_id: str) -> None:
+            self._on_progress(5_000_000, 20_000_000)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinkex.engine.models.hub.Hub", Interrupted)
+    context = Context(stderr=Screen(is_terminal=True, width=120))
+    outcome = run(["model", "add", "org/small"], context)
+    shown = capsys.readouterr()
+    assert (outcome.exit_code, shown.out) == (130, "")
+    assert "Downloading org/small" in shown.err
+    assert "5.0/20.0 MB" in shown.err
+    assert "Error" not in shown.err
+    assert shown.err.endswith(
+        "Interrupted: the complete files are kept.\n"
+        "Run the same command again to download the rest.\n"
+    )
