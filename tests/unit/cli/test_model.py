@@ -315,3 +315,14 @@ def test_a_download_from_the_hub_is_a_bar_and_ctrl_c_says_what_is_kept(
         "Interrupted: the complete files are kept.\n"
         "Run the same command again to download the rest.\n"
     )
+
+
+def test_ctrl_c_while_a_model_is_converted_says_that_it_was_not_added(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinkex.cli.commands.model_making.made", interrupt)
+    assert run(["model", "add", "smollm2-135m"]).exit_code == 130
+    assert capsys.readouterr().err == "Interrupted: smollm2-135m was not added.\n"
