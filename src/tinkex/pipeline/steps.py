@@ -97,6 +97,10 @@ def is_valid_step(path: Path) -> bool:
     return problem_of(path) is None
 
 
+#: How often the steps are listed again because a writer changed them meanwhile.
+MAX_LISTINGS = 10
+
+
 def list_steps(root: Path) -> Iterator[tuple[int, Path]]:
     """Every directory named after a step, the highest number first, valid or not.
 
@@ -110,14 +114,21 @@ def list_steps(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def latest_step(root: Path, *, below: int | None = None, is_deep: bool = False) -> Path | None:
-    """The valid step with the highest number, or None; warns about what it passes over."""
-    for step, path in list_steps(root):
-        if below is not None and step >= below:
-            continue
-        problem = problem_of(path, is_deep=is_deep)
-        if problem is None:
-            return path
-        log.warning("checkpoint %s is passed over: %s", path, problem)
+    """The valid step with the highest number, or None; warns about what it passes over.
+
+    A writer may remove every listed step after it wrote newer ones: then the new ones are listed.
+    """
+    for _ in range(MAX_LISTINGS):
+        steps = list(list_steps(root))
+        for step, path in steps:
+            if below is not None and step >= below:
+                continue
+            problem = problem_of(path, is_deep=is_deep)
+            if problem is None:
+                return path
+            log.warning("checkpoint %s is passed over: %s", path, problem)
+        if list(list_steps(root)) == steps:
+            break
     return None
 
 

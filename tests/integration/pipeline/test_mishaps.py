@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from tests.integration.pipeline.tiny_stage import (
 from tests.integration.small_disk import run_on_small_disk
 from tinkex.checkpoint.retention import Retention
 from tinkex.nn.optim import NonFiniteGradient
+from tinkex.pipeline import steps
 from tinkex.pipeline.holding import LOCK_FILE, hold
 from tinkex.pipeline.loop import train
 from tinkex.pipeline.metrics import JsonLines, Sinks, make_sink
@@ -138,6 +140,29 @@ def test_whoever_reads_renames_nothing(tmp_path: Path) -> None:
     assert aside.is_dir()
     assert run(tmp_path, max_steps=4).steps == 4
     assert newest.is_dir()
+
+
+def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = StepContent(
+        weights={"w": torch.zeros(8)},
+        optimizer={"optimizer": {}, "scaler": {}},
+        state={"epoch": 0, "step_in_epoch": 0, "global_step": 0},
+    )
+    old = write_step(tmp_path, 1, content)
+    check = steps.problem_of
+
+    def prune_first(path: Path, *, is_deep: bool = False) -> str | None:
+        if old.is_dir():
+            write_step(tmp_path, 2, content)
+            shutil.rmtree(old)
+        return check(path, is_deep=is_deep)
+
+    monkeypatch.setattr(steps, "problem_of", prune_first)
+    found = latest_step(tmp_path)
+    assert found is not None
+    assert found.name == "step_00000002"
 
 
 def test_readers_beside_a_writer_that_prunes_are_never_surprised(tmp_path: Path) -> None:
