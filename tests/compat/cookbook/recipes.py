@@ -202,11 +202,11 @@ RECIPES = (
         "distillation.on_policy_distillation",
         {
             "teacher_model": MODEL,
-            "groups_per_batch": 16,
+            "groups_per_batch": 32,
             "group_size": 4,
             "max_tokens": 12,
             "lora_rank": 32,
-            "learning_rate": 1e-3,
+            "learning_rate": 2e-3,
             "eval_every": 0,
             **KEEP,
         },
@@ -217,7 +217,7 @@ RECIPES = (
             LOAD: Checkpoint(FIRST.name, 0),
             "teacher_checkpoint": Checkpoint(FIRST.name, kind="sampler_path"),
         },
-        steps=8,
+        steps=12,
     ),
     Recipe(
         "preference/shorter",
