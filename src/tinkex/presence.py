@@ -34,7 +34,7 @@ class ServerState(msgspec.Struct, frozen=True, kw_only=True):
     """When it was ready, in seconds since 1970."""
     log: str | None = None
     """The file that its log goes to; None is the terminal that it was started in."""
-    bell: str | None = None
+    worker_wakeup: str | None = None
     """The address whose datagrams start a worker that waits for work; None once the worker runs."""
 
 

@@ -68,7 +68,7 @@ def with_local_server(config: Config, *, needs_worker: bool = True) -> Config:
 def ensure_server(home: Home, *, needs_worker: bool = True) -> LocalServer:
     """The server of a home. Whoever asks while it is being started waits for the same one."""
     state = find_server(home)
-    if state is None or (needs_worker and state.bell is not None):
+    if state is None or (needs_worker and state.worker_wakeup is not None):
         home.make()
         progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
         with _explained(home), contextlib.closing(progress), _starting(home, progress):
@@ -127,16 +127,16 @@ def _starting(home: Home, progress: _Progress) -> Iterator[None]:
 def _start(home: Home, progress: _Progress, *, needs_worker: bool) -> ServerState:
     """Start a server unless one runs, and the worker of one that runs without."""
     process: subprocess.Popen[bytes] | None = None
-    before, rung = 0, None
+    before = 0
     ends_at = time.monotonic() + START_SECONDS
     while True:
         state = find_server(home)
-        if state is not None and (state.bell is None or not needs_worker):
+        if state is not None and (state.worker_wakeup is None or not needs_worker):
             return state
-        if state is not None and state.bell != rung:
-            rung = state.bell
-            _ring(state)
-        elif state is None and process is None and not _is_held(home):
+        if state is not None:
+            # Repeated until the worker runs, because a datagram may be lost.
+            _wake_worker(state)
+        elif process is None and not _is_held(home):
             _check_installed(home)
             before = _log_size(home)
             process = _launch(home, needs_worker=needs_worker)
@@ -155,11 +155,11 @@ def _is_held(home: Home) -> bool:
     return holder is not None and holder.is_alive
 
 
-def _ring(state: ServerState) -> None:
-    """Have the worker of a server started."""
-    host, _, port = (state.bell or "").rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ringing:
-        ringing.sendto(b"look", (host, int(port)))
+def _wake_worker(state: ServerState) -> None:
+    """Ask a server to start its worker."""
+    host, _, port = (state.worker_wakeup or "").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"look", (host, int(port)))
 
 
 def _check_installed(home: Home) -> None:

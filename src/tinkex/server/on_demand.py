@@ -59,8 +59,8 @@ class StandIn:
         self._closing.enter_context(Pulse("on demand", self._look, LOOK_SECONDS))
 
     @property
-    def bell(self) -> str:
-        """The address to ring when the worker is needed."""
+    def wakeup_address(self) -> str:
+        """The address that takes wake-up messages when the worker is needed."""
         return self._bell.process.bell
 
     async def wait_for_work(self) -> None:

@@ -163,7 +163,7 @@ class Supervisor:
             version=package_version(),
             started_at=clock.now(),
             log=_log_of(self._home),
-            bell=self._stand_in.bell if self._stand_in is not None else None,
+            worker_wakeup=self._stand_in.wakeup_address if self._stand_in is not None else None,
         )
         self._publish(state)
         for child in self._children:
@@ -181,7 +181,7 @@ class Supervisor:
         self._worker.begin()
         await self._answers(READY_PATH, 200, 404)
         self._worker.was_ready = True
-        self._publish(msgspec.structs.replace(state, bell=None))
+        self._publish(msgspec.structs.replace(state, worker_wakeup=None))
 
     async def _answers(self, path: str, *statuses: int) -> None:
         url = self._url + path

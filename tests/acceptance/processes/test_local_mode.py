@@ -200,7 +200,9 @@ def test_a_command_that_only_reads_starts_no_worker_and_the_first_work_does(
         key = local_home.key_file.read_text().strip()
         assert train(base_url=state.url, api_key=key) == 1.0
     worker = children_of(state.pid)["worker_process"]
-    eventually(lambda: (found := find_server(local_home)) is not None and found.bell is None)
+    eventually(
+        lambda: (found := find_server(local_home)) is not None and found.worker_wakeup is None
+    )
     os.kill(worker, signal.SIGKILL)
     assert train() == 1.0
     assert pid_of(local_home) == state.pid
@@ -218,4 +220,4 @@ def test_changed_models_start_the_worker_of_a_command_that_only_reads(
     assert children_of(pid_of(local_home)).keys() == {"api_process", "worker_process"}
     state = find_server(local_home)
     assert state is not None
-    assert state.bell is None
+    assert state.worker_wakeup is None
