@@ -30,7 +30,7 @@ compat: $(VENV)/.ready
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --clean --strict
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix src tests trainer examples benchmarks docs
@@ -59,4 +59,4 @@ $(VENV)/.docs: $(VENV)/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .compat build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache .compat build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
