@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import ALPHA, AdapterState
 from tinkex.errors import InvalidInput
-from tinkex.nn.host import Host
-from tinkex.nn.sites import Layout, LowRank, Part
+from tinkex.nn.host import HostedModel
+from tinkex.nn.sites import LoraLayout, LoraPair, TargetKind
 
 #: Adapters of a higher rank would be larger than what they adapt.
 MAX_RANK = 1024
@@ -20,9 +20,9 @@ class Adapter:
     """One adapter of a hosted model."""
 
     spec: AdapterSpec
-    layout: Layout
+    layout: LoraLayout
     state: AdapterState
-    views: Sequence[LowRank | None] = field(init=False)
+    views: Sequence[LoraPair | None] = field(init=False)
     """Its pairs by site, as views of its weights."""
 
     def __post_init__(self) -> None:
@@ -39,14 +39,14 @@ class Adapter:
         self.__post_init__()
 
 
-def layout_of(host: Host, spec: AdapterSpec) -> Layout:
+def layout_of(host: HostedModel, spec: AdapterSpec) -> LoraLayout:
     """Where the pairs of such an adapter lie."""
     parts = {
-        Part.ATTENTION: spec.train_attn,
-        Part.MLP: spec.train_mlp,
-        Part.UNEMBED: spec.train_unembed,
+        TargetKind.ATTENTION: spec.train_attn,
+        TargetKind.MLP: spec.train_mlp,
+        TargetKind.UNEMBED: spec.train_unembed,
     }
-    return Layout(host.sites, spec.rank, [part for part, is_trained in parts.items() if is_trained])
+    return LoraLayout(host.lora_targets, spec.rank, [part for part, is_trained in parts.items() if is_trained])
 
 
 def check_spec(spec: AdapterSpec) -> None:
@@ -62,13 +62,13 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(f"optimizer type is {kind!r}; this server trains with 'adamw' alone")
 
 
-def training_bytes(layout: Layout) -> int:
+def training_bytes(layout: LoraLayout) -> int:
     """Weights, two moments, the gradient, and the gradient of a pass in progress, in float32."""
     return 5 * 4 * layout.size
 
 
-def new_adapter(host: Host, spec: AdapterSpec) -> Adapter:
+def new_adapter(host: HostedModel, spec: AdapterSpec) -> Adapter:
     """A new adapter that changes no log-probability yet."""
     layout = layout_of(host, spec)
-    weights = layout.new_weights(spec.seed).to(host.device)
+    weights = layout.init_weights(spec.seed).to(host.device)
     return Adapter(spec, layout, AdapterState.fresh(weights))

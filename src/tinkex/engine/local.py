@@ -34,7 +34,7 @@ from tinkex.engine.sampling.runner import SampleRunner
 from tinkex.engine.state import AdapterState
 from tinkex.engine.trainer import Trainer, Work
 from tinkex.errors import CheckpointError, InvalidInput, RequestErrorCategory, TinkexError
-from tinkex.nn.optim import NonFiniteGradient, adamw
+from tinkex.nn.optim import NonFiniteGradient, adamw_step
 from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
@@ -148,7 +148,7 @@ class LocalEngine:
         gradient = state.gradient
         first, second = state.moments()
         try:
-            metrics = adamw(
+            metrics = adamw_step(
                 state.weights,
                 gradient,
                 first,

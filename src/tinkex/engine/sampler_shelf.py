@@ -12,7 +12,7 @@ from tinkex.engine.protocol import SamplerSource
 from tinkex.engine.sampling.runner import SamplerAdapter
 from tinkex.engine.state import ALPHA
 from tinkex.errors import InvalidInput
-from tinkex.nn.host import Host
+from tinkex.nn.host import HostedModel
 
 _Key: TypeAlias = tuple[Path, int, int]
 
@@ -26,7 +26,7 @@ class SamplerShelf:
         """The memory of everything that is kept ready."""
         self._saved: OrderedDict[_Key, tuple[SamplerAdapter, int]] = OrderedDict()
 
-    def find(self, source: SamplerSource, host: Host) -> SamplerAdapter | None:
+    def find(self, source: SamplerSource, host: HostedModel) -> SamplerAdapter | None:
         """The adapter of a source; None for a base model alone."""
         if source.directory is None:
             return None
@@ -60,8 +60,8 @@ def _identify(directory: Path) -> _Key:
     return directory, status.st_ino, status.st_mtime_ns
 
 
-def _load(key: _Key, source: SamplerSource, host: Host) -> tuple[SamplerAdapter, int]:
-    layout, weights = read_adapter(key[0], source.base_model, host.sites)
+def _load(key: _Key, source: SamplerSource, host: HostedModel) -> tuple[SamplerAdapter, int]:
+    layout, weights = read_adapter(key[0], source.base_model, host.lora_targets)
     flat = weights.to(host.device)
     adapter = SamplerAdapter(
         key=key, scale=ALPHA / layout.rank, weights=layout.views(flat), dtype=host.dtype

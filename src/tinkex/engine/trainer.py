@@ -28,10 +28,10 @@ from tinkex.engine.protocol import Failure
 from tinkex.errors import RequestErrorCategory
 from tinkex.logs import get_logger
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import Host
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segment, Segments
-from tinkex.nn.unembed import Scorer
+from tinkex.nn.host import HostedModel
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import LoraSegment, SegmentedLora
+from tinkex.nn.unembed import TargetLogprobs
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
 
 LOG = get_logger(__name__)
@@ -66,7 +66,7 @@ class _Sheet:
 class Trainer:
     """Computes on one hosted model, which `find_host` returns for every micro-batch."""
 
-    def __init__(self, find_host: Callable[[], Host], config: EngineConfig) -> None:
+    def __init__(self, find_host: Callable[[], HostedModel], config: EngineConfig) -> None:
         self._find_host = find_host
         self._config = config
 
@@ -136,23 +136,23 @@ class Trainer:
         device = host.device
         packed = pack([sheets[p].work.examples[e] for p, e in batch])
         segments = _segments(sheets, batch)
-        this = Pass(segments, PackedAttention(packed.lengths))
+        this = ForwardContext(segments, PackedAttention(packed.lengths))
         is_trained = any(sheets[p].gradient is not None for p, _ in batch)
         with torch.set_grad_enabled(is_trained):
-            hidden_TD = host.hidden(
+            hidden_TD = host.hidden_states(
                 torch.from_numpy(packed.tokens_T).to(device),
                 torch.from_numpy(packed.positions_T).to(device),
                 this,
-                save_memory=save_memory,
+                checkpoint_activations=save_memory,
             )
-        scorer = Scorer(
-            host.head,
+        scorer = TargetLogprobs(
+            host.lm_head,
             hidden_TD.detach(),
             segments,
             packed.rows_P,
             packed.targets_P,
             max_logits_bytes=MAX_LOGITS_BYTES,
-            is_kept=is_trained,
+            save_logprobs=is_trained,
         )
         dhidden_TD = _score(scorer, sheets, batch, packed)
         if hidden_TD.requires_grad:
@@ -172,20 +172,20 @@ def _by_pass(batch: Sequence[Piece]) -> Iterator[_PassPieces]:
     yield from found.items()
 
 
-def _segments(sheets: Sequence[_Sheet], batch: Sequence[Piece]) -> Segments:
+def _segments(sheets: Sequence[_Sheet], batch: Sequence[Piece]) -> SegmentedLora:
     segments, start = [], 0
     for pass_index, indices in _by_pass(batch):
         sheet = sheets[pass_index]
         adapter, examples = sheet.work.adapter, sheet.work.examples
         stop = start + sum(len(examples[index].tokens) for index in indices)
         gradient = None if sheet.gradient is None else adapter.layout.views(sheet.gradient)
-        segments.append(Segment(start, stop, adapter.scale, adapter.views, gradient))
+        segments.append(LoraSegment(start, stop, adapter.scale, adapter.views, gradient))
         start = stop
-    return Segments(segments)
+    return SegmentedLora(segments)
 
 
 def _score(
-    scorer: Scorer, sheets: Sequence[_Sheet], batch: Sequence[Piece], packed: Packed
+    scorer: TargetLogprobs, sheets: Sequence[_Sheet], batch: Sequence[Piece], packed: Packed
 ) -> Tensor | None:
     """Note log-probabilities and losses; returns the pull on the hidden states, if any."""
     passes = list(_by_pass(batch))
@@ -195,12 +195,12 @@ def _score(
     if all(find_loss(sheets[p].work.request.loss_fn).is_linear for p, _ in passes):
         # The slopes do not depend on what the log-probabilities are: one visit does it all.
         slope_P = _slopes(sheets, passes, packed.split(np.zeros(len(packed.rows_P))))
-        logprobs_P, dhidden_TD = scorer.logprobs_and_pull(slope_P)
+        logprobs_P, dhidden_TD = scorer.logprobs_and_grad(slope_P)
         _note(sheets, passes, packed.split(logprobs_P.cpu().numpy()))
         return dhidden_TD
     logprobs = packed.split(scorer.logprobs().cpu().numpy())
     _note(sheets, passes, logprobs)
-    return scorer.pull(_slopes(sheets, passes, logprobs))
+    return scorer.backward(_slopes(sheets, passes, logprobs))
 
 
 def _losses(

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor, nn
 
 #: Ways to choose angles that depend on nothing but the position.
-_FIXED_KINDS = frozenset({"default", "linear", "llama3", "yarn"})
+_STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 _FIRST_POSITIONS = 512
 
 
-class AngleTable(nn.Module):
+class RotaryTable(nn.Module):
     """Stands where a module stood that computes angles from positions."""
 
     def __init__(self, original: nn.Module, like: Tensor) -> None:
         """`like` is a number as the model computes with."""
         super().__init__()
         self._original, self._like = original, like
-        self._cos_PD = self._sin_PD = self._signed_PD = like.new_empty(0, 0)
+        self._cos_PD = self._sin_PD = self._signed_sin_PD = like.new_empty(0, 0)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, (1, T, D) each; as transformers calls it."""
-        cos_PD, sin_PD = self.table(int(position_ids.max()) + 1)
+        cos_PD, sin_PD = self.cos_sin_table(int(position_ids.max()) + 1)
         at = position_ids[0]
         return cos_PD[at].unsqueeze(0), sin_PD[at].unsqueeze(0)
 
-    def table(self, num_positions: int) -> tuple[Tensor, Tensor]:
+    def cos_sin_table(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many positions, (P, D) each."""
         if num_positions > len(self._cos_PD):
             # Twice as many each time, so that all of it costs no more than the last.
@@ -40,19 +40,19 @@ class AngleTable(nn.Module):
             cos, sin = self._original.forward(self._like, every)
             self._cos_PD, self._sin_PD = cos[0].contiguous(), sin[0].contiguous()
             first, second = sin[0].chunk(2, dim=-1)
-            self._signed_PD = torch.cat((-first, second), dim=-1)
+            self._signed_sin_PD = torch.cat((-first, second), dim=-1)
         return self._cos_PD, self._sin_PD
 
-    def signed(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    def signed_cos_sin(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, (T, D); sines of a head's first half are negative."""
-        self.table(int(positions_T.max()) + 1)
-        return self._cos_PD[positions_T], self._signed_PD[positions_T]
+        self.cos_sin_table(int(positions_T.max()) + 1)
+        return self._cos_PD[positions_T], self._signed_sin_PD[positions_T]
 
 
-def angle_twins(module: nn.Module) -> list[AngleTable]:
+def rotary_candidates(module: nn.Module) -> list[RotaryTable]:
     """What may compute the same as a module, if it looks as though it made angles."""
     frequencies: Any = getattr(module, "inv_freq", None)
     kind = getattr(module, "rope_type", None)
-    if not isinstance(frequencies, Tensor) or kind not in _FIXED_KINDS:
+    if not isinstance(frequencies, Tensor) or kind not in _STATIC_ROPE_TYPES:
         return []
-    return [AngleTable(module, frequencies.new_zeros(1, dtype=torch.float32))]
+    return [RotaryTable(module, frequencies.new_zeros(1, dtype=torch.float32))]

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.native.panels import Panels, is_suited
-from tinkex.nn.running import LowRankRows
+from tinkex.nn.native.panels import PackedWeight, can_pack
+from tinkex.nn.running import LoraRows
 
 #: Where oneDNN multiplies a plain float32 matrix faster than MKL does, measured: 1.2 to 2 times.
 _FEW_ROWS = range(2, 129)
 _LARGE_WEIGHT = 1 << 20
 
 
-class Head:
+class LMHead:
     """The frozen output map, with what a model does to its logits afterwards."""
 
-    def __init__(self, site: int, linear: nn.Linear, config: Any) -> None:
-        self.site = site
+    def __init__(self, target_index: int, linear: nn.Linear, config: Any) -> None:
+        self.target_index = target_index
         self.weight_VD = linear.weight.detach()
         """The frozen weight, in the memory where it is; it may be an embedding's too."""
         self._bias_V = None if linear.bias is None else linear.bias.detach()
         self._multiplier = float(getattr(config, "logit_scale", None) or 1.0)
         self._multiplier /= float(getattr(config, "logits_scaling", None) or 1.0)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._panels: Panels | None = None
+        self._packed_weight: PackedWeight | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -42,37 +42,37 @@ class Head:
         return self.weight_VD.nbytes
 
     @property
-    def has_copy(self) -> bool:
+    def has_packed_copy(self) -> bool:
         """Whether there is a second copy of the weight."""
-        return self._panels is not None
+        return self._packed_weight is not None
 
-    def copy(self) -> None:
+    def make_packed_copy(self) -> None:
         """Keep a second copy of the weight for our own kernels, where they run."""
-        if is_suited(self.weight_VD):
-            self._panels = Panels(self.weight_VD.t())
+        if can_pack(self.weight_VD):
+            self._packed_weight = PackedWeight(self.weight_VD.t())
 
     def logits(
-        self, hidden_MD: Tensor, rows: LowRankRows, out_MV: Tensor | None = None
+        self, hidden_MD: Tensor, lora: LoraRows, out_MV: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """The logits of rows, and what `pull` needs of the low-rank part.
 
         They are written to `out_MV`, or a new tensor without it.
         """
-        logits_MV = self._frozen(hidden_MD, out_MV)
-        kept = rows.add(self.site, hidden_MD, logits_MV)
+        logits_MV = self._base_logits(hidden_MD, out_MV)
+        kept = lora.add(self.target_index, hidden_MD, logits_MV)
         if self._multiplier != 1.0:
             logits_MV.mul_(self._multiplier)
         if self.softcap is not None:
             logits_MV.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_MV, kept
 
-    def pull(
+    def backward(
         self,
         hidden_MD: Tensor,
         dlogits_MV: Tensor,
         logits_MV: Tensor | None,
-        kept: Any,
-        rows: LowRankRows,
+        saved: Any,
+        lora: LoraRows,
     ) -> Tensor:
         """The gradient of the hidden states; adapters of the head gather theirs.
 
@@ -86,13 +86,13 @@ class Head:
         if self._multiplier != 1.0:
             dlogits_MV.mul_(self._multiplier)
         dhidden_MD = dlogits_MV @ self.weight_VD
-        rows.pull(self.site, hidden_MD, dlogits_MV, kept, dhidden_MD)
+        lora.backward(self.target_index, hidden_MD, dlogits_MV, saved, dhidden_MD)
         return dhidden_MD
 
-    def _frozen(self, hidden_MD: Tensor, out_MV: Tensor | None) -> Tensor:
-        if self._panels is not None:
-            return self._panels.product(hidden_MD, self._bias_V, out_MV)
-        if out_MV is None and self._suits_onednn(hidden_MD):
+    def _base_logits(self, hidden_MD: Tensor, out_MV: Tensor | None) -> Tensor:
+        if self._packed_weight is not None:
+            return self._packed_weight.matmul(hidden_MD, self._bias_V, out_MV)
+        if out_MV is None and self._can_use_onednn(hidden_MD):
             onednn = torch.ops.mkldnn._linear_pointwise
             few_MV: Tensor = onednn(hidden_MD, self.weight_VD, self._bias_V, "none", [], "")
             return few_MV
@@ -100,7 +100,7 @@ class Head:
             return torch.mm(hidden_MD, self.weight_VD.t(), out=out_MV)
         return torch.addmm(self._bias_V, hidden_MD, self.weight_VD.t(), out=out_MV)
 
-    def _suits_onednn(self, hidden_MD: Tensor) -> bool:
+    def _can_use_onednn(self, hidden_MD: Tensor) -> bool:
         return (
             len(hidden_MD) in _FEW_ROWS
             and self.weight_VD.numel() >= _LARGE_WEIGHT
@@ -110,7 +110,7 @@ class Head:
         )
 
 
-def find_head(model: nn.Module) -> nn.Linear:
+def find_lm_head(model: nn.Module) -> nn.Linear:
     """A model's output map, which has to be linear."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if not isinstance(head, nn.Linear):

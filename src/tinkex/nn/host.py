@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinkex.nn import attention, remembering
-from tinkex.nn.decoding import Decoding, proven
-from tinkex.nn.experts import Experts, is_table, sites_of
-from tinkex.nn.head import Head, find_head
-from tinkex.nn.linear import GroupMember, LinearGroup
-from tinkex.nn.running import Pass, running
-from tinkex.nn.sites import Part, Site
-from tinkex.nn.survey import Group, Survey, children
-from tinkex.nn.trial import LENGTHS, Trial
-from tinkex.nn.twins import replace_blocks, replace_small
+from tinkex.nn.decoding import FusedDecoder, matches_reference
+from tinkex.nn.experts import LoraExperts, is_experts_module, expert_targets
+from tinkex.nn.head import LMHead, find_lm_head
+from tinkex.nn.linear import MergedLinearPart, MergedLoraLinear
+from tinkex.nn.running import ForwardContext, activate
+from tinkex.nn.sites import TargetKind, LoraTarget
+from tinkex.nn.survey import LinearGroupSpec, ModuleDiscovery, iter_children
+from tinkex.nn.trial import CHECK_LENGTHS, EquivalenceCheck
+from tinkex.nn.twins import swap_blocks, swap_modules
 
 
-class Host:
+class HostedModel:
     """A frozen model with places for adapters."""
 
     def __init__(self, model: PreTrainedModel, *, packed_bytes: int = 0) -> None:
@@ -36,26 +36,26 @@ class Host:
         The head and the first layers are copied as far as it goes; with less, some gain is lost.
         """
         model.eval().requires_grad_(False)
-        with Survey(model) as survey:
-            trial = Trial(model)
+        with ModuleDiscovery(model) as survey:
+            trial = EquivalenceCheck(model)
         self._model = model
         self._decoder: Any = model.get_decoder()
-        self._decoder.config._attn_implementation = attention.NAME
-        self._decoding: Decoding | None = None
-        self.sites: list[Site] = []
+        self._decoder.config._attn_implementation = attention.ATTENTION_NAME
+        self._fused_decoder: FusedDecoder | None = None
+        self.lora_targets: list[LoraTarget] = []
         """Where adapters have pairs; a pair's index here is its site's number."""
-        groups = self._install(survey)
-        self.head = self._take_head()
-        copied: list[Head | LinearGroup] = [self.head, *groups]
+        groups = self._install_lora(survey)
+        self.lm_head = self._wrap_lm_head()
+        copied: list[LMHead | MergedLoraLinear] = [self.lm_head, *groups]
         for one in copied:
             if one.num_bytes <= packed_bytes:
-                one.copy()
-                packed_bytes -= one.num_bytes if one.has_copy else 0
+                one.make_packed_copy()
+                packed_bytes -= one.num_bytes if one.has_packed_copy else 0
         how = trial.check(self)
-        replace_small(children(model, [self._decoder]), lambda: trial.run(self))
-        replace_blocks(children(model, survey.layers), how, lambda: trial.run(self))
+        swap_modules(iter_children(model, [self._decoder]), lambda: trial.run_packed(self))
+        swap_blocks(iter_children(model, survey.layers), how, lambda: trial.run_packed(self))
         trial.check(self)
-        self._decoding = self._all_at_once(survey.layers)
+        self._fused_decoder = self._build_fused_decoder(survey.layers)
 
     @property
     def config(self) -> Any:
@@ -75,17 +75,17 @@ class Host:
     @property
     def vocab_size(self) -> int:
         """How many tokens there are."""
-        return self.head.vocab_size
+        return self.lm_head.vocab_size
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self.head.weight_VD.device
+        return self.lm_head.weight_VD.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What it computes with."""
-        return self.head.weight_VD.dtype
+        return self.lm_head.weight_VD.dtype
 
     @property
     def max_positions(self) -> int | None:
@@ -96,19 +96,19 @@ class Host:
         """
         return max_positions(self._decoder.config)
 
-    def hidden(
-        self, tokens_T: Tensor, positions_T: Tensor, this: Pass, *, save_memory: bool = False
+    def hidden_states(
+        self, tokens_T: Tensor, positions_T: Tensor, context: ForwardContext, *, checkpoint_activations: bool = False
     ) -> Tensor:
         """The last hidden states of packed rows, (T, D).
 
         To save memory, a pass that is differentiated keeps what goes into each layer and computes
         the rest again on the way back.
         """
-        if self._decoding is not None:
-            step_TD = self._decoding.hidden(tokens_T, positions_T, this)
+        if self._fused_decoder is not None:
+            step_TD = self._fused_decoder.hidden_states(tokens_T, positions_T, context)
             if step_TD is not None:
                 return step_TD
-        with running(this, save_memory=save_memory):
+        with activate(context, save_memory=checkpoint_activations):
             out = self._decoder(
                 input_ids=tokens_T.unsqueeze(0),
                 position_ids=positions_T.unsqueeze(0),
@@ -118,46 +118,46 @@ class Host:
         return hidden_TD
 
     # --- taking a model in -----------------------------------------------------------------------
-    def _install(self, survey: Survey) -> list[LinearGroup]:
-        groups = [self._replace(found) for found in survey.groups(LENGTHS)]
-        for child in list(children(self._model, survey.layers)):
-            if is_table(child.module):
-                sites = sites_of(f"{child.path}.{child.name}", child.module)
-                setattr(child.parent, child.name, Experts(len(self.sites), child.module))
-                self.sites += sites
-        for layer in survey.layers:
-            remembering.install(layer)
+    def _install_lora(self, discovery: ModuleDiscovery) -> list[MergedLoraLinear]:
+        groups = [self._merge_linears(found) for found in discovery.linear_groups(CHECK_LENGTHS)]
+        for child in list(iter_children(self._model, discovery.layers)):
+            if is_experts_module(child.module):
+                sites = expert_targets(f"{child.parent_path}.{child.name}", child.module)
+                setattr(child.parent, child.name, LoraExperts(len(self.lora_targets), child.module))
+                self.lora_targets += sites
+        for layer in discovery.layers:
+            remembering.enable_activation_checkpointing(layer)
         return groups
 
-    def _replace(self, found: Group) -> LinearGroup:
-        group = LinearGroup(len(self.sites), found.members)
-        self.sites.append(
-            Site(
-                part=found.part,
-                paths=tuple(f"{found.path}.{name}" for name in found.names),
+    def _merge_linears(self, spec: LinearGroupSpec) -> MergedLoraLinear:
+        group = MergedLoraLinear(len(self.lora_targets), spec.members)
+        self.lora_targets.append(
+            LoraTarget(
+                kind=spec.kind,
+                paths=tuple(f"{spec.parent_path}.{name}" for name in spec.names),
                 in_features=group.in_features,
                 out_features=tuple(group.sizes),
             )
         )
-        for index, name in enumerate(found.names):
-            setattr(found.parent, name, GroupMember(group, index))
+        for index, name in enumerate(spec.names):
+            setattr(spec.parent, name, MergedLinearPart(group, index))
         return group
 
-    def _all_at_once(self, layers: Sequence[nn.Module]) -> Decoding | None:
-        found = Decoding.of(self._decoder, layers, self.vocab_size)
-        return found if found is not None and proven(found, self.hidden) else None
+    def _build_fused_decoder(self, layers: Sequence[nn.Module]) -> FusedDecoder | None:
+        found = FusedDecoder.from_decoder(self._decoder, layers, self.vocab_size)
+        return found if found is not None and matches_reference(found, self.hidden_states) else None
 
-    def _take_head(self) -> Head:
-        linear = find_head(self._model)
+    def _wrap_lm_head(self) -> LMHead:
+        linear = find_lm_head(self._model)
         path = next(name for name, one in self._model.named_modules() if one is linear)
-        site = Site(
-            part=Part.UNEMBED,
+        site = LoraTarget(
+            kind=TargetKind.UNEMBED,
             paths=(path,),
             in_features=linear.in_features,
             out_features=(linear.out_features,),
         )
-        self.sites.append(site)
-        return Head(len(self.sites) - 1, linear, self.config)
+        self.lora_targets.append(site)
+        return LMHead(len(self.lora_targets) - 1, linear, self.config)
 
 
 def max_positions(config: Any) -> int | None:

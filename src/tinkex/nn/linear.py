@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.frozen import Frozen, out_features
-from tinkex.nn.running import LowRankRows, current, current_run
+from tinkex.nn.frozen import FrozenLinear, linear_out_features
+from tinkex.nn.running import LoraRows, active_context, active_forward
 
 
-class LinearGroup:
+class MergedLoraLinear:
     """Frozen linear maps of one input, side by side."""
 
-    def __init__(self, site: int, members: Sequence[nn.Module]) -> None:
-        self.site = site
-        self.sizes = [out_features(member) for member in members]
-        self.frozen = Frozen.joined(members)
+    def __init__(self, target_index: int, members: Sequence[nn.Module]) -> None:
+        self.target_index = target_index
+        self.sizes = [linear_out_features(member) for member in members]
+        self.frozen = FrozenLinear.from_modules(members)
         # Autograd records an operation only if an input wants a gradient; adapters are no inputs.
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -44,62 +44,62 @@ class LinearGroup:
         return self.frozen.num_bytes
 
     @property
-    def has_copy(self) -> bool:
+    def has_packed_copy(self) -> bool:
         """Whether there is a second copy of the weights."""
-        return self.frozen.has_copy
+        return self.frozen.has_packed_copy
 
-    def copy(self) -> None:
+    def make_packed_copy(self) -> None:
         """Keep a second copy of the weights, with which some products are faster."""
-        self.frozen.copy()
+        self.frozen.make_packed_copy()
 
-    def output(self, index: int, x: Tensor) -> Tensor:
+    def member_output(self, index: int, x: Tensor) -> Tensor:
         """What one member makes of its input; nothing is kept once all have asked."""
         if len(self.sizes) == 1:
-            return self.outputs(x)
-        kept = current_run().kept
+            return self.merged_output(x)
+        kept = active_forward().saved
         found = kept.pop(self, None)
         if found is None or found[0] is not x or found[1][index] is None:
-            found = (x, list(self.outputs(x).split(self.sizes, dim=-1)))
+            found = (x, list(self.merged_output(x).split(self.sizes, dim=-1)))
         output: Tensor = found[1][index]
         found[1][index] = None
         if any(rest is not None for rest in found[1]):
             kept[self] = found
         return output
 
-    def outputs(self, x: Tensor) -> Tensor:
+    def merged_output(self, x: Tensor) -> Tensor:
         """The outputs of all members, side by side."""
-        rows = current().rows
+        rows = active_context().lora
         if not torch.is_grad_enabled():
             y_MN, _ = self.forward(x.reshape(-1, x.shape[-1]), rows)
             return y_MN.view(*x.shape[:-1], -1)
-        anchor = self._anchor if rows.is_trained(self.site) else None
-        y: Tensor = _Differentiated.apply(x, anchor, self, rows)  # type: ignore[no-untyped-call]
+        anchor = self._anchor if rows.is_trained(self.target_index) else None
+        y: Tensor = _MergedLoraLinearFunction.apply(x, anchor, self, rows)  # type: ignore[no-untyped-call]
         return y
 
-    def forward(self, x_MK: Tensor, rows: LowRankRows) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def forward(self, x_MK: Tensor, lora: LoraRows) -> tuple[Tensor, Sequence[Tensor | None]]:
         """The outputs of all members, and what `pull` needs of the low-rank part."""
         y_MN = self.frozen.forward(x_MK)
-        return y_MN, rows.add(self.site, x_MK, y_MN) or ()
+        return y_MN, lora.add(self.target_index, x_MK, y_MN) or ()
 
-    def pull(
-        self, rows: LowRankRows, x_MK: Tensor, dy_MN: Tensor, kept: Any, *, with_input: bool
+    def backward(
+        self, lora: LoraRows, x_MK: Tensor, dy_MN: Tensor, saved: Any, *, needs_input_grad: bool
     ) -> Tensor | None:
         """Gather the adapters' gradients; returns the input's if it is wanted."""
-        dx_MK = self.frozen.pull(dy_MN) if with_input else None
-        rows.pull(self.site, x_MK, dy_MN, kept, dx_MK)
+        dx_MK = self.frozen.backward(dy_MN) if needs_input_grad else None
+        lora.backward(self.target_index, x_MK, dy_MN, saved, dx_MK)
         return dx_MK
 
 
-class _Differentiated(torch.autograd.Function):
+class _MergedLoraLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor | None, group: LinearGroup, rows: LowRankRows
+        ctx: Any, x: Tensor, anchor: Tensor | None, group: MergedLoraLinear, lora: LoraRows
     ) -> Tensor:
         x_MK = x.reshape(-1, x.shape[-1])
-        y_MN, kept = group.forward(x_MK, rows)
+        y_MN, kept = group.forward(x_MK, lora)
         # All tensors go this way, so that they can be forgotten and computed again.
         ctx.save_for_backward(x_MK, *kept)
-        ctx.group, ctx.rows, ctx.shape = group, rows, x.shape
+        ctx.group, ctx.rows, ctx.shape = group, lora, x.shape
         return y_MN.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -110,10 +110,10 @@ class _Differentiated(torch.autograd.Function):
         return (dx_MK.view(ctx.shape) if dx_MK is not None else None), None, None, None
 
 
-class GroupMember(nn.Module):
+class MergedLinearPart(nn.Module):
     """Stands where a linear module stood."""
 
-    def __init__(self, group: LinearGroup, index: int) -> None:
+    def __init__(self, group: MergedLoraLinear, index: int) -> None:
         super().__init__()
         self.group = group
         self.in_features, self.out_features = group.in_features, group.sizes[index]
@@ -126,4 +126,4 @@ class GroupMember(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The frozen map and the adapters of the rows."""
-        return self.group.output(self._index, x)
+        return self.group.member_output(self._index, x)

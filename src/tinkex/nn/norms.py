@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tinkex.nn.native import rows
 
 
-class RmsNorm(nn.Module):
+class FrozenRMSNorm(nn.Module):
     """A norm with fixed weights: (K,), or (heads, K) for a weight of each head's own."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -25,35 +25,35 @@ class RmsNorm(nn.Module):
         width = weight.shape[-1]
         self.weight, self.eps = weight, eps
         self.scale = weight * sqrt(width)
-        self.floor = width * eps
-        self._floor_root = torch.tensor(sqrt(self.floor), device=weight.device)
+        self.eps_sum = width * eps
+        self._eps_sum_root = torch.tensor(sqrt(self.eps_sum), device=weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """The normed input, in a new tensor."""
         if torch.is_grad_enabled() and x.requires_grad:
-            y: Tensor = _Differentiated.apply(x, self)  # type: ignore[no-untyped-call]
+            y: Tensor = _RMSNormFunction.apply(x, self)  # type: ignore[no-untyped-call]
             return y
-        if self.scale.ndim == 1 and rows.are_suited(x, self.scale):
-            return rows.normed(x, self.scale, self.floor)
-        return self.normed(x)[0]
+        if self.scale.ndim == 1 and rows.can_use_kernels(x, self.scale):
+            return rows.rms_norm_forward(x, self.scale, self.eps_sum)
+        return self.normalize(x)[0]
 
-    def normed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def normalize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normed input, and the size of each row."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        size = torch.hypot(size, self._floor_root)
+        size = torch.hypot(size, self._eps_sum_root)
         return torch.div(x, size).mul_(self.scale), size
 
-    def pull(self, x: Tensor, size: Tensor, dy: Tensor) -> Tensor:
+    def backward(self, x: Tensor, size: Tensor, dy: Tensor) -> Tensor:
         """The input's gradient, in a new tensor."""
         dx = dy * self.scale
         along = torch.linalg.vecdot(dx, x).unsqueeze(-1).div_(size).div_(size)
         return dx.addcmul_(x, along, value=-1.0).div_(size)
 
 
-class _Differentiated(torch.autograd.Function):
+class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: RmsNorm) -> Tensor:
-        y, size = norm.normed(x)
+    def forward(ctx: Any, x: Tensor, norm: FrozenRMSNorm) -> Tensor:
+        y, size = norm.normalize(x)
         ctx.save_for_backward(x, size)
         ctx.norm = norm
         return y
@@ -64,7 +64,7 @@ class _Differentiated(torch.autograd.Function):
         return ctx.norm.pull(x, size, dy), None
 
 
-def norm_twins(module: nn.Module) -> list[RmsNorm]:
+def rms_norm_candidates(module: nn.Module) -> list[FrozenRMSNorm]:
     """What may compute the same as a module, if it looks like a norm."""
     parameters = dict(module.named_parameters())
     weight = parameters.get("weight")
@@ -73,4 +73,4 @@ def norm_twins(module: nn.Module) -> list[RmsNorm]:
     if not is_norm or weight is None or weight.dtype != torch.float32 or not isinstance(eps, float):
         return []
     # Gemma's norms keep how far their weights are from one.
-    return [RmsNorm(weight.detach(), eps), RmsNorm(1.0 + weight.detach(), eps)]
+    return [FrozenRMSNorm(weight.detach(), eps), FrozenRMSNorm(1.0 + weight.detach(), eps)]

@@ -16,7 +16,7 @@ _BLOCK = 1 << 18
 #: torch adds it to a norm before it divides by it.
 _CLIP_EPS = 1e-6
 #: A smaller eps is zero in float32, where a gradient that is zero would then divide zero by zero.
-_LEAST_EPS = torch.finfo(torch.float32).tiny
+_MIN_EPS = torch.finfo(torch.float32).tiny
 
 
 class NonFiniteGradient(InvalidInput):
@@ -26,11 +26,11 @@ class NonFiniteGradient(InvalidInput):
 
 
 @torch.no_grad()
-def adamw(
+def adamw_step(
     weights: Tensor,
     gradient: Tensor | None,
-    first: Tensor,
-    second: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
     num_steps: int,
     params: AdamParams,
     *,
@@ -41,18 +41,18 @@ def adamw(
     Without a gradient nothing changes and no step is taken.
     """
     if gradient is None:
-        return _untaken(weights, num_steps - 1, params)
-    grad_norm = _norm(gradient)
+        return _skipped_step_metrics(weights, num_steps - 1, params)
+    grad_norm = _global_norm(gradient)
     if not math.isfinite(grad_norm) and not apply_nonfinite:
         raise NonFiniteGradient(
             f"the gradient of step {num_steps} has NaN or infinity, so the step was not taken"
         )
     is_clipped = _clip(gradient, grad_norm, params.grad_clip_norm)
-    update_norm = _step([weights, gradient, first, second], num_steps, params)
+    update_norm = _update_blocks([weights, gradient, exp_avg, exp_avg_sq], num_steps, params)
     return {
         "grad_norm": grad_norm,
         "learning_rate": params.learning_rate,
-        "param_norm": _norm(weights),
+        "param_norm": _global_norm(weights),
         "update_norm": update_norm,
         "step": float(num_steps),
         "clipped": float(is_clipped),
@@ -60,11 +60,11 @@ def adamw(
     }
 
 
-def _untaken(weights: Tensor, num_taken: int, params: AdamParams) -> dict[str, float]:
+def _skipped_step_metrics(weights: Tensor, num_taken: int, params: AdamParams) -> dict[str, float]:
     return {
         "grad_norm": 0.0,
         "learning_rate": params.learning_rate,
-        "param_norm": _norm(weights),
+        "param_norm": _global_norm(weights),
         "update_norm": 0.0,
         "step": float(num_taken),
         "clipped": 0.0,
@@ -82,7 +82,7 @@ def _clip(gradient: Tensor, norm: float, max_norm: float) -> bool:
     return scale < 1.0
 
 
-def _step(buffers: Sequence[Tensor], num_steps: int, params: AdamParams) -> float:
+def _update_blocks(buffers: Sequence[Tensor], num_steps: int, params: AdamParams) -> float:
     """Move block by block; returns how far the weights went."""
     step = torch.tensor(float(num_steps), device=buffers[0].device)
     moves = []
@@ -101,26 +101,26 @@ def _step(buffers: Sequence[Tensor], num_steps: int, params: AdamParams) -> floa
             beta1=params.beta1,
             beta2=params.beta2,
             weight_decay=params.weight_decay,
-            eps=max(params.eps, _LEAST_EPS),
+            eps=max(params.eps, _MIN_EPS),
             amsgrad=False,
             maximize=False,
         )
         moves.append(torch.linalg.vector_norm(before.sub_(weights)))
-    return _joined(moves)
+    return _combine_norms(moves)
 
 
-def _norm(flat: Tensor) -> float:
-    norm = _joined([torch.linalg.vector_norm(block) for block in _blocks(flat)])
+def _global_norm(flat: Tensor) -> float:
+    norm = _combine_norms([torch.linalg.vector_norm(block) for block in _blocks(flat)])
     if math.isfinite(norm):
         return norm
     # Squares that float32 cannot hold, if the numbers themselves are finite.
-    return _joined([torch.linalg.vector_norm(x, dtype=torch.float64) for x in _blocks(flat)])
+    return _combine_norms([torch.linalg.vector_norm(x, dtype=torch.float64) for x in _blocks(flat)])
 
 
 def _blocks(flat: Tensor) -> Sequence[Tensor]:
     return flat.split(_BLOCK) if flat.device.type == "cpu" else (flat,)
 
 
-def _joined(norms: Sequence[Tensor]) -> float:
+def _combine_norms(norms: Sequence[Tensor]) -> float:
     """The norm of all blocks from the norm of each."""
     return float(torch.linalg.vector_norm(torch.stack(list(norms)), dtype=torch.float64))

@@ -9,28 +9,28 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tinkex.nn.running import current_run, running
+from tinkex.nn.running import active_forward, activate
 
 
-def install(layer: nn.Module) -> None:
+def enable_activation_checkpointing(layer: nn.Module) -> None:
     """Let a layer obey a pass that saves memory."""
-    layer.forward = _Layer(layer.forward)
+    layer.forward = _CheckpointedForward(layer.forward)
 
 
-class _Layer:
+class _CheckpointedForward:
     """A layer's `forward`."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = current_run()
-        if not run.save_memory or not torch.is_grad_enabled():
+        run = active_forward()
+        if not run.checkpoint_activations or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
 
         def again(*args: Any) -> Any:
             # The way back runs when the pass is long over.
-            with running(run.this):
+            with activate(run.context):
                 return self._forward(*args, **kwargs)
 
         return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False)

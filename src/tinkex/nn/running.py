@@ -15,41 +15,41 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from tinkex.nn.sites import LowRank
+from tinkex.nn.sites import LoraPair
 
 
-class Owner(NamedTuple):
+class BoundAdapter(NamedTuple):
     """An adapter that works on rows of a pass."""
 
     scale: float
     """What the low-rank part is multiplied by: alpha / rank."""
-    weights: Sequence[LowRank | None]
+    weights: Sequence[LoraPair | None]
     """The adapter's pairs by site."""
-    gradient: Sequence[LowRank | None] | None = None
+    gradient: Sequence[LoraPair | None] | None = None
     """Where its gradient is gathered; None if it is not trained."""
 
 
-class LowRankRows(Protocol):
+class LoraRows(Protocol):
     """Whose adapter works on which rows."""
 
-    def is_trained(self, site: int) -> bool:
+    def is_trained(self, target_index: int) -> bool:
         """Whether any row's adapter wants a gradient at this site."""
         ...
 
-    def add(self, site: int, x_MK: Tensor, y_MN: Tensor) -> Sequence[Tensor | None] | None:
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> Sequence[Tensor | None] | None:
         """Add the low-rank part to `y_MN` in place; returns what `pull` needs."""
         ...
 
-    def pull(self, site: int, x_MK: Tensor, dy_MN: Tensor, kept: Any, dx_MK: Tensor | None) -> None:
+    def backward(self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None) -> None:
         """Gather the adapters' gradients, and add the low-rank part to `dx_MK` in place."""
         ...
 
-    def owners(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[Owner]]:
+    def adapters_by_row(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
         """Each row's adapter by its index in the list, -1 for none; experts take rows apart."""
         ...
 
 
-class Options(NamedTuple):
+class AttentionOptions(NamedTuple):
     """How a layer attends."""
 
     scaling: float
@@ -58,52 +58,52 @@ class Options(NamedTuple):
     softcap: float | None = None
 
 
-class Attention(Protocol):
+class AttentionBackend(Protocol):
     """Which rows see each other."""
 
     def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
     ) -> Tensor:
         """The attention of T rows with H query and G key heads; returns (T, H, D)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardContext:
     """What the modules of a model need to know while it runs."""
 
-    rows: LowRankRows
-    attention: Attention
+    lora: LoraRows
+    attention: AttentionBackend
 
 
 @dataclass(slots=True)
-class Run:
+class ActiveForward:
     """A pass that is running, and what its modules keep for each other until it ends."""
 
-    this: Pass
-    save_memory: bool
-    kept: dict[object, Any]
+    context: ForwardContext
+    checkpoint_activations: bool
+    saved: dict[object, Any]
 
 
-_running: list[Run] = []
+_active_forwards: list[ActiveForward] = []
 
 
 @contextmanager
-def running(this: Pass, *, save_memory: bool = False) -> Iterator[None]:
+def activate(context: ForwardContext, *, checkpoint_activations: bool = False) -> Iterator[None]:
     """Let the modules know of a pass until the block ends."""
-    _running.append(Run(this, save_memory, {}))
+    _active_forwards.append(ActiveForward(context, checkpoint_activations, {}))
     try:
         yield
     finally:
-        _running.pop()
+        _active_forwards.pop()
 
 
-def current_run() -> Run:
+def active_forward() -> ActiveForward:
     """The run that is going on."""
-    assert _running, "a hosted model runs only inside `running`"
-    return _running[-1]
+    assert _active_forwards, "a hosted model runs only inside `running`"
+    return _active_forwards[-1]
 
 
-def current() -> Pass:
+def active_context() -> ForwardContext:
     """The pass that is running."""
-    return current_run().this
+    return active_forward().context

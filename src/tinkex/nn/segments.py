@@ -15,35 +15,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.nn.native.batch import Batch
-from tinkex.nn.running import Owner
-from tinkex.nn.sites import LowRank
+from tinkex.nn.native.batch import MatmulBatch
+from tinkex.nn.running import BoundAdapter
+from tinkex.nn.sites import LoraPair
 
 
-class Segment(NamedTuple):
+class LoraSegment(NamedTuple):
     """The rows of one adapter, from `start` up to `stop`."""
 
     start: int
     stop: int
     scale: float
     """What the low-rank part is multiplied by: alpha / rank."""
-    weights: Sequence[LowRank | None]
+    weights: Sequence[LoraPair | None]
     """The adapter's pairs by site."""
-    gradient: Sequence[LowRank | None] | None = None
+    gradient: Sequence[LoraPair | None] | None = None
     """Where its gradient is gathered; None if it is not trained."""
     expert: int | None = None
     """Which expert's pairs, where the pairs are tables of experts."""
 
 
-class Segments:
+class SegmentedLora:
     """All rows of a pass, adapter by adapter; rows that no segment names are the base model's."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[LoraSegment]) -> None:
         self._segments = segments
 
-    def selected(self, rows: npt.NDArray[np.int64]) -> Segments:
+    def select_rows(self, rows: npt.NDArray[np.int64]) -> SegmentedLora:
         """The same adapters on some of the rows, which are given in ascending order."""
-        return Segments(
+        return SegmentedLora(
             [
                 one._replace(
                     start=int(np.searchsorted(rows, one.start)),
@@ -53,67 +53,67 @@ class Segments:
             ]
         )
 
-    def kept_of(
-        self, kept: Sequence[Tensor | None], rows: npt.NDArray[np.int64]
+    def select_saved(
+        self, saved: Sequence[Tensor | None], rows: npt.NDArray[np.int64]
     ) -> list[Tensor | None]:
         """What `add` kept, for some of the rows, which are given in ascending order."""
         return [
-            None if h_mR is None else _kept(one, h_mR, rows)
-            for one, h_mR in zip(self._segments, kept, strict=True)
+            None if h_mR is None else _select_saved_rows(one, h_mR, rows)
+            for one, h_mR in zip(self._segments, saved, strict=True)
         ]
 
-    def owners(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[Owner]]:
+    def adapters_by_row(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
         """Each row's adapter by its index in the list, -1 for none."""
         numbers = np.full(num_rows, -1, dtype=np.int64)
         for number, one in enumerate(self._segments):
             numbers[one.start : one.stop] = number
-        return numbers, [Owner(one.scale, one.weights, one.gradient) for one in self._segments]
+        return numbers, [BoundAdapter(one.scale, one.weights, one.gradient) for one in self._segments]
 
-    def is_trained(self, site: int) -> bool:
+    def is_trained(self, target_index: int) -> bool:
         """Whether any adapter wants a gradient here."""
-        return any(one.gradient is not None and one.gradient[site] for one in self._segments)
+        return any(one.gradient is not None and one.gradient[target_index] for one in self._segments)
 
-    def add(self, site: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
         """Add each adapter's part to its rows; keeps x down^T for `pull`."""
-        downs, ups = Batch(), Batch()
-        kept = [_add(one, site, x_MK, y_MN, downs, ups) for one in self._segments]
+        downs, ups = MatmulBatch(), MatmulBatch()
+        kept = [_queue_forward(one, target_index, x_MK, y_MN, downs, ups) for one in self._segments]
         downs.run()
         ups.run()
         return kept
 
-    def pull(
+    def backward(
         self,
-        site: int,
+        target_index: int,
         x_MK: Tensor,
         dy_MN: Tensor,
-        kept: Sequence[Tensor | None],
+        saved: Sequence[Tensor | None],
         dx_MK: Tensor | None,
     ) -> None:
         """Gather each adapter's gradient from its rows."""
-        ups, downs = Batch(), Batch()
-        for one, h_mR in zip(self._segments, kept, strict=True):
+        ups, downs = MatmulBatch(), MatmulBatch()
+        for one, h_mR in zip(self._segments, saved, strict=True):
             if h_mR is not None:
-                _pull(one, site, (x_MK, dy_MN, h_mR, dx_MK), ups, downs)
+                _queue_backward(one, target_index, (x_MK, dy_MN, h_mR, dx_MK), ups, downs)
         ups.run()
         downs.run()
 
 
-def _kept(one: Segment, h_mR: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+def _select_saved_rows(one: LoraSegment, h_mR: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
     mine = rows[(rows >= one.start) & (rows < one.stop)] - one.start
     return h_mR.index_select(0, torch.from_numpy(mine).to(h_mR.device))
 
 
-def _pair(one: Segment, of: Sequence[LowRank | None] | None, site: int) -> LowRank | None:
-    pair = of[site] if of is not None else None
+def _pair_at(one: LoraSegment, pairs: Sequence[LoraPair | None] | None, target_index: int) -> LoraPair | None:
+    pair = pairs[target_index] if pairs is not None else None
     if pair is None or one.expert is None:
         return pair
-    return LowRank(pair.down[one.expert], tuple(up[one.expert] for up in pair.ups))
+    return LoraPair(pair.down[one.expert], tuple(up[one.expert] for up in pair.ups))
 
 
-def _add(
-    one: Segment, site: int, x_MK: Tensor, y_MN: Tensor, downs: Batch, ups: Batch
+def _queue_forward(
+    one: LoraSegment, target_index: int, x_MK: Tensor, y_MN: Tensor, downs: MatmulBatch, ups: MatmulBatch
 ) -> Tensor | None:
-    pair = _pair(one, one.weights, site)
+    pair = _pair_at(one, one.weights, target_index)
     if pair is None or one.start == one.stop:
         return None
     y_mN, x_mK = y_MN[one.start : one.stop], x_MK[one.start : one.stop].to(pair.down.dtype)
@@ -127,15 +127,15 @@ def _add(
     return h_mR
 
 
-def _pull(
-    one: Segment,
-    site: int,
-    known: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    ups: Batch,
-    downs: Batch,
+def _queue_backward(
+    one: LoraSegment,
+    target_index: int,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    ups: MatmulBatch,
+    downs: MatmulBatch,
 ) -> None:
-    x_MK, dy_MN, h_mR, dx_MK = known
-    pair, gradient = _pair(one, one.weights, site), _pair(one, one.gradient, site)
+    x_MK, dy_MN, h_mR, dx_MK = tensors
+    pair, gradient = _pair_at(one, one.weights, target_index), _pair_at(one, one.gradient, target_index)
     assert pair is not None  # or there would be no h
     dy_mN = dy_MN[one.start : one.stop].to(h_mR.dtype)
     dh_mR = torch.empty_like(h_mR)

@@ -19,7 +19,7 @@ from torch import Tensor
 _ALIGNMENT = 16
 
 
-class Part(StrEnum):
+class TargetKind(StrEnum):
     """Which part of a model a site belongs to; clients choose parts to train."""
 
     ATTENTION = "attn"
@@ -28,10 +28,10 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class LoraTarget:
     """Linear maps that read the same input; an adapter has a low-rank pair for each."""
 
-    part: Part
+    kind: TargetKind
     paths: tuple[str, ...]
     """The modules' names in the model."""
     in_features: int
@@ -40,7 +40,7 @@ class Site:
     """Above 0 for a table of experts, each with its own pairs."""
 
 
-class LowRank(NamedTuple):
+class LoraPair(NamedTuple):
     """One adapter's pairs at one site: y_i += scale * (x down_i^T) up_i^T.
 
     With experts, all tensors have a leading axis of E.
@@ -52,7 +52,7 @@ class LowRank(NamedTuple):
     """Each member's `B`: (N_i, R)."""
 
 
-class _Place(NamedTuple):
+class _BufferSlice(NamedTuple):
     start: int
     shape: tuple[int, ...]
 
@@ -60,12 +60,12 @@ class _Place(NamedTuple):
         return flat[self.start : self.start + prod(self.shape)].view(self.shape)
 
 
-class _Places(NamedTuple):
-    down: _Place
-    ups: tuple[_Place, ...]
+class _PairSlices(NamedTuple):
+    down: _BufferSlice
+    ups: tuple[_BufferSlice, ...]
 
 
-class NamedPair(NamedTuple):
+class NamedLoraPair(NamedTuple):
     """One module's pair, by the module's name."""
 
     path: str
@@ -73,43 +73,43 @@ class NamedPair(NamedTuple):
     up: Tensor
 
 
-class Layout:
+class LoraLayout:
     """Where the pairs of an adapter of some rank lie in its flat buffer."""
 
-    def __init__(self, sites: Sequence[Site], rank: int, parts: Collection[Part]) -> None:
-        self.sites = sites
+    def __init__(self, targets: Sequence[LoraTarget], rank: int, kinds: Collection[TargetKind]) -> None:
+        self.targets = targets
         self.rank = rank
-        self._places: list[_Places | None] = []
+        self._slices: list[_PairSlices | None] = []
         self.size = 0
         """How many numbers the buffer has."""
-        for site in sites:
-            self._places.append(self._lay(site) if site.part in parts else None)
+        for site in targets:
+            self._slices.append(self._allocate_target(site) if site.kind in kinds else None)
 
     @cached_property
     def num_parameters(self) -> int:
         """How many numbers are trained."""
-        places = [place for places in self._places if places for place in _flatten(places)]
+        places = [place for places in self._slices if places for place in _flatten(places)]
         return sum(prod(place.shape) for place in places)
 
-    def views(self, flat: Tensor) -> list[LowRank | None]:
+    def views(self, flat: Tensor) -> list[LoraPair | None]:
         """The pairs of every site as views of a buffer; None where the adapter has none."""
         return [
-            LowRank(places.down.view(flat), tuple(place.view(flat) for place in places.ups))
+            LoraPair(places.down.view(flat), tuple(place.view(flat) for place in places.ups))
             if places is not None
             else None
-            for places in self._places
+            for places in self._slices
         ]
 
-    def pairs(self, flat: Tensor) -> Iterator[NamedPair]:
+    def pairs(self, flat: Tensor) -> Iterator[NamedLoraPair]:
         """The pairs module by module, as views of a buffer."""
-        for site, pair in zip(self.sites, self.views(flat), strict=True):
+        for site, pair in zip(self.targets, self.views(flat), strict=True):
             if pair is None:
                 continue
             downs = pair.down.split(self.rank, dim=-2)
             for path, down, up in zip(site.paths, downs, pair.ups, strict=True):
-                yield NamedPair(path, down, up)
+                yield NamedLoraPair(path, down, up)
 
-    def new_weights(self, seed: int) -> Tensor:
+    def init_weights(self, seed: int) -> Tensor:
         """The first weights of an adapter: `A` uniform, `B` zero, so that nothing changes yet."""
         flat = torch.zeros(self.size)
         dice = torch.Generator().manual_seed(seed & (2**63 - 1))
@@ -119,17 +119,17 @@ class Layout:
                 pair.down.uniform_(-bound, bound, generator=dice)
         return flat
 
-    def _lay(self, site: Site) -> _Places:
-        lead = (site.num_experts,) if site.num_experts else ()
-        down = self._place((*lead, len(site.paths) * self.rank, site.in_features))
-        ups = tuple(self._place((*lead, size, self.rank)) for size in site.out_features)
-        return _Places(down, ups)
+    def _allocate_target(self, target: LoraTarget) -> _PairSlices:
+        lead = (target.num_experts,) if target.num_experts else ()
+        down = self._allocate((*lead, len(target.paths) * self.rank, target.in_features))
+        ups = tuple(self._allocate((*lead, size, self.rank)) for size in target.out_features)
+        return _PairSlices(down, ups)
 
-    def _place(self, shape: tuple[int, ...]) -> _Place:
+    def _allocate(self, shape: tuple[int, ...]) -> _BufferSlice:
         start = self.size
         self.size = -(-(start + prod(shape)) // _ALIGNMENT) * _ALIGNMENT
-        return _Place(start, shape)
+        return _BufferSlice(start, shape)
 
 
-def _flatten(places: _Places) -> tuple[_Place, ...]:
-    return (places.down, *places.ups)
+def _flatten(slices: _PairSlices) -> tuple[_BufferSlice, ...]:
+    return (slices.down, *slices.ups)

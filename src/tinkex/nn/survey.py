@@ -13,26 +13,26 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tinkex.errors import ConfigError
-from tinkex.nn.sites import Part
+from tinkex.nn.sites import TargetKind
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 """What a config may call its layers."""
 #: Words in a module's name within its layer that say what part of the layer it is.
-_PARTS = {
-    Part.ATTENTION: ("attn", "attention"),
-    Part.MLP: ("mlp", "feed_forward", "feedforward", "ffn", "moe", "expert"),
+_KIND_MARKERS = {
+    TargetKind.ATTENTION: ("attn", "attention"),
+    TargetKind.MLP: ("mlp", "feed_forward", "feedforward", "ffn", "moe", "expert"),
 }
 #: Maps of a layer's MLP that some models give to the layer itself.
-_BARE_MLP = frozenset({"fc1", "fc2", "fc_in", "fc_out"})
+_BARE_MLP_NAMES = frozenset({"fc1", "fc2", "fc_in", "fc_out"})
 #: Maps that choose experts; they are not adapted.
-_ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "classifier"})
+_ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate", "classifier"})
 
 
-class Group(NamedTuple):
+class LinearGroupSpec(NamedTuple):
     """Linear maps of one module that read the same input."""
 
-    part: Part
-    path: str
+    kind: TargetKind
+    parent_path: str
     """The module's name in the model."""
     parent: nn.Module
     names: tuple[str, ...]
@@ -44,12 +44,12 @@ class Group(NamedTuple):
         return [getattr(self.parent, name) for name in self.names]
 
 
-class Child(NamedTuple):
+class NamedChild(NamedTuple):
     """A module inside a layer."""
 
-    within: str
+    parent_in_layer: str
     """Its parent's name in the layer."""
-    path: str
+    parent_path: str
     """Its parent's name in the model."""
     parent: nn.Module
     name: str
@@ -57,27 +57,27 @@ class Child(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Seen:
+class _ObservedLinear:
     """A linear map that may be adapted, and what it was called with."""
 
-    part: Part
-    child: Child
+    kind: TargetKind
+    child: NamedChild
     inputs: list[Tensor]
 
 
-class Survey:
+class ModuleDiscovery:
     """Watches the linear maps of a model's layers while it runs."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.layers = find_layers(model)
-        self._seen = list(_adaptable(children(model, self.layers)))
-        self._order: list[_Seen] = []
+        self._candidates = list(_adaptable_linears(iter_children(model, self.layers)))
+        self._call_order: list[_ObservedLinear] = []
         self._stack = ExitStack()
 
-    def __enter__(self) -> Survey:
-        for one in self._seen:
+    def __enter__(self) -> ModuleDiscovery:
+        for one in self._candidates:
             hook = one.child.module.register_forward_pre_hook(
-                lambda _, args, one=one: self._note(one, args)
+                lambda _, args, one=one: self._record_input(one, args)
             )
             self._stack.callback(hook.remove)
         return self
@@ -85,35 +85,35 @@ class Survey:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def groups(self, lengths: Sequence[int]) -> list[Group]:
+    def linear_groups(self, lengths: Sequence[int]) -> list[LinearGroupSpec]:
         """What was called, in order, for texts of some lengths; nothing else is adapted."""
-        for one in self._order:
+        for one in self._call_order:
             rows = [x.numel() // x.shape[-1] for x in one.inputs]
             if rows != list(lengths):
                 raise ConfigError(
-                    f"{one.child.path}.{one.child.name} cannot be adapted: it was given {rows} "
+                    f"{one.child.parent_path}.{one.child.name} cannot be adapted: it was given {rows} "
                     f"rows for texts of {list(lengths)} tokens, expected every token once"
                 )
         found = [
-            _group(list(members))
-            for _, members in groupby(self._order, lambda one: (one.child.path, id(one.inputs[0])))
+            _build_group(list(members))
+            for _, members in groupby(self._call_order, lambda one: (one.child.parent_path, id(one.inputs[0])))
         ]
         # Who replaces a module lets go of its weights; nothing here may hold on to them.
-        self._seen.clear()
-        self._order.clear()
+        self._candidates.clear()
+        self._call_order.clear()
         return found
 
-    def _note(self, one: _Seen, args: tuple[Any, ...]) -> None:
+    def _record_input(self, one: _ObservedLinear, args: tuple[Any, ...]) -> None:
         # The tensors are held, so that no two of them can have the same id.
         if not one.inputs:
-            self._order.append(one)
+            self._call_order.append(one)
         one.inputs.append(args[0])
 
 
-def _group(members: Sequence[_Seen]) -> Group:
+def _build_group(members: Sequence[_ObservedLinear]) -> LinearGroupSpec:
     first = members[0]
     names = tuple(one.child.name for one in members)
-    return Group(first.part, first.child.path, first.child.parent, names)
+    return LinearGroupSpec(first.kind, first.child.parent_path, first.child.parent, names)
 
 
 def find_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
@@ -122,18 +122,18 @@ def find_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     num_layers = decoder.config.num_hidden_layers
     kinds = set(getattr(decoder.config, "layer_types", None) or ()) - ATTENTION_KINDS
     if kinds:
-        raise refusal(model, f"it has layers of {' and '.join(sorted(kinds))}")
+        raise unsupported_model_error(model, f"it has layers of {' and '.join(sorted(kinds))}")
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     layers = next((list(found) for found in lists if len(found) == num_layers), None)
     if layers is None:
-        raise refusal(model, f"its decoder has no list of {num_layers} layers")
+        raise unsupported_model_error(model, f"its decoder has no list of {num_layers} layers")
     for module in (module for layer in layers for module in layer.modules()):
         if isinstance(module, (nn.Conv1d, nn.RNNBase)):
-            raise refusal(model, f"a {type(module).__name__} in its layers mixes tokens")
+            raise unsupported_model_error(model, f"a {type(module).__name__} in its layers mixes tokens")
     return layers
 
 
-def refusal(model: PreTrainedModel, reason: str) -> ConfigError:
+def unsupported_model_error(model: PreTrainedModel, reason: str) -> ConfigError:
     """Why a model cannot be taken in."""
     return ConfigError(
         f"{type(model).__name__} cannot be hosted: {reason}; only models whose tokens see each "
@@ -141,28 +141,28 @@ def refusal(model: PreTrainedModel, reason: str) -> ConfigError:
     )
 
 
-def part_of(path: str, name: str) -> Part | None:
+def target_kind(path: str, name: str) -> TargetKind | None:
     """What part a linear map is, by its module's path within the layer and its own name."""
     words = path.lower().split(".")
-    if name in _ROUTERS or words[-1] in _ROUTERS:
+    if name in _ROUTER_NAMES or words[-1] in _ROUTER_NAMES:
         return None
-    for part, marks in _PARTS.items():
+    for part, marks in _KIND_MARKERS.items():
         if any(mark in word for mark in marks for word in words):
             return part
-    return Part.MLP if not path and name in _BARE_MLP else None
+    return TargetKind.MLP if not path and name in _BARE_MLP_NAMES else None
 
 
-def children(model: PreTrainedModel, layers: Sequence[nn.Module]) -> Iterator[Child]:
+def iter_children(model: PreTrainedModel, layers: Sequence[nn.Module]) -> Iterator[NamedChild]:
     """Every module inside the layers."""
     paths = {module: path for path, module in model.named_modules()}
     for layer in layers:
         for within, parent in layer.named_modules():
             for name, module in parent.named_children():
-                yield Child(within, paths[parent], parent, name, module)
+                yield NamedChild(within, paths[parent], parent, name, module)
 
 
-def _adaptable(found: Iterator[Child]) -> Iterator[_Seen]:
+def _adaptable_linears(found: Iterator[NamedChild]) -> Iterator[_ObservedLinear]:
     for child in found:
-        part = part_of(child.within, child.name)
+        part = target_kind(child.parent_in_layer, child.name)
         if part is not None and isinstance(child.module, (nn.Linear, Conv1D)):
-            yield _Seen(part, child, [])
+            yield _ObservedLinear(part, child, [])

@@ -17,138 +17,138 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.experts import SITES_OF_EXPERTS
-from tinkex.nn.head import Head, find_head
-from tinkex.nn.running import Options, Owner, Pass
-from tinkex.nn.sites import Site
-from tinkex.nn.survey import refusal
+from tinkex.nn.experts import TARGETS_PER_EXPERTS
+from tinkex.nn.head import LMHead, find_lm_head
+from tinkex.nn.running import AttentionOptions, BoundAdapter, ForwardContext
+from tinkex.nn.sites import LoraTarget
+from tinkex.nn.survey import unsupported_model_error
 
-LENGTHS = (5, 9)
+CHECK_LENGTHS = (5, 9)
 #: How far a hosted model's log-probabilities may be from the model's own.
-_TOLERANCE = 1e-3
+_LOGPROB_TOLERANCE = 1e-3
 #: The same for 16-bit numbers.
-_COARSE_TOLERANCE = 0.1
+_LOGPROB_TOLERANCE_16BIT = 0.1
 #: What a model's own code raises if it cannot do without what it is not given here.
 _FAILURES = (TypeError, AttributeError, ValueError, RuntimeError, LookupError)
 
 
-class Hosted(Protocol):
+class PackableModel(Protocol):
     """A model that was taken in."""
 
-    head: Head
-    sites: list[Site]
+    lm_head: LMHead
+    lora_targets: list[LoraTarget]
 
-    def hidden(self, tokens_T: Tensor, positions_T: Tensor, this: Pass) -> Tensor:
+    def hidden_states(self, tokens_T: Tensor, positions_T: Tensor, context: ForwardContext) -> Tensor:
         """The last hidden states of packed rows, (T, D)."""
         ...
 
 
-class _Rows:
+class _RecordingLora:
     """Rows of the base model alone; notes how many came to each site."""
 
     def __init__(self) -> None:
-        self._seen: Counter[tuple[int, int]] = Counter()
-        self._routed: list[int] = []
+        self._row_counts: Counter[tuple[int, int]] = Counter()
+        self._routed_rows: list[int] = []
 
-    def have_come_once(self, sites: Sequence[Site], num_rows: int) -> bool:
+    def has_seen_all_once(self, targets: Sequence[LoraTarget], num_rows: int) -> bool:
         """Whether every map and every module of experts was given all rows, once."""
-        maps = [number for number, site in enumerate(sites) if not site.num_experts]
-        num_modules = (len(sites) - len(maps)) // SITES_OF_EXPERTS
-        is_mapped = self._seen == Counter({(number, num_rows): 1 for number in maps})
-        return is_mapped and self._routed == [num_rows] * num_modules
+        maps = [number for number, site in enumerate(targets) if not site.num_experts]
+        num_modules = (len(targets) - len(maps)) // TARGETS_PER_EXPERTS
+        is_mapped = self._row_counts == Counter({(number, num_rows): 1 for number in maps})
+        return is_mapped and self._routed_rows == [num_rows] * num_modules
 
-    def is_trained(self, site: int) -> bool:
+    def is_trained(self, target_index: int) -> bool:
         return False
 
-    def add(self, site: int, x_MK: Tensor, y_MN: Tensor) -> None:
-        self._seen[site, x_MK.shape[0]] += 1
+    def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> None:
+        self._row_counts[target_index, x_MK.shape[0]] += 1
 
-    def pull(self, site: int, x_MK: Tensor, dy_MN: Tensor, kept: Any, dx_MK: Tensor | None) -> None:
+    def backward(self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None) -> None:
         raise AssertionError("a trial is not differentiated")
 
-    def owners(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[Owner]]:
-        self._routed.append(num_rows)
+    def adapters_by_row(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
+        self._routed_rows.append(num_rows)
         return np.full(num_rows, -1, dtype=np.int64), []
 
 
-class _Sight:
+class _RecordingAttention:
     """Packed attention that notes how each layer attends."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, Options]] = []
-        self._attention = PackedAttention(LENGTHS)
+        self.calls: list[tuple[int, AttentionOptions]] = []
+        self._attention = PackedAttention(CHECK_LENGTHS)
 
     def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, how: Options
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        self.seen.append((layer, how))
-        return self._attention.attend(layer, q_HTD, k_GTD, v_GTD, how)
+        self.calls.append((layer, options))
+        return self._attention.attend(layer, q_HTD, k_GTD, v_GTD, options)
 
 
-class Witness(NamedTuple):
+class PackedRun(NamedTuple):
     """What was seen of a model that ran packed."""
 
     logits_TV: Tensor
-    rows: _Rows
-    sight: Sequence[tuple[int, Options]]
+    lora: _RecordingLora
+    attention_calls: Sequence[tuple[int, AttentionOptions]]
     """The layers that attended, in order, and how."""
 
 
-class Trial:
+class EquivalenceCheck:
     """A few tokens that a model reads before and after it is taken in."""
 
     @torch.no_grad()
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._config: Any = model.get_decoder().config
-        head = find_head(model)
+        head = find_lm_head(model)
         dice = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, head.out_features, (sum(LENGTHS),), generator=dice)
+        tokens = torch.randint(0, head.out_features, (sum(CHECK_LENGTHS),), generator=dice)
         self._tokens_T = tokens.to(head.weight.device)
         parts = [
             model(input_ids=part.unsqueeze(0), use_cache=False).logits[0]
-            for part in self._tokens_T.split(LENGTHS)
+            for part in self._tokens_T.split(CHECK_LENGTHS)
         ]
         self._expected_TV = torch.cat(parts).float().log_softmax(-1)
 
     @torch.no_grad()
-    def run(self, hosted: Hosted) -> Witness:
+    def run_packed(self, hosted: PackableModel) -> PackedRun:
         """Run the model packed, and see what it says and who attends how."""
         device = self._tokens_T.device
-        positions_T = torch.cat([torch.arange(length, device=device) for length in LENGTHS])
-        rows, sight = _Rows(), _Sight()
+        positions_T = torch.cat([torch.arange(length, device=device) for length in CHECK_LENGTHS])
+        rows, sight = _RecordingLora(), _RecordingAttention()
         try:
-            hidden_TD = hosted.hidden(self._tokens_T, positions_T, Pass(rows, sight))
+            hidden_TD = hosted.hidden_states(self._tokens_T, positions_T, ForwardContext(rows, sight))
         except _FAILURES as error:
-            raise refusal(self._model, f"packed, it does not run: {error}") from error
-        logits_TV, _ = hosted.head.logits(hidden_TD, rows)
-        return Witness(logits_TV, rows, sight.seen)
+            raise unsupported_model_error(self._model, f"packed, it does not run: {error}") from error
+        logits_TV, _ = hosted.lm_head.logits(hidden_TD, rows)
+        return PackedRun(logits_TV, rows, sight.calls)
 
-    def check(self, hosted: Hosted) -> dict[int, Options]:
+    def check(self, hosted: PackableModel) -> dict[int, AttentionOptions]:
         """Refuse a model that, packed, says something else; returns how each layer attends."""
-        found = self.run(hosted)
-        self._check_sight(found.sight)
-        if not found.rows.have_come_once(hosted.sites, sum(LENGTHS)):
-            raise refusal(self._model, "its linear maps are not given every token once")
+        found = self.run_packed(hosted)
+        self._check_attention(found.attention_calls)
+        if not found.lora.has_seen_all_once(hosted.lora_targets, sum(CHECK_LENGTHS)):
+            raise unsupported_model_error(self._model, "its linear maps are not given every token once")
         is_fine = found.logits_TV.dtype == torch.float32
         off = (found.logits_TV.float().log_softmax(-1) - self._expected_TV).abs().max().item()
-        if not off <= (_TOLERANCE if is_fine else _COARSE_TOLERANCE):
-            raise refusal(self._model, f"packed, its log-probabilities are off by {off:.2g}")
-        return dict(found.sight)
+        if not off <= (_LOGPROB_TOLERANCE if is_fine else _LOGPROB_TOLERANCE_16BIT):
+            raise unsupported_model_error(self._model, f"packed, its log-probabilities are off by {off:.2g}")
+        return dict(found.attention_calls)
 
-    def _check_sight(self, seen: Sequence[tuple[int, Options]]) -> None:
+    def _check_attention(self, calls: Sequence[tuple[int, AttentionOptions]]) -> None:
         """A window is longer than a trial, so that only what was asked for can be looked at."""
         layers = range(self._config.num_hidden_layers)
-        if sorted(layer for layer, _ in seen) != list(layers):
-            raise refusal(self._model, "not every layer attends once")
+        if sorted(layer for layer, _ in calls) != list(layers):
+            raise unsupported_model_error(self._model, "not every layer attends once")
         window = getattr(self._config, "sliding_window", None)
         if window is None or window >= self._config.max_position_embeddings:
             return
         kinds = getattr(self._config, "layer_types", None) or ["sliding_attention" for _ in layers]
-        for layer, how in seen:
+        for layer, how in calls:
             expected = window if kinds[layer] == "sliding_attention" else None
             if how.window != expected:
-                raise refusal(
+                raise unsupported_model_error(
                     self._model,
                     f"layer {layer} attends with a window of {how.window}, where its config says "
                     f"{expected}",

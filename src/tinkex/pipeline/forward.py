@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import Options
-from tinkex.pipeline.fused import add_norm, rms_norm, split_heads, swiglu
+from tinkex.nn.running import AttentionOptions
+from tinkex.pipeline.fused import add_rms_norm, rms_norm, split_qkv_rotary, swiglu
 from tinkex.pipeline.model import is_moe
 from tinkex.pipeline.native import attention as native
-from tinkex.pipeline.native.layers import Turning
-from tinkex.pipeline.native.memory import keep_memory
+from tinkex.pipeline.native.layers import QKRotary
+from tinkex.pipeline.native.memory import retain_freed_memory
 
 
 class Hidden(NamedTuple):
@@ -42,7 +42,7 @@ class TrainingPass:
         self._dtype = dtype
         self._angles: tuple[Tensor, Tensor] | None = None
         self._has_experts = is_moe(model.config)
-        keep_memory()
+        retain_freed_memory()
 
     @property
     def head_VD(self) -> Tensor:
@@ -75,7 +75,7 @@ class TrainingPass:
         self, own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor], attention: _Attention
     ) -> Tensor:
         all_T = _joined(h_TD, own.q_proj, own.k_proj, own.v_proj)
-        parts = split_heads(all_T.unflatten(-1, (-1, own.head_dim)), _turning(own, h_TD, angles))
+        parts = split_qkv_rotary(all_T.unflatten(-1, (-1, own.head_dim)), _turning(own, h_TD, angles))
         return _joined(attention(*parts, own.scaling).flatten(1), own.o_proj)
 
     def _angles_of(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -108,13 +108,13 @@ class _Attention:
     """Attention within each document: by our own kernel, or by torch where that is not suited."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self._documents, self._packed = native.Documents(lengths), PackedAttention(lengths)
+        self._documents, self._packed = native.PackedDocuments(lengths), PackedAttention(lengths)
 
     def __call__(self, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, scaling: float) -> Tensor:
-        if native.is_suited(q_THK, k_TGK, v_TGK):
-            return native.attend(q_THK, k_TGK, v_TGK, self._documents, scaling)
+        if native.can_use_varlen_kernel(q_THK, k_TGK, v_TGK):
+            return native.varlen_attention(q_THK, k_TGK, v_TGK, self._documents, scaling)
         q_HTK, k_GTK, v_GTK = (one.transpose(0, 1) for one in (q_THK, k_TGK, v_TGK))
-        return self._packed.attend(0, q_HTK, k_GTK, v_GTK, Options(scaling))
+        return self._packed.attend(0, q_HTK, k_GTK, v_GTK, AttentionOptions(scaling))
 
 
 def _normed(norm: Any, x_TD: Tensor) -> Tensor:
@@ -122,12 +122,12 @@ def _normed(norm: Any, x_TD: Tensor) -> Tensor:
 
 
 def _added(norm: Any, x_TD: Tensor, delta_TD: Tensor) -> tuple[Tensor, Tensor]:
-    return add_norm(x_TD, delta_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
+    return add_rms_norm(x_TD, delta_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
 
 
-def _turning(own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor]) -> Turning:
+def _turning(own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor]) -> QKRotary:
     has_norms = hasattr(own, "q_norm")
-    return Turning(
+    return QKRotary(
         own.q_proj.out_features // own.head_dim,
         own.k_proj.out_features // own.head_dim,
         own.q_norm.variance_epsilon if has_norms else 0.0,

@@ -17,7 +17,7 @@ from tinkex.pipeline.native import layers
 CHUNK_ROWS = 512
 
 
-class _WeightedNll(torch.autograd.Function):
+class _WeightedCrossEntropyFunction(torch.autograd.Function):
     """Sum of -weight * log-probability; the gradient is known at once, as the sum is all."""
 
     @staticmethod
@@ -33,7 +33,7 @@ class _WeightedNll(torch.autograd.Function):
         for rows in _chunks(len(hidden_PD)):
             h_pD, w_p = hidden_PD[rows], weights_P[rows]
             logits_pV = torch.mm(h_pD, weight_VD.t(), out=room_pV[: len(h_pD)])
-            losses_p, slope_pV = _nll_and_slope(logits_pV, targets_P[rows], w_p)
+            losses_p, slope_pV = _losses_and_grad(logits_pV, targets_P[rows], w_p)
             total += losses_p @ w_p
             if dhidden_PD is None or dweight_VD is None:
                 continue
@@ -48,7 +48,7 @@ class _WeightedNll(torch.autograd.Function):
         return dhidden_PD.mul_(dtotal), dweight_VD.mul_(dtotal), None, None
 
 
-class _Logprobs(torch.autograd.Function):
+class _TargetLogprobsFunction(torch.autograd.Function):
     """Log-probabilities of targets; logits are made a second time on the way back."""
 
     @staticmethod
@@ -74,12 +74,12 @@ class _Logprobs(torch.autograd.Function):
         return dhidden_PD, dweight_VD, None
 
 
-class _TeacherKl(torch.autograd.Function):
+class _TeacherKLFunction(torch.autograd.Function):
     """Sum of KL(teacher || student) at a temperature; only the student is pulled."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, teacher: Teacher, temperature: float
+        ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, teacher: TeacherStates, temperature: float
     ) -> Tensor:
         dhidden_PD, dweight_VD = torch.empty_like(hidden_PD), torch.zeros_like(weight_VD)
         total = hidden_PD.new_zeros((), dtype=torch.float32)
@@ -101,42 +101,42 @@ class _TeacherKl(torch.autograd.Function):
         return dhidden_PD.mul_(dtotal), dweight_VD.mul_(dtotal), None, None
 
 
-class Teacher:
+class TeacherStates:
     """What a teacher thinks of the positions that count."""
 
     def __init__(self, hidden_PD: Tensor, weight_VD: Tensor) -> None:
         self.hidden_PD, self.weight_VD = hidden_PD, weight_VD
 
 
-def weighted_nll(
+def weighted_cross_entropy(
     hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor, weights_P: Tensor
 ) -> Tensor:
     """The sum over positions of weight times cross-entropy."""
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), targets_P, weights_P)
-    total: Tensor = _WeightedNll.apply(*inputs)  # type: ignore[no-untyped-call]
+    total: Tensor = _WeightedCrossEntropyFunction.apply(*inputs)  # type: ignore[no-untyped-call]
     return total
 
 
 def target_logprobs(hidden_PD: Tensor, weight_VD: Tensor, targets_P: Tensor) -> Tensor:
     """The log-probability of each position's target."""
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), targets_P)
-    found_P: Tensor = _Logprobs.apply(*inputs)  # type: ignore[no-untyped-call]
+    found_P: Tensor = _TargetLogprobsFunction.apply(*inputs)  # type: ignore[no-untyped-call]
     return found_P
 
 
 def teacher_kl(
-    hidden_PD: Tensor, weight_VD: Tensor, teacher: Teacher, temperature: float
+    hidden_PD: Tensor, weight_VD: Tensor, teacher: TeacherStates, temperature: float
 ) -> Tensor:
     """The sum over positions of how far the student is from its teacher."""
     inputs = (hidden_PD, weight_VD.to(hidden_PD.dtype), teacher, temperature)
-    total: Tensor = _TeacherKl.apply(*inputs)  # type: ignore[no-untyped-call]
+    total: Tensor = _TeacherKLFunction.apply(*inputs)  # type: ignore[no-untyped-call]
     return total
 
 
-def _nll_and_slope(logits_pV: Tensor, targets_p: Tensor, w_p: Tensor) -> tuple[Tensor, Tensor]:
+def _losses_and_grad(logits_pV: Tensor, targets_p: Tensor, w_p: Tensor) -> tuple[Tensor, Tensor]:
     """Losses, and the gradient of their weighted sum; the logits may be used up."""
-    if layers.are_suited(logits_pV) and w_p.dtype == torch.float32:
-        losses_p = layers.nll(logits_pV, targets_p.contiguous(), w_p.contiguous())
+    if layers.can_use_training_kernels(logits_pV) and w_p.dtype == torch.float32:
+        losses_p = layers.cross_entropy_forward_backward(logits_pV, targets_p.contiguous(), w_p.contiguous())
         return losses_p, logits_pV
     logprobs_pV = torch.log_softmax(logits_pV.float(), dim=-1)
     losses_p = -logprobs_pV.gather(1, targets_p[:, None]).squeeze(1)

@@ -26,10 +26,10 @@ from tinkex.engine.checkpoints.files import parts_of
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import ALPHA, AdapterState
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import Host
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segment, Segments
-from tinkex.nn.sites import Layout, Part, Site
+from tinkex.nn.host import HostedModel
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import LoraSegment, SegmentedLora
+from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
 
 BASE = "tiny/model"
 VOCAB_SIZE = 101
@@ -102,15 +102,15 @@ def make_spec(rank: int = 4, **overrides: Any) -> AdapterSpec:
     return AdapterSpec(base_model=BASE, rank=rank, seed=7, **overrides)
 
 
-def sites_of(model: PreTrainedModel) -> list[Site]:
+def sites_of(model: PreTrainedModel) -> list[LoraTarget]:
     """A site for every linear map and every table of experts, as a host of the model has them."""
     sites = []
     for path, module in model.named_modules():
-        part = Part.ATTENTION if "attn" in path else Part.MLP
-        part = Part.UNEMBED if module is model.get_output_embeddings() else part
+        part = TargetKind.ATTENTION if "attn" in path else TargetKind.MLP
+        part = TargetKind.UNEMBED if module is model.get_output_embeddings() else part
         if isinstance(module, nn.Linear) and not path.endswith(("router", "_gate")):
             sizes = {"in_features": module.in_features, "out_features": (module.out_features,)}
-            sites.append(Site(part=part, paths=(path,), **sizes))
+            sites.append(LoraTarget(kind=part, paths=(path,), **sizes))
         tables = {name: x for name, x in module.named_parameters(recurse=False) if x.ndim == 3}
         for name, table in tables.items():
             num_experts, size_out, size_in = table.shape
@@ -118,17 +118,17 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
                 size_out, size_in = size_in, size_out
             sizes = {"in_features": size_in, "out_features": (size_out,)}
             sites.append(
-                Site(part=part, paths=(f"{path}.{name}",), num_experts=num_experts, **sizes)
+                LoraTarget(kind=part, paths=(f"{path}.{name}",), num_experts=num_experts, **sizes)
             )
     return sites
 
 
-def make_layout(sites: Sequence[Site], spec: AdapterSpec) -> Layout:
+def make_layout(sites: Sequence[LoraTarget], spec: AdapterSpec) -> LoraLayout:
     """Where such an adapter's numbers lie."""
-    return Layout(sites, spec.rank, parts_of(spec))
+    return LoraLayout(sites, spec.rank, parts_of(spec))
 
 
-def make_state(layout: Layout, *, with_gradient: bool = False) -> AdapterState:
+def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterState:
     """A state whose every number says where it is from, as an adapter that was trained has it."""
     buffers = []
     for seed in range(4):
@@ -148,12 +148,12 @@ def make_state(layout: Layout, *, with_gradient: bool = False) -> AdapterState:
 
 
 @torch.no_grad()
-def hosted_logprobs(host: Host, layout: Layout, weights: Tensor) -> Tensor:
+def hosted_logprobs(host: HostedModel, layout: LoraLayout, weights: Tensor) -> Tensor:
     """What our own model makes of an adapter."""
-    rows = Segments([Segment(0, len(TOKENS), ALPHA / layout.rank, layout.views(weights))])
-    this = Pass(rows, PackedAttention([len(TOKENS)]))
-    hidden = host.hidden(TOKENS, torch.arange(len(TOKENS)), this)
-    logits, _ = host.head.logits(hidden, rows)
+    rows = SegmentedLora([LoraSegment(0, len(TOKENS), ALPHA / layout.rank, layout.views(weights))])
+    this = ForwardContext(rows, PackedAttention([len(TOKENS)]))
+    hidden = host.hidden_states(TOKENS, torch.arange(len(TOKENS)), this)
+    logits, _ = host.lm_head.logits(hidden, rows)
     return logits.log_softmax(-1)
 
 
@@ -183,6 +183,6 @@ def load_plain(folder: Path) -> PreTrainedModel:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def adapted(layout: Layout) -> Collection[str]:
+def adapted(layout: LoraLayout) -> Collection[str]:
     """The paths that an adapter has pairs for."""
     return [pair.path for pair in layout.pairs(torch.zeros(layout.size))]

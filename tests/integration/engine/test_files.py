@@ -34,7 +34,7 @@ from tinkex.engine.checkpoints.files import (
 from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
-from tinkex.nn.sites import Layout, Part, Site
+from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
 
 WEIGHTS, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 SNAPSHOT = "snapshot.safetensors"
@@ -42,12 +42,12 @@ SPEC = make_spec(4)
 
 
 @cache
-def sites(kind: str = "qwen3") -> tuple[Site, ...]:
+def sites(kind: str = "qwen3") -> tuple[LoraTarget, ...]:
     return tuple(sites_of(make_model(kind)))
 
 
 @cache
-def layout() -> Layout:
+def layout() -> LoraLayout:
     return make_layout(sites(), SPEC)
 
 
@@ -432,7 +432,7 @@ def test_only_trained_parts_are_on_disk(tmp_path: Path) -> None:
     spec = replace(SPEC, train_mlp=False, train_unembed=False)
     small = make_layout(sites(), spec)
     write_snapshot(tmp_path, spec, small, make_state(small))
-    paths = [path for site in sites() if site.part is Part.ATTENTION for path in site.paths]
+    paths = [path for site in sites() if site.kind is TargetKind.ATTENTION for path in site.paths]
     assert set(load_file(tmp_path / SNAPSHOT)) == {
         f"{buffer}.{path}.{side}"
         for buffer in ("weights", "first", "second")

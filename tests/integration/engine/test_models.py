@@ -26,8 +26,8 @@ from tinkex.engine.models.shelf import Shelf
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segments
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import SegmentedLora
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 
@@ -39,9 +39,9 @@ def shelf_of(*folders: Path, **settings: Any) -> Shelf:
 @torch.no_grad()
 def logits_of(model: Loaded) -> torch.Tensor:
     """What a hosted model makes of a few tokens."""
-    rows = Pass(Segments([]), PackedAttention([len(TOKENS)]))
-    hidden = model.host.hidden(torch.tensor(TOKENS), torch.arange(len(TOKENS)), rows)
-    return model.host.head.logits(hidden, rows.rows)[0].float()
+    rows = ForwardContext(SegmentedLora([]), PackedAttention([len(TOKENS)]))
+    hidden = model.host.hidden_states(torch.tensor(TOKENS), torch.arange(len(TOKENS)), rows)
+    return model.host.lm_head.logits(hidden, rows.lora)[0].float()
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from tests.integration.engine.made import (
 )
 from tinkex.engine.checkpoints.files import read_adapter, read_weights, write_checkpoint
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.nn.host import Host
+from tinkex.nn.host import HostedModel
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
@@ -44,9 +44,9 @@ def test_peft_makes_of_a_checkpoint_what_the_host_makes(
     tmp_path: Path, kind: str, tied: bool, train_unembed: bool, rank: int
 ) -> None:
     model = make_model(kind, tied=tied)
-    plain, host = deepcopy(model), Host(model)
+    plain, host = deepcopy(model), HostedModel(model)
     spec = make_spec(rank, train_unembed=train_unembed)
-    layout = make_layout(host.sites, spec)
+    layout = make_layout(host.lora_targets, spec)
     state = make_state(layout)
     write_checkpoint(tmp_path, spec, layout, state, with_optimizer=True)
     before = plain_logprobs(plain)
@@ -58,8 +58,8 @@ def test_peft_makes_of_a_checkpoint_what_the_host_makes(
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "mixtral"])
 def test_peft_makes_of_experts_what_the_host_makes(tmp_path: Path, kind: str) -> None:
     model = make_model(kind)
-    plain, host, spec = deepcopy(model), Host(model), make_spec(3)
-    layout = make_layout(host.sites, spec)
+    plain, host, spec = deepcopy(model), HostedModel(model), make_spec(3)
+    layout = make_layout(host.lora_targets, spec)
     state = make_state(layout)
     write_checkpoint(tmp_path, spec, layout, state, with_optimizer=False)
     found = plain_logprobs(load_peft(plain, tmp_path))
@@ -147,8 +147,8 @@ def test_an_adapter_of_peft_does_here_what_it_does_there(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     model, expected = peft_folder(tmp_path, **options)
-    host, spec = Host(model), make_spec(4)
-    layout = make_layout(host.sites, spec)
+    host, spec = HostedModel(model), make_spec(4)
+    layout = make_layout(host.lora_targets, spec)
     weights = read_weights(tmp_path, spec, layout)
     torch.testing.assert_close(hosted_logprobs(host, layout, weights), expected, **TOLERANCE)
 
@@ -167,9 +167,9 @@ def test_a_sampler_finds_out_which_parts_an_adapter_has(
     tmp_path: Path, modules: list[str], flags: dict[str, bool]
 ) -> None:
     model, expected = peft_folder(tmp_path, target_modules=modules, lora_alpha=16)
-    host = Host(model)
-    saved = read_adapter(tmp_path, "whatever", host.sites)
-    assert adapted(saved.layout) == adapted(make_layout(host.sites, make_spec(4, **flags)))
+    host = HostedModel(model)
+    saved = read_adapter(tmp_path, "whatever", host.lora_targets)
+    assert adapted(saved.layout) == adapted(make_layout(host.lora_targets, make_spec(4, **flags)))
     found = hosted_logprobs(host, *saved)
     torch.testing.assert_close(found, expected, **TOLERANCE)
 

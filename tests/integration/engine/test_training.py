@@ -247,7 +247,7 @@ def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
         engine.create("a", spec())
         engine.create("b", spec(seed=2))
     host = tight._models.get("tiny").host
-    plain, sizes = host.hidden, []
+    plain, sizes = host.hidden_states, []
 
     def crowded(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
         sizes.append(len(tokens_T))
@@ -279,7 +279,7 @@ def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
         for name in ("a", "b", "c"):
             one.create(name, spec())
     host = engine._models.get("tiny").host
-    plain = host.hidden
+    plain = host.hidden_states
 
     def shaky(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
         if 7 in tokens_T.tolist():

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import Host
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segment, Segments
-from tinkex.nn.sites import Layout, Part
+from tinkex.nn.host import HostedModel
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import LoraSegment, SegmentedLora
+from tinkex.nn.sites import LoraLayout, TargetKind
 
 RANK = 4
 SCALE = 32 / RANK
@@ -33,10 +33,10 @@ class Answer:
 class Twins:
     """One model twice."""
 
-    def __init__(self, model: PreTrainedModel, parts: Collection[Part] = tuple(Part)) -> None:
+    def __init__(self, model: PreTrainedModel, parts: Collection[TargetKind] = tuple(TargetKind)) -> None:
         original = copy.deepcopy(model)
-        self.host = Host(model)
-        self.layout = Layout(self.host.sites, RANK, parts)
+        self.host = HostedModel(model)
+        self.layout = LoraLayout(self.host.lora_targets, RANK, parts)
         self.weights = trained_weights(self.layout)
         self.peft = _under_peft(original, self.layout)
         self._pairs = _lora_pairs(self.peft, self.layout)
@@ -49,8 +49,8 @@ class Twins:
         gradient = torch.zeros_like(self.weights)
         views = self.layout.views
         num_rows = sum(map(len, sequences))
-        rows = Segments(
-            [Segment(0, num_rows, SCALE, views(self.weights), views(gradient))],
+        rows = SegmentedLora(
+            [LoraSegment(0, num_rows, SCALE, views(self.weights), views(gradient))],
         )
         logits = run(self.host, rows, sequences, slopes, **how)
         pairs = self.layout.pairs(gradient)
@@ -63,7 +63,7 @@ class Twins:
             [self.peft(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
         )
         (logits * slopes).sum().backward()
-        num_experts = {path: site.num_experts for site in self.host.sites for path in site.paths}
+        num_experts = {path: site.num_experts for site in self.host.lora_targets for path in site.paths}
         return Answer(
             logits.detach(),
             {
@@ -77,23 +77,23 @@ class Twins:
 
 
 def run(
-    host: Host, rows: Segments, sequences: Sequence[Tensor], slopes: Tensor, **how: bool
+    host: HostedModel, rows: SegmentedLora, sequences: Sequence[Tensor], slopes: Tensor, **how: bool
 ) -> Tensor:
     """The logits of packed sequences; gradients go where the rows say."""
-    this = Pass(rows, PackedAttention([len(one) for one in sequences]))
+    this = ForwardContext(rows, PackedAttention([len(one) for one in sequences]))
     positions = torch.cat([torch.arange(len(one)) for one in sequences])
-    hidden = host.hidden(torch.cat(list(sequences)), positions, this, **how)
+    hidden = host.hidden_states(torch.cat(list(sequences)), positions, this, **how)
     leaf = hidden.detach()
-    logits, kept = host.head.logits(leaf, rows)
-    pull = host.head.pull(leaf, slopes.clone(), logits.clone(), kept, rows)
+    logits, kept = host.lm_head.logits(leaf, rows)
+    pull = host.lm_head.backward(leaf, slopes.clone(), logits.clone(), kept, rows)
     if hidden.requires_grad:
         hidden.backward(pull)
     return logits
 
 
-def trained_weights(layout: Layout, seed: int = 3) -> Tensor:
+def trained_weights(layout: LoraLayout, seed: int = 3) -> Tensor:
     """Weights of an adapter that says something."""
-    flat = layout.new_weights(seed)
+    flat = layout.init_weights(seed)
     dice = torch.Generator().manual_seed(seed)
     for pair in layout.views(flat):
         for up in pair.ups if pair else ():
@@ -101,8 +101,8 @@ def trained_weights(layout: Layout, seed: int = 3) -> Tensor:
     return flat
 
 
-def _under_peft(model: PreTrainedModel, layout: Layout) -> nn.Module:
-    pairs = list(layout.pairs(layout.new_weights(0)))
+def _under_peft(model: PreTrainedModel, layout: LoraLayout) -> nn.Module:
+    pairs = list(layout.pairs(layout.init_weights(0)))
     config = LoraConfig(
         r=RANK,
         lora_alpha=32,
@@ -115,10 +115,10 @@ def _under_peft(model: PreTrainedModel, layout: Layout) -> nn.Module:
         return get_peft_model(model, config)
 
 
-def _lora_pairs(peft: nn.Module, layout: Layout) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+def _lora_pairs(peft: nn.Module, layout: LoraLayout) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
     modules = dict(peft.named_modules())
     pairs = {}
-    for path, down, _ in layout.pairs(layout.new_weights(0)):
+    for path, down, _ in layout.pairs(layout.init_weights(0)):
         layer = modules[f"base_model.model.{path if down.ndim == 2 else path.rpartition('.')[0]}"]
         while down.ndim == 3 and layer.parameter_name != path.rpartition(".")[2]:
             layer = layer.base_layer

@@ -12,16 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.head import Head
-from tinkex.nn.running import LowRankRows
-from tinkex.nn.segments import Segment, Segments
-from tinkex.nn.sites import Layout, Part, Site
-from tinkex.nn.unembed import Scorer
+from tinkex.nn.head import LMHead
+from tinkex.nn.running import LoraRows
+from tinkex.nn.segments import LoraSegment, SegmentedLora
+from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
+from tinkex.nn.unembed import TargetLogprobs
 
 WIDTH, VOCAB = 24, 101
 NUM_ROWS = 40
 ROW_BYTES = VOCAB * 4
-SITE = Site(part=Part.UNEMBED, paths=("lm_head",), in_features=WIDTH, out_features=(VOCAB,))
+SITE = LoraTarget(kind=TargetKind.UNEMBED, paths=("lm_head",), in_features=WIDTH, out_features=(VOCAB,))
 #: Where the rows of each adapter are, its rank, whether it adapts the head, whether it is trained.
 #: Rows 27 to 32 are nobody's.
 OWNERS = (
@@ -41,21 +41,21 @@ PLANS = {
 }
 
 
-class CountingHead(Head):
+class CountingHead(LMHead):
     """Notes how many rows go through it each way."""
 
     num_scored = 0
     num_pulled = 0
 
     def logits(
-        self, hidden_MD: Tensor, rows: LowRankRows, out_MV: Tensor | None = None
+        self, hidden_MD: Tensor, rows: LoraRows, out_MV: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         self.num_scored += len(hidden_MD)
         return super().logits(hidden_MD, rows, out_MV)
 
     def pull(self, hidden_MD: Tensor, *others: Any) -> Tensor:
         self.num_pulled += len(hidden_MD)
-        return super().pull(hidden_MD, *others)
+        return super().backward(hidden_MD, *others)
 
 
 @dataclass
@@ -66,22 +66,22 @@ class Scene:
     config: SimpleNamespace
     head: CountingHead
     hidden_TD: Tensor
-    segments: list[Segment]
+    segments: list[LoraSegment]
     flats: list[Tensor]
     rows_P: npt.NDArray[np.int64]
     targets_P: npt.NDArray[np.int64]
     slope_P: Tensor
 
-    def scorer(self, plan: str = "kept", *, max_bytes: int | None = None) -> Scorer:
+    def scorer(self, plan: str = "kept", *, max_bytes: int | None = None) -> TargetLogprobs:
         planned_bytes, _, is_kept = PLANS[plan]
-        return Scorer(
+        return TargetLogprobs(
             self.head,
             self.hidden_TD,
-            Segments(self.segments),
+            SegmentedLora(self.segments),
             self.rows_P,
             self.targets_P,
             max_logits_bytes=planned_bytes if max_bytes is None else max_bytes,
-            is_kept=is_kept,
+            save_logprobs=is_kept,
         )
 
     def gradients(self) -> list[Tensor]:
@@ -137,10 +137,10 @@ def make_scene(
         nn.init.normal_(parameter, generator=dice)
     segments, flats = [], []
     for start, stop, rank, has_head, is_trained in OWNERS:
-        layout = Layout([SITE], rank, {Part.UNEMBED} if has_head else set())
+        layout = LoraLayout([SITE], rank, {TargetKind.UNEMBED} if has_head else set())
         weights = torch.randn(layout.size, generator=dice) * 0.2
         gradient = layout.views(torch.zeros_like(weights)) if is_trained else None
-        segments.append(Segment(start, stop, 32 / rank / 8, layout.views(weights), gradient))
+        segments.append(LoraSegment(start, stop, 32 / rank / 8, layout.views(weights), gradient))
         flats.append(weights)
     num_pairs = len(rows)
     slope_P = torch.randn(num_pairs, generator=dice)

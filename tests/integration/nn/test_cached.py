@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinkex.nn.attention import causal
-from tinkex.nn.cached import CachedAttention, PromptRows, SampleRows
-from tinkex.nn.kept import Block, KeyShape, Kind, Stored
-from tinkex.nn.running import Options
+from tinkex.nn.attention import causal_attention
+from tinkex.nn.cached import CachedAttention, PrefillRows, DecodeRows
+from tinkex.nn.kept import KVBlock, KVShape, KVCacheSpec, PromptKV
+from tinkex.nn.running import AttentionOptions
 
 HEADS, KEYS, WIDTH = 6, 2, 8
-KIND = Kind([KeyShape(KEYS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"))
-HOWS = [Options(0.3), Options(0.3, window=5), Options(0.3, softcap=2.0), Options(0.3, 7, 2.0)]
+KIND = KVCacheSpec([KVShape(KEYS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"))
+HOWS = [AttentionOptions(0.3), AttentionOptions(0.3, window=5), AttentionOptions(0.3, softcap=2.0), AttentionOptions(0.3, 7, 2.0)]
 
 
 def _rows(num: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,8 +24,8 @@ def _rows(num: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _whole(rows: tuple[Tensor, Tensor, Tensor], how: Options) -> Tensor:
-    return causal(*(x.unsqueeze(0) for x in rows), how)[0].transpose(0, 1)  # type: ignore[arg-type]
+def _whole(rows: tuple[Tensor, Tensor, Tensor], how: AttentionOptions) -> Tensor:
+    return causal_attention(*(x.unsqueeze(0) for x in rows), how)[0].transpose(0, 1)  # type: ignore[arg-type]
 
 
 def _cut(rows: tuple[Tensor, Tensor, Tensor], at: slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,11 +34,11 @@ def _cut(rows: tuple[Tensor, Tensor, Tensor], at: slice) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("cuts", [[23], [1, 22], [9, 1, 8, 5]])
-def test_a_prompt_read_in_pieces_equals_one_read_at_once(how: Options, cuts: list[int]) -> None:
+def test_a_prompt_read_in_pieces_equals_one_read_at_once(how: AttentionOptions, cuts: list[int]) -> None:
     rows = _rows(23, 0)
-    stored, outs, start = Stored(KIND, 23), [], 0
+    stored, outs, start = PromptKV(KIND, 23), [], 0
     for size in cuts:
-        part = PromptRows(stored, start, start + size)
+        part = PrefillRows(stored, start, start + size)
         attention = CachedAttention([part])
         outs.append(attention.attend(0, *_cut(rows, slice(start, start + size)), how))
         start += size
@@ -49,7 +49,7 @@ def test_a_prompt_read_in_pieces_equals_one_read_at_once(how: Options, cuts: lis
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("prompts", [[12, 12, 12], [3, 12, 17]])
 def test_samples_step_by_step_equal_all_at_once(
-    how: Options, is_shared: bool, prompts: list[int]
+    how: AttentionOptions, is_shared: bool, prompts: list[int]
 ) -> None:
     if is_shared and len(set(prompts)) > 1:
         prompts = prompts[:1] * 3
@@ -63,15 +63,15 @@ def test_samples_step_by_step_equal_all_at_once(
             )
             for mine in own
         ]
-    block = Block(KIND, 3, 64)
+    block = KVBlock(KIND, 3, 64)
     shared = None
     for slot, (rows, length) in enumerate(zip(sequences, prompts, strict=True)):
-        stored = Stored(KIND, length)
-        PromptRows(stored, 0, length).attend(0, *_cut(rows, slice(0, length)), how)
+        stored = PromptKV(KIND, length)
+        PrefillRows(stored, 0, length).attend(0, *_cut(rows, slice(0, length)), how)
         if is_shared:
             shared = stored
         else:
-            block.fill(slot, stored, length)
+            block.load_prompt(slot, stored, length)
     lengths = np.array([0 if is_shared else length for length in prompts])
     for step in range(10):
         new = [
@@ -79,30 +79,30 @@ def test_samples_step_by_step_equal_all_at_once(
             for rows, length in zip(sequences, prompts, strict=True)
         ]
         q, k, v = (torch.cat(parts, dim=1) for parts in zip(*new, strict=True))
-        out = SampleRows(block, lengths + step, shared).attend(0, q, k, v, how)
+        out = DecodeRows(block, lengths + step, shared).attend(0, q, k, v, how)
         for row, (rows, length) in enumerate(zip(sequences, prompts, strict=True)):
             wanted = _whole(_cut(rows, slice(0, length + step + 1)), how)[-1]
             assert torch.allclose(out[row], wanted, atol=1e-5), (step, row)
 
 
 def test_what_a_slot_held_before_is_gone() -> None:
-    block = Block(KIND, 2, 8)
+    block = KVBlock(KIND, 2, 8)
     for tensor in (*block.keys, *block.values):
         tensor.fill_(float("nan"))
-    stored = Stored(KIND, 3)
+    stored = PromptKV(KIND, 3)
     for tensor in (*stored.keys, *stored.values):
         tensor.fill_(1.0)
-    block.fill(0, stored, 3)
-    block.take(1, block, 0)
-    larger = Block(KIND, 1, 16)
+    block.load_prompt(0, stored, 3)
+    block.copy_slot(1, block, 0)
+    larger = KVBlock(KIND, 1, 16)
     larger.keys[0].fill_(float("nan"))
-    larger.take(0, block, 1)
+    larger.copy_slot(0, block, 1)
     assert float(block.keys[0].sum()) == 2 * 3 * KEYS * WIDTH
     assert float(larger.keys[0].sum()) == 3 * KEYS * WIDTH
 
 
 def test_more_and_fewer_slots_keep_what_is_in_use() -> None:
-    block = Block(KIND, 2, 8)
+    block = KVBlock(KIND, 2, 8)
     block.keys[0][:] = torch.arange(2.0)[:, None, None, None]
     block.resize(5, 2)
     assert block.keys[0][:, 0, 0, 0].tolist() == [0, 1, 0, 0, 0]

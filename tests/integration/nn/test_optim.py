@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tinkex.errors import InvalidInput
 from tinkex.nn import optim
-from tinkex.nn.optim import NonFiniteGradient, adamw
+from tinkex.nn.optim import NonFiniteGradient, adamw_step
 from tinkex.types import AdamParams
 
 #: Not a multiple of the block that tests set.
@@ -38,7 +38,7 @@ class Buffers:
     def step(
         self, gradient: Tensor | None, number: int, params: AdamParams, *, is_lax: bool = False
     ) -> dict[str, float]:
-        metrics = adamw(
+        metrics = adamw_step(
             self.weights, gradient, self.first, self.second, number, params, apply_nonfinite=is_lax
         )
         return dict(metrics)

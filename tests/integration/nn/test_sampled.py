@@ -8,31 +8,31 @@ import pytest
 import torch
 
 from tinkex.engine.sampling.adapter import SamplerAdapter
-from tinkex.nn.sampled import SampledRows, Stretch
-from tinkex.nn.segments import Segment, Segments
-from tinkex.nn.sites import LowRank, Part, Site
+from tinkex.nn.sampled import DecodeLora, AdapterSpan
+from tinkex.nn.segments import LoraSegment, SegmentedLora
+from tinkex.nn.sites import LoraPair, TargetKind, LoraTarget
 
 SITES = [
-    Site(part=Part.ATTENTION, paths=("q", "k"), in_features=6, out_features=(8, 4)),
-    Site(part=Part.MLP, paths=("up",), in_features=6, out_features=(5,)),
+    LoraTarget(kind=TargetKind.ATTENTION, paths=("q", "k"), in_features=6, out_features=(8, 4)),
+    LoraTarget(kind=TargetKind.MLP, paths=("up",), in_features=6, out_features=(5,)),
 ]
 
 
 def _adapter(seed: int, rank: int, has_mlp: bool = True) -> SamplerAdapter:
     dice = torch.Generator().manual_seed(seed)
 
-    def pair(site: Site) -> LowRank:
+    def pair(site: LoraTarget) -> LoraPair:
         down = torch.randn(len(site.paths) * rank, site.in_features, generator=dice)
         ups = [torch.randn(size, rank, generator=dice) for size in site.out_features]
-        return LowRank(down, tuple(ups))
+        return LoraPair(down, tuple(ups))
 
     return SamplerAdapter(seed, 0.5 + seed, [pair(SITES[0]), pair(SITES[1]) if has_mlp else None])
 
 
 STRETCHES = [
-    Stretch(0, 3, _adapter(1, 2)),
-    Stretch(4, 5, _adapter(2, 3, has_mlp=False)),
-    Stretch(5, 6, _adapter(3, 1)),
+    AdapterSpan(0, 3, _adapter(1, 2)),
+    AdapterSpan(4, 5, _adapter(2, 3, has_mlp=False)),
+    AdapterSpan(5, 6, _adapter(3, 1)),
 ]
 
 
@@ -42,24 +42,24 @@ def test_each_stretch_gets_its_own_adapter(site: int, dtype: torch.dtype) -> Non
     x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
     y = torch.zeros(7, sum(SITES[site].out_features), dtype=dtype)
     wanted = y.clone()
-    segments = [Segment(a, b, one.scale, one.weights) for a, b, one in STRETCHES]
-    Segments(segments).add(site, x, wanted)
+    segments = [LoraSegment(a, b, one.scale, one.weights) for a, b, one in STRETCHES]
+    SegmentedLora(segments).add(site, x, wanted)
     stretches = [one._replace(adapter=replace(one.adapter, dtype=dtype)) for one in STRETCHES]
-    SampledRows(stretches).add(site, x, y)
+    DecodeLora(stretches).add(site, x, y)
     assert torch.allclose(y, wanted, atol=1e-5)
     assert not y[3].any() and not y[6].any(), "the base model's rows are left alone"
     assert y[:3].any()
 
 
 def test_owners_of_rows_are_known() -> None:
-    numbers, owners = SampledRows(STRETCHES).owners(7)
+    numbers, owners = DecodeLora(STRETCHES).adapters_by_row(7)
     assert numbers.tolist() == [0, 0, 0, -1, 1, 2, -1]
     assert [one.scale for one in owners] == [one.adapter.scale for one in STRETCHES]
     assert all(one.gradient is None for one in owners)
 
 
 def test_nothing_is_trained() -> None:
-    rows = SampledRows(STRETCHES)
+    rows = DecodeLora(STRETCHES)
     assert not rows.is_trained(0)
     with pytest.raises(AssertionError, match="no gradient"):
-        rows.pull(0, torch.zeros(1, 6), torch.zeros(1, 12), None, None)
+        rows.backward(0, torch.zeros(1, 6), torch.zeros(1, 12), None, None)

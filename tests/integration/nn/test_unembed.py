@@ -24,9 +24,9 @@ from tests.integration.nn.tiny import tiny_host, tiny_qwen3
 from tinkex.nn import head as head_module
 from tinkex.nn import unembed
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segments
-from tinkex.nn.unembed import Scorer
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import SegmentedLora
+from tinkex.nn.unembed import TargetLogprobs
 
 SCENES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -60,7 +60,7 @@ def test_values_and_gradients_equal_autograd_on_all_logits(scene: str, plan: str
     found_P = scorer.logprobs()
     assert found_P.dtype == torch.float32
     assert_near(found_P, logprobs_P)
-    assert_near(scorer.pull(this.slope_P), dhidden_TD)
+    assert_near(scorer.backward(this.slope_P), dhidden_TD)
     assert len(gradients) == 4
     for found, wanted in zip(this.gradients(), gradients, strict=True):
         assert_near(found, wanted)
@@ -71,7 +71,7 @@ def test_both_at_once_equals_one_after_the_other(scene: str, plan: str) -> None:
     this = make_scene(**SCENES[scene])
     logprobs_P, dhidden_TD, gradients = this.expected()
 
-    found_P, found_TD = this.scorer(plan).logprobs_and_pull(this.slope_P)
+    found_P, found_TD = this.scorer(plan).logprobs_and_grad(this.slope_P)
     assert_near(found_P, logprobs_P)
     assert_near(found_TD, dhidden_TD)
     for found, wanted in zip(this.gradients(), gradients, strict=True):
@@ -88,7 +88,7 @@ def test_low_precision_is_near_and_its_logprobs_are_float32(dtype: torch.dtype, 
     found_P = scorer.logprobs()
     assert found_P.dtype == torch.float32
     assert_near(found_P, logprobs_P, 0.1)
-    found_TD = scorer.pull(this.slope_P)
+    found_TD = scorer.backward(this.slope_P)
     assert found_TD.dtype == dtype
     assert (found_TD.float() - dhidden_TD).norm() < 0.02 * dhidden_TD.norm()
     for found, wanted in zip(this.gradients(), gradients, strict=True):
@@ -104,7 +104,7 @@ def test_far_fetched_targets_keep_their_logprobs(plan: str) -> None:
     assert logprobs_P.min() < -200.0  # its probability is zero in float32
     found_P = scorer.logprobs()
     torch.testing.assert_close(found_P, logprobs_P, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(scorer.pull(this.slope_P), dhidden_TD, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scorer.backward(this.slope_P), dhidden_TD, rtol=1e-4, atol=1e-3)
 
 
 def test_the_same_target_twice_in_a_row_counts_twice(plan: str) -> None:
@@ -114,7 +114,7 @@ def test_the_same_target_twice_in_a_row_counts_twice(plan: str) -> None:
     _, dhidden_TD, _ = this.expected()
     scorer = this.scorer(plan)
     scorer.logprobs()
-    found_TD = scorer.pull(this.slope_P)
+    found_TD = scorer.backward(this.slope_P)
     assert found_TD[3].abs().max() > 0.0  # although its slopes add up to nothing
     assert_near(found_TD, dhidden_TD)
 
@@ -130,7 +130,7 @@ def test_going_back_visits_only_rows_whose_slopes_are_not_all_zero(
     assert this.head.num_scored == len(set(rows))
 
     needed = {int(row) for row, slope in zip(rows, this.slope_P, strict=True) if slope != 0.0}
-    dhidden_TD = scorer.pull(this.slope_P)
+    dhidden_TD = scorer.backward(this.slope_P)
     assert 0 < len(needed) < len(set(rows))
     assert this.head.num_pulled == len(needed)
     assert set(dhidden_TD.any(1).nonzero().flatten().tolist()) == needed
@@ -146,7 +146,7 @@ def test_only_needed_rows_that_were_not_kept_are_computed_again(
     scorer = this.scorer(name)
     scorer.logprobs()
     this.head.num_scored = 0
-    scorer.pull(this.slope_P)
+    scorer.backward(this.slope_P)
     needed = np.flatnonzero(this.slope_P.numpy())
     wanted = {0: 0, "all": len(needed), None: int((needed >= 11).sum())}[num_again]
     assert this.head.num_scored == wanted
@@ -160,7 +160,7 @@ def test_memory_is_spent_on_rows_that_are_wanted() -> None:
     scorer = this.scorer(max_bytes=num_needed * ROW_BYTES)
 
     assert_near(scorer.logprobs(is_wanted_P), logprobs_P)
-    assert_near(scorer.pull(this.slope_P), dhidden_TD)
+    assert_near(scorer.backward(this.slope_P), dhidden_TD)
     for found, wanted in zip(this.gradients(), gradients, strict=True):
         assert_near(found, wanted)
     assert this.head.num_scored == len(set(this.rows_P))
@@ -171,7 +171,7 @@ def test_rows_that_were_not_wanted_and_are_needed_after_all_are_computed_again()
     _, dhidden_TD, _ = this.expected()
     scorer = this.scorer()
     scorer.logprobs(np.arange(NUM_ROWS) < 5)
-    assert_near(scorer.pull(this.slope_P), dhidden_TD)
+    assert_near(scorer.backward(this.slope_P), dhidden_TD)
     num_again = int(this.slope_P[5:].count_nonzero())
     assert this.head.num_scored == NUM_ROWS + num_again
 
@@ -181,7 +181,7 @@ def test_slopes_of_zero_cost_nothing() -> None:
     scorer = this.scorer()
     scorer.logprobs()
     this.head.num_scored = 0
-    dhidden_TD = scorer.pull(torch.zeros_like(this.slope_P))
+    dhidden_TD = scorer.backward(torch.zeros_like(this.slope_P))
     assert (this.head.num_scored, this.head.num_pulled) == (0, 0)
     assert dhidden_TD.shape == this.hidden_TD.shape
     assert not dhidden_TD.any()
@@ -191,7 +191,7 @@ def test_no_pairs_are_no_error(plan: str) -> None:
     this = make_scene(rows=[])
     scorer = this.scorer(plan)
     assert scorer.logprobs().shape == (0,)
-    assert not scorer.pull(this.slope_P).any()
+    assert not scorer.backward(this.slope_P).any()
 
 
 class Logits(TorchDispatchMode):
@@ -224,10 +224,10 @@ def test_no_memory_beyond_the_limit_is_ever_taken_for_logits(
     scorer = this.scorer(max_bytes=num_fitting * ROW_BYTES)
     with Logits([this.linear.weight, *this.flats]) as seen:
         if way == "at once":
-            scorer.logprobs_and_pull(this.slope_P)
+            scorer.logprobs_and_grad(this.slope_P)
         else:
             scorer.logprobs()
-            scorer.pull(this.slope_P)
+            scorer.backward(this.slope_P)
     assert 0 < seen.largest <= num_fitting * ROW_BYTES
 
 
@@ -235,8 +235,8 @@ def test_nothing_is_held_after_the_way_back() -> None:
     this = make_scene()
     scorer = this.scorer("some kept")
     scorer.logprobs()
-    scorer.pull(this.slope_P)
-    assert scorer._kept is None
+    scorer.backward(this.slope_P)
+    assert scorer._saved is None
     assert scorer._scratch is None
 
 
@@ -244,7 +244,7 @@ def test_the_same_numbers_come_out_bit_for_bit(plan: str) -> None:
     def run() -> list[Tensor]:
         this = make_scene(rows=several_targets())
         scorer = this.scorer(plan)
-        return [scorer.logprobs(), scorer.pull(this.slope_P), *this.gradients()]
+        return [scorer.logprobs(), scorer.backward(this.slope_P), *this.gradients()]
 
     for one, other in zip(run(), run(), strict=True):
         assert torch.equal(one, other)
@@ -257,11 +257,11 @@ def test_a_hosted_models_targets_score_as_the_models_own() -> None:
     with torch.no_grad():
         logits_TV = tiny_qwen3()(input_ids=tokens_T[None]).logits[0]
     host = tiny_host()
-    this = Pass(Segments([]), PackedAttention([12]))
+    this = ForwardContext(SegmentedLora([]), PackedAttention([12]))
     with torch.no_grad():
-        hidden_TD = host.hidden(tokens_T, torch.arange(12), this)
-    scorer = Scorer(
-        host.head, hidden_TD, this.rows, np.arange(12), targets_T.numpy(), max_logits_bytes=1 << 20
+        hidden_TD = host.hidden_states(tokens_T, torch.arange(12), this)
+    scorer = TargetLogprobs(
+        host.lm_head, hidden_TD, this.lora, np.arange(12), targets_T.numpy(), max_logits_bytes=1 << 20
     )
     wanted = logits_TV.log_softmax(-1)[torch.arange(12), targets_T]
     assert_near(scorer.logprobs(), wanted)
@@ -269,7 +269,7 @@ def test_a_hosted_models_targets_score_as_the_models_own() -> None:
 
 def test_few_rows_of_a_large_head_have_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     this = make_scene(bias=True)
-    plain_MV, _ = this.head.logits(this.hidden_TD, Segments(this.segments))
+    plain_MV, _ = this.head.logits(this.hidden_TD, SegmentedLora(this.segments))
     monkeypatch.setattr(head_module, "_LARGE_WEIGHT", 1)
-    few_MV, _ = this.head.logits(this.hidden_TD, Segments(this.segments))
+    few_MV, _ = this.head.logits(this.hidden_TD, SegmentedLora(this.segments))
     assert_near(few_MV, plain_MV)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tinkex.nn.host import Host
+from tinkex.nn.host import HostedModel
 
 VOCAB_SIZE = 211
 
@@ -38,6 +38,6 @@ def tiny_qwen3(
     return model.to(dtype).eval()
 
 
-def tiny_host(*, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Host:
+def tiny_host(*, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> HostedModel:
     """The same model, hosted."""
-    return Host(tiny_qwen3(seed=seed, dtype=dtype, **overrides))
+    return HostedModel(tiny_qwen3(seed=seed, dtype=dtype, **overrides))

@@ -21,8 +21,8 @@ from tinkex.engine.models.folders import read_folder
 from tinkex.engine.models.loading import load as load_in_engine
 from tinkex.errors import ConfigError
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segments
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import SegmentedLora
 from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
 from tinkex.pipeline.forward import TrainingPass
@@ -81,11 +81,11 @@ def test_the_server_reads_the_folder_and_computes_the_same(
     loaded = load_in_engine("made", folder, EngineConfig(threads=1), 2048)
     assert loaded.eos_tokens == {tokenizer.end_of_turn, tokenizer.end_of_text}
     tokens_T = torch.arange(10, 40)
-    rows = Pass(Segments([]), PackedAttention([30]))
+    rows = ForwardContext(SegmentedLora([]), PackedAttention([30]))
     run = TrainingPass(model)
     with torch.no_grad():
-        hidden = loaded.host.hidden(tokens_T, torch.arange(30), rows)
-        theirs = loaded.host.head.logits(hidden, rows.rows)[0]
+        hidden = loaded.host.hidden_states(tokens_T, torch.arange(30), rows)
+        theirs = loaded.host.lm_head.logits(hidden, rows.lora)[0]
         ours = run(tokens_T, [30]).states_TD @ run.head_VD.t()
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 

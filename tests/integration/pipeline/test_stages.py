@@ -27,7 +27,7 @@ from tests.integration.pipeline.content_scene import (
 )
 from tinkex.errors import ConfigError
 from tinkex.pipeline.forward import TrainingPass
-from tinkex.pipeline.head import CHUNK_ROWS, target_logprobs, weighted_nll
+from tinkex.pipeline.head import CHUNK_ROWS, target_logprobs, weighted_cross_entropy
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage
 from tinkex.pipeline.stages.pretrain import PretrainStage
@@ -95,7 +95,7 @@ def test_packed_documents_compute_what_each_computes_alone(
 
     run = TrainingPass(model)
     hidden = run(tokens_T, LENGTHS)
-    loss = weighted_nll(hidden.states_TD, run.head_VD, targets_T, weights_T)
+    loss = weighted_cross_entropy(hidden.states_TD, run.head_VD, targets_T, weights_T)
     loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
@@ -133,7 +133,7 @@ def test_logits_in_chunks_are_logits_at_once(tokenizer: TextTokenizer) -> None:
     for mine in (
         torch.autograd.grad((ours * slopes_P).sum(), (hidden_PD, weight_VD)),
         torch.autograd.grad(
-            3.0 * weighted_nll(hidden_PD, weight_VD, targets_P, -slopes_P / 3.0),
+            3.0 * weighted_cross_entropy(hidden_PD, weight_VD, targets_P, -slopes_P / 3.0),
             (hidden_PD, weight_VD),
         ),
     ):
@@ -149,7 +149,7 @@ def test_half_precision_stays_near_and_its_gradients_are_whole(tokenizer: TextTo
     for dtype in (torch.float32, torch.bfloat16):
         model.zero_grad(set_to_none=True)
         run = TrainingPass(model, dtype)
-        loss = weighted_nll(run(tokens_T, LENGTHS).states_TD, run.head_VD, tokens_T.flip(0), ones_T)
+        loss = weighted_cross_entropy(run(tokens_T, LENGTHS).states_TD, run.head_VD, tokens_T.flip(0), ones_T)
         loss.backward()
         totals.append(loss.item())
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
@@ -185,7 +185,7 @@ def test_experts_pay_for_uneven_use_and_their_routers_learn_from_it(
     coefficient = float(stage.model.config.router_aux_loss_coef)
     assert one.balance.item() == pytest.approx(out.aux_loss.item() * coefficient, rel=1e-4)
     loss = stage.loss(batch)
-    text = weighted_nll(
+    text = weighted_cross_entropy(
         hidden.states_TD, stage.run.head_VD, batch.targets_T, torch.ones(batch.num_tokens)
     )
     assert loss.total.item() == pytest.approx(

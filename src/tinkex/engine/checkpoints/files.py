@@ -37,7 +37,7 @@ from tinkex.engine.checkpoints.tensor_files import (
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import AdapterState
 from tinkex.errors import InvalidInput
-from tinkex.nn.sites import Layout, Part, Site
+from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
 
 
 class OptimizerMemory(NamedTuple):
@@ -51,14 +51,14 @@ class OptimizerMemory(NamedTuple):
 class SavedAdapter(NamedTuple):
     """Weights, and what lies where in them."""
 
-    layout: Layout
+    layout: LoraLayout
     weights: Tensor
 
 
 def write_checkpoint(
     directory: Path,
     spec: AdapterSpec,
-    layout: Layout,
+    layout: LoraLayout,
     state: AdapterState,
     *,
     with_optimizer: bool,
@@ -78,7 +78,7 @@ def write_checkpoint(
         write_tensors(directory / OPTIMIZER_NAME, moments)
 
 
-def read_weights(directory: Path, spec: AdapterSpec, layout: Layout) -> Tensor:
+def read_weights(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> Tensor:
     """Saved weights as a flat buffer on the host; InvalidInput if they do not fit the adapter."""
     if (directory / SUMMARY_NAME).exists():
         check_fit(read_summary(directory), spec)
@@ -88,7 +88,7 @@ def read_weights(directory: Path, spec: AdapterSpec, layout: Layout) -> Tensor:
     return _read_foreign(directory, layout, config)
 
 
-def read_adapter(directory: Path, base_model: str, sites: Sequence[Site]) -> SavedAdapter:
+def read_adapter(directory: Path, base_model: str, sites: Sequence[LoraTarget]) -> SavedAdapter:
     """Saved weights of whatever shape they have, for a base model with these sites."""
     if (directory / SUMMARY_NAME).exists():
         summary = read_summary(directory)
@@ -96,14 +96,14 @@ def read_adapter(directory: Path, base_model: str, sites: Sequence[Site]) -> Sav
             raise InvalidInput(
                 f"the checkpoint is of base model {summary.base_model!r}, not of {base_model!r}"
             )
-        layout = Layout(sites, summary.rank, parts_of(summary))
+        layout = LoraLayout(sites, summary.rank, parts_of(summary))
         return SavedAdapter(layout, _read_own(directory, layout))
     config = peft_format.read_config(directory)
-    layout = Layout(sites, config.r, _find_parts(directory, sites))
+    layout = LoraLayout(sites, config.r, _find_parts(directory, sites))
     return SavedAdapter(layout, _read_foreign(directory, layout, config))
 
 
-def read_optimizer(directory: Path, spec: AdapterSpec, layout: Layout) -> OptimizerMemory:
+def read_optimizer(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> OptimizerMemory:
     """The saved memory of an optimizer, which must be of the spec's type."""
     state = read_trainer_state(directory, spec)
     first, second = torch.zeros(layout.size), torch.zeros(layout.size)
@@ -112,17 +112,17 @@ def read_optimizer(directory: Path, spec: AdapterSpec, layout: Layout) -> Optimi
     return OptimizerMemory(first, second, state.num_steps)
 
 
-def parts_of(made: Summary | AdapterSpec) -> set[Part]:
+def parts_of(made: Summary | AdapterSpec) -> set[TargetKind]:
     """Which parts of a model an adapter has pairs for."""
     chosen = {
-        Part.ATTENTION: made.train_attn,
-        Part.MLP: made.train_mlp,
-        Part.UNEMBED: made.train_unembed,
+        TargetKind.ATTENTION: made.train_attn,
+        TargetKind.MLP: made.train_mlp,
+        TargetKind.UNEMBED: made.train_unembed,
     }
     return {part for part, is_trained in chosen.items() if is_trained}
 
 
-def named_pairs(prefix: str, layout: Layout, flat: Tensor) -> list[Named]:
+def named_pairs(prefix: str, layout: LoraLayout, flat: Tensor) -> list[Named]:
     """A buffer's pairs by module; names outlive a change of where things lie in a buffer."""
     return [
         Named(f"{prefix}.{pair.path}.{side}", tensor)
@@ -134,13 +134,13 @@ def named_pairs(prefix: str, layout: Layout, flat: Tensor) -> list[Named]:
 # --- whose folder it is --------------------------------------------------------------------------
 
 
-def _read_own(directory: Path, layout: Layout) -> Tensor:
+def _read_own(directory: Path, layout: LoraLayout) -> Tensor:
     flat = torch.zeros(layout.size)
     read_into(directory / WEIGHTS_NAME, peft_format.peft_tensors(layout, flat))
     return flat
 
 
-def _read_foreign(directory: Path, layout: Layout, config: peft_format.PeftConfig) -> Tensor:
+def _read_foreign(directory: Path, layout: LoraLayout, config: peft_format.PeftConfig) -> Tensor:
     flat = torch.zeros(layout.size)
     read_into(
         directory / WEIGHTS_NAME,
@@ -153,14 +153,14 @@ def _read_foreign(directory: Path, layout: Layout, config: peft_format.PeftConfi
     return flat
 
 
-def _find_parts(directory: Path, sites: Sequence[Site]) -> set[Part]:
+def _find_parts(directory: Path, sites: Sequence[LoraTarget]) -> set[TargetKind]:
     """The parts that an adapter has any pair for; whether it has all is seen when it is read."""
     with open_tensors(directory / WEIGHTS_NAME) as file:
         names = file.keys()
     found = {peft_format.path_of(name) for name in names if peft_format.is_pair(name)}
-    return {site.part for site in sites if not found.isdisjoint(_modules(site))}
+    return {site.kind for site in sites if not found.isdisjoint(_modules(site))}
 
 
-def _modules(site: Site) -> set[str]:
+def _modules(site: LoraTarget) -> set[str]:
     is_table = site.num_experts > 0
     return {path.rpartition(".")[0] if is_table else path for path in site.paths}

@@ -19,7 +19,7 @@ from tinkex.engine.checkpoints.summaries import CONFIG_NAME, place, read_record
 from tinkex.engine.checkpoints.tensor_files import Named
 from tinkex.engine.state import ALPHA
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.nn.sites import Layout
+from tinkex.nn.sites import LoraLayout
 from tinkex.types.base import learned
 
 #: PEFT's wrappers around a model, as they show in the names of its tensors.
@@ -68,7 +68,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
-def config_of(base_model: str, layout: Layout) -> dict[str, Any]:
+def config_of(base_model: str, layout: LoraLayout) -> dict[str, Any]:
     """The `adapter_config.json` of an adapter: exactly its modules, by their full names."""
     pairs = list(layout.pairs(torch.empty(layout.size, device="meta")))
     modules = [pair.path for pair in pairs if pair.down.ndim == 2]
@@ -133,7 +133,7 @@ def stems(paths: Iterable[str], tables: Iterable[str]) -> dict[str, str]:
     return named
 
 
-def peft_tensors(layout: Layout, flat: Tensor) -> list[Named]:
+def peft_tensors(layout: LoraLayout, flat: Tensor) -> list[Named]:
     """An adapter's pairs as PEFT names and shapes them, as views of a buffer."""
     pairs = list(layout.pairs(flat))
     names = stems(

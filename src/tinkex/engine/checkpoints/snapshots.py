@@ -20,7 +20,7 @@ from tinkex.engine.checkpoints.tensor_files import Named, open_tensors, read_int
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.nn.sites import Layout
+from tinkex.nn.sites import LoraLayout
 from tinkex.types.base import learned
 
 #: Under what name the file says what it is.
@@ -38,7 +38,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimizer's buffers are in the file; before the first step they are zeros."""
 
 
-def write_snapshot(directory: Path, spec: AdapterSpec, layout: Layout, state: AdapterState) -> None:
+def write_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout, state: AdapterState) -> None:
     """Write a state, the gathered gradient included."""
     about = About(
         summary=Summary.of(spec),
@@ -52,7 +52,7 @@ def write_snapshot(directory: Path, spec: AdapterSpec, layout: Layout, state: Ad
     write_tensors(directory / SNAPSHOT_NAME, tensors, {_ABOUT: text})
 
 
-def read_snapshot(directory: Path, spec: AdapterSpec, layout: Layout) -> AdapterState:
+def read_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> AdapterState:
     """The state as it was, on the host; CheckpointError if the file is not of such an adapter."""
     path = directory / SNAPSHOT_NAME
     about = _read_about(path)
@@ -77,7 +77,7 @@ def read_snapshot(directory: Path, spec: AdapterSpec, layout: Layout) -> Adapter
     return state
 
 
-def _named(layout: Layout, state: AdapterState) -> list[Named]:
+def _named(layout: LoraLayout, state: AdapterState) -> list[Named]:
     """The pairs of every allocated buffer."""
     return [
         pair for name, flat in state.buffers().items() for pair in named_pairs(name, layout, flat)

@@ -19,7 +19,7 @@ from tinkex.engine.models.folders import CONTEXT_NAMES, Folder
 from tinkex.engine.models.weight_files import UnusableModel, read_json
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.nn.host import Host, max_positions
+from tinkex.nn.host import HostedModel, max_positions
 from tinkex.text import Tokenizer, load_tokenizer
 
 LOG = get_logger(__name__)
@@ -39,7 +39,7 @@ class Loaded:
     """A base model in memory."""
 
     name: str
-    host: Host
+    host: HostedModel
     eos_tokens: frozenset[int]
     """Tokens that end a text."""
     max_context_tokens: int
@@ -113,7 +113,7 @@ def load(name: str, folder: Folder, config: EngineConfig, max_context_tokens: in
         with _told(name):
             model = _read_model(folder, compute_dtype(config))
         num_bytes = _take_ownership(name, model)
-        host = Host(_moved(model, device), packed_bytes=config.packed_bytes)
+        host = HostedModel(_moved(model, device), packed_bytes=config.packed_bytes)
     except pickle.UnpicklingError as error:
         raise UnusableModel(
             f"base model {name!r} cannot be loaded: a pickle in {folder.path} holds more than "

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tinkex.nn.sampled import SampledPairs, sampled_pairs
-from tinkex.nn.sites import LowRank
+from tinkex.nn.sampled import DecodeLoraPairs, build_decode_pairs
+from tinkex.nn.sites import LoraPair
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,15 +19,15 @@ class SamplerAdapter:
     """Equal keys mean equal weights: what was computed with one holds for the other."""
     scale: float
     """What the low-rank part is multiplied by."""
-    weights: Sequence[LowRank | None] = field(repr=False)
+    weights: Sequence[LoraPair | None] = field(repr=False)
     """The pairs by site."""
     dtype: torch.dtype = torch.float32
     """What the base model computes with."""
-    pairs: SampledPairs = field(init=False, repr=False)
+    pairs: DecodeLoraPairs = field(init=False, repr=False)
     """The pairs again, ready to be added to rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pairs", sampled_pairs(self.weights, self.scale, self.dtype))
+        object.__setattr__(self, "pairs", build_decode_pairs(self.weights, self.scale, self.dtype))
 
     @property
     def num_bytes(self) -> int:

@@ -11,7 +11,7 @@ from tinkex.engine.sampling.case import Sequence
 from tinkex.engine.sampling.scheduler import cohort_sizes
 from tinkex.engine.sampling.shelf import Shelf
 from tinkex.engine.sampling.slots import Budget, Roster, capacity_for, first_capacity, slots_for
-from tinkex.nn.kept import Block, Kind, Stored
+from tinkex.nn.kept import KVBlock, KVCacheSpec, PromptKV
 
 Numbers = npt.NDArray[np.int64]
 
@@ -19,7 +19,7 @@ Numbers = npt.NDArray[np.int64]
 class Room:
     """Sequences whose slots lie together; they take steps together."""
 
-    def __init__(self, block: Block, shared: Stored | None = None, *, is_bulk: bool) -> None:
+    def __init__(self, block: KVBlock, shared: PromptKV | None = None, *, is_bulk: bool) -> None:
         self.block = block
         self.is_bulk = is_bulk
         """Whether its sequences are of tenants that have many."""
@@ -54,10 +54,10 @@ class Room:
         lengths[: len(self)] = self.lengths
         self._lengths = lengths
 
-    def replace(self, block: Block) -> None:
+    def replace(self, block: KVBlock) -> None:
         """Go on in another block of as many slots."""
         for slot in range(len(self)):
-            block.take(slot, self.block, slot)
+            block.copy_slot(slot, self.block, slot)
         self.block = block
 
     def enter(self, sequence: Sequence, num_tokens: int) -> int:
@@ -70,7 +70,7 @@ class Room:
         """Give the slot back."""
         move = self.roster.leave(sequence)
         if move is not None:
-            self.block.take(move.target, self.block, move.source)
+            self.block.copy_slot(move.target, self.block, move.source)
             self._lengths[move.target] = self._lengths[move.source]
 
     def advance(self) -> None:
@@ -81,7 +81,7 @@ class Room:
 class Cache:
     """Keys and values of one base model, within a limit."""
 
-    def __init__(self, kind: Kind, max_bytes: int, *, has_prefixes: bool) -> None:
+    def __init__(self, kind: KVCacheSpec, max_bytes: int, *, has_prefixes: bool) -> None:
         self._kind = kind
         self._budget = Budget(max_bytes)
         self.shelf = Shelf(kind, self._budget, has_prefixes=has_prefixes)
@@ -119,13 +119,13 @@ class Cache:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._homes
 
-    def store(self, num_tokens: int) -> Stored | None:
+    def store(self, num_tokens: int) -> PromptKV | None:
         """Memory for a prompt; None if there is none now."""
         has_room = self._make_room(self.shelf.size_of(num_tokens))
         return self.shelf.new(num_tokens) if has_room else None
 
     # --- coming and going ------------------------------------------------------------------------
-    def place(self, sequences: list[Sequence], stored: Stored) -> int:
+    def place(self, sequences: list[Sequence], stored: PromptKV) -> int:
         """Let sequences live where they go on from a prompt; how many found a place."""
         for num in cohort_sizes(len(sequences), stored.num_tokens):
             if self._place_together(sequences[:num], stored):
@@ -167,7 +167,7 @@ class Cache:
         self._drop_empty()
 
     # --- places ----------------------------------------------------------------------------------
-    def _place_together(self, sequences: list[Sequence], stored: Stored) -> bool:
+    def _place_together(self, sequences: list[Sequence], stored: PromptKV) -> bool:
         capacity = first_capacity(0, sequences[0].ask.max_tokens)
         if not self._make_room(self._size_of(len(sequences), capacity)):
             return False
@@ -181,7 +181,7 @@ class Cache:
             self._homes[sequence] = room
         return True
 
-    def _place_copy(self, sequence: Sequence, stored: Stored) -> bool:
+    def _place_copy(self, sequence: Sequence, stored: PromptKV) -> bool:
         num_tokens = stored.num_tokens
         capacity = first_capacity(num_tokens, sequence.ask.max_length)
         room = self._arena(capacity, is_bulk=sequence.case.is_bulk)
@@ -189,7 +189,7 @@ class Cache:
             return False
         self.version += 1
         slot = room.enter(sequence, num_tokens)
-        room.block.fill(slot, stored, num_tokens)
+        room.block.load_prompt(slot, stored, num_tokens)
         self._homes[sequence] = room
         return True
 
@@ -200,7 +200,7 @@ class Cache:
             if room is None:
                 return False
             slot = room.enter(sequence, old.block.capacity)
-            room.block.take(slot, old.block, old.roster.slot_of(sequence))
+            room.block.copy_slot(slot, old.block, old.roster.slot_of(sequence))
             old.leave(sequence)
             self._homes[sequence] = room
         return True
@@ -238,9 +238,9 @@ class Cache:
         self._budget.take(self._size_of(num_new, capacity))
         return room
 
-    def _new_block(self, num_slots: int, capacity: int) -> Block:
+    def _new_block(self, num_slots: int, capacity: int) -> KVBlock:
         # First the memory, which may not be there, then the count of it.
-        block = Block(self._kind, num_slots, capacity)
+        block = KVBlock(self._kind, num_slots, capacity)
         self._budget.take(block.num_bytes)
         return block
 

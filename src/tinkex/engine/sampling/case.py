@@ -17,7 +17,7 @@ from tinkex.types.sampling import FILLER_LOGPROB, StopReason, TopkLogprobs
 
 if TYPE_CHECKING:
     from tinkex.engine.sampling.prompts import PromptScores
-    from tinkex.nn.kept import Stored
+    from tinkex.nn.kept import PromptKV
 
 Floats = npt.NDArray[np.float32]
 TopkRow = tuple[npt.NDArray[np.int32], Floats]
@@ -89,7 +89,7 @@ class Sequence:
 class Fill:
     """Tokens that are being read, so that samples can go on from there."""
 
-    def __init__(self, case: Case, tokens: Tokens, stored: Stored, num_done: int) -> None:
+    def __init__(self, case: Case, tokens: Tokens, stored: PromptKV, num_done: int) -> None:
         self.case = case
         self.tokens = tokens
         self.stored = stored
@@ -130,7 +130,7 @@ class Case:
         """Samples that take steps."""
         self.fill: Fill | None = None
         """What is being read for this request."""
-        self.stored: Stored | None = None
+        self.stored: PromptKV | None = None
         """What was read, while samples wait to go on from its end."""
         self.scores: PromptScores | None = None
         """What was found out about the prompt."""

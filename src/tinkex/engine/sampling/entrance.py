@@ -19,7 +19,7 @@ from tinkex.engine.sampling.scheduler import (
     num_places,
     num_to_begin,
 )
-from tinkex.nn.kept import Stored
+from tinkex.nn.kept import PromptKV
 
 #: A prompt waits for another that is being read if they have so much of it in common.
 _WORTH_WAITING = 0.5
@@ -140,7 +140,7 @@ class Entrance:
             scope: at for scope, at in self._served_at.items() if scope in present
         } | {case.scope: self._num_started}
 
-    def _store(self, tokens: Tokens, source: Stored | None, num_common: int) -> Stored | None:
+    def _store(self, tokens: Tokens, source: PromptKV | None, num_common: int) -> PromptKV | None:
         """Memory for tokens, the first of which are known from another prompt."""
         if source is None:
             return self._cache.store(len(tokens))
@@ -151,7 +151,7 @@ class Entrance:
         finally:
             self._shelf.release(source)
         if stored is not None:
-            stored.copy_from(source, num_common)
+            stored.copy_prefix(source, num_common)
         return stored
 
     def _is_read_soon(self, case: Case, tokens: Tokens) -> bool:
@@ -191,7 +191,7 @@ class Entrance:
             begun.append(Begun(case, sequences, hidden_1D))
         return begun
 
-    def _place(self, case: Case, stored: Stored) -> list[Sequence]:
+    def _place(self, case: Case, stored: PromptKV) -> list[Sequence]:
         waiting = case.waiting
         num_free = self._num_free(case)
         num = num_to_begin(len(waiting), num_free, stored.num_tokens, self._max_sequences)

@@ -18,11 +18,11 @@ from torch import Tensor
 from tinkex.engine.sampling.adapter import SamplerAdapter
 from tinkex.engine.sampling.cache import Room
 from tinkex.engine.sampling.case import Fill, Sequence
-from tinkex.nn.cached import CachedAttention, Part, PromptRows, SampleRows, ShapeProbe
-from tinkex.nn.host import Host
-from tinkex.nn.kept import Kind
-from tinkex.nn.running import Pass
-from tinkex.nn.sampled import SampledRows, Stretch
+from tinkex.nn.cached import CachedAttention, AttentionSegment, PrefillRows, DecodeRows, KVShapeProbe
+from tinkex.nn.host import HostedModel
+from tinkex.nn.kept import KVCacheSpec
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.sampled import DecodeLora, AdapterSpan
 
 Numbers = npt.NDArray[np.int64]
 
@@ -71,50 +71,50 @@ class Crew:
 class Passes:
     """Runs a hosted model for sampling."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostedModel) -> None:
         self._host = host
 
-    def kind(self) -> Kind:
+    def kind(self) -> KVCacheSpec:
         """What the model's layers keep of a token, found by trying."""
-        probe = ShapeProbe()
+        probe = KVShapeProbe()
         zero = torch.zeros(1, dtype=torch.long, device=self._host.device)
         with torch.inference_mode():
-            self._host.hidden(zero, zero, Pass(SampledRows([]), probe))
+            self._host.hidden_states(zero, zero, ForwardContext(DecodeLora([]), probe))
         layers = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-        return Kind(layers, self._host.dtype, self._host.device)
+        return KVCacheSpec(layers, self._host.dtype, self._host.device)
 
     def run(self, crew: Crew, chunks: Many[Chunk]) -> Tensor:
         """The hidden states of all rows: samples, then prompts, (T, D)."""
         tokens, positions = [crew.tokens], [crew.positions]
         adapters = [(adapter, 1) for adapter in crew.adapters]
-        parts: list[Part] = [
-            SampleRows(room.block, room.lengths, room.shared) for room in crew.rooms
+        parts: list[AttentionSegment] = [
+            DecodeRows(room.block, room.lengths, room.shared) for room in crew.rooms
         ]
         for fill, num_tokens in chunks:
             start, stop = fill.num_done, fill.num_done + num_tokens
             tokens.append(fill.tokens[start:stop])
             positions.append(np.arange(start, stop))
             adapters.append((fill.case.adapter, num_tokens))
-            parts.append(PromptRows(fill.stored, start, stop))
-        this = Pass(_rows_of(adapters), CachedAttention(parts, crew.order))
-        return self._host.hidden(self._tensor(tokens), self._tensor(positions), this)
+            parts.append(PrefillRows(fill.stored, start, stop))
+        this = ForwardContext(_rows_of(adapters), CachedAttention(parts, crew.order))
+        return self._host.hidden_states(self._tensor(tokens), self._tensor(positions), this)
 
     def logits(self, hidden_MD: Tensor, adapters: Iterable[SamplerAdapter | None]) -> Tensor:
         """The logits of rows, each with its own adapter."""
         rows = _rows_of([(adapter, 1) for adapter in adapters])
-        logits_MV, _ = self._host.head.logits(hidden_MD, rows)
+        logits_MV, _ = self._host.lm_head.logits(hidden_MD, rows)
         return logits_MV
 
     def logits_of(self, adapter: SamplerAdapter | None, hidden_MD: Tensor) -> Tensor:
         """The logits of rows that are all of one adapter."""
-        logits_MV, _ = self._host.head.logits(hidden_MD, _rows_of([(adapter, len(hidden_MD))]))
+        logits_MV, _ = self._host.lm_head.logits(hidden_MD, _rows_of([(adapter, len(hidden_MD))]))
         return logits_MV
 
     def _tensor(self, parts: Many[Numbers]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._host.device)
 
 
-def _rows_of(adapters: Iterable[tuple[SamplerAdapter | None, int]]) -> SampledRows:
+def _rows_of(adapters: Iterable[tuple[SamplerAdapter | None, int]]) -> DecodeLora:
     """Rows by their adapters and how many there are; neighbours of one adapter are one stretch."""
     stretches, start = [], 0
     for _, group in groupby(adapters, lambda one: one[0].key if one[0] is not None else None):
@@ -122,6 +122,6 @@ def _rows_of(adapters: Iterable[tuple[SamplerAdapter | None, int]]) -> SampledRo
         stop = start + sum(num for _, num in mine)
         adapter = mine[0][0]
         if adapter is not None:
-            stretches.append(Stretch(start, stop, adapter))
+            stretches.append(AdapterSpan(start, stop, adapter))
         start = stop
-    return SampledRows(stretches)
+    return DecodeLora(stretches)

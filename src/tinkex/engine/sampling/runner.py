@@ -31,7 +31,7 @@ from tinkex.engine.sampling.stops import Texts
 from tinkex.engine.trainer import is_out_of_memory
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.logs import get_logger
-from tinkex.nn.host import Host
+from tinkex.nn.host import HostedModel
 from tinkex.types import SampleRequest
 
 LOG = get_logger(__name__)
@@ -69,7 +69,7 @@ class SampleRunner:
 
     def __init__(
         self,
-        host: Host,
+        host: HostedModel,
         *,
         texts: Texts | None,
         eos_tokens: frozenset[int],

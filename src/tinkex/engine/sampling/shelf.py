@@ -7,18 +7,18 @@ from collections.abc import Hashable
 from tinkex.engine.sampling.asks import Tokens
 from tinkex.engine.sampling.prefixes import Match, Prefixes
 from tinkex.engine.sampling.slots import Budget
-from tinkex.nn.kept import Kind, Stored
+from tinkex.nn.kept import KVCacheSpec, PromptKV
 
 
 class Shelf:
     """What was read of prompts; each is there until its last user lets go of it."""
 
-    def __init__(self, kind: Kind, budget: Budget, *, has_prefixes: bool) -> None:
+    def __init__(self, kind: KVCacheSpec, budget: Budget, *, has_prefixes: bool) -> None:
         self._kind = kind
         self._budget = budget
         self._has_prefixes = has_prefixes
-        self._prefixes: Prefixes[Stored] = Prefixes()
-        self._num_users: dict[Stored, int] = {}
+        self._prefixes: Prefixes[PromptKV] = Prefixes()
+        self._num_users: dict[PromptKV, int] = {}
 
     def __len__(self) -> int:
         return len(self._num_users)
@@ -27,18 +27,18 @@ class Shelf:
         """How many bytes a prompt takes."""
         return num_tokens * self._kind.token_bytes
 
-    def new(self, num_tokens: int) -> Stored:
+    def new(self, num_tokens: int) -> PromptKV:
         """Memory for a prompt, with one user; the budget must have it."""
-        stored = Stored(self._kind, num_tokens)
+        stored = PromptKV(self._kind, num_tokens)
         self._budget.take(stored.num_bytes)
         self._num_users[stored] = 1
         return stored
 
-    def hold(self, stored: Stored) -> None:
+    def hold(self, stored: PromptKV) -> None:
         """Have one more user."""
         self._num_users[stored] += 1
 
-    def release(self, stored: Stored) -> None:
+    def release(self, stored: PromptKV) -> None:
         """Have one user less."""
         self._num_users[stored] -= 1
         if not self._num_users[stored]:
@@ -56,11 +56,11 @@ class Shelf:
         )
 
     # --- for prompts to come ---------------------------------------------------------------------
-    def find(self, key: Hashable, tokens: Tokens) -> Match[Stored] | None:
+    def find(self, key: Hashable, tokens: Tokens) -> Match[PromptKV] | None:
         """What is kept of a prompt that begins like this one."""
         return self._prefixes.find(key, tokens) if self._has_prefixes else None
 
-    def keep(self, key: Hashable, tokens: Tokens, stored: Stored) -> None:
+    def keep(self, key: Hashable, tokens: Tokens, stored: PromptKV) -> None:
         """Let later prompts begin with this one."""
         if not self._has_prefixes:
             return

@@ -10,71 +10,71 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tinkex.nn.native.library import Job, library
+from tinkex.nn.native.library import GemmTask, load_kernels
 
 #: A product of more numbers keeps all threads busy by itself.
-_MANY_PRODUCTS = 1 << 23
+_MAX_KERNEL_PRODUCTS = 1 << 23
 
 
-class _Product(NamedTuple):
-    total_MN: Tensor
+class _PendingMatmul(NamedTuple):
+    out_MN: Tensor
     left_MK: Tensor
     right_KN: Tensor
     scale: float
-    is_added: bool
+    accumulate: bool
 
 
-class Batch:
+class MatmulBatch:
     """Products to do; how one is done depends on nothing but itself."""
 
     def __init__(self) -> None:
-        self._products: list[_Product] = []
+        self._pending: list[_PendingMatmul] = []
 
-    def write(self, total_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
+    def write(self, out_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
         """Let the total be left right, once the batch has run."""
-        self._products.append(_Product(total_MN, left_MK, right_KN, 1.0, is_added=False))
+        self._pending.append(_PendingMatmul(out_MN, left_MK, right_KN, 1.0, accumulate=False))
 
-    def add(self, total_MN: Tensor, left_MK: Tensor, right_KN: Tensor, scale: float) -> None:
+    def add(self, out_MN: Tensor, left_MK: Tensor, right_KN: Tensor, scale: float) -> None:
         """Add scale * left right to the total, which may be of lower precision."""
-        self._products.append(_Product(total_MN, left_MK, right_KN, scale, is_added=True))
+        self._pending.append(_PendingMatmul(out_MN, left_MK, right_KN, scale, accumulate=True))
 
     def run(self) -> None:
         """Do all of them."""
-        found = library()
+        found = load_kernels()
         jobs = []
-        for one in self._products:
-            if found is not None and _is_suited(one):
-                jobs.append(_job(one))
-            elif one.is_added:
-                add_product(one.total_MN, one.left_MK, one.right_KN, one.scale)
+        for one in self._pending:
+            if found is not None and _can_use_kernel(one):
+                jobs.append(_gemm_task(one))
+            elif one.accumulate:
+                add_matmul(one.out_MN, one.left_MK, one.right_KN, one.scale)
             else:
-                torch.mm(one.left_MK, one.right_KN, out=one.total_MN)
+                torch.mm(one.left_MK, one.right_KN, out=one.out_MN)
         if found is not None and jobs:
-            found.run_jobs((Job * len(jobs))(*jobs), len(jobs), torch.get_num_threads())
-        self._products.clear()
+            found.run_jobs((GemmTask * len(jobs))(*jobs), len(jobs), torch.get_num_threads())
+        self._pending.clear()
 
 
-def add_product(total_MN: Tensor, left_MK: Tensor, right_KN: Tensor, scale: float) -> None:
+def add_matmul(out_MN: Tensor, left_MK: Tensor, right_KN: Tensor, scale: float) -> None:
     """total += scale * left right, where the total may be of lower precision."""
-    if left_MK.dtype == total_MN.dtype:
-        total_MN.addmm_(left_MK, right_KN, alpha=scale)
+    if left_MK.dtype == out_MN.dtype:
+        out_MN.addmm_(left_MK, right_KN, alpha=scale)
     else:
-        total_MN.add_(left_MK @ right_KN, alpha=scale)
+        out_MN.add_(left_MK @ right_KN, alpha=scale)
 
 
-def _is_suited(one: _Product) -> bool:
+def _can_use_kernel(one: _PendingMatmul) -> bool:
     total_MN, left_MK, right_KN, _, _ = one
     return (
-        left_MK.numel() * right_KN.shape[1] <= _MANY_PRODUCTS
+        left_MK.numel() * right_KN.shape[1] <= _MAX_KERNEL_PRODUCTS
         and total_MN.dtype == left_MK.dtype == right_KN.dtype == torch.float32
         and total_MN.stride(1) == 1
         and total_MN.device.type == "cpu"
     )
 
 
-def _job(one: _Product) -> Job:
+def _gemm_task(one: _PendingMatmul) -> GemmTask:
     total_MN, left_MK, right_KN, scale, is_added = one
-    return Job(
+    return GemmTask(
         *(left_MK.data_ptr(), *left_MK.stride()),
         *(right_KN.data_ptr(), *right_KN.stride()),
         *(total_MN.data_ptr(), total_MN.stride(0)),

@@ -19,7 +19,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _SOURCES = ("products.c", "attention.c", "rows.c", "decoding.c")
 _TIMEOUT_SECONDS = 60
-_HERE = Path(__file__).parent
+_SOURCE_DIR = Path(__file__).parent
 
 #: The kernels take so many numbers at a time.
 LANES = 8
@@ -27,7 +27,7 @@ LANES = 8
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
 
-class Job(ctypes.Structure):
+class GemmTask(ctypes.Structure):
     """One of many small products, as the kernels have it."""
 
     _fields_ = (
@@ -40,18 +40,18 @@ class Job(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def load_kernels() -> ctypes.CDLL | None:
     """The kernels, compiled once in a process; None if this machine cannot, which is no error."""
-    found = compiled([_HERE / name for name in _SOURCES])
-    return None if found is None else _declared(found)
+    found = compile_library([_SOURCE_DIR / name for name in _SOURCES])
+    return None if found is None else _declare_signatures(found)
 
 
-def compiled(sources: Sequence[Path]) -> ctypes.CDLL | None:
+def compile_library(sources: Sequence[Path]) -> ctypes.CDLL | None:
     """Kernels of these files, which may include `lanes.h`; None if this machine cannot."""
     compilers = [found for found in map(shutil.which, _COMPILERS) if found]
     for compiler in compilers:
         try:
-            return _compiled(compiler, sources)
+            return _compile_with(compiler, sources)
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or b""
             LOG.info("%s cannot compile the kernels: %s %s", compiler, error, said.decode()[:500])
@@ -59,12 +59,12 @@ def compiled(sources: Sequence[Path]) -> ctypes.CDLL | None:
     return None
 
 
-def _compiled(compiler: str, sources: Sequence[Path]) -> ctypes.CDLL:
+def _compile_with(compiler: str, sources: Sequence[Path]) -> ctypes.CDLL:
     place = TemporaryDirectory(prefix="tinkex-kernels-", ignore_cleanup_errors=True)
     with place as directory:
         made = Path(directory) / "kernels.so"
         subprocess.run(
-            [compiler, *_FLAGS, "-I", _HERE, "-o", made, *sources, "-lm"],
+            [compiler, *_FLAGS, "-I", _SOURCE_DIR, "-o", made, *sources, "-lm"],
             check=True,
             capture_output=True,
             timeout=_TIMEOUT_SECONDS,
@@ -73,40 +73,40 @@ def _compiled(compiler: str, sources: Sequence[Path]) -> ctypes.CDLL:
         return ctypes.CDLL(str(made))
 
 
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
     """Say what the kernels take, in the order in which they are declared in C."""
     rows_of = (_POINTER, _LONG)
-    found.multiply.restype = None
-    found.multiply.argtypes = [*rows_of, _POINTER, *rows_of, *rows_of, _LONG, _LONG, _LONG, _INT]
-    found.add_low_rank.restype = _INT
-    found.add_low_rank.argtypes = [
+    library.multiply.restype = None
+    library.multiply.argtypes = [*rows_of, _POINTER, *rows_of, *rows_of, _LONG, _LONG, _LONG, _INT]
+    library.add_low_rank.restype = _INT
+    library.add_low_rank.argtypes = [
         *rows_of,
         *(_POINTER, _LONG, _LONG, _POINTER, _POINTER),
         *rows_of,
         *(_LONG, _LONG, _INT),
     ]
-    found.run_jobs.restype = None
-    found.run_jobs.argtypes = [_POINTER, _LONG, _INT]
+    library.run_jobs.restype = None
+    library.run_jobs.argtypes = [_POINTER, _LONG, _INT]
     heads_of = (_POINTER, _LONG, _LONG)
-    found.attend.restype = None
-    found.attend.argtypes = [
+    library.attend.restype = None
+    library.attend.argtypes = [
         *(*heads_of, *heads_of, *heads_of),
         *(_POINTER, _POINTER, _POINTER),
         *(_LONG,) * 7,
         *(ctypes.c_float, _POINTER, _POINTER, _INT),
     ]
-    _declare_rows(found)
-    return found
+    _declare_row_kernels(library)
+    return library
 
 
-def _declare_rows(found: ctypes.CDLL) -> None:
+def _declare_row_kernels(library: ctypes.CDLL) -> None:
     norm = (_POINTER, ctypes.c_float)
-    found.norm_rows.restype = found.turn_rows.restype = found.gate_rows.restype = None
-    found.norm_rows.argtypes = [_POINTER, *norm, _LONG, _LONG, _POINTER, _INT]
-    found.turn_rows.argtypes = [_POINTER, *(_LONG,) * 4, *norm, _POINTER, _POINTER, _INT]
-    found.gate_rows.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _INT]
-    found.run_step.restype = _INT
-    found.run_step.argtypes = [
+    library.norm_rows.restype = library.turn_rows.restype = library.gate_rows.restype = None
+    library.norm_rows.argtypes = [_POINTER, *norm, _LONG, _LONG, _POINTER, _INT]
+    library.turn_rows.argtypes = [_POINTER, *(_LONG,) * 4, *norm, _POINTER, _POINTER, _INT]
+    library.gate_rows.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _INT]
+    library.run_step.restype = _INT
+    library.run_step.argtypes = [
         *(_POINTER, _POINTER, _LONG, _POINTER, _LONG),
         *(_POINTER,) * 6,
         _INT,

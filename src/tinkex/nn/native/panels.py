@@ -11,32 +11,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tinkex.nn.native.library import library
-from tinkex.nn.native.steps import Pair
+from tinkex.nn.native.library import load_kernels
+from tinkex.nn.native.steps import LoraPairStruct
 
 #: Columns of a panel, as the kernels have it.
-WIDTH = 16
+PANEL_WIDTH = 16
 
 
-def is_suited(weight: Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     """Whether products with a weight can be computed here."""
     is_plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
-    return is_plain and library() is not None
+    return is_plain and load_kernels() is not None
 
 
-class Panels:
+class PackedWeight:
     """A weight of K inputs and N outputs; the last panel is filled up with zeros."""
 
     def __init__(self, weight_KN: Tensor) -> None:
-        found = library()
+        found = load_kernels()
         assert found is not None, "panels are made only where they can be used"
-        self._multiply = found.multiply
+        self._matmul = found.multiply
         self.num_inputs, self.num_outputs = weight_KN.shape
-        num_panels = -(-self.num_outputs // WIDTH)
-        self._panels_PKC = weight_KN.new_zeros(num_panels, self.num_inputs, WIDTH)
-        num_whole = self.num_outputs // WIDTH
-        whole_KN, rest_KC = weight_KN.tensor_split([num_whole * WIDTH], dim=1)
-        self._panels_PKC[:num_whole] = whole_KN.unflatten(1, (num_whole, WIDTH)).transpose(0, 1)
+        num_panels = -(-self.num_outputs // PANEL_WIDTH)
+        self._panels_PKC = weight_KN.new_zeros(num_panels, self.num_inputs, PANEL_WIDTH)
+        num_whole = self.num_outputs // PANEL_WIDTH
+        whole_KN, rest_KC = weight_KN.tensor_split([num_whole * PANEL_WIDTH], dim=1)
+        self._panels_PKC[:num_whole] = whole_KN.unflatten(1, (num_whole, PANEL_WIDTH)).transpose(0, 1)
         if num_whole < num_panels:
             self._panels_PKC[-1, :, : rest_KC.shape[1]] = rest_KC
         self.address = self._panels_PKC.data_ptr()
@@ -46,16 +46,16 @@ class Panels:
         """The weight as it was given, in a new tensor."""
         return self._panels_PKC.transpose(0, 1).flatten(1)[:, : self.num_outputs]
 
-    def product(
+    def matmul(
         self, x_MK: Tensor, bias_N: Tensor | None = None, out_MN: Tensor | None = None
     ) -> Tensor:
         """x W + b, in `out_MN` or a new tensor."""
-        x_MK = _rows_of(x_MK, self.num_inputs)
+        x_MK = _contiguous_rows(x_MK, self.num_inputs)
         if out_MN is None:
             out_MN = x_MK.new_empty(x_MK.shape[0], self.num_outputs)
         else:
-            _check_written(out_MN, x_MK.shape[0], self.num_outputs)
-        self._multiply(
+            _check_output(out_MN, x_MK.shape[0], self.num_outputs)
+        self._matmul(
             *(x_MK.data_ptr(), x_MK.stride(0), self.address),
             *(0 if bias_N is None else bias_N.data_ptr(), 0),
             *(out_MN.data_ptr(), out_MN.stride(0)),
@@ -65,31 +65,31 @@ class Panels:
         return out_MN
 
 
-class LowRankPanels:
+class PackedLoraPair:
     """The low-rank pairs of maps that read the same input, ready for rows that are sampled."""
 
     def __init__(self, down_RK: Tensor, ups: Sequence[Tensor], scale: float) -> None:
-        found = library()
+        found = load_kernels()
         assert found is not None, "panels are made only where they can be used"
-        self._add = found.add_low_rank
-        self._down = Panels(down_RK.t())
-        self._ups = [Panels(up.t() * scale) for up in ups]
+        self._add_low_rank = found.add_low_rank
+        self._down = PackedWeight(down_RK.t())
+        self._ups = [PackedWeight(up.t() * scale) for up in ups]
         num = len(self._ups)
         self._addresses = (ctypes.c_void_p * num)(*(up.address for up in self._ups))
         self._sizes = (ctypes.c_long * num)(*(up.num_outputs for up in self._ups))
         self._num_outputs = sum(up.num_outputs for up in self._ups)
         self.num_bytes = sum(one.num_bytes for one in (self._down, *self._ups))
 
-    def described(self) -> Pair:
+    def to_struct(self) -> LoraPairStruct:
         """As the kernel of a whole step reads it, for as long as this is here."""
         ups, sizes = ctypes.addressof(self._addresses), ctypes.addressof(self._sizes)
-        return Pair(self._down.address, ups, sizes, self._ups[0].num_inputs, len(self._ups))
+        return LoraPairStruct(self._down.address, ups, sizes, self._ups[0].num_inputs, len(self._ups))
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add the low-rank part of all maps to y."""
-        x_MK = _rows_of(x_MK, self._down.num_inputs)
-        _check_written(y_MN, x_MK.shape[0], self._num_outputs)
-        is_done = self._add(
+        x_MK = _contiguous_rows(x_MK, self._down.num_inputs)
+        _check_output(y_MN, x_MK.shape[0], self._num_outputs)
+        is_done = self._add_low_rank(
             *(x_MK.data_ptr(), x_MK.stride(0), self._down.address),
             *(self._ups[0].num_inputs, len(self._ups), self._addresses, self._sizes),
             *(y_MN.data_ptr(), y_MN.stride(0), x_MK.shape[0], self._down.num_inputs),
@@ -99,7 +99,7 @@ class LowRankPanels:
             raise MemoryError("no memory for the low-rank part of a pass")
 
 
-def _rows_of(x_MK: Tensor, num_inputs: int) -> Tensor:
+def _contiguous_rows(x_MK: Tensor, num_inputs: int) -> Tensor:
     """The same rows, the numbers of each beside each other; the kernels check nothing."""
     if x_MK.shape[1] != num_inputs or x_MK.dtype != torch.float32:
         raise RuntimeError(
@@ -108,7 +108,7 @@ def _rows_of(x_MK: Tensor, num_inputs: int) -> Tensor:
     return x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
 
 
-def _check_written(y_MN: Tensor, num_rows: int, num_outputs: int) -> None:
+def _check_output(y_MN: Tensor, num_rows: int, num_outputs: int) -> None:
     is_fit = y_MN.shape == (num_rows, num_outputs) and y_MN.dtype == torch.float32
     if not is_fit or y_MN.stride(1) != 1:
         raise RuntimeError(

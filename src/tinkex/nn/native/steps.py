@@ -6,41 +6,41 @@ import ctypes
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 #: Linear maps of a layer: into attention, out of it, gate and up, down.
-MAPS = 4
+LINEARS_PER_LAYER = 4
 
 
-class Map(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     """A frozen linear map."""
 
     _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("inputs", _LONG), ("outputs", _LONG))
 
 
-class Norm(ctypes.Structure):
+class NormStruct(ctypes.Structure):
     """A norm; no scale means none."""
 
     _fields_ = (("scale", _POINTER), ("floor", ctypes.c_float))
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """A layer: norms before attention, of heads, and before the MLP; its maps; how it attends."""
 
     _fields_ = (
-        *(("before", Norm), ("heads", Norm), ("between", Norm)),
-        ("maps", Map * MAPS),
+        *(("before", NormStruct), ("heads", NormStruct), ("between", NormStruct)),
+        ("maps", LinearStruct * LINEARS_PER_LAYER),
         *(("scale", ctypes.c_float), ("window", _LONG)),
     )
 
 
-class Model(ctypes.Structure):
+class ModelStruct(ctypes.Structure):
     """A model of equal layers."""
 
     _fields_ = (
-        *(("embedding", _POINTER), ("layers", _POINTER), ("num_layers", _LONG), ("last", Norm)),
+        *(("embedding", _POINTER), ("layers", _POINTER), ("num_layers", _LONG), ("last", NormStruct)),
         *((name, _LONG) for name in ("width", "query_heads", "key_heads", "head_width", "inner")),
     )
 
 
-class Pair(ctypes.Structure):
+class LoraPairStruct(ctypes.Structure):
     """An adapter's part of a map; without a down there is none."""
 
     _fields_ = (
@@ -49,13 +49,13 @@ class Pair(ctypes.Structure):
     )
 
 
-class Stretch(ctypes.Structure):
+class AdapterSpanStruct(ctypes.Structure):
     """Rows of one adapter."""
 
     _fields_ = (("start", _LONG), ("stop", _LONG), ("pairs", _POINTER))
 
 
-class Block(ctypes.Structure):
+class KVBlockStruct(ctypes.Structure):
     """Slots of samples: keys and values by layer, and how many tokens each slot holds."""
 
     _fields_ = (

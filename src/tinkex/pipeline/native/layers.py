@@ -15,17 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tinkex.nn.native.library import LANES, compiled
+from tinkex.nn.native.library import LANES, compile_library
 
-_PARTS = 16
-_WIDEST_HEAD = 512
+_NUM_PARTIALS = 16
+_MAX_HEAD_DIM = 512
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
 
 @cache
-def kernels() -> ctypes.CDLL | None:
+def load_training_kernels() -> ctypes.CDLL | None:
     """The kernels of training, compiled once in a process; None if this machine cannot."""
-    found = compiled([Path(__file__).with_name(name) for name in ("layers.c", "attention.c")])
+    found = compile_library([Path(__file__).with_name(name) for name in ("layers.c", "attention.c")])
     if found is None:
         return None
     seen = [*(_POINTER, _LONG) * 3, _POINTER, *(_LONG,) * 4, _FLOAT]
@@ -49,25 +49,25 @@ def kernels() -> ctypes.CDLL | None:
     return found
 
 
-def call(name: str, *arguments: object) -> None:
+def call_kernel(name: str, *arguments: object) -> None:
     """Run a kernel on tensors and numbers, with as many threads as torch has."""
     plain = (one.data_ptr() if isinstance(one, Tensor) else one for one in arguments)
-    getattr(kernels(), name)(*plain, torch.get_num_threads())
+    getattr(load_training_kernels(), name)(*plain, torch.get_num_threads())
 
 
-def are_suited(*tensors: Tensor) -> bool:
+def can_use_training_kernels(*tensors: Tensor) -> bool:
     """Whether the kernels read these: numbers of float32 in this machine's memory, in eights."""
     return (
         all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
         and all(x.shape[-1] % LANES == 0 and x.is_contiguous() for x in tensors)
-        and kernels() is not None
+        and load_training_kernels() is not None
     )
 
 
 # --- norms ----------------------------------------------------------------------------------
 
 
-def add_norm(
+def add_rms_norm_forward(
     x_RW: Tensor, delta_RW: Tensor | None, weight_W: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The sum of both, and its norm; without a delta the sum is the input itself."""
@@ -75,20 +75,20 @@ def add_norm(
     sum_RW = x_RW if delta_RW is None else torch.empty_like(x_RW)
     y_RW = torch.empty_like(x_RW)
     scale_W = weight_W * sqrt(width)
-    call(
+    call_kernel(
         *("add_norm", x_RW, delta_RW, scale_W, width * eps),
         *(x_RW.numel() // width, width, sum_RW, y_RW),
     )
     return sum_RW, y_RW
 
 
-def add_norm_back(
+def add_rms_norm_backward(
     sum_RW: Tensor, weight_W: Tensor, eps: float, dsum_RW: Tensor | None, dy_RW: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the sum and of the weight."""
     width = sum_RW.shape[-1]
-    dx_RW, dscales_PW = torch.empty_like(sum_RW), sum_RW.new_empty(_PARTS, width)
-    call(
+    dx_RW, dscales_PW = torch.empty_like(sum_RW), sum_RW.new_empty(_NUM_PARTIALS, width)
+    call_kernel(
         *("add_norm_back", sum_RW, dy_RW, dsum_RW, weight_W * sqrt(width), width * eps),
         *(sum_RW.numel() // width, width, dx_RW, dscales_PW),
     )
@@ -98,11 +98,11 @@ def add_norm_back(
 # --- turning --------------------------------------------------------------------------------
 
 
-class Turning(NamedTuple):
+class QKRotary(NamedTuple):
     """How queries and keys are normed and turned."""
 
-    num_queries: int
-    num_keys: int
+    num_query_heads: int
+    num_kv_heads: int
     eps: float
     cos_T1h: Tensor
     """Of half a head."""
@@ -110,64 +110,64 @@ class Turning(NamedTuple):
     q_weight_K: Tensor | None
     k_weight_K: Tensor | None
 
-    def is_suited(self, all_TNK: Tensor) -> bool:
+    def can_use_kernel(self, all_TNK: Tensor) -> bool:
         """Whether the kernels can do it."""
         angles = (self.cos_T1h, self.sin_T1h)
-        return all_TNK.shape[-1] <= _WIDEST_HEAD and are_suited(all_TNK, *angles)
+        return all_TNK.shape[-1] <= _MAX_HEAD_DIM and can_use_training_kernels(all_TNK, *angles)
 
-    def told(self, all_TNK: Tensor) -> tuple[object, ...]:
+    def kernel_args(self, all_TNK: Tensor) -> tuple[object, ...]:
         """What both kernels begin with; scales live as long as what is returned."""
         width = all_TNK.shape[-1]
         weights = (self.q_weight_K, self.k_weight_K)
         scales = (None if one is None else one * sqrt(width) for one in weights)
         return (
             *(all_TNK, *scales, width * self.eps, self.cos_T1h, self.sin_T1h),
-            *(len(all_TNK), self.num_queries, self.num_keys, width),
+            *(len(all_TNK), self.num_query_heads, self.num_kv_heads, width),
         )
 
 
-def turn(all_TNK: Tensor, how: Turning) -> tuple[Tensor, Tensor]:
+def rotary_forward(all_TNK: Tensor, rotary: QKRotary) -> tuple[Tensor, Tensor]:
     """Queries and keys, normed and turned."""
     width = all_TNK.shape[-1]
-    q_THK = all_TNK.new_empty(len(all_TNK), how.num_queries, width)
-    k_TGK = all_TNK.new_empty(len(all_TNK), how.num_keys, width)
-    told = how.told(all_TNK)
-    call("turn", *told, q_THK, k_TGK)
+    q_THK = all_TNK.new_empty(len(all_TNK), rotary.num_query_heads, width)
+    k_TGK = all_TNK.new_empty(len(all_TNK), rotary.num_kv_heads, width)
+    told = rotary.kernel_args(all_TNK)
+    call_kernel("turn", *told, q_THK, k_TGK)
     return q_THK, k_TGK
 
 
-def turn_back(
-    all_TNK: Tensor, how: Turning, dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
+def rotary_backward(
+    all_TNK: Tensor, rotary: QKRotary, dq_THK: Tensor, dk_TGK: Tensor, dv_TGK: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the rows, and (2, K) of the norms' weights."""
     width = all_TNK.shape[-1]
-    dall_TNK, dscales_P2K = torch.empty_like(all_TNK), all_TNK.new_empty(_PARTS, 2, width)
+    dall_TNK, dscales_P2K = torch.empty_like(all_TNK), all_TNK.new_empty(_NUM_PARTIALS, 2, width)
     pulls = [one.contiguous() for one in (dq_THK, dk_TGK, dv_TGK)]
-    told = how.told(all_TNK)
-    call("turn_back", *told, *pulls, dall_TNK, dscales_P2K)
+    told = rotary.kernel_args(all_TNK)
+    call_kernel("turn_back", *told, *pulls, dall_TNK, dscales_P2K)
     return dall_TNK, dscales_P2K.sum(0).mul_(sqrt(width))
 
 
 # --- gates and losses -----------------------------------------------------------------------
 
 
-def gate(both_T2F: Tensor) -> Tensor:
+def swiglu_forward(gate_up_T2F: Tensor) -> Tensor:
     """silu(gate) * up."""
-    width = both_T2F.shape[-1] // 2
-    y_TF = both_T2F.new_empty(len(both_T2F), width)
-    call("gate", both_T2F, len(both_T2F), width, y_TF)
+    width = gate_up_T2F.shape[-1] // 2
+    y_TF = gate_up_T2F.new_empty(len(gate_up_T2F), width)
+    call_kernel("gate", gate_up_T2F, len(gate_up_T2F), width, y_TF)
     return y_TF
 
 
-def gate_back(both_T2F: Tensor, dy_TF: Tensor) -> Tensor:
+def swiglu_backward(gate_up_T2F: Tensor, dy_TF: Tensor) -> Tensor:
     """The gradient of gate and up."""
-    dboth_T2F = torch.empty_like(both_T2F)
-    call("gate_back", both_T2F, dy_TF, len(both_T2F), dy_TF.shape[-1], dboth_T2F)
+    dboth_T2F = torch.empty_like(gate_up_T2F)
+    call_kernel("gate_back", gate_up_T2F, dy_TF, len(gate_up_T2F), dy_TF.shape[-1], dboth_T2F)
     return dboth_T2F
 
 
-def nll(logits_PV: Tensor, targets_P: Tensor, weights_P: Tensor) -> Tensor:
+def cross_entropy_forward_backward(logits_PV: Tensor, targets_P: Tensor, weights_P: Tensor) -> Tensor:
     """The loss of each position; the logits become the slopes of the weighted losses."""
     losses_P = torch.empty_like(weights_P)
-    call("nll", logits_PV, targets_P, weights_P, *logits_PV.shape, losses_P)
+    call_kernel("nll", logits_PV, targets_P, weights_P, *logits_PV.shape, losses_P)
     return losses_P

@@ -8,13 +8,13 @@ from functools import cache
 
 #: glibc's names for what mallopt sets.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_ALL = (1 << 31) - 1
+_NEVER_TRIM = (1 << 31) - 1
 #: The most that glibc takes; larger tensors still come and go with system calls.
-_LARGEST = 1 << 25
+_MAX_MMAP_THRESHOLD = 1 << 25
 
 
 @cache
-def keep_memory() -> bool:
+def retain_freed_memory() -> bool:
     """Let freed memory stay in this process, for an update needs again what the last one freed.
 
     The system hands out fresh memory page by page, which costs more than most of what is done in
@@ -25,4 +25,4 @@ def keep_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, _ALL))
+    return bool(mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD) and mallopt(_TRIM_THRESHOLD, _NEVER_TRIM))

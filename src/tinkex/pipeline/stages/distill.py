@@ -17,7 +17,7 @@ from tinkex.errors import ConfigError
 from tinkex.pipeline.data.batches import TokenBatch
 from tinkex.pipeline.evaluation import cases_of, exact_match, perplexity
 from tinkex.pipeline.forward import TrainingPass
-from tinkex.pipeline.head import Teacher, teacher_kl, weighted_nll
+from tinkex.pipeline.head import TeacherStates, teacher_kl, weighted_cross_entropy
 from tinkex.pipeline.stage import Loss
 from tinkex.pipeline.stages.base import Setting, with_balance
 from tinkex.pipeline.stages.sft import SftStage
@@ -59,7 +59,7 @@ class DistillStage(SftStage):
         counted_T = batch.counted_T.to(device)
         hidden = self.run(batch.tokens_T.to(device), batch.lengths)
         states_PD, targets_P = hidden.states_TD[counted_T], batch.targets_T.to(device)[counted_T]
-        total = weighted_nll(states_PD, self.run.head_VD, targets_P, self._weight_V[targets_P])
+        total = weighted_cross_entropy(states_PD, self.run.head_VD, targets_P, self._weight_V[targets_P])
         weight = float(len(targets_P))
         metrics = {"text_loss": float(total.detach())}
         if self.teacher is not None:
@@ -74,7 +74,7 @@ class DistillStage(SftStage):
         assert self.teacher is not None
         with torch.no_grad():
             hidden = self.teacher(batch.tokens_T.to(self.setting.device), batch.lengths)
-            known = Teacher(hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype))
+            known = TeacherStates(hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype))
         temperature = self.setting.arguments.distill_temperature
         return teacher_kl(states_PD, self.run.head_VD, known, temperature)
 

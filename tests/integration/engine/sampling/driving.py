@@ -14,10 +14,10 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import Failure
 from tinkex.engine.sampling.runner import SamplerAdapter, SampleRunner, Texts
 from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import Host
-from tinkex.nn.running import Pass
-from tinkex.nn.segments import Segment, Segments
-from tinkex.nn.sites import Layout, Part
+from tinkex.nn.host import HostedModel
+from tinkex.nn.running import ForwardContext
+from tinkex.nn.segments import LoraSegment, SegmentedLora
+from tinkex.nn.sites import LoraLayout, TargetKind
 from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 CONTEXT = 512
@@ -27,18 +27,18 @@ Job = tuple[SamplerAdapter | None, SampleRequest]
 
 
 @lru_cache
-def shared_host() -> Host:
+def shared_host() -> HostedModel:
     """One Qwen3 for all tests that only look at it."""
     return tiny_host()
 
 
 @lru_cache
 def adapter(
-    seed: int, rank: int = 4, parts: tuple[Part, ...] = tuple(Part), host: Host | None = None
+    seed: int, rank: int = 4, parts: tuple[TargetKind, ...] = tuple(TargetKind), host: HostedModel | None = None
 ) -> SamplerAdapter:
     """An adapter that changes what the model says a good deal."""
-    layout = Layout((host or shared_host()).sites, rank, set(parts))
-    flat = layout.new_weights(seed)
+    layout = LoraLayout((host or shared_host()).lora_targets, rank, set(parts))
+    flat = layout.init_weights(seed)
     dice = torch.Generator().manual_seed(seed)
     for pair in layout.views(flat):
         for up in pair.ups if pair is not None else ():
@@ -47,7 +47,7 @@ def adapter(
 
 
 def new_runner(
-    host: Host | None = None, texts: Texts | None = None, **settings: Any
+    host: HostedModel | None = None, texts: Texts | None = None, **settings: Any
 ) -> SampleRunner:
     """A runner on a tiny model."""
     return SampleRunner(
@@ -122,10 +122,10 @@ def tokens_of(response: SampleResponse) -> list[list[int]]:
 
 
 @torch.no_grad()
-def model_logits(host: Host, tokens: Sequence[int], whose: SamplerAdapter | None = None) -> Tensor:
+def model_logits(host: HostedModel, tokens: Sequence[int], whose: SamplerAdapter | None = None) -> Tensor:
     """What a training pass computes after each token: (T, V)."""
-    segments = [Segment(0, len(tokens), whose.scale, whose.weights)] if whose is not None else []
-    this = Pass(Segments(segments), PackedAttention([len(tokens)]))
-    hidden = host.hidden(torch.tensor(tokens), torch.arange(len(tokens)), this)
-    logits, _ = host.head.logits(hidden, this.rows)
+    segments = [LoraSegment(0, len(tokens), whose.scale, whose.weights)] if whose is not None else []
+    this = ForwardContext(SegmentedLora(segments), PackedAttention([len(tokens)]))
+    hidden = host.hidden_states(torch.tensor(tokens), torch.arange(len(tokens)), this)
+    logits, _ = host.lm_head.logits(hidden, this.lora)
     return logits.float()

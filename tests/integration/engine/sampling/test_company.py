@@ -21,7 +21,7 @@ from tests.integration.engine.sampling.driving import (
 )
 from tinkex.engine.protocol import Failure
 from tinkex.engine.sampling.runner import SamplerAdapter
-from tinkex.nn.sites import Layout, Part
+from tinkex.nn.sites import LoraLayout, TargetKind
 from tinkex.types import SampleRequest, SampleResponse
 
 _ADAPTERS = st.sampled_from([None, 1, 2, 3])
@@ -100,8 +100,8 @@ def test_tokens_are_the_same_alone_and_in_any_company(
 
 
 def _spoiled(host_seed: int) -> SamplerAdapter:
-    layout = Layout(shared_host().sites, 4, set(Part))
-    flat = layout.new_weights(host_seed).fill_(float("nan"))
+    layout = LoraLayout(shared_host().lora_targets, 4, set(TargetKind))
+    flat = layout.init_weights(host_seed).fill_(float("nan"))
     return SamplerAdapter("spoiled", 1.0, layout.views(flat))
 
 

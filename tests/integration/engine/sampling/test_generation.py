@@ -24,8 +24,8 @@ from tests.integration.engine.sampling.driving import (
     tokens_of,
 )
 from tests.integration.nn.tiny import tiny_qwen3
-from tinkex.nn.host import Host
-from tinkex.nn.sites import Part
+from tinkex.nn.host import HostedModel
+from tinkex.nn.sites import TargetKind
 from tinkex.types import SampleResponse
 
 _SMALL = {
@@ -94,7 +94,7 @@ def test_windows_and_softcaps_equal_transformers(build: object, num_samples: int
         for name, prompt in prompts.items()
     }
     # Small passes, so that prompts are read in pieces that see each other.
-    found = answers(new_runner(Host(model), pass_tokens=29), jobs)
+    found = answers(new_runner(HostedModel(model), pass_tokens=29), jobs)
     for name in prompts:
         assert tokens_of(found[name]) == [wanted[name]] * num_samples, name
 
@@ -133,8 +133,8 @@ def test_logprobs_are_those_of_a_training_pass(temperature: float) -> None:
 def test_adapters_of_different_ranks_and_parts_keep_to_themselves() -> None:
     kinds = [
         adapter(1, rank=2),
-        adapter(2, rank=16, parts=(Part.MLP,)),
-        adapter(3, rank=4, parts=(Part.ATTENTION, Part.UNEMBED)),
+        adapter(2, rank=16, parts=(TargetKind.MLP,)),
+        adapter(3, rank=4, parts=(TargetKind.ATTENTION, TargetKind.UNEMBED)),
         None,
     ]
     prompts = [prompt_of(9 + index) for index in range(4)]
@@ -151,7 +151,7 @@ def test_adapters_of_different_ranks_and_parts_keep_to_themselves() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lower_precision_runs_and_agrees_with_itself(dtype: torch.dtype) -> None:
-    host = Host(tiny_qwen3(dtype=dtype))
+    host = HostedModel(tiny_qwen3(dtype=dtype))
     whose = adapter(1, host=host)
     prompt = prompt_of(70)
     found = answer(new_runner(host), request(prompt, 5, temperature=0.0, max_tokens=8), whose)

@@ -22,7 +22,7 @@ from tinkex.engine.protocol import Failure
 from tinkex.engine.sampling import scheduler
 from tinkex.engine.sampling.runner import SampleRunner
 from tinkex.errors import RequestErrorCategory
-from tinkex.nn.kept import Stored
+from tinkex.nn.kept import PromptKV
 
 #: What one token of the tiny model takes: two layers, keys and values, two heads of 16 floats.
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
@@ -171,14 +171,14 @@ def test_no_memory_for_a_prompt_fails_that_request_alone(monkeypatch: pytest.Mon
     runner = new_runner()
     runner.add("mine", None, request(prompt_of(5), max_tokens=30, seed=1))
     runner.step()
-    build = Stored.__init__
+    build = PromptKV.__init__
 
-    def fail(self: Stored, kind: object, num_tokens: int) -> None:
+    def fail(self: PromptKV, kind: object, num_tokens: int) -> None:
         if num_tokens == 50:
             raise RuntimeError("not enough memory")
         build(self, kind, num_tokens)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Stored, "__init__", fail)
+    monkeypatch.setattr(PromptKV, "__init__", fail)
     runner.add("large", None, request(prompt_of(50)))
     runner.add("next", None, request(prompt_of(5), max_tokens=30, seed=1))
     found = drain(runner)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.nn.native.batch import Batch
-from tinkex.nn.native.library import library
+from tinkex.nn.native.batch import MatmulBatch
+from tinkex.nn.native.library import load_kernels
 
 
 def drawn(rows: int, columns: int, seed: int, *, is_turned: bool = False) -> torch.Tensor:
@@ -33,7 +33,7 @@ def test_products_of_any_shape_are_written_and_added(
     written, added = drawn(rows, outputs, 3), drawn(rows, outputs, 4)
     exact = left.double() @ right.double()
     wanted = added.double() + 0.5 * exact
-    batch = Batch()
+    batch = MatmulBatch()
     batch.write(written, left, right)
     batch.add(added, left, right, 0.5)
     batch.run()
@@ -43,7 +43,7 @@ def test_products_of_any_shape_are_written_and_added(
 
 def test_nothing_is_computed_before_the_batch_runs() -> None:
     left, right, total = torch.zeros(4, 3), drawn(3, 5, 1), torch.zeros(4, 5)
-    batch = Batch()
+    batch = MatmulBatch()
     batch.write(total, left, right)
     left.fill_(1.0)
     batch.run()
@@ -53,7 +53,7 @@ def test_nothing_is_computed_before_the_batch_runs() -> None:
 def test_large_products_are_torchs_and_wait_for_the_batch_too() -> None:
     left, right = torch.zeros(300, 300), drawn(300, 200, 1)
     total = torch.zeros(300, 200)
-    batch = Batch()
+    batch = MatmulBatch()
     batch.add(total, left, right, 2.0)
     left.copy_(drawn(300, 300, 2))
     batch.run()
@@ -64,7 +64,7 @@ def test_a_product_is_the_same_to_the_bit_in_any_company() -> None:
     left, right = drawn(64, 300, 1), drawn(300, 48, 2)
 
     def found(num_others: int) -> torch.Tensor:
-        total, batch = torch.zeros(64, 48), Batch()
+        total, batch = torch.zeros(64, 48), MatmulBatch()
         for seed in range(num_others):
             batch.write(torch.zeros(64, 48), drawn(64, 300, 10 + seed), right)
         batch.add(total, left, right, 0.25)
@@ -80,10 +80,10 @@ def test_a_total_of_lower_precision_is_added_to(
 ) -> None:
     if not has_kernels:
         monkeypatch.setattr("tinkex.nn.native.batch.library", lambda: None)
-    assert library() is not None
+    assert load_kernels() is not None
     total, left, right = torch.ones(4, 6).bfloat16(), drawn(4, 8, 1), drawn(8, 6, 2)
     wanted = 1.0 + 0.5 * (left @ right)
-    batch = Batch()
+    batch = MatmulBatch()
     batch.add(total, left, right, 0.5)
     batch.run()
     torch.testing.assert_close(total.float(), wanted, rtol=1e-2, atol=1e-2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tinkex.nn.native.sight import can_see, see
-from tinkex.nn.running import Options
+from tinkex.nn.native.sight import can_use_decode_kernel, decode_attention
+from tinkex.nn.running import AttentionOptions
 
 CAPACITY = 200
 
@@ -18,7 +18,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 
 
 def looked(
-    lengths: list[int], heads: int, key_heads: int, widths: tuple[int, int], how: Options
+    lengths: list[int], heads: int, key_heads: int, widths: tuple[int, int], how: AttentionOptions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the kernel sees, the totals, and what torch sees in float64."""
     num, (key_width, value_width) = len(lengths), widths
@@ -29,7 +29,7 @@ def looked(
     keys = drawn(num, key_heads, CAPACITY, key_width, seed=3)
     values = drawn(num, key_heads, CAPACITY, value_width, seed=4)
     at = np.array(lengths)
-    out, totals = see((q, k, v), keys, values, at.ctypes.data, how)
+    out, totals = decode_attention((q, k, v), keys, values, at.ctypes.data, how)
     wanted = []
     for row, length in enumerate(lengths):
         assert torch.equal(keys[row, :, length], k[:, row]), "the new key is kept"
@@ -53,12 +53,12 @@ def looked(
 def test_samples_see_what_they_should(
     lengths: list[int], heads: tuple[int, int], window: int | None
 ) -> None:
-    found, _, wanted = looked(lengths, *heads, (64, 64), Options(0.3, window))
+    found, _, wanted = looked(lengths, *heads, (64, 64), AttentionOptions(0.3, window))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_keys_and_values_may_have_their_own_widths() -> None:
-    found, _, wanted = looked([70, 3], 6, 2, (24, 128), Options(0.125))
+    found, _, wanted = looked([70, 3], 6, 2, (24, 128), AttentionOptions(0.125))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -67,20 +67,20 @@ def test_totals_are_the_weight_of_all_that_is_seen() -> None:
     key, query = drawn(1, 1, 16, seed=5), drawn(1, 1, 16, seed=6)
     keys = drawn(1, 1, CAPACITY, 16, seed=7)
     at = np.array([99])
-    _, totals = see((query, key, key), keys, keys.clone(), at.ctypes.data, Options(scale))
+    _, totals = decode_attention((query, key, key), keys, keys.clone(), at.ctypes.data, AttentionOptions(scale))
     scores = keys[0, 0, :100].double() @ query[0, 0].double() * scale
     assert totals.item() == pytest.approx(scores.logsumexp(0).item(), abs=1e-5)
 
 
 def test_a_sample_is_the_same_to_the_bit_in_any_company() -> None:
-    how = Options(0.3)
+    how = AttentionOptions(0.3)
     together, _, _ = looked([20, 150, 64], 8, 4, (64, 64), how)
     alone, _, _ = looked([20], 8, 4, (64, 64), how)
     assert torch.equal(together[0], alone[0])
 
 
 def test_large_scores_are_no_trouble() -> None:
-    found, totals, wanted = looked([90], 2, 2, (32, 32), Options(1e4))
+    found, totals, wanted = looked([90], 2, 2, (32, 32), AttentionOptions(1e4))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
     assert totals.isfinite().all()
 
@@ -90,13 +90,13 @@ def test_what_is_not_a_number_is_seen() -> None:
     keys = drawn(1, 1, CAPACITY, 16, seed=7)
     keys[0, 0, 3, 2] = float("nan")
     at = np.array([10])
-    out, _ = see((key, key, key), keys, keys.clone(), at.ctypes.data, Options(0.1))
+    out, _ = decode_attention((key, key, key), keys, keys.clone(), at.ctypes.data, AttentionOptions(0.1))
     assert out.isnan().all()
 
 
 def test_what_the_kernel_cannot_do_is_left_to_torch() -> None:
     q = torch.zeros(4, 2, 64)
-    assert can_see((q, q, q), Options(1.0))
-    assert not can_see((q, q, q), Options(1.0, softcap=30.0))
-    assert not can_see((q[..., :60], q, q), Options(1.0))
-    assert not can_see((q, q, q.bfloat16()), Options(1.0))
+    assert can_use_decode_kernel((q, q, q), AttentionOptions(1.0))
+    assert not can_use_decode_kernel((q, q, q), AttentionOptions(1.0, softcap=30.0))
+    assert not can_use_decode_kernel((q[..., :60], q, q), AttentionOptions(1.0))
+    assert not can_use_decode_kernel((q, q, q.bfloat16()), AttentionOptions(1.0))
