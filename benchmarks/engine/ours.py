@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.engine.shapes import LEARNING_RATE, RANK, THREADS
 from benchmarks.engine.workloads import Example, Prompt
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import LocalEngine
-from tinkex.engine.protocol import AdapterSpec, Failure, Pass, SamplerSource
+from tinkex.engine.local import TorchEngine
+from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass, SamplerSource
 from tinkex.types import (
     AdamParams,
     Datum,
@@ -42,14 +42,14 @@ def datum(example: Example) -> Datum:
 def a_pass(adapter_id: str, examples: Sequence[Example]) -> Pass:
     """The cross-entropy of examples, for one adapter."""
     data = [datum(each) for each in examples]
-    return Pass(adapter_id=adapter_id, work=ForwardBackwardInput(data, "cross_entropy"))
+    return Pass(adapter_id=adapter_id, request=ForwardBackwardInput(data, "cross_entropy"))
 
 
 class Ours:
     """An engine with one base model."""
 
     def __init__(self, folder: Path) -> None:
-        self.engine = LocalEngine({MODEL: str(folder)}, EngineConfig(threads=THREADS))
+        self.engine = TorchEngine({MODEL: str(folder)}, EngineConfig(threads=THREADS))
         self._num_tickets = 0
 
     def create(
@@ -71,7 +71,7 @@ class Ours:
         """Run passes together; returns their losses."""
         losses = []
         for outcome in self.engine.run_passes(passes):
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, EngineFailure):
                 raise RuntimeError(outcome.message)
             losses.append(outcome.metrics["loss:sum"])
         return losses
@@ -125,7 +125,7 @@ class Ours:
     def _step(self) -> dict[str, SampleResponse]:
         found = {}
         for ticket, outcome in self.engine.step_samples():
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, EngineFailure):
                 raise RuntimeError(outcome.message)
             found[ticket] = outcome
         return found

@@ -25,8 +25,8 @@ from tinkex.checkpoint.retention import Retention
 from tinkex.engine.checkpoints import merging, snapshots
 from tinkex.engine.checkpoints.files import write_checkpoint
 from tinkex.engine.fake import files as fake_files
-from tinkex.engine.fake.bigram import Bigram, Trainer
-from tinkex.engine.models.folders import read_folder
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer
+from tinkex.engine.models.folders import read_model_folder
 from tinkex.engine.models.gguf import converting
 from tinkex.errors import TinkexError
 from tinkex.pipeline import step_files
@@ -81,7 +81,7 @@ def engine_writers(source: Path) -> dict[str, Write]:
     model.save_pretrained(source / "base")
     (source / "adapter").mkdir()
     write_checkpoint(source / "adapter", spec, layout, state, with_optimizer=False)
-    trainer = Trainer(Bigram.base("fake/model", 32))
+    trainer = BigramTrainer(Bigram.base("fake/model", 32))
     gguf = write_gguf(source / "model.gguf")
 
     def checked(write: Write) -> Write:
@@ -94,16 +94,16 @@ def engine_writers(source: Path) -> dict[str, Write]:
         return run
 
     def convert(target: Path) -> None:
-        converting.convert(gguf, target / "made")
+        converting.convert_gguf(gguf, target / "made")
 
     def merge(target: Path) -> None:
-        merging.merge(source / "base", source / "adapter", target / "made")
-        read_folder(target / "made")
+        merging.merge_adapter(source / "base", source / "adapter", target / "made")
+        read_model_folder(target / "made")
 
     def export(target: Path) -> None:
         with new_directory(target / "made") as scratch:
             model.save_pretrained(scratch)
-        read_folder(target / "made")
+        read_model_folder(target / "made")
 
     return {
         "checkpoint": checked(

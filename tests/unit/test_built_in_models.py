@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tinkex.engine.models.folders import read_folder
-from tinkex.engine.models.sources import DEFAULT_MODEL, usual_model, with_built_in
+from tinkex.engine.models.folders import read_model_folder
+from tinkex.engine.models.sources import DEFAULT_MODEL, add_built_in_models, choose_default_model
 from tinkex.models import TINY, TINY_FOLDER, built_in
 from tinkex.pipeline.tiny.tasks import FAMILIES
 
@@ -18,7 +18,7 @@ MAX_BYTES = 8_000_000
 
 def test_it_is_there_whole_and_small() -> None:
     assert built_in() == {TINY: str(TINY_FOLDER)}
-    folder = read_folder(TINY_FOLDER)
+    folder = read_model_folder(TINY_FOLDER)
     assert (folder.arch, folder.dtype, folder.has_tokenizer) == (
         "Qwen3ForCausalLM",
         "float16",
@@ -58,9 +58,9 @@ def test_its_files_name_no_place_of_whoever_made_it() -> None:
 def test_it_is_meant_only_if_there_is_nothing_else(
     names: tuple[str, ...], usual: str | None
 ) -> None:
-    assert usual_model(names) == usual
+    assert choose_default_model(names) == usual
 
 
 def test_it_stands_behind_what_was_added_and_gives_way_to_its_own_name() -> None:
-    assert list(with_built_in({"org/mine": "/a"})) == ["org/mine", TINY]
-    assert with_built_in({TINY: "/another"}) == {TINY: "/another"}
+    assert list(add_built_in_models({"org/mine": "/a"})) == ["org/mine", TINY]
+    assert add_built_in_models({TINY: "/another"}) == {TINY: "/another"}

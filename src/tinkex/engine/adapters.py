@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tinkex.engine.protocol import AdapterSpec
-from tinkex.engine.state import ALPHA, AdapterState
+from tinkex.engine.state import LORA_ALPHA, AdapterState
 from tinkex.errors import InvalidInput
 from tinkex.nn.host import HostedModel
 from tinkex.nn.sites import LoraLayout, LoraPair, TargetKind
@@ -16,22 +16,22 @@ MAX_RANK = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Adapter:
+class TrainableAdapter:
     """One adapter of a hosted model."""
 
     spec: AdapterSpec
     layout: LoraLayout
     state: AdapterState
-    views: Sequence[LoraPair | None] = field(init=False)
+    weight_views: Sequence[LoraPair | None] = field(init=False)
     """Its pairs by site, as views of its weights."""
 
     def __post_init__(self) -> None:
-        self.views = self.layout.views(self.state.weights)
+        self.weight_views = self.layout.views(self.state.weights)
 
     @property
     def scale(self) -> float:
         """What its low-rank part is multiplied by."""
-        return ALPHA / self.spec.rank
+        return LORA_ALPHA / self.spec.rank
 
     def replace_state(self, state: AdapterState) -> None:
         """Go on from other numbers."""
@@ -39,14 +39,18 @@ class Adapter:
         self.__post_init__()
 
 
-def layout_of(host: HostedModel, spec: AdapterSpec) -> LoraLayout:
+def build_layout(hosted_model: HostedModel, spec: AdapterSpec) -> LoraLayout:
     """Where the pairs of such an adapter lie."""
     parts = {
         TargetKind.ATTENTION: spec.train_attn,
         TargetKind.MLP: spec.train_mlp,
         TargetKind.UNEMBED: spec.train_unembed,
     }
-    return LoraLayout(host.lora_targets, spec.rank, [part for part, is_trained in parts.items() if is_trained])
+    return LoraLayout(
+        hosted_model.lora_targets,
+        spec.rank,
+        [part for part, is_trained in parts.items() if is_trained],
+    )
 
 
 def check_spec(spec: AdapterSpec) -> None:
@@ -67,8 +71,8 @@ def training_bytes(layout: LoraLayout) -> int:
     return 5 * 4 * layout.size
 
 
-def new_adapter(host: HostedModel, spec: AdapterSpec) -> Adapter:
+def create_adapter(hosted_model: HostedModel, spec: AdapterSpec) -> TrainableAdapter:
     """A new adapter that changes no log-probability yet."""
-    layout = layout_of(host, spec)
-    weights = layout.init_weights(spec.seed).to(host.device)
-    return Adapter(spec, layout, AdapterState.fresh(weights))
+    layout = build_layout(hosted_model, spec)
+    weights = layout.init_weights(spec.seed).to(hosted_model.device)
+    return TrainableAdapter(spec, layout, AdapterState.from_weights(weights))

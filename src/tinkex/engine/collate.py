@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.examples import Example, Tokens
+from tinkex.engine.examples import Tokens, TrainingExample
 
 
-class Piece(NamedTuple):
+class ExampleRef(NamedTuple):
     """One example of one pass."""
 
     pass_index: int
     example_index: int
 
 
-def cut(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[tuple[Piece, ...]]:
+def split_micro_batches(
+    lengths: Sequence[Sequence[int]], max_tokens: int
+) -> list[tuple[ExampleRef, ...]]:
     """Cut passes into micro-batches of at most `max_tokens`; a longer example is alone in its own.
 
     `lengths` has the number of tokens of every example of every pass. In a micro-batch the
@@ -33,46 +35,46 @@ def cut(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[tuple[Piece, 
     are as few micro-batches as this order allows, of about the same size.
     """
     pieces = [
-        Piece(pass_index, example_index)
+        ExampleRef(pass_index, example_index)
         for pass_index, row in enumerate(lengths)
         for example_index in sorted(range(len(row)), key=row.__getitem__)
     ]
     sizes = [lengths[piece.pass_index][piece.example_index] for piece in pieces]
     long = [(piece,) for piece, size in zip(pieces, sizes, strict=True) if size > max_tokens]
     rest = [piece for piece, size in zip(pieces, sizes, strict=True) if size <= max_tokens]
-    borders = _borders([size for size in sizes if size <= max_tokens], max_tokens)
+    borders = _balanced_boundaries([size for size in sizes if size <= max_tokens], max_tokens)
     return [tuple(rest[start:stop]) for start, stop in pairwise(borders)] + long
 
 
-def _borders(sizes: Sequence[int], limit: int) -> list[int]:
+def _balanced_boundaries(sizes: Sequence[int], max_tokens: int) -> list[int]:
     """Where to cut a row of sizes, none above the limit, into few parts of about the same sum."""
     totals = [0, *accumulate(sizes)]
-    earliest = _earliest(totals, limit)
+    earliest = _earliest_boundaries(totals, max_tokens)
     borders = [0]
     for num_left in range(len(earliest) - 1, 1, -1):
         start = totals[borders[-1]]
-        fair = _nearest(totals, start + (totals[-1] - start) / num_left)
-        furthest = bisect_right(totals, start + limit) - 1
+        fair = _nearest_index(totals, start + (totals[-1] - start) / num_left)
+        furthest = bisect_right(totals, start + max_tokens) - 1
         borders.append(max(earliest[-num_left], min(fair, furthest)))
     return [*borders, len(sizes)] if sizes else []
 
 
-def _earliest(totals: Sequence[int], limit: int) -> list[int]:
+def _earliest_boundaries(totals: Sequence[int], max_tokens: int) -> list[int]:
     """The borders of the fewest parts, each as early as what follows it allows."""
     borders = [len(totals) - 1]
     while borders[-1] > 0:
-        borders.append(bisect_left(totals, totals[borders[-1]] - limit))
+        borders.append(bisect_left(totals, totals[borders[-1]] - max_tokens))
     return borders[::-1]
 
 
-def _nearest(totals: Sequence[int], wanted: float) -> int:
-    after = bisect_left(totals, wanted)
-    is_before_nearer = wanted - totals[after - 1] <= totals[after] - wanted
+def _nearest_index(totals: Sequence[int], target: float) -> int:
+    after = bisect_left(totals, target)
+    is_before_nearer = target - totals[after - 1] <= totals[after] - target
     return after - 1 if is_before_nearer else after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedBatch:
     """Examples laid end to end, without padding."""
 
     tokens_T: Tokens
@@ -83,26 +85,26 @@ class Packed:
     rows_P: Tokens
     """The row of each pair, counted over all examples."""
     targets_P: Tokens
-    num_pairs: list[int]
+    num_targets: list[int]
     """How many pairs each example has."""
 
-    def split(self, values_P: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    def split_by_example(self, values_P: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """One number per pair, cut into those of each example."""
-        return np.split(values_P, np.cumsum(self.num_pairs[:-1]))
+        return np.split(values_P, np.cumsum(self.num_targets[:-1]))
 
 
-def pack(examples: Sequence[Example]) -> Packed:
+def pack_examples(examples: Sequence[TrainingExample]) -> PackedBatch:
     """Lay examples end to end, in this order."""
     lengths = [len(example.tokens) for example in examples]
     num_pairs = [len(example.targets) for example in examples]
     starts = np.cumsum([0, *lengths[:-1]])
     tokens_T = np.concatenate([example.tokens for example in examples])
     rows_P = np.concatenate([example.rows for example in examples])
-    return Packed(
+    return PackedBatch(
         tokens_T=tokens_T,
         positions_T=np.arange(len(tokens_T)) - np.repeat(starts, lengths),
         lengths=lengths,
         rows_P=rows_P + np.repeat(starts, num_pairs),
         targets_P=np.concatenate([example.targets for example in examples]),
-        num_pairs=num_pairs,
+        num_targets=num_pairs,
     )

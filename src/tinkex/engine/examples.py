@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.losses import LOSSES, Floats, LossFunction, find_loss, read_settings
+from tinkex.engine.losses import LOSSES, Floats, LossFunction, get_loss, parse_loss_config
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     Datum,
@@ -27,15 +27,22 @@ from tinkex.types import (
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
 #: A sparse tensor of a few bytes may stand for more cells than there is memory.
-MAX_PAIRS = 1 << 24
+MAX_TARGETS = 1 << 24
 _TARGETS = "target_tokens"
 _KNOWN_INPUTS = dict.fromkeys(
-    [_TARGETS, *(name for loss in LOSSES.values() for name in (*loss.needs, *loss.takes))]
+    [
+        _TARGETS,
+        *(
+            name
+            for loss in LOSSES.values()
+            for name in (*loss.required_inputs, *loss.optional_inputs)
+        ),
+    ]
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class TrainingExample:
     """One example, ready to be computed: row r of its tokens predicts the targets of row r."""
 
     tokens: Tokens
@@ -49,30 +56,35 @@ class Example:
     inputs: Mapping[str, Floats]
     """(P,) each; all that the request's loss reads, and nothing else."""
 
-    def output(self, logprobs_P: npt.NDArray[np.floating]) -> LossFnOutput:
+    def to_output(self, logprobs_P: npt.NDArray[np.floating]) -> LossFnOutput:
         """What is answered about this example: log-probabilities in the shape of its targets."""
         shaped = logprobs_P.astype(np.float32, copy=False).reshape(self.shape)
         return {"logprobs": TensorData.from_numpy(shaped)}
 
 
-def read_examples(
-    work: ForwardBackwardInput, *, vocab_size: int, max_context_tokens: int
-) -> list[Example]:
+def parse_examples(
+    request: ForwardBackwardInput, *, vocab_size: int, max_context_tokens: int
+) -> list[TrainingExample]:
     """The examples of a request, or an InvalidInput about the first thing that is wrong."""
-    loss = find_loss(work.loss_fn)
-    settings = read_settings(work)
-    if not work.data:
+    loss = get_loss(request.loss_fn)
+    settings = parse_loss_config(request)
+    if not request.data:
         raise InvalidInput("there is no data to train on; send at least one example")
-    for index, datum in enumerate(work.data):
+    for index, datum in enumerate(request.data):
         _check_shapes(index, datum, max_context_tokens)
-    _check_size(work.data)
-    defaults = _inputs_of(work.data, loss, settings)
-    return [_read(index, datum, defaults, vocab_size) for index, datum in enumerate(work.data)]
+    _check_num_targets(request.data)
+    defaults = _loss_input_defaults(request.data, loss, settings)
+    return [
+        _parse_example(index, datum, defaults, vocab_size)
+        for index, datum in enumerate(request.data)
+    ]
 
 
 def _check_shapes(index: int, datum: Datum, max_context_tokens: int) -> None:
     """Refuse an example whose parts do not fit together, before anything is unfolded."""
-    num_tokens = count_text(f"the input of example {index}", datum.model_input, max_context_tokens)
+    num_tokens = count_text_tokens(
+        f"the input of example {index}", datum.model_input, max_context_tokens
+    )
     targets = datum.loss_fn_inputs.get(_TARGETS)
     if num_tokens == 0:
         raise InvalidInput(f"example {index} has no input tokens")
@@ -94,15 +106,15 @@ def _check_shapes(index: int, datum: Datum, max_context_tokens: int) -> None:
         )
 
 
-def _check_size(data: Iterable[Datum]) -> None:
+def _check_num_targets(data: Iterable[Datum]) -> None:
     num_pairs = sum(math.prod(datum.loss_fn_inputs[_TARGETS].shape) for datum in data)
-    if num_pairs > MAX_PAIRS:
+    if num_pairs > MAX_TARGETS:
         raise InvalidInput(
-            f"the request has {num_pairs} targets in all; send at most {MAX_PAIRS} at a time"
+            f"the request has {num_pairs} targets in all; send at most {MAX_TARGETS} at a time"
         )
 
 
-def _inputs_of(
+def _loss_input_defaults(
     data: Iterable[Datum], loss: LossFunction, settings: Mapping[str, float]
 ) -> dict[str, float | None]:
     """What the loss reads here: all it needs, and of the rest what any example has.
@@ -111,19 +123,21 @@ def _inputs_of(
     else 1. None: every example needs its own.
     """
     given = {name for datum in data for name in datum.loss_fn_inputs}
-    optional = {name: settings.get(name, 1.0) for name in loss.takes if name in given}
-    return {**dict.fromkeys(loss.needs), **optional}
+    optional = {name: settings.get(name, 1.0) for name in loss.optional_inputs if name in given}
+    return {**dict.fromkeys(loss.required_inputs), **optional}
 
 
-def _read(
+def _parse_example(
     index: int, datum: Datum, defaults: Mapping[str, float | None], vocab_size: int
-) -> Example:
+) -> TrainingExample:
     tensor = datum.loss_fn_inputs[_TARGETS]
-    inputs = {name: _read_input(index, datum, name, value) for name, value in defaults.items()}
+    inputs = {
+        name: _parse_loss_input(index, datum, name, value) for name, value in defaults.items()
+    }
     tokens = check_tokens(f"the input of example {index}", datum.model_input.to_ints(), vocab_size)
     targets = check_tokens(f"{_TARGETS} of example {index}", tensor.to_numpy(), vocab_size)
     rows = np.arange(len(tokens))
-    return Example(
+    return TrainingExample(
         tokens=tokens,
         targets=targets.ravel(),
         rows=rows if targets.ndim == 1 else np.repeat(rows, targets.shape[1]),
@@ -132,7 +146,7 @@ def _read(
     )
 
 
-def _read_input(index: int, datum: Datum, name: str, default: float | None) -> Floats:
+def _parse_loss_input(index: int, datum: Datum, name: str, default: float | None) -> Floats:
     tensor = datum.loss_fn_inputs.get(name)
     shape = datum.loss_fn_inputs[_TARGETS].shape
     if tensor is None and default is not None:
@@ -146,23 +160,23 @@ def _read_input(index: int, datum: Datum, name: str, default: float | None) -> F
     return flat_P
 
 
-def count_text(what: str, model_input: ModelInput, max_context_tokens: int) -> int:
+def count_text_tokens(label: str, model_input: ModelInput, max_context_tokens: int) -> int:
     """How many tokens there are, if they are text and not too many for the model."""
     num_tokens = 0
     for chunk in model_input.chunks:
         if not isinstance(chunk, EncodedTextChunk):
             raise InvalidInput(
-                f"{what} has a chunk of type {chunk.type!r}, but this model reads text only"
+                f"{label} has a chunk of type {chunk.type!r}, but this model reads text only"
             )
         num_tokens += len(chunk.tokens)
     if num_tokens > max_context_tokens:
         raise InvalidInput(
-            f"{what} has {num_tokens} tokens; this model reads at most {max_context_tokens}"
+            f"{label} has {num_tokens} tokens; this model reads at most {max_context_tokens}"
         )
     return num_tokens
 
 
-def check_tokens(what: str, tokens: Any, vocab_size: int) -> Tokens:
+def check_tokens(label: str, tokens: Any, vocab_size: int) -> Tokens:
     """The tokens as an array, or an InvalidInput that names the first that the model lacks."""
     array: Tokens = np.asarray(tokens, dtype=np.int64)
     # A negative number is a huge one without its sign, so the largest tells about both ends.
@@ -171,7 +185,7 @@ def check_tokens(what: str, tokens: Any, vocab_size: int) -> Tokens:
         place = np.unravel_index(int(is_wrong.argmax()), array.shape)
         position = ", ".join(str(int(number)) for number in place)
         raise InvalidInput(
-            f"{what} has token {array[place]}, outside the vocabulary of {vocab_size}, at "
+            f"{label} has token {array[place]}, outside the vocabulary of {vocab_size}, at "
             f"position {position}"
         )
     return array

@@ -23,41 +23,41 @@ from tinkex.errors import InvalidInput
 from tinkex.types import ForwardBackwardInput
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Starts: TypeAlias = npt.NDArray[np.int64]
+Offsets: TypeAlias = npt.NDArray[np.int64]
 
-_NOTHING: Mapping[str, float] = MappingProxyType({})
+_NO_METRICS: Mapping[str, float] = MappingProxyType({})
 #: Models compute in float32 at most, so a slope beyond it cannot be carried back.
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 #: What to use in place of losses that the protocol names and no engine computes.
-_ADVICE = {
+_ALTERNATIVES = {
     "custom": "use forward_backward_custom, which computes the loss in the client",
     "stable_reinforce": "use importance_sampling or ppo",
 }
 
 
-class Loss(NamedTuple):
+class LossValue(NamedTuple):
     """A loss, and how it changes with each pair's log-probability."""
 
     value: float
-    slope_P: Floats
-    metrics: Mapping[str, float] = _NOTHING
+    grad_P: Floats
+    metrics: Mapping[str, float] = _NO_METRICS
     """More to report, named `name:mean`; see `num_counted`."""
     num_counted: int = 0
     """How many pairs the means are taken over: those whose advantage is not 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredTokens:
     """What a loss may look at; `LossFunction` says which inputs and settings are there."""
 
     logprobs_P: Floats
     inputs: Mapping[str, Floats]
     settings: Mapping[str, float]
-    starts: Starts
+    example_starts: Offsets
     """Where each example begins."""
 
-    def bounds(self) -> tuple[Floats | float, Floats | float]:
+    def clip_bounds(self) -> tuple[Floats | float, Floats | float]:
         """The clip thresholds: per pair if given as inputs, else from the settings."""
         low, high = (
             self.inputs.get(name, self.settings[name])
@@ -68,7 +68,7 @@ class Scored:
     def ratio_P(self) -> Floats:
         """r, or 1 where the advantage is 0: there it changes nothing, and q is often made up."""
         drift_P = self.logprobs_P - self.inputs["logprobs"]
-        return _exp(np.where(self.inputs["advantages"] != 0.0, drift_P, 0.0))
+        return _exp_ratio(np.where(self.inputs["advantages"] != 0.0, drift_P, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +76,10 @@ class LossFunction:
     """A loss, and what it reads. All inputs have the shape of the targets."""
 
     name: str
-    compute: Callable[[Scored], Loss]
-    needs: tuple[str, ...] = ()
+    compute: Callable[[ScoredTokens], LossValue]
+    required_inputs: tuple[str, ...] = ()
     """Inputs that every example must have."""
-    takes: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
     """Inputs that all examples of a request have, or none."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """What `loss_fn_config` may set, with the defaults."""
@@ -87,45 +87,45 @@ class LossFunction:
     """Whether the slopes are known before the log-probabilities are."""
 
 
-def cross_entropy(scored: Scored) -> Loss:
+def cross_entropy(scored: ScoredTokens) -> LossValue:
     """-sum w t, with w = 1 if there are no weights."""
     weights_P = scored.inputs.get("weights")
     if weights_P is None:
         weights_P = np.ones_like(scored.logprobs_P)
-    return Loss(-float((weights_P * scored.logprobs_P).sum()), -weights_P)
+    return LossValue(-float((weights_P * scored.logprobs_P).sum()), -weights_P)
 
 
-def importance_sampling(scored: Scored) -> Loss:
+def importance_sampling(scored: ScoredTokens) -> LossValue:
     """-sum r A; a ratio's slope by t is the ratio itself."""
     ratio_P, advantages_P = scored.ratio_P(), scored.inputs["advantages"]
     gain_P = ratio_P * advantages_P
-    return _reported(-float(gain_P.sum()), -gain_P, advantages_P, ratio=ratio_P)
+    return _with_metrics(-float(gain_P.sum()), -gain_P, advantages_P, ratio=ratio_P)
 
 
-def ppo(scored: Scored) -> Loss:
+def ppo(scored: ScoredTokens) -> LossValue:
     """-sum min(r A, clamp(r) A)."""
-    return _clipped(scored, scored.ratio_P())
+    return _clipped_loss(scored, scored.ratio_P())
 
 
-def cispo(scored: Scored) -> Loss:
+def cispo(scored: ScoredTokens) -> LossValue:
     """-sum stop(clamp(r)) t A."""
     ratio_P, advantages_P = scored.ratio_P(), scored.inputs["advantages"]
-    low, high = scored.bounds()
+    low, high = scored.clip_bounds()
     pull_P = np.clip(ratio_P, low, high) * advantages_P
     value = -float((pull_P * scored.logprobs_P).sum())
     is_clipped_P = (ratio_P < low) | (ratio_P > high)
-    return _reported(value, -pull_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
+    return _with_metrics(value, -pull_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
 
 
-def dro(scored: Scored) -> Loss:
+def dro(scored: ScoredTokens) -> LossValue:
     """-sum (t A - beta/2 (t - q)^2)."""
     beta, advantages_P = scored.settings["beta"], scored.inputs["advantages"]
     drift_P = scored.logprobs_P - scored.inputs["logprobs"]
     value = (advantages_P * scored.logprobs_P - 0.5 * beta * drift_P**2).sum()
-    return Loss(-float(value), beta * drift_P - advantages_P)
+    return LossValue(-float(value), beta * drift_P - advantages_P)
 
 
-def gspo(scored: Scored) -> Loss:
+def gspo(scored: ScoredTokens) -> LossValue:
     """-sum min(s A, clamp(s) A), with s = exp(L + t - stop(t)) and one L per example.
 
     L is the example's mean of stop(t) - q where sequence_ratio_mask is not 0; without a mask it is
@@ -133,96 +133,105 @@ def gspo(scored: Scored) -> Loss:
     """
     drift_P = scored.logprobs_P - scored.inputs["logprobs"]
     mask_P = scored.inputs.get("sequence_ratio_mask", np.ones_like(drift_P)) != 0
-    sums = np.add.reduceat(np.where(mask_P, drift_P, 0.0), scored.starts)
-    counts = np.add.reduceat(mask_P.astype(np.float64), scored.starts)
-    lengths = np.diff(scored.starts, append=len(drift_P))
-    ratio_P = np.repeat(_exp(sums / np.maximum(counts, 1.0)), lengths)
-    return _clipped(scored, np.where(scored.inputs["advantages"] != 0.0, ratio_P, 1.0))
+    sums = np.add.reduceat(np.where(mask_P, drift_P, 0.0), scored.example_starts)
+    counts = np.add.reduceat(mask_P.astype(np.float64), scored.example_starts)
+    lengths = np.diff(scored.example_starts, append=len(drift_P))
+    ratio_P = np.repeat(_exp_ratio(sums / np.maximum(counts, 1.0)), lengths)
+    return _clipped_loss(scored, np.where(scored.inputs["advantages"] != 0.0, ratio_P, 1.0))
 
 
-def _exp(drift: Floats) -> Floats:
+def _exp_ratio(drift: Floats) -> Floats:
     # A ratio may be infinite here: the loss then is, and whoever asked for it is told.
     with np.errstate(over="ignore"):
         ratio: Floats = np.exp(drift)
     return ratio
 
 
-def _clipped(scored: Scored, ratio_P: Floats) -> Loss:
+def _clipped_loss(scored: ScoredTokens, ratio_P: Floats) -> LossValue:
     """PPO's objective for given ratios; where clamping takes effect the slope is 0."""
-    low, high = scored.bounds()
+    low, high = scored.clip_bounds()
     advantages_P = scored.inputs["advantages"]
     free_P = ratio_P * advantages_P
     held_P = np.clip(ratio_P, low, high) * advantages_P
     is_clipped_P = free_P > held_P
     value = -float(np.minimum(free_P, held_P).sum())
     slope_P = np.where(is_clipped_P, 0.0, -free_P)
-    return _reported(value, slope_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
+    return _with_metrics(value, slope_P, advantages_P, ratio=ratio_P, clip_fraction=is_clipped_P)
 
 
-def _reported(
-    value: float, slope_P: Floats, advantages_P: Floats, **told: Floats | npt.NDArray[np.bool_]
-) -> Loss:
+def _with_metrics(
+    value: float, grad_P: Floats, advantages_P: Floats, **reported: Floats | npt.NDArray[np.bool_]
+) -> LossValue:
     """A loss with the means of what is told, over the pairs that have an advantage."""
     is_counted_P = advantages_P != 0.0
     num_counted = int(np.count_nonzero(is_counted_P))
     # Ratios are 1 where there is no advantage, which is what to tell if there is none anywhere.
     which = is_counted_P if num_counted else slice(None)
     # Never infinite, because not every format can carry that.
-    means = {name: min(float(each_P[which].mean()), _FLOAT32_MAX) for name, each_P in told.items()}
+    means = {
+        name: min(float(each_P[which].mean()), _FLOAT32_MAX) for name, each_P in reported.items()
+    }
     metrics = {f"{name}:mean": mean for name, mean in means.items()}
-    return Loss(value, slope_P, metrics, num_counted)
+    return LossValue(value, grad_P, metrics, num_counted)
 
 
 _RATIO_INPUTS = ("logprobs", "advantages")
-_CLIPS = ("clip_low_threshold", "clip_high_threshold")
+_CLIP_INPUTS = ("clip_low_threshold", "clip_high_threshold")
 LOSSES: Mapping[str, LossFunction] = {
     loss.name: loss
     for loss in (
         LossFunction(
-            name="cross_entropy", compute=cross_entropy, takes=("weights",), is_linear=True
+            name="cross_entropy",
+            compute=cross_entropy,
+            optional_inputs=("weights",),
+            is_linear=True,
         ),
-        LossFunction(name="importance_sampling", compute=importance_sampling, needs=_RATIO_INPUTS),
+        LossFunction(
+            name="importance_sampling", compute=importance_sampling, required_inputs=_RATIO_INPUTS
+        ),
         LossFunction(
             name="ppo",
             compute=ppo,
-            needs=_RATIO_INPUTS,
-            takes=_CLIPS,
+            required_inputs=_RATIO_INPUTS,
+            optional_inputs=_CLIP_INPUTS,
             settings={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
         ),
         LossFunction(
             name="cispo",
             compute=cispo,
-            needs=_RATIO_INPUTS,
-            takes=_CLIPS,
+            required_inputs=_RATIO_INPUTS,
+            optional_inputs=_CLIP_INPUTS,
             settings={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
         ),
-        LossFunction(name="dro", compute=dro, needs=_RATIO_INPUTS, settings={"beta": 0.05}),
+        LossFunction(
+            name="dro", compute=dro, required_inputs=_RATIO_INPUTS, settings={"beta": 0.05}
+        ),
         LossFunction(
             name="gspo",
             compute=gspo,
-            needs=_RATIO_INPUTS,
-            takes=(*_CLIPS, "sequence_ratio_mask"),
+            required_inputs=_RATIO_INPUTS,
+            optional_inputs=(*_CLIP_INPUTS, "sequence_ratio_mask"),
             settings={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
         ),
     )
 }
 
 
-def find_loss(name: str) -> LossFunction:
+def get_loss(name: str) -> LossFunction:
     """A loss by name, or an InvalidInput that says what to use."""
     found = LOSSES.get(name)
     if found is not None:
         return found
-    advice = _ADVICE.get(name)
+    advice = _ALTERNATIVES.get(name)
     if advice is not None:
         raise InvalidInput(f"loss_fn {name!r} is not computed by this model; {advice}")
     raise InvalidInput(f"loss_fn {name!r} is not one of {', '.join(LOSSES)}")
 
 
-def read_settings(work: ForwardBackwardInput) -> Mapping[str, float]:
+def parse_loss_config(request: ForwardBackwardInput) -> Mapping[str, float]:
     """All settings of the request's loss, or an InvalidInput about the first wrong one."""
-    loss = find_loss(work.loss_fn)
-    given = work.loss_fn_config or {}
+    loss = get_loss(request.loss_fn)
+    given = request.loss_fn_config or {}
     for name, value in given.items():
         if name not in loss.settings:
             known = ", ".join(loss.settings) or "no settings at all"
@@ -237,39 +246,39 @@ class _HasInputs(Protocol):
     def inputs(self) -> Mapping[str, Floats]: ...
 
 
-def score(
-    work: ForwardBackwardInput,
+def compute_loss(
+    request: ForwardBackwardInput,
     examples: Sequence[_HasInputs],
     logprobs: Sequence[npt.NDArray[np.floating]],
-) -> Loss:
+) -> LossValue:
     """The loss of some of a request's examples, given the log-probabilities of their targets.
 
     Losses are sums over examples, so those of parts add up to the whole's; see `sum_up`. The slope
     follows the order of the examples.
     """
-    loss = find_loss(work.loss_fn)
+    loss = get_loss(request.loss_fn)
     if not examples:
-        return Loss(0.0, np.empty(0))
+        return LossValue(0.0, np.empty(0))
     sizes = [each.size for each in logprobs]
-    scored = Scored(
+    scored = ScoredTokens(
         logprobs_P=np.concatenate([each.ravel() for each in logprobs]).astype(np.float64),
         inputs={
             name: np.concatenate([example.inputs[name] for example in examples])
             for name in examples[0].inputs
         },
-        settings=read_settings(work),
-        starts=np.cumsum([0, *sizes[:-1]]),
+        settings=parse_loss_config(request),
+        example_starts=np.cumsum([0, *sizes[:-1]]),
     )
     # What is not finite is found by `check_loss`, and told without a warning on the way.
     with np.errstate(all="ignore"):
         return loss.compute(scored)
 
 
-def check_loss(name: str, loss: Loss) -> None:
+def check_loss(name: str, loss: LossValue) -> None:
     """Refuse a loss that nothing can be learned from."""
     if not math.isfinite(loss.value):
         raise InvalidInput(f"the {name} loss is {loss.value}; check its inputs")
-    steepest = float(np.abs(loss.slope_P).max(initial=0.0))
+    steepest = float(np.abs(loss.grad_P).max(initial=0.0))
     if not steepest <= _FLOAT32_MAX:
         raise InvalidInput(
             f"the gradient is not finite: the {name} loss changes by {steepest:g} per "
@@ -277,7 +286,7 @@ def check_loss(name: str, loss: Loss) -> None:
         )
 
 
-def sum_up(losses: Sequence[Loss]) -> dict[str, float]:
+def sum_metrics(losses: Sequence[LossValue]) -> dict[str, float]:
     """The metrics of a whole request, from the losses of its parts."""
     num_counted = sum(loss.num_counted for loss in losses)
     metrics = {"loss:sum": sum(loss.value for loss in losses)}

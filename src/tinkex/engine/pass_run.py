@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
-from tinkex.engine.protocol import Failure
+from tinkex.engine.protocol import EngineFailure
 from tinkex.types import ForwardBackwardOutput
 
-PassOutcome: TypeAlias = ForwardBackwardOutput | Failure
+PassOutcome: TypeAlias = ForwardBackwardOutput | EngineFailure
 PassSteps: TypeAlias = Generator[int, None, Sequence[PassOutcome]]
 """Yields the number of tokens of each micro-batch but the last; returns one outcome per pass."""
 
 
-class GeneratorRun:
+class GeneratorPassRun:
     """Runs a generator of micro-batches step by step."""
 
     def __init__(self, steps: PassSteps) -> None:

@@ -58,7 +58,7 @@ class Pass:
     """One forward or forward_backward of one adapter."""
 
     adapter_id: str
-    work: ForwardBackwardInput
+    request: ForwardBackwardInput
     is_forward_only: bool = False
 
 
@@ -68,12 +68,12 @@ class SamplerSource:
 
     base_model: str
     directory: Path | None = None
-    scope: str = ""
+    tenant_id: str = ""
     """Whose prompts may be recognised in this request's; they are never shared between scopes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class EngineFailure:
     """Why one request of several failed, and whose fault it was."""
 
     message: str
@@ -88,18 +88,18 @@ class StepRefused(InvalidInput):
     """A step's gradient is not finite: it was dropped, which is a change, and nothing else was."""
 
 
-class Finished(NamedTuple):
+class FinishedSample(NamedTuple):
     """A sample request that is over."""
 
-    ticket: str
-    outcome: SampleResponse | Failure
+    job_id: str
+    outcome: SampleResponse | EngineFailure
 
 
 WriteSnapshot: TypeAlias = Callable[[Path], None]
 """Writes a copied state into an empty directory; may run on any thread."""
 
 
-def refuse_too_large(engine: Engine, spec: AdapterSpec) -> None:
+def check_adapter_size(engine: Engine, spec: AdapterSpec) -> None:
     """Refuse an adapter that could never be in memory; raises as `training_bytes` does."""
     needed, budget = engine.training_bytes(spec), engine.max_adapter_bytes
     if needed > budget:
@@ -118,7 +118,7 @@ class PassRun(Protocol):
         """How many tokens the steps so far have computed, without the last step."""
         ...
 
-    def step(self) -> Sequence[ForwardBackwardOutput | Failure] | None:
+    def step(self) -> Sequence[ForwardBackwardOutput | EngineFailure] | None:
         """Compute one micro-batch; returns one outcome per pass after the last, None before."""
         ...
 
@@ -139,7 +139,7 @@ class Engine(Protocol):
         """Make a new adapter that changes no log-probability yet."""
         ...
 
-    def has(self, adapter_id: str) -> bool:
+    def has_adapter(self, adapter_id: str) -> bool:
         """Whether the adapter is in memory."""
         ...
 
@@ -194,15 +194,15 @@ class Engine(Protocol):
         ...
 
     # --- sampling ---------------------------------------------------------------------------
-    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+    def start_sample(self, job_id: str, source: SamplerSource, request: SampleRequest) -> None:
         """Take a sample request into the running batch; a bad one is reported by `step_samples`."""
         ...
 
-    def step_samples(self) -> Sequence[Finished]:
+    def step_samples(self) -> Sequence[FinishedSample]:
         """Go a short way with all running samples, and hand out those that are over."""
         ...
 
-    def cancel_sample(self, ticket: str) -> None:
+    def cancel_sample(self, job_id: str) -> None:
         """Free a sample's place at once; one that is over or unknown is no error."""
         ...
 

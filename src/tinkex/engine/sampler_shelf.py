@@ -10,49 +10,51 @@ from tinkex.engine.checkpoints.files import read_adapter
 from tinkex.engine.checkpoints.summaries import WEIGHTS_NAME
 from tinkex.engine.protocol import SamplerSource
 from tinkex.engine.sampling.runner import SamplerAdapter
-from tinkex.engine.state import ALPHA
+from tinkex.engine.state import LORA_ALPHA
 from tinkex.errors import InvalidInput
 from tinkex.nn.host import HostedModel
 
-_Key: TypeAlias = tuple[Path, int, int]
+_CacheKey: TypeAlias = tuple[Path, int, int]
 
 
-class SamplerShelf:
+class SamplerAdapterCache:
     """Weights read from checkpoints; those not used for longest make room."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.num_bytes = 0
         """The memory of everything that is kept ready."""
-        self._saved: OrderedDict[_Key, tuple[SamplerAdapter, int]] = OrderedDict()
+        self._entries: OrderedDict[_CacheKey, tuple[SamplerAdapter, int]] = OrderedDict()
 
-    def find(self, source: SamplerSource, host: HostedModel) -> SamplerAdapter | None:
+    def get_or_load(
+        self, source: SamplerSource, hosted_model: HostedModel
+    ) -> SamplerAdapter | None:
         """The adapter of a source; None for a base model alone."""
         if source.directory is None:
             return None
         # A directory may be replaced by another of the same name: the file tells them apart.
-        key = _identify(source.directory)
-        if key in self._saved:
-            self._saved.move_to_end(key)
-            return self._saved[key][0]
-        adapter, num_bytes = _load(key, source, host)
-        self._saved[key] = adapter, num_bytes
+        key = _cache_key(source.directory)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+        adapter, num_bytes = _load_adapter(key, source, hosted_model)
+        self._entries[key] = adapter, num_bytes
         self.num_bytes += num_bytes
-        while self.num_bytes > self._max_bytes and len(self._saved) > 1:
-            _, (_, freed) = self._saved.popitem(last=False)
+        while self.num_bytes > self._max_bytes and len(self._entries) > 1:
+            _, (_, freed) = self._entries.popitem(last=False)
             self.num_bytes -= freed
         return adapter
 
     def clear(self) -> None:
         """Forget what was read."""
-        self._saved.clear()
+        self._entries.clear()
         self.num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._saved)
+        return len(self._entries)
 
 
-def _identify(directory: Path) -> _Key:
+def _cache_key(directory: Path) -> _CacheKey:
     try:
         status = (directory / WEIGHTS_NAME).stat()
     except OSError:
@@ -60,10 +62,15 @@ def _identify(directory: Path) -> _Key:
     return directory, status.st_ino, status.st_mtime_ns
 
 
-def _load(key: _Key, source: SamplerSource, host: HostedModel) -> tuple[SamplerAdapter, int]:
-    layout, weights = read_adapter(key[0], source.base_model, host.lora_targets)
-    flat = weights.to(host.device)
+def _load_adapter(
+    key: _CacheKey, source: SamplerSource, hosted_model: HostedModel
+) -> tuple[SamplerAdapter, int]:
+    layout, weights = read_adapter(key[0], source.base_model, hosted_model.lora_targets)
+    flat = weights.to(hosted_model.device)
     adapter = SamplerAdapter(
-        key=key, scale=ALPHA / layout.rank, weights=layout.views(flat), dtype=host.dtype
+        key=key,
+        scale=LORA_ALPHA / layout.rank,
+        weights=layout.views(flat),
+        dtype=hosted_model.dtype,
     )
     return adapter, flat.nbytes + adapter.num_bytes

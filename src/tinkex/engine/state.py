@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 #: What the low-rank part is multiplied by, times the rank.
-ALPHA = 32
+LORA_ALPHA = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class AdapterState:
     """What was gathered since the last step; None is nothing."""
 
     @classmethod
-    def fresh(cls, weights: Tensor) -> Self:
+    def from_weights(cls, weights: Tensor) -> Self:
         """A state that has never been trained."""
         return cls(weights=weights)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def ensure_moments(self) -> tuple[Tensor, Tensor]:
         """AdamW's two buffers, allocated at the first call."""
         if self.first is None or self.second is None:
             self.first, self.second = (torch.zeros_like(self.weights) for _ in range(2))
@@ -44,14 +44,18 @@ class AdapterState:
         found = {name: getattr(self, name) for name in names}
         return {name: buffer for name, buffer in found.items() if buffer is not None}
 
-    def copied(self) -> AdapterState:
+    def copy_to_cpu(self) -> AdapterState:
         """The same numbers in memory of their own, where they can be written from."""
-        return self._each(lambda buffer: torch.empty_like(buffer, device="cpu").copy_(buffer))
+        return self._map_buffers(
+            lambda buffer: torch.empty_like(buffer, device="cpu").copy_(buffer)
+        )
 
-    def moved(self, device: torch.device) -> AdapterState:
+    def to(self, device: torch.device) -> AdapterState:
         """The same numbers on a device."""
-        return self._each(lambda buffer: buffer.to(device))
+        return self._map_buffers(lambda buffer: buffer.to(device))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> AdapterState:
-        changed: dict[str, Any] = {name: change(buffer) for name, buffer in self.buffers().items()}
+    def _map_buffers(self, function: Callable[[Tensor], Tensor]) -> AdapterState:
+        changed: dict[str, Any] = {
+            name: function(buffer) for name, buffer in self.buffers().items()
+        }
         return replace(self, **changed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tinkex.engine.models.room import to_evict
+from tinkex.engine.models.room import choose_evictions
 from tinkex.jobs.bench import Bench
 from tinkex.jobs.recovery import ModelAway, Residents
 from tinkex.jobs.snapshots import Snapshots
@@ -79,7 +79,7 @@ class AdapterMemory:
             return
         self._snapshots.wait()
         busy = {one.run.id for one in self._residents if self._is_busy(one.run)}
-        for run_id in to_evict(num_bytes, budget, held, busy):
+        for run_id in choose_evictions(num_bytes, budget, held, busy):
             if not self.evict(run_id):
                 raise ModelAway(
                     "the server has no memory for this model: others cannot be written to disk; "

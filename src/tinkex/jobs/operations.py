@@ -42,7 +42,7 @@ def run_operation(bench: Bench, task: Task) -> Outcome:
         raise
     except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
         failed = failure_of(error, task.job.kind)
-    if bench.engine.has(task.run.id):
+    if bench.engine.has_adapter(task.run.id):
         return failed
     # Without its first operation there is no model.
     effects = (set_run_state(task.run.id, RunState.FAILED),)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tinkex.checkpoint.manifest import check_manifest
-from tinkex.engine.protocol import refuse_too_large
+from tinkex.engine.protocol import check_adapter_size
 from tinkex.errors import CheckpointError, RequestErrorCategory, StoreError, TinkexError
 from tinkex.ids import new_id
 from tinkex.jobs.bench import Bench, Task
@@ -136,7 +136,7 @@ class Residents:
 
     def _size(self, run: Run) -> int:
         try:
-            refuse_too_large(self._bench.engine, spec_of(run))
+            check_adapter_size(self._bench.engine, spec_of(run))
             return self._bench.engine.training_bytes(spec_of(run))
         except TinkexError as error:
             if run.applied == 0:

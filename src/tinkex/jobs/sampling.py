@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from tinkex import clock, types
-from tinkex.engine.protocol import Finished, SamplerSource
+from tinkex.engine.protocol import FinishedSample, SamplerSource
 from tinkex.errors import InvalidInput, StoreError
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs import payloads
@@ -72,7 +72,7 @@ class Samples:
         """Go on with all samples a little; returns those that are over, and when they began."""
         over = []
         for finished in self._bench.engine.step_samples():
-            entry = self._running.pop(finished.ticket, None)
+            entry = self._running.pop(finished.job_id, None)
             if entry is not None:
                 job, origin, num_prompt, started_at = entry
                 over.append((job, started_at, _outcome(job, origin, num_prompt, finished)))
@@ -105,7 +105,7 @@ class Samples:
                 raise InvalidInput(f"sampling session {job.sampler_id} is gone")
             base_model, checkpoint_id = sampler.base_model, sampler.checkpoint_id
             if checkpoint_id is None:
-                return Origin(SamplerSource(base_model=base_model, scope=scope))
+                return Origin(SamplerSource(base_model=base_model, tenant_id=scope))
             found = checkpoints.by_id(db, checkpoint_id, now)
             if found is None and sampler.model_path is None:
                 raise InvalidInput(
@@ -118,11 +118,11 @@ class Samples:
             if found is not None and _is_others(found, job):
                 found = None
         else:
-            return Origin(SamplerSource(base_model=request.base_model or "", scope=scope))
+            return Origin(SamplerSource(base_model=request.base_model or "", tenant_id=scope))
         if found is None:
             raise InvalidInput("the weights to sample from were deleted or have expired")
         directory = self._bench.home.checkpoint(found.id)
-        source = SamplerSource(base_model=found.base_model, directory=directory, scope=scope)
+        source = SamplerSource(base_model=found.base_model, directory=directory, tenant_id=scope)
         return Origin(source, found.run_id, str(found.path))
 
 
@@ -136,7 +136,7 @@ def _is_others(found: Checkpoint, job: Job) -> bool:
     return found.tenant_id != job.tenant_id and found.created_at > job.created_at
 
 
-def _outcome(job: Job, origin: Origin, num_prompt: int, finished: Finished) -> Outcome:
+def _outcome(job: Job, origin: Origin, num_prompt: int, finished: FinishedSample) -> Outcome:
     response = finished.outcome
     if not isinstance(response, types.SampleResponse):
         return Failed(message=response.message, category=response.category)

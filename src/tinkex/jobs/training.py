@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tinkex import types
-from tinkex.engine.protocol import AdapterSpec, Failure, Pass
+from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass
 from tinkex.jobs import payloads
 from tinkex.jobs.bench import Bench, Task
 from tinkex.jobs.effects import count_usage, set_run_state
@@ -32,15 +32,17 @@ def read_pass(task: Task) -> Pass:
     work = payloads.read_pass(
         task.payload, is_proto=task.job.is_proto, is_forward_only=is_forward_only
     )
-    return Pass(adapter_id=task.run.id, work=work, is_forward_only=is_forward_only)
+    return Pass(adapter_id=task.run.id, request=work, is_forward_only=is_forward_only)
 
 
-def pass_outcome(task: Task, asked: Pass, result: types.ForwardBackwardOutput | Failure) -> Outcome:
+def pass_outcome(
+    task: Task, asked: Pass, result: types.ForwardBackwardOutput | EngineFailure
+) -> Outcome:
     """What the engine said about one pass."""
-    if isinstance(result, Failure):
+    if isinstance(result, EngineFailure):
         return Failed(message=result.message, category=result.category)
     run = task.run
-    num_tokens = sum(datum.model_input.length for datum in asked.work.data)
+    num_tokens = sum(datum.model_input.length for datum in asked.request.data)
     counted = count_usage(
         task.job, run_id=run.id, base_model=run.base_model, kind="training", amount=num_tokens
     )
@@ -48,7 +50,7 @@ def pass_outcome(task: Task, asked: Pass, result: types.ForwardBackwardOutput | 
         result=encode_forward_backward_output(result),
         is_change=not asked.is_forward_only,
         num_tokens=num_tokens,
-        metrics=dict(result.metrics) | _total_weight(asked.work.data),
+        metrics=dict(result.metrics) | _total_weight(asked.request.data),
         effects=(counted,),
     )
 
@@ -86,7 +88,7 @@ def load(bench: Bench, task: Task) -> Done:
     request = payloads.read(task.payload, payloads.LoadPayload)
     directory = bench.home.checkpoint(request.checkpoint_id)
     bench.verified.verify(directory, request.path)
-    is_first = not engine.has(run.id)
+    is_first = not engine.has_adapter(run.id)
     if is_first:
         engine.create(run.id, spec_of(run))
     try:

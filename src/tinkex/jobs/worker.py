@@ -339,7 +339,7 @@ class Worker:
             raise
         except TinkexError as error:
             return Failed(message=error.message, category=error.category)
-        if job.position > 0 and not self._bench.engine.has(job.run_id):
+        if job.position > 0 and not self._bench.engine.has_adapter(job.run_id):
             return Failed(
                 message=f"model {job.run_id} could not be made",
                 category=RequestErrorCategory.User,
@@ -360,7 +360,7 @@ class Worker:
             run_id = entry.job.run_id
             if run_id is None:
                 continue
-            if not self._bench.engine.has(run_id):
+            if not self._bench.engine.has_adapter(run_id):
                 # It was unloaded, or could not be made.
                 self._residents.drop(run_id)
             if entry.applied is not None:

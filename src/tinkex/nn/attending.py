@@ -63,14 +63,22 @@ class HeadLayout(NamedTuple):
 class FusedAttention(nn.Module):
     """Stands where a module of attention stood."""
 
-    def __init__(self, qkv_proj: MergedLoraLinear, o_proj: MergedLoraLinear, original: nn.Module, options: AttentionOptions) -> None:
+    def __init__(
+        self,
+        qkv_proj: MergedLoraLinear,
+        o_proj: MergedLoraLinear,
+        original: nn.Module,
+        options: AttentionOptions,
+    ) -> None:
         super().__init__()
         self.qkv_proj, self.o_proj, self.options = qkv_proj, o_proj, options
         self.head_dim = int(original.head_dim)  # type: ignore[arg-type]
         self.layer_idx = int(original.layer_idx)  # type: ignore[arg-type]
         num_queries = o_proj.in_features // self.head_dim
         num_keys = (sum(qkv_proj.sizes) // self.head_dim - num_queries) // 2
-        self.head_layout = HeadLayout(num_queries, num_keys, _merge_qk_norms(original, num_queries, num_keys))
+        self.head_layout = HeadLayout(
+            num_queries, num_keys, _merge_qk_norms(original, num_queries, num_keys)
+        )
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
@@ -98,11 +106,17 @@ def _split_rotary(
     if head_layout.norm is not None:
         x_TAD, size_TA1 = head_layout.norm.normalize(x_TAD)
     qk_TAD = angles.apply(x_TAD)
-    parts = qk_TAD[:, : head_layout.num_query_heads], qk_TAD[:, head_layout.num_query_heads :], y_TND[:, num_turned:]
+    parts = (
+        qk_TAD[:, : head_layout.num_query_heads],
+        qk_TAD[:, head_layout.num_query_heads :],
+        y_TND[:, num_turned:],
+    )
     return parts, size_TA1
 
 
-def _split_rotary_inplace(y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles) -> tuple[Tensor, Tensor, Tensor]:
+def _split_rotary_inplace(
+    y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same where nothing is differentiated; the input is used up."""
     width = y_TND.shape[-1]
     is_whole = width % (2 * LANES) == 0 and angles.cos_T1D.shape[-1] == width
@@ -117,7 +131,9 @@ def _split_rotary_inplace(y_TND: Tensor, head_layout: HeadLayout, angles: _Rotar
 
 class _SplitRotaryFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, y_TND: Tensor, head_layout: HeadLayout, angles: _RotaryAngles
+    ) -> tuple[Tensor, ...]:
         parts, size_TA1 = _split_rotary(y_TND, head_layout, angles)
         ctx.save_for_backward(y_TND if head_layout.norm is not None else None, size_TA1, *angles)
         ctx.heads = head_layout

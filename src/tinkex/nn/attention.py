@@ -49,7 +49,9 @@ class PackedAttention:
     """Sequences packed end to end; each sees itself alone, and what is before."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self._runs = [_EqualLengthRun(len(list(group)), length) for length, group in groupby(lengths)]
+        self._runs = [
+            _EqualLengthRun(len(list(group)), length) for length, group in groupby(lengths)
+        ]
         self._sizes = [run.num_sequences * run.length for run in self._runs]
 
     def attend(
@@ -67,7 +69,9 @@ class PackedAttention:
         return torch.cat([_attend_run(run, q, k, v, options) for run, q, k, v in parts])
 
 
-def _attend_run(run: _EqualLengthRun, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions) -> Tensor:
+def _attend_run(
+    run: _EqualLengthRun, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
+) -> Tensor:
     q_BHLD, k_BGLD, v_BGLD = (_unpack_run(x_HTD, run) for x_HTD in (q_HTD, k_GTD, v_GTD))
     return causal_attention(q_BHLD, k_BGLD, v_BGLD, options).transpose(1, 2).flatten(0, 1)
 
@@ -76,7 +80,9 @@ def _unpack_run(x_HTD: Tensor, run: _EqualLengthRun) -> Tensor:
     return torch.unflatten(x_HTD, 1, (run.num_sequences, run.length)).transpose(0, 1)
 
 
-def causal_attention(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, options: AttentionOptions) -> Tensor:
+def causal_attention(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, options: AttentionOptions
+) -> Tensor:
     """Each position sees itself and those before it, as far as the window goes."""
     length = q_BHLD.shape[2]
     is_cut = options.window is not None and length > options.window
@@ -96,7 +102,9 @@ def causal_attention(q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, options: At
     return masked_attention(q_BHLD, k_BGLD, v_BGLD, seen_LL, options)
 
 
-def masked_attention(q_BHLD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible: Tensor, options: AttentionOptions) -> Tensor:
+def masked_attention(
+    q_BHLD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible: Tensor, options: AttentionOptions
+) -> Tensor:
     """Attention where `seen` is true; it broadcasts to (B, H, L, S)."""
     if options.softcap is None:
         return nn.functional.scaled_dot_product_attention(

@@ -61,7 +61,9 @@ class CachedAttention:
     ) -> Tensor:
         """Attention part by part."""
         if self._inverse_order is not None:
-            q_HTD, k_GTD, v_GTD = (_reorder_rows(x, self._inverse_order) for x in (q_HTD, k_GTD, v_GTD))
+            q_HTD, k_GTD, v_GTD = (
+                _reorder_rows(x, self._inverse_order) for x in (q_HTD, k_GTD, v_GTD)
+            )
         out_THD = self._attend_segments(layer, q_HTD, k_GTD, v_GTD, options)
         if self.order is None:
             return out_THD
@@ -98,7 +100,9 @@ class KVShapeProbe:
 class DecodeRows:
     """The samples of a block's first slots: each adds one token and sees all of its own."""
 
-    def __init__(self, block: KVBlock, lengths: Lengths, shared_prompt: PromptKV | None = None) -> None:
+    def __init__(
+        self, block: KVBlock, lengths: Lengths, shared_prompt: PromptKV | None = None
+    ) -> None:
         self._block = block
         self._lengths = lengths
         """How many tokens each slot holds before this pass."""
@@ -143,10 +147,14 @@ class DecodeRows:
         if self._shared_prompt is None:
             out = attend_cached(q_NGSD, k_NGLD, v_NGLD, mask, options)
         else:
-            out = self._merge_shared_prompt(layer, q_NGSD, attend_with_lse(q_NGSD, k_NGLD, v_NGLD, mask, options), options)
+            out = self._merge_shared_prompt(
+                layer, q_NGSD, attend_with_lse(q_NGSD, k_NGLD, v_NGLD, mask, options), options
+            )
         return out.reshape(num, -1, out.shape[-1])
 
-    def _attend_native(self, layer: int, new_qkv: tuple[Tensor, Tensor, Tensor], options: AttentionOptions) -> Tensor:
+    def _attend_native(
+        self, layer: int, new_qkv: tuple[Tensor, Tensor, Tensor], options: AttentionOptions
+    ) -> Tensor:
         keys, values = self._block.keys[layer], self._block.values[layer]
         out_NHD, total_NH = decode_attention(new_qkv, keys, values, self._lengths_pointer, options)
         if self._shared_prompt is None:
@@ -158,11 +166,19 @@ class DecodeRows:
         return self._merge_shared_prompt(layer, q_NGSD, own, options).reshape(out_NHD.shape)
 
     def _merge_shared_prompt(
-        self, layer: int, q_NGSD: Tensor, own_state: tuple[Tensor, Tensor], options: AttentionOptions
+        self,
+        layer: int,
+        q_NGSD: Tensor,
+        own_state: tuple[Tensor, Tensor],
+        options: AttentionOptions,
     ) -> Tensor:
         stored = self._shared_prompt
         assert stored is not None
-        first = 0 if options.window is None else max(0, stored.num_tokens + self._max_length - options.window)
+        first = (
+            0
+            if options.window is None
+            else max(0, stored.num_tokens + self._max_length - options.window)
+        )
         if first >= stored.num_tokens:
             return own_state[0]
         num, _, share, _ = q_NGSD.shape
@@ -232,12 +248,16 @@ class PrefillRows:
         q, k, v = (x.unsqueeze(0) for x in (q_HMD, keys[:, :stop], values[:, :stop]))
         is_cut = options.window is not None and stop > options.window
         if is_cut or options.softcap is not None:
-            out = masked_attention(q, k, v, _causal_mask(start, stop, options.window, q.device), options)
+            out = masked_attention(
+                q, k, v, _causal_mask(start, stop, options.window, q.device), options
+            )
         elif start == 0:
             out = _causal_with_lse(q, k, v, options)[0]
         else:
             new = _causal_with_lse(q, k[:, :, start:], v[:, :, start:], options)
-            out = merge_attention_states(new, attend_with_lse(q, k[:, :, :start], v[:, :, :start], None, options))
+            out = merge_attention_states(
+                new, attend_with_lse(q, k[:, :, :start], v[:, :, :start], None, options)
+            )
         return out[0].transpose(0, 1)
 
 
@@ -257,7 +277,9 @@ def attend_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """What queries see, and the logarithm of the total weight of it."""
     is_fused = (
-        options.softcap is None and q_NHSD.device.type == "cpu" and q_NHSD.shape[-1] == v_NGLD.shape[-1]
+        options.softcap is None
+        and q_NHSD.device.type == "cpu"
+        and q_NHSD.shape[-1] == v_NGLD.shape[-1]
     )
     if is_fused:
         out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -280,7 +302,9 @@ def merge_attention_states(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tens
     return torch.lerp(one[0], other[0], share.to(one[0].dtype))
 
 
-def _causal_with_lse(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+def _causal_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:
     """Rows see themselves and those before; one row for each key."""
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -20,7 +20,7 @@ from tinkex.nn.angles import RotaryTable
 from tinkex.nn.attending import FusedAttention
 from tinkex.nn.cached import CachedAttention, DecodeRows
 from tinkex.nn.gated import FusedGatedMLP
-from tinkex.nn.kept import KVBlock, KVShape, KVCacheSpec
+from tinkex.nn.kept import KVBlock, KVCacheSpec, KVShape
 from tinkex.nn.linear import MergedLoraLinear
 from tinkex.nn.native import steps
 from tinkex.nn.native.library import LANES, load_kernels
@@ -63,12 +63,23 @@ class _StandardLayer(NamedTuple):
         """Its sizes."""
         heads, inner = self.attention.head_layout, self.mlp.down_proj.in_features
         width = self.attention.head_dim
-        return LayerShape(self.mlp.gate_up_proj.in_features, heads.num_query_heads, heads.num_kv_heads, width, inner)
+        return LayerShape(
+            self.mlp.gate_up_proj.in_features,
+            heads.num_query_heads,
+            heads.num_kv_heads,
+            width,
+            inner,
+        )
 
     @property
     def linears(self) -> tuple[MergedLoraLinear, ...]:
         """Its linear maps, in the order in which the kernel wants them."""
-        return self.attention.qkv_proj, self.attention.o_proj, self.mlp.gate_up_proj, self.mlp.down_proj
+        return (
+            self.attention.qkv_proj,
+            self.attention.o_proj,
+            self.mlp.gate_up_proj,
+            self.mlp.down_proj,
+        )
 
     @classmethod
     def from_module(cls, module: nn.Module) -> _StandardLayer | None:
@@ -82,14 +93,20 @@ class _StandardLayer(NamedTuple):
         if not all(isinstance(one, kind) for one, kind in zip(layer, kinds, strict=True)):
             return None
         is_plain = layer.mlp.is_silu and layer.attention.options.softcap is None
-        return layer if is_plain and all(one.frozen.packed_weight for one in layer.linears) else None
+        return (
+            layer if is_plain and all(one.frozen.packed_weight for one in layer.linears) else None
+        )
 
 
 class FusedDecoder:
     """The layers of a model, as the kernel reads them."""
 
     def __init__(
-        self, layers: Sequence[_StandardLayer], embedding: Tensor, final_norm: FrozenRMSNorm, rotary: RotaryTable
+        self,
+        layers: Sequence[_StandardLayer],
+        embedding: Tensor,
+        final_norm: FrozenRMSNorm,
+        rotary: RotaryTable,
     ) -> None:
         found = load_kernels()
         assert found is not None
@@ -107,7 +124,9 @@ class FusedDecoder:
         )
 
     @classmethod
-    def from_decoder(cls, decoder: Any, layers: Sequence[nn.Module], vocab_size: int) -> FusedDecoder | None:
+    def from_decoder(
+        cls, decoder: Any, layers: Sequence[nn.Module], vocab_size: int
+    ) -> FusedDecoder | None:
         """Describe a model's layers; None if they are not of the usual kind."""
         read = [_StandardLayer.from_module(layer) for layer in layers]
         usual = [layer for layer in read if layer is not None]
@@ -125,12 +144,18 @@ class FusedDecoder:
             return None
         return cls(usual, embedding.weight.detach(), last, angles)
 
-    def hidden_states(self, tokens_M: Tensor, positions_M: Tensor, context: ForwardContext) -> Tensor | None:
+    def hidden_states(
+        self, tokens_M: Tensor, positions_M: Tensor, context: ForwardContext
+    ) -> Tensor | None:
         """The last hidden states, (M, D); None if this pass needs more than the kernel can do."""
         attention, rows = context.attention, context.lora
         if not isinstance(attention, CachedAttention) or not isinstance(rows, DecodeLora):
             return None
-        parts = [part for part in attention.segments if isinstance(part, DecodeRows) and part.is_self_contained]
+        parts = [
+            part
+            for part in attention.segments
+            if isinstance(part, DecodeRows) and part.is_self_contained
+        ]
         if len(parts) < len(attention.segments) or torch.is_grad_enabled():
             return None
         pairs = [one.adapter.pairs.struct_pointer(self._target_indices) for one in rows.spans]
@@ -160,7 +185,9 @@ class FusedDecoder:
         is_done = self._decode_step(
             ctypes.addressof(self._model_struct),
             *((steps.AdapterSpanStruct * len(spans))(*spans), len(spans)),
-            (steps.KVBlockStruct * len(parts))(*(steps.KVBlockStruct(*part.addresses) for part in parts)),
+            (steps.KVBlockStruct * len(parts))(
+                *(steps.KVBlockStruct(*part.addresses) for part in parts)
+            ),
             *(len(slots), tokens_M.data_ptr(), blocks.ctypes.data, slots.ctypes.data),
             *(cos_MW.data_ptr(), sin_MW.data_ptr(), out_MD.data_ptr(), torch.get_num_threads()),
         )
@@ -169,7 +196,9 @@ class FusedDecoder:
         return out_MD
 
 
-def matches_reference(decoder: FusedDecoder, reference: Callable[[Tensor, Tensor, ForwardContext], Tensor]) -> bool:
+def matches_reference(
+    decoder: FusedDecoder, reference: Callable[[Tensor, Tensor, ForwardContext], Tensor]
+) -> bool:
     """Whether a step says to the bit what `run` says, layer by layer, and keeps the same."""
     shape = decoder.shape
     layer = KVShape(shape.key_heads, shape.head_width, shape.head_width)
@@ -196,9 +225,14 @@ def matches_reference(decoder: FusedDecoder, reference: Callable[[Tensor, Tensor
 def _layer_struct(layer: _StandardLayer) -> steps.LayerStruct:
     heads = layer.attention.head_layout.norm
     return steps.LayerStruct(
-        *(_norm_struct(layer.input_norm), steps.NormStruct() if heads is None else _norm_struct(heads)),
+        *(
+            _norm_struct(layer.input_norm),
+            steps.NormStruct() if heads is None else _norm_struct(heads),
+        ),
         _norm_struct(layer.post_attention_norm),
-        (steps.LinearStruct * steps.LINEARS_PER_LAYER)(*(_linear_struct(group) for group in layer.linears)),
+        (steps.LinearStruct * steps.LINEARS_PER_LAYER)(
+            *(_linear_struct(group) for group in layer.linears)
+        ),
         *(layer.attention.options.scaling, layer.attention.options.window or 0),
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tinkex.errors import ConfigError
 from tinkex.nn.running import LoraRows, active_context
 from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import TargetKind, LoraTarget
+from tinkex.nn.sites import LoraTarget, TargetKind
 
 #: The parameters of a table: what the gate and the input become, and the way back.
 _PARAMETER_NAMES = ("gate_up_proj", "down_proj")
@@ -134,7 +134,8 @@ class LoraExperts(nn.Module):
     def __init__(self, first_target_index: int, original: nn.Module) -> None:
         super().__init__()
         self._gate_up, self._down = (
-            _take_expert_weights(first_target_index + index, original, name) for index, name in enumerate(_PARAMETER_NAMES)
+            _take_expert_weights(first_target_index + index, original, name)
+            for index, name in enumerate(_PARAMETER_NAMES)
         )
         self._apply_gate: Callable[[Tensor], Tensor] = original._apply_gate  # type: ignore[assignment]
         self._num_experts = int(original.num_experts)  # type: ignore[arg-type]
@@ -160,7 +161,8 @@ def is_experts_module(module: nn.Module) -> bool:
 def expert_targets(path: str, original: Any) -> list[LoraTarget]:
     """The sites of a module of experts; raises for one of an unknown kind."""
     is_known = (
-        {name.removesuffix("_bias") for name, _ in original.named_parameters()} == set(_PARAMETER_NAMES)
+        {name.removesuffix("_bias") for name, _ in original.named_parameters()}
+        == set(_PARAMETER_NAMES)
         and getattr(original, "has_gate", False)
         and not original.has_post_expert_norm
     )

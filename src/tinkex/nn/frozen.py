@@ -60,7 +60,9 @@ class FrozenLinear:
             return
         is_plain = weight_KN.dtype == torch.float32 and weight_KN.device.type == "cpu"
         if is_plain and torch.backends.mkldnn.is_available():
-            self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(weight_KN.t().contiguous())
+            self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(
+                weight_KN.t().contiguous()
+            )
 
     def forward(self, x_MK: Tensor) -> Tensor:
         """x W + b, in a new tensor; how it is computed depends on the number of rows alone."""

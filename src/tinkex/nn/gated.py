@@ -51,7 +51,12 @@ ACTIVATIONS = (
 class FusedGatedMLP(nn.Module):
     """Stands where a gated MLP stood."""
 
-    def __init__(self, gate_up_proj: MergedLoraLinear, down_proj: MergedLoraLinear, activation: GateActivation) -> None:
+    def __init__(
+        self,
+        gate_up_proj: MergedLoraLinear,
+        down_proj: MergedLoraLinear,
+        activation: GateActivation,
+    ) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
         self._activation = activation

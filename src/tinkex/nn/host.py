@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from tinkex.nn import attention, remembering
 from tinkex.nn.decoding import FusedDecoder, matches_reference
-from tinkex.nn.experts import LoraExperts, is_experts_module, expert_targets
+from tinkex.nn.experts import LoraExperts, expert_targets, is_experts_module
 from tinkex.nn.head import LMHead, find_lm_head
 from tinkex.nn.linear import MergedLinearPart, MergedLoraLinear
 from tinkex.nn.running import ForwardContext, activate
-from tinkex.nn.sites import TargetKind, LoraTarget
+from tinkex.nn.sites import LoraTarget, TargetKind
 from tinkex.nn.survey import LinearGroupSpec, ModuleDiscovery, iter_children
 from tinkex.nn.trial import CHECK_LENGTHS, EquivalenceCheck
 from tinkex.nn.twins import swap_blocks, swap_modules
@@ -97,7 +97,12 @@ class HostedModel:
         return max_positions(self._decoder.config)
 
     def hidden_states(
-        self, tokens_T: Tensor, positions_T: Tensor, context: ForwardContext, *, checkpoint_activations: bool = False
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        context: ForwardContext,
+        *,
+        checkpoint_activations: bool = False,
     ) -> Tensor:
         """The last hidden states of packed rows, (T, D).
 

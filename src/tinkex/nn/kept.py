@@ -70,7 +70,9 @@ class KVBlock:
         self._addresses: npt.NDArray[np.int64] | None = None
         self.capacity = capacity
         self.num_slots = 0
-        self.keys: list[Tensor] = [self._allocate_layer(0, s.num_heads, s.key_width) for s in spec.layers]
+        self.keys: list[Tensor] = [
+            self._allocate_layer(0, s.num_heads, s.key_width) for s in spec.layers
+        ]
         self.values: list[Tensor] = [
             self._allocate_layer(0, s.num_heads, s.value_width) for s in spec.layers
         ]

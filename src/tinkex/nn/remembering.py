@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tinkex.nn.running import active_forward, activate
+from tinkex.nn.running import activate, active_forward
 
 
 def enable_activation_checkpointing(layer: nn.Module) -> None:

@@ -40,11 +40,15 @@ class LoraRows(Protocol):
         """Add the low-rank part to `y_MN` in place; returns what `pull` needs."""
         ...
 
-    def backward(self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None) -> None:
+    def backward(
+        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
+    ) -> None:
         """Gather the adapters' gradients, and add the low-rank part to `dx_MK` in place."""
         ...
 
-    def adapters_by_row(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
+    def adapters_by_row(
+        self, num_rows: int
+    ) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
         """Each row's adapter by its index in the list, -1 for none; experts take rows apart."""
         ...
 

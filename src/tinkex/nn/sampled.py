@@ -152,6 +152,8 @@ class DecodeLora:
             if pair is not None:
                 pair.add(x_MK[start:stop], y_MN[start:stop])
 
-    def backward(self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None) -> None:
+    def backward(
+        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
+    ) -> None:
         """There is nothing to gather."""
         raise AssertionError("rows that are sampled have no gradient")

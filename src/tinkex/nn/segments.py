@@ -62,16 +62,22 @@ class SegmentedLora:
             for one, h_mR in zip(self._segments, saved, strict=True)
         ]
 
-    def adapters_by_row(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
+    def adapters_by_row(
+        self, num_rows: int
+    ) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
         """Each row's adapter by its index in the list, -1 for none."""
         numbers = np.full(num_rows, -1, dtype=np.int64)
         for number, one in enumerate(self._segments):
             numbers[one.start : one.stop] = number
-        return numbers, [BoundAdapter(one.scale, one.weights, one.gradient) for one in self._segments]
+        return numbers, [
+            BoundAdapter(one.scale, one.weights, one.gradient) for one in self._segments
+        ]
 
     def is_trained(self, target_index: int) -> bool:
         """Whether any adapter wants a gradient here."""
-        return any(one.gradient is not None and one.gradient[target_index] for one in self._segments)
+        return any(
+            one.gradient is not None and one.gradient[target_index] for one in self._segments
+        )
 
     def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> list[Tensor | None]:
         """Add each adapter's part to its rows; keeps x down^T for `pull`."""
@@ -103,7 +109,9 @@ def _select_saved_rows(one: LoraSegment, h_mR: Tensor, rows: npt.NDArray[np.int6
     return h_mR.index_select(0, torch.from_numpy(mine).to(h_mR.device))
 
 
-def _pair_at(one: LoraSegment, pairs: Sequence[LoraPair | None] | None, target_index: int) -> LoraPair | None:
+def _pair_at(
+    one: LoraSegment, pairs: Sequence[LoraPair | None] | None, target_index: int
+) -> LoraPair | None:
     pair = pairs[target_index] if pairs is not None else None
     if pair is None or one.expert is None:
         return pair
@@ -111,7 +119,12 @@ def _pair_at(one: LoraSegment, pairs: Sequence[LoraPair | None] | None, target_i
 
 
 def _queue_forward(
-    one: LoraSegment, target_index: int, x_MK: Tensor, y_MN: Tensor, downs: MatmulBatch, ups: MatmulBatch
+    one: LoraSegment,
+    target_index: int,
+    x_MK: Tensor,
+    y_MN: Tensor,
+    downs: MatmulBatch,
+    ups: MatmulBatch,
 ) -> Tensor | None:
     pair = _pair_at(one, one.weights, target_index)
     if pair is None or one.start == one.stop:
@@ -135,7 +148,10 @@ def _queue_backward(
     downs: MatmulBatch,
 ) -> None:
     x_MK, dy_MN, h_mR, dx_MK = tensors
-    pair, gradient = _pair_at(one, one.weights, target_index), _pair_at(one, one.gradient, target_index)
+    pair, gradient = (
+        _pair_at(one, one.weights, target_index),
+        _pair_at(one, one.gradient, target_index),
+    )
     assert pair is not None  # or there would be no h
     dy_mN = dy_MN[one.start : one.stop].to(h_mR.dtype)
     dh_mR = torch.empty_like(h_mR)

@@ -76,7 +76,9 @@ class NamedLoraPair(NamedTuple):
 class LoraLayout:
     """Where the pairs of an adapter of some rank lie in its flat buffer."""
 
-    def __init__(self, targets: Sequence[LoraTarget], rank: int, kinds: Collection[TargetKind]) -> None:
+    def __init__(
+        self, targets: Sequence[LoraTarget], rank: int, kinds: Collection[TargetKind]
+    ) -> None:
         self.targets = targets
         self.rank = rank
         self._slices: list[_PairSlices | None] = []

@@ -96,7 +96,9 @@ class ModuleDiscovery:
                 )
         found = [
             _build_group(list(members))
-            for _, members in groupby(self._call_order, lambda one: (one.child.parent_path, id(one.inputs[0])))
+            for _, members in groupby(
+                self._call_order, lambda one: (one.child.parent_path, id(one.inputs[0]))
+            )
         ]
         # Who replaces a module lets go of its weights; nothing here may hold on to them.
         self._candidates.clear()
@@ -129,7 +131,9 @@ def find_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
         raise unsupported_model_error(model, f"its decoder has no list of {num_layers} layers")
     for module in (module for layer in layers for module in layer.modules()):
         if isinstance(module, (nn.Conv1d, nn.RNNBase)):
-            raise unsupported_model_error(model, f"a {type(module).__name__} in its layers mixes tokens")
+            raise unsupported_model_error(
+                model, f"a {type(module).__name__} in its layers mixes tokens"
+            )
     return layers
 
 

@@ -38,7 +38,9 @@ class PackableModel(Protocol):
     lm_head: LMHead
     lora_targets: list[LoraTarget]
 
-    def hidden_states(self, tokens_T: Tensor, positions_T: Tensor, context: ForwardContext) -> Tensor:
+    def hidden_states(
+        self, tokens_T: Tensor, positions_T: Tensor, context: ForwardContext
+    ) -> Tensor:
         """The last hidden states of packed rows, (T, D)."""
         ...
 
@@ -63,10 +65,14 @@ class _RecordingLora:
     def add(self, target_index: int, x_MK: Tensor, y_MN: Tensor) -> None:
         self._row_counts[target_index, x_MK.shape[0]] += 1
 
-    def backward(self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None) -> None:
+    def backward(
+        self, target_index: int, x_MK: Tensor, dy_MN: Tensor, saved: Any, dx_MK: Tensor | None
+    ) -> None:
         raise AssertionError("a trial is not differentiated")
 
-    def adapters_by_row(self, num_rows: int) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
+    def adapters_by_row(
+        self, num_rows: int
+    ) -> tuple[npt.NDArray[np.int64], Sequence[BoundAdapter]]:
         self._routed_rows.append(num_rows)
         return np.full(num_rows, -1, dtype=np.int64), []
 
@@ -118,9 +124,13 @@ class EquivalenceCheck:
         positions_T = torch.cat([torch.arange(length, device=device) for length in CHECK_LENGTHS])
         rows, sight = _RecordingLora(), _RecordingAttention()
         try:
-            hidden_TD = hosted.hidden_states(self._tokens_T, positions_T, ForwardContext(rows, sight))
+            hidden_TD = hosted.hidden_states(
+                self._tokens_T, positions_T, ForwardContext(rows, sight)
+            )
         except _FAILURES as error:
-            raise unsupported_model_error(self._model, f"packed, it does not run: {error}") from error
+            raise unsupported_model_error(
+                self._model, f"packed, it does not run: {error}"
+            ) from error
         logits_TV, _ = hosted.lm_head.logits(hidden_TD, rows)
         return PackedRun(logits_TV, rows, sight.calls)
 
@@ -129,11 +139,15 @@ class EquivalenceCheck:
         found = self.run_packed(hosted)
         self._check_attention(found.attention_calls)
         if not found.lora.has_seen_all_once(hosted.lora_targets, sum(CHECK_LENGTHS)):
-            raise unsupported_model_error(self._model, "its linear maps are not given every token once")
+            raise unsupported_model_error(
+                self._model, "its linear maps are not given every token once"
+            )
         is_fine = found.logits_TV.dtype == torch.float32
         off = (found.logits_TV.float().log_softmax(-1) - self._expected_TV).abs().max().item()
         if not off <= (_LOGPROB_TOLERANCE if is_fine else _LOGPROB_TOLERANCE_16BIT):
-            raise unsupported_model_error(self._model, f"packed, its log-probabilities are off by {off:.2g}")
+            raise unsupported_model_error(
+                self._model, f"packed, its log-probabilities are off by {off:.2g}"
+            )
         return dict(found.attention_calls)
 
     def _check_attention(self, calls: Sequence[tuple[int, AttentionOptions]]) -> None:

@@ -29,11 +29,15 @@ class _Replacement(NamedTuple):
 
 def swap_modules(found: Iterable[NamedChild], run: Callable[[], object]) -> None:
     """Replace norms, and what makes angles of positions; `run` runs the model."""
-    _swap_equivalent(found, lambda module: rms_norm_candidates(module) or rotary_candidates(module), run)
+    _swap_equivalent(
+        found, lambda module: rms_norm_candidates(module) or rotary_candidates(module), run
+    )
 
 
 def swap_blocks(
-    found: Iterable[NamedChild], options_by_layer: Mapping[int, AttentionOptions], run: Callable[[], object]
+    found: Iterable[NamedChild],
+    options_by_layer: Mapping[int, AttentionOptions],
+    run: Callable[[], object],
 ) -> None:
     """Replace MLPs and attention, whose way to attend is known by layer."""
 
@@ -45,7 +49,9 @@ def swap_blocks(
     _swap_equivalent(found, twins_of, run)
 
 
-def _swap_equivalent(found: Iterable[NamedChild], candidates_of: CandidateFactory, run: Callable[[], object]) -> None:
+def _swap_equivalent(
+    found: Iterable[NamedChild], candidates_of: CandidateFactory, run: Callable[[], object]
+) -> None:
     proven: list[_Replacement] = []
     with ExitStack() as stack:
         for child in found:

@@ -110,7 +110,10 @@ class TargetLogprobs:
     @torch.no_grad()
     def logprobs_and_grad(self, grad_P: Tensor) -> tuple[Tensor, Tensor]:
         """Both at once, for slopes that are known before: nothing is kept or computed again."""
-        logprobs_P, dhidden_TD = self._new_float32(len(self._rows_P)), torch.zeros_like(self._hidden_TD)
+        logprobs_P, dhidden_TD = (
+            self._new_float32(len(self._rows_P)),
+            torch.zeros_like(self._hidden_TD),
+        )
         grad_P, needed = self._rows_with_grad(grad_P)
         for chunk in self._chunks(needed):
             self._backward_rows(self._score_rows(chunk, logprobs_P), grad_P, dhidden_TD)
@@ -170,7 +173,10 @@ class TargetLogprobs:
             logprobs_MV=kept_MV,
             lse_M1=_cat_present([part.lse_M1 for part in parts]),
             lora=self._lora.select_rows(rows),
-            lora_saved=[_cat_present(lows) for lows in zip(*(part.lora_saved for part in parts), strict=True)],
+            lora_saved=[
+                _cat_present(lows)
+                for lows in zip(*(part.lora_saved for part in parts), strict=True)
+            ],
         )
 
     def _select_saved(self, saved: _ScoredRows, rows: Indices) -> _ScoredRows:

@@ -75,7 +75,9 @@ class TrainingPass:
         self, own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor], attention: _Attention
     ) -> Tensor:
         all_T = _joined(h_TD, own.q_proj, own.k_proj, own.v_proj)
-        parts = split_qkv_rotary(all_T.unflatten(-1, (-1, own.head_dim)), _turning(own, h_TD, angles))
+        parts = split_qkv_rotary(
+            all_T.unflatten(-1, (-1, own.head_dim)), _turning(own, h_TD, angles)
+        )
         return _joined(attention(*parts, own.scaling).flatten(1), own.o_proj)
 
     def _angles_of(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

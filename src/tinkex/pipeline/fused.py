@@ -46,7 +46,9 @@ class _AddRMSNormFunction(torch.autograd.Function):
         total, weight, *size = ctx.saved_tensors
         if ctx.is_native:
             more = None if dtotal is None else dtotal.contiguous()
-            dx, dweight = layers.add_rms_norm_backward(total, weight, ctx.eps, more, dy.contiguous())
+            dx, dweight = layers.add_rms_norm_backward(
+                total, weight, ctx.eps, more, dy.contiguous()
+            )
         else:
             dx, dweight = _rms_norm_backward_torch(total, weight, size[0], dy)
             dx = dx if dtotal is None else dx.add_(dtotal)
@@ -58,7 +60,10 @@ class _TrainableRMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.is_native, ctx.eps = weight.ndim == 1 and layers.can_use_training_kernels(x, weight), eps
+        ctx.is_native, ctx.eps = (
+            weight.ndim == 1 and layers.can_use_training_kernels(x, weight),
+            eps,
+        )
         if ctx.is_native:
             ctx.save_for_backward(x, weight)
             return layers.add_rms_norm_forward(x, None, weight, eps)[1]
@@ -83,7 +88,9 @@ def _rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tens
     return torch.div(x, size).mul_(weight * sqrt(width)), size
 
 
-def _rms_norm_backward_torch(x: Tensor, weight: Tensor, size: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+def _rms_norm_backward_torch(
+    x: Tensor, weight: Tensor, size: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
     scale = sqrt(x.shape[-1])
     both = dy * x
     if weight.ndim == 1:
@@ -150,7 +157,9 @@ class _SwiGLUFunction(torch.autograd.Function):
     def forward(ctx: Any, gate_up_T2F: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up_T2F)
         # Halves of a row must be whole for the kernels too.
-        ctx.is_native = gate_up_T2F.shape[-1] % 16 == 0 and layers.can_use_training_kernels(gate_up_T2F)
+        ctx.is_native = gate_up_T2F.shape[-1] % 16 == 0 and layers.can_use_training_kernels(
+            gate_up_T2F
+        )
         if ctx.is_native:
             return layers.swiglu_forward(gate_up_T2F)
         gate_TF, up_TF = gate_up_T2F.chunk(2, -1)
@@ -185,7 +194,9 @@ def split_qkv_rotary(all_TNK: Tensor, rotary: QKRotary) -> tuple[Tensor, Tensor,
     """Queries and keys, normed if they have norms, and turned by their positions; and values."""
     weights = (rotary.q_weight_K, rotary.k_weight_K)
     if rotary.can_use_kernel(all_TNK):
-        found: tuple[Tensor, Tensor, Tensor] = _SplitQKVRotaryFunction.apply(all_TNK, *weights, rotary)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor, Tensor] = _SplitQKVRotaryFunction.apply(
+            all_TNK, *weights, rotary
+        )  # type: ignore[no-untyped-call]
         return found
     sizes = [rotary.num_query_heads, rotary.num_kv_heads]
     turned_TNK, v_TGK = all_TNK.split([sum(sizes), rotary.num_kv_heads], dim=1)

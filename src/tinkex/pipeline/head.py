@@ -136,7 +136,9 @@ def teacher_kl(
 def _losses_and_grad(logits_pV: Tensor, targets_p: Tensor, w_p: Tensor) -> tuple[Tensor, Tensor]:
     """Losses, and the gradient of their weighted sum; the logits may be used up."""
     if layers.can_use_training_kernels(logits_pV) and w_p.dtype == torch.float32:
-        losses_p = layers.cross_entropy_forward_backward(logits_pV, targets_p.contiguous(), w_p.contiguous())
+        losses_p = layers.cross_entropy_forward_backward(
+            logits_pV, targets_p.contiguous(), w_p.contiguous()
+        )
         return losses_p, logits_pV
     logprobs_pV = torch.log_softmax(logits_pV.float(), dim=-1)
     losses_p = -logprobs_pV.gather(1, targets_p[:, None]).squeeze(1)

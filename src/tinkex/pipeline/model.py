@@ -22,7 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from tinkex.engine.models.weight_files import explain_header
+from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.pipeline.arguments import Arguments
 from tinkex.pipeline.weights import load_weights
@@ -202,7 +202,7 @@ def _load_folder(path: Path) -> PreTrainedModel:
 def _damage_in(folder: Path) -> str | None:
     """The first file of weights with a damaged header, and the tensor that it is about."""
     for file in sorted(folder.glob("*.safetensors")):
-        if (problem := explain_header(file)) is not None:
+        if (problem := describe_header_problem(file)) is not None:
             return f"{file.name}: {problem}"
     return None
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinkex import types
-from tinkex.engine.examples import read_examples
+from tinkex.engine.examples import parse_examples
 from tinkex.engine.protocol import BaseModel
-from tinkex.engine.sampling.asks import DEFAULT_MAX_TOKENS, Limits, read_ask
+from tinkex.engine.sampling.asks import DEFAULT_MAX_TOKENS, ModelLimits, parse_sample_request
 from tinkex.errors import APIStatusError, InvalidInput
 from tinkex.server.base_models import find_model, served_models
 from tinkex.server.call import Services, in_thread
@@ -59,7 +59,7 @@ async def check_pass(
 
 
 def _read_pass(work: types.ForwardBackwardInput, model: BaseModel) -> None:
-    read_examples(work, vocab_size=_vocab_size(model), max_context_tokens=model.max_context_tokens)
+    parse_examples(work, vocab_size=_vocab_size(model), max_context_tokens=model.max_context_tokens)
 
 
 async def check_sample(request: types.SampleRequest, model: BaseModel | None) -> int:
@@ -74,14 +74,14 @@ async def check_sample(request: types.SampleRequest, model: BaseModel | None) ->
 
 
 def _read_sample(request: types.SampleRequest, model: BaseModel) -> None:
-    limits = Limits(
+    limits = ModelLimits(
         vocab_size=_vocab_size(model),
         max_context_tokens=model.max_context_tokens,
         eos_tokens=frozenset(),
         # Whether the model has a tokenizer is known to the engine alone.
-        has_texts=True,
+        has_tokenizer=True,
     )
-    read_ask(request, limits)
+    parse_sample_request(request, limits)
 
 
 def _vocab_size(model: BaseModel) -> int:

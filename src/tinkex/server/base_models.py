@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tinkex.engine.models.sources import unknown_model
+from tinkex.engine.models.sources import unknown_model_message
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import BadRequestError, StoreUnavailable
 from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
@@ -47,5 +47,7 @@ def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
         hint = ""
         if looks_like_checkpoint(name):
             hint = f"; it looks like saved weights, whose path is {PATH_SHAPE}"
-        raise BadRequestError(unknown_model(name, [model.name for model in fit], verb) + hint)
+        raise BadRequestError(
+            unknown_model_message(name, [model.name for model in fit], verb) + hint
+        )
     return found

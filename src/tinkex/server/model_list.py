@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tinkex.engine.models.sources import merged, read_list, with_built_in
+from tinkex.engine.models.sources import add_built_in_models, merge_sources, read_model_list
 from tinkex.errors import ConfigError
 from tinkex.logs import get_logger
 
@@ -23,7 +23,7 @@ class ModelList:
 
     def sources(self) -> dict[str, str]:
         """Every base model with its place."""
-        return with_built_in(merged(read_list(self._file), self._flags))
+        return add_built_in_models(merge_sources(read_model_list(self._file), self._flags))
 
     def refresh(self, replace: Callable[[Mapping[str, str]], None]) -> bool:
         """Call `replace` with the base models if the list has changed; returns whether it has."""

@@ -23,7 +23,7 @@ from tinkex.store.database import Database, shown_url
 from tinkex.store.migrations import migrate
 
 if TYPE_CHECKING:
-    from tinkex.engine.local import LocalEngine
+    from tinkex.engine.local import TorchEngine
     from tinkex.engine.protocol import Engine
     from tinkex.jobs.worker import Worker, WorkerConfig
     from tinkex.server.call import Services
@@ -119,12 +119,12 @@ def models_digest(config: ServerConfig) -> str:
     return hashlib.sha256(named).hexdigest()
 
 
-def _make_local(config: ServerConfig, model_list: ModelList) -> LocalEngine:
+def _make_local(config: ServerConfig, model_list: ModelList) -> TorchEngine:
     sources = model_list.sources()
     # It takes some seconds, and nothing else would be said meanwhile.
     LOG.info("loading PyTorch and checking the base models: %s", ", ".join(sources) or "none")
     try:
-        from tinkex.engine.local import LocalEngine
+        from tinkex.engine.local import TorchEngine
     except ModuleNotFoundError as error:
         if (error.name or "tinkex").partition(".")[0] == "tinkex":
             raise
@@ -139,7 +139,7 @@ def _make_local(config: ServerConfig, model_list: ModelList) -> LocalEngine:
             "`tinkex model add smollm2-135m`, or serve with --model NAME=PATH"
         )
     _register_tokenizers(config)
-    return LocalEngine(sources, config.engine_config)
+    return TorchEngine(sources, config.engine_config)
 
 
 def _register_tokenizers(config: ServerConfig) -> None:
@@ -149,14 +149,14 @@ def _register_tokenizers(config: ServerConfig) -> None:
     `models`. Failing is not a reason to stop: our own SDK fetches tokenizers from the server.
     """
     from tinkex.engine.models.hub_cache import register_tokenizer, unregister_tokenizer
-    from tinkex.engine.models.sources import is_folder, merged
+    from tinkex.engine.models.sources import is_folder_location, merge_sources
     from tinkex.models import built_in
     from tinkex.settings import expanded
 
-    for name, place in merged(built_in(), config.models).items():
+    for name, place in merge_sources(built_in(), config.models).items():
         if not config.register_tokenizers:
             unregister_tokenizer(name)
-        elif is_folder(place):
+        elif is_folder_location(place):
             LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, expanded(place)))
 
 

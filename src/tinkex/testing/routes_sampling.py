@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinkex import types
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.sampler import Sampler
+from tinkex.engine.fake.sampler import BigramSampler
 from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
 from tinkex.testing.ledger import PREFILL, SAMPLE
@@ -65,7 +65,7 @@ def add_sampling_session(
         session_id=session.session_id,
         base_model=base_model,
         model_path=model_path,
-        sampler=Sampler(model),
+        sampler=BigramSampler(model),
         account=world.ledger.account(session.tenant, session.session_id, base_model),
     )
     world.samplers[sampling.sampler_id] = sampling
@@ -114,7 +114,7 @@ def _sampling_session(world: World, call: Call, request: types.SampleRequest) ->
         session_id="",
         base_model=base_model,
         model_path=request.model_path,
-        sampler=Sampler(model),
+        sampler=BigramSampler(model),
         account=world.ledger.account(call.tenant, "", base_model),
     )
 

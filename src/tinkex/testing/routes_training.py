@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from tinkex import types
-from tinkex.engine.fake.batches import run_batch
-from tinkex.engine.fake.bigram import StepSize, Trainer
+from tinkex.engine.fake.batches import run_pass
+from tinkex.engine.fake.bigram import BigramTrainer, OptimStepParams
 from tinkex.errors import InvalidInput
 from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
@@ -66,7 +66,7 @@ def add_model(
         tenant=session.tenant,
         session=session,
         recipe=recipe,
-        trainer=Trainer(world.base_model(recipe.base_model)),
+        trainer=BigramTrainer(world.base_model(recipe.base_model)),
         turns=world.new_turns(),
         account=world.ledger.account(session.tenant, session.session_id, recipe.base_model),
         user_metadata=user_metadata,
@@ -108,7 +108,7 @@ def forward(world: World, call: Call) -> Answer:
 
 def _pass(model: Model, work: types.ForwardBackwardInput, forward_only: bool) -> Work:
     def run() -> types.ForwardBackwardOutput:
-        output = run_batch(model.trainer, work, forward_only=forward_only)
+        output = run_pass(model.trainer, work, forward_only=forward_only)
         model.account.count(TRAINING, int(output.metrics["tokens:sum"]))
         if not forward_only:
             model.progress.add_pass(output.metrics)
@@ -133,7 +133,7 @@ def optim_step(world: World, call: Call) -> Answer:
 
 def _step(model: Model, params: Any) -> Callable[[], dict[str, float]]:
     if isinstance(params, types.AdamParams):
-        size = StepSize(
+        size = OptimStepParams(
             learning_rate=params.learning_rate,
             beta1=params.beta1,
             beta2=params.beta2,
@@ -142,7 +142,7 @@ def _step(model: Model, params: Any) -> Callable[[], dict[str, float]]:
             grad_clip_norm=params.grad_clip_norm,
         )
         return lambda: model.trainer.adamw_step(size)
-    size = StepSize(
+    size = OptimStepParams(
         learning_rate=params.learning_rate,
         beta1=getattr(params, "beta1", 0.9),
         grad_clip_norm=getattr(params, "grad_clip_norm", 0.0),

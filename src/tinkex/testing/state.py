@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from tinkex import clock
-from tinkex.engine.fake.bigram import Bigram, Trainer
-from tinkex.engine.fake.sampler import Sampler
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer
+from tinkex.engine.fake.sampler import BigramSampler
 from tinkex.errors import InvalidInput
 from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
@@ -77,7 +77,7 @@ class Model:
     tenant: str
     session: Session
     recipe: Recipe
-    trainer: Trainer
+    trainer: BigramTrainer
     turns: Turns
     account: Account
     user_metadata: Mapping[str, Any] | None = None
@@ -116,7 +116,7 @@ class SamplingSession:
     session_id: str
     base_model: str
     model_path: str | None
-    sampler: Sampler
+    sampler: BigramSampler
     account: Account
     num_clones: int = 0
     completions: dict[int, Completions] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import tinkex
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, run_tinkex
 from tests.integration.engine.folders import save_tiny
-from tinkex.engine.models.hub_cache import cache_folder
+from tinkex.engine.models.hub_cache import hub_cache_directory
 from tinkex.errors import BadRequestError
 from tinkex.models import TINY
 
@@ -96,7 +96,7 @@ def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["hello"] * 3
-    cache = cache_folder()
+    cache = hub_cache_directory()
     assert (cache / "models--both" / "refs" / "main").is_file()
     assert run_tinkex("model", "remove", "both", "--home", str(home)).returncode == 0
     assert not (cache / "models--both").exists() and not (cache / "models--mine").exists()

@@ -11,11 +11,11 @@ import torch
 
 from tests.integration.engine.folders import save_tiny
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import LocalEngine
+from tinkex.engine.local import TorchEngine
 
 #: What clients call the tiny model.
 NAME = "tiny"
-MakeEngine = Callable[..., LocalEngine]
+MakeEngine = Callable[..., TorchEngine]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,10 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_engine(folder: Path) -> Iterator[MakeEngine]:
     """Makes engines that serve the tiny model; they are closed at the end."""
-    made: list[LocalEngine] = []
+    made: list[TorchEngine] = []
 
-    def make(**settings: Any) -> LocalEngine:
-        made.append(LocalEngine({NAME: str(folder)}, EngineConfig(**settings)))
+    def make(**settings: Any) -> TorchEngine:
+        made.append(TorchEngine({NAME: str(folder)}, EngineConfig(**settings)))
         return made[-1]
 
     yield make
@@ -48,6 +48,6 @@ def make_engine(folder: Path) -> Iterator[MakeEngine]:
 
 
 @pytest.fixture
-def engine(make_engine: MakeEngine) -> LocalEngine:
+def engine(make_engine: MakeEngine) -> TorchEngine:
     """An engine with default settings."""
     return make_engine()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.integration.nn.tiny import VOCAB_SIZE
-from tinkex.engine.local import LocalEngine
+from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, Pass
 from tinkex.types import AdamParams, Datum, ForwardBackwardInput, ForwardBackwardOutput, ModelInput
 
@@ -37,22 +37,22 @@ def work(*data: Datum, loss: str = "cross_entropy", **config: float) -> ForwardB
 
 
 def forward_backward(
-    engine: LocalEngine, adapter_id: str, *data: Datum, forward_only: bool = False
+    engine: TorchEngine, adapter_id: str, *data: Datum, forward_only: bool = False
 ) -> ForwardBackwardOutput:
     """One pass that has to work."""
-    each = Pass(adapter_id=adapter_id, work=work(*data), is_forward_only=forward_only)
+    each = Pass(adapter_id=adapter_id, request=work(*data), is_forward_only=forward_only)
     (outcome,) = engine.run_passes([each])
     assert isinstance(outcome, ForwardBackwardOutput), outcome
     return outcome
 
 
 def step(
-    engine: LocalEngine, adapter_id: str, rate: float = 1e-2, **params: float
+    engine: TorchEngine, adapter_id: str, rate: float = 1e-2, **params: float
 ) -> dict[str, float]:
     """One optimizer step."""
     return dict(engine.optim_step(adapter_id, AdamParams(learning_rate=rate, **params)))
 
 
-def weights(engine: LocalEngine, adapter_id: str) -> torch.Tensor:
+def weights(engine: TorchEngine, adapter_id: str) -> torch.Tensor:
     """A copy of an adapter's numbers."""
     return engine._adapters[adapter_id].state.weights.clone()

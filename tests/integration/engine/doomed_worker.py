@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from tests.integration.jobs.conftest import BASE_MODEL
 from tests.integration.jobs.doomed_worker import DoomedDatabase
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import LocalEngine
+from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, PassRun
 from tinkex.home import Home
 from tinkex.jobs.snapshots import SnapshotPolicy
@@ -71,7 +71,7 @@ class Life(NamedTuple):
     """The memory for models in training; 0 is more than they need."""
 
 
-class DoomedEngine(LocalEngine):
+class DoomedEngine(TorchEngine):
     """Serves one tiny model, and dies of its doom."""
 
     doom: Doom | None = None

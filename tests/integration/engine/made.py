@@ -22,14 +22,14 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tinkex.engine.checkpoints.files import parts_of
+from tinkex.engine.checkpoints.files import target_kinds
 from tinkex.engine.protocol import AdapterSpec
-from tinkex.engine.state import ALPHA, AdapterState
+from tinkex.engine.state import LORA_ALPHA, AdapterState
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.host import HostedModel
 from tinkex.nn.running import ForwardContext
 from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
+from tinkex.nn.sites import LoraLayout, LoraTarget, TargetKind
 
 BASE = "tiny/model"
 VOCAB_SIZE = 101
@@ -125,7 +125,7 @@ def sites_of(model: PreTrainedModel) -> list[LoraTarget]:
 
 def make_layout(sites: Sequence[LoraTarget], spec: AdapterSpec) -> LoraLayout:
     """Where such an adapter's numbers lie."""
-    return LoraLayout(sites, spec.rank, parts_of(spec))
+    return LoraLayout(sites, spec.rank, target_kinds(spec))
 
 
 def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterState:
@@ -150,7 +150,9 @@ def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterSta
 @torch.no_grad()
 def hosted_logprobs(host: HostedModel, layout: LoraLayout, weights: Tensor) -> Tensor:
     """What our own model makes of an adapter."""
-    rows = SegmentedLora([LoraSegment(0, len(TOKENS), ALPHA / layout.rank, layout.views(weights))])
+    rows = SegmentedLora(
+        [LoraSegment(0, len(TOKENS), LORA_ALPHA / layout.rank, layout.views(weights))]
+    )
     this = ForwardContext(rows, PackedAttention([len(TOKENS)]))
     hidden = host.hidden_states(TOKENS, torch.arange(len(TOKENS)), this)
     logits, _ = host.lm_head.logits(hidden, rows)

@@ -12,14 +12,14 @@ import torch
 
 from tests.integration.engine.conftest import MakeEngine
 from tests.integration.engine.doing import datum, forward_backward, spec, step, weights
-from tinkex.engine.local import LocalEngine
+from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, SamplerSource
 from tinkex.errors import CheckpointError, InvalidInput
 
 NUM_STEPS = 3
 
 
-def train(engine: LocalEngine, adapter_id: str, first: int = 0, num_steps: int = NUM_STEPS) -> list:
+def train(engine: TorchEngine, adapter_id: str, first: int = 0, num_steps: int = NUM_STEPS) -> list:
     """Some steps; returns everything that was told of them."""
     told = []
     for number in range(first, first + num_steps):
@@ -30,12 +30,12 @@ def train(engine: LocalEngine, adapter_id: str, first: int = 0, num_steps: int =
     return told
 
 
-def gather(engine: LocalEngine, adapter_id: str, seed: int = 77) -> None:
+def gather(engine: TorchEngine, adapter_id: str, seed: int = 77) -> None:
     """Leave a gradient behind that no step has used."""
     forward_backward(engine, adapter_id, datum(seed))
 
 
-def save(engine: LocalEngine, directory: Path, *, with_optimizer: bool = True) -> Path:
+def save(engine: TorchEngine, directory: Path, *, with_optimizer: bool = True) -> Path:
     directory.mkdir()
     engine.save("a", directory, with_optimizer=with_optimizer)
     return directory
@@ -48,7 +48,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def trained(engine: LocalEngine) -> LocalEngine:
+def trained(engine: TorchEngine) -> TorchEngine:
     """An engine whose adapter `a` has been trained a little."""
     engine.create("a", spec())
     train(engine, "a")
@@ -61,7 +61,7 @@ def trained(engine: LocalEngine) -> LocalEngine:
 @pytest.mark.parametrize("is_new_engine", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
-    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path, is_new_engine: bool, seed: int
+    trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path, is_new_engine: bool, seed: int
 ) -> None:
     saved = save(trained, tmp_path / "saved")
     ahead = train(trained, "a", NUM_STEPS)
@@ -77,7 +77,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
     assert mine.num_steps == theirs.num_steps == 2 * NUM_STEPS
 
 
-def test_an_adapter_goes_back_to_its_own_checkpoint(trained: LocalEngine, tmp_path: Path) -> None:
+def test_an_adapter_goes_back_to_its_own_checkpoint(trained: TorchEngine, tmp_path: Path) -> None:
     saved = save(trained, tmp_path / "saved")
     ahead = train(trained, "a", NUM_STEPS)
     trained.load("a", saved, with_optimizer=True)
@@ -86,7 +86,7 @@ def test_an_adapter_goes_back_to_its_own_checkpoint(trained: LocalEngine, tmp_pa
 
 @pytest.mark.parametrize("was_saved", [True, False])
 def test_without_the_optimizer_its_memory_begins_afresh(
-    trained: LocalEngine, tmp_path: Path, was_saved: bool
+    trained: TorchEngine, tmp_path: Path, was_saved: bool
 ) -> None:
     saved = save(trained, tmp_path / "saved", with_optimizer=was_saved)
     before = weights(trained, "a")
@@ -108,7 +108,7 @@ def test_without_the_optimizer_its_memory_begins_afresh(
 
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_loading_drops_a_gathered_gradient(
-    trained: LocalEngine, tmp_path: Path, with_optimizer: bool
+    trained: TorchEngine, tmp_path: Path, with_optimizer: bool
 ) -> None:
     gather(trained, "a")
     saved = save(trained, tmp_path / "saved")
@@ -118,7 +118,7 @@ def test_loading_drops_a_gathered_gradient(
     assert torch.equal(weights(trained, "a"), before)
 
 
-def test_saving_keeps_a_gathered_gradient(trained: LocalEngine, tmp_path: Path) -> None:
+def test_saving_keeps_a_gathered_gradient(trained: TorchEngine, tmp_path: Path) -> None:
     trained.create("b", spec())
     train(trained, "b")
     gather(trained, "a")
@@ -129,7 +129,7 @@ def test_saving_keeps_a_gathered_gradient(trained: LocalEngine, tmp_path: Path) 
 
 
 def test_files_stay_as_they_were_written_and_the_same_state_gives_the_same_files(
-    trained: LocalEngine, tmp_path: Path
+    trained: TorchEngine, tmp_path: Path
 ) -> None:
     first, second = save(trained, tmp_path / "one"), save(trained, tmp_path / "two")
     before = digests(first)
@@ -155,12 +155,12 @@ def test_files_stay_as_they_were_written_and_the_same_state_gives_the_same_files
     ],
 )
 def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(
-    trained: LocalEngine, tmp_path: Path, wanted: AdapterSpec, told: str
+    trained: TorchEngine, tmp_path: Path, wanted: AdapterSpec, told: str
 ) -> None:
     saved = save(trained, tmp_path / "saved")
     trained.create("other", wanted)
     gather(trained, "other")
-    before = trained._adapters["other"].state.copied()
+    before = trained._adapters["other"].state.copy_to_cpu()
     with pytest.raises(InvalidInput, match=told):
         trained.load("other", saved, with_optimizer=True)
     after = trained._adapters["other"].state
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(
 
 
 def test_the_optimizer_of_a_checkpoint_that_has_none_is_refused(
-    trained: LocalEngine, tmp_path: Path
+    trained: TorchEngine, tmp_path: Path
 ) -> None:
     saved = save(trained, tmp_path / "saved", with_optimizer=False)
     before = weights(trained, "a")
@@ -196,7 +196,7 @@ def test_the_optimizer_of_a_checkpoint_that_has_none_is_refused(
     "name", ["adapter_model.safetensors", "optimizer.safetensors", "trainer_state.json"]
 )
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
-    trained: LocalEngine, tmp_path: Path, name: str, damage: Callable[[Path], None]
+    trained: TorchEngine, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     saved = save(trained, tmp_path / "saved")
     damage(saved / name)
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
 # --- snapshot and restore ------------------------------------------------------------------------
 
 
-def restored(engine: LocalEngine, other: LocalEngine, directory: Path) -> LocalEngine:
+def restored(engine: TorchEngine, other: TorchEngine, directory: Path) -> TorchEngine:
     directory.mkdir()
     engine.snapshot("a")(directory)
     other.restore("a", engine._adapters["a"].spec, directory)
@@ -220,7 +220,7 @@ def restored(engine: LocalEngine, other: LocalEngine, directory: Path) -> LocalE
 
 @pytest.mark.parametrize("has_gradient", [True, False])
 def test_a_restored_adapter_goes_on_as_if_nothing_had_happened(
-    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path, has_gradient: bool
+    trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path, has_gradient: bool
 ) -> None:
     if has_gradient:
         gather(trained, "a")
@@ -233,7 +233,7 @@ def test_a_restored_adapter_goes_on_as_if_nothing_had_happened(
 
 
 def test_a_restored_adapter_replaces_the_one_in_memory(
-    trained: LocalEngine, tmp_path: Path
+    trained: TorchEngine, tmp_path: Path
 ) -> None:
     directory = tmp_path / "snapshot"
     directory.mkdir()
@@ -244,10 +244,10 @@ def test_a_restored_adapter_replaces_the_one_in_memory(
 
 
 def test_a_snapshot_is_of_the_moment_when_it_was_taken(
-    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path
+    trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     gather(trained, "a")
-    before = trained._adapters["a"].state.copied()
+    before = trained._adapters["a"].state.copy_to_cpu()
     write = trained.snapshot("a")
     gather(trained, "a", seed=78)
     step(trained, "a")
@@ -294,7 +294,7 @@ def test_an_adapter_that_was_never_trained_comes_back(
 
 @pytest.mark.parametrize("other", [spec(rank=4), spec(train_unembed=False)])
 def test_a_snapshot_of_another_adapter_is_damage(
-    trained: LocalEngine, tmp_path: Path, other: AdapterSpec
+    trained: TorchEngine, tmp_path: Path, other: AdapterSpec
 ) -> None:
     directory = tmp_path / "snapshot"
     directory.mkdir()
@@ -305,7 +305,7 @@ def test_a_snapshot_of_another_adapter_is_damage(
     assert torch.equal(weights(trained, "a"), before)
 
 
-def test_a_snapshot_that_is_cut_short_is_damage(trained: LocalEngine, tmp_path: Path) -> None:
+def test_a_snapshot_that_is_cut_short_is_damage(trained: TorchEngine, tmp_path: Path) -> None:
     directory = tmp_path / "snapshot"
     directory.mkdir()
     trained.snapshot("a")(directory)
@@ -315,7 +315,7 @@ def test_a_snapshot_that_is_cut_short_is_damage(trained: LocalEngine, tmp_path: 
         trained.restore("a", spec(), directory)
 
 
-def test_what_is_not_in_memory_cannot_be_kept(engine: LocalEngine, tmp_path: Path) -> None:
+def test_what_is_not_in_memory_cannot_be_kept(engine: TorchEngine, tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
         engine.save("a", tmp_path, with_optimizer=True)
     with pytest.raises(LookupError, match="adapter 'a' is not in memory"):
@@ -329,7 +329,7 @@ def test_what_is_not_in_memory_cannot_be_kept(engine: LocalEngine, tmp_path: Pat
 
 
 def test_the_optimizer_takes_memory_and_disk_from_its_first_step_on(
-    engine: LocalEngine, make_engine: MakeEngine, tmp_path: Path
+    engine: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine.create("a", spec())
     gather(engine, "a")
@@ -347,7 +347,7 @@ def test_the_optimizer_takes_memory_and_disk_from_its_first_step_on(
 
 
 def test_an_untrained_adapter_is_saved_with_an_optimizer_of_zeros(
-    engine: LocalEngine, tmp_path: Path
+    engine: TorchEngine, tmp_path: Path
 ) -> None:
     engine.create("a", spec())
     saved = save(engine, tmp_path / "saved")
@@ -367,14 +367,14 @@ def test_an_adapter_larger_than_the_budget_is_refused(make_engine: MakeEngine) -
 
 
 def test_weights_to_sample_from_stay_within_their_budget(
-    trained: LocalEngine, make_engine: MakeEngine, tmp_path: Path
+    trained: TorchEngine, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     places = [save(trained, tmp_path / f"saved-{number}") for number in range(4)]
     size = trained._adapters["a"].state.weights.nbytes
     engine = make_engine(sampler_bytes=5 * size)
-    host = engine._models.get(spec().base_model).host
+    host = engine._registry.get(spec().base_model).hosted_model
     for place in (places[0], *places):
         source = SamplerSource(base_model=spec().base_model, directory=place)
-        engine._samplers.find(source, host)
-        assert engine._samplers.num_bytes <= 5 * size
-    assert 1 <= len(engine._samplers) < 4
+        engine._sampler_adapters.get_or_load(source, host)
+        assert engine._sampler_adapters.num_bytes <= 5 * size
+    assert 1 <= len(engine._sampler_adapters) < 4

@@ -27,14 +27,14 @@ from tests.integration.engine.made import (
 )
 from tinkex.engine.checkpoints.files import (
     read_adapter,
+    read_adapter_weights,
     read_optimizer,
-    read_weights,
     write_checkpoint,
 )
 from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
-from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
+from tinkex.nn.sites import LoraLayout, LoraTarget, TargetKind
 
 WEIGHTS, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 SNAPSHOT = "snapshot.safetensors"
@@ -117,7 +117,7 @@ def test_what_was_saved_is_read_to_the_last_bit(
     layout = make_layout(sites(kind), spec)
     state = make_state(layout)
     write_checkpoint(tmp_path, spec, layout, state, with_optimizer=True)
-    assert same_bits(read_weights(tmp_path, spec, layout), state.weights)
+    assert same_bits(read_adapter_weights(tmp_path, spec, layout), state.weights)
     first, second, num_steps = read_optimizer(tmp_path, spec, layout)
     assert same_bits(first, state.first)
     assert same_bits(second, state.second)
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_kind_is_refused(
 ) -> None:
     spec = replace(SPEC, **change)
     with pytest.raises(InvalidInput, match=reason):
-        read_weights(saved, spec, make_layout(sites(), spec))
+        read_adapter_weights(saved, spec, make_layout(sites(), spec))
 
 
 def test_another_optimizer_is_refused(saved: Path) -> None:
@@ -276,14 +276,14 @@ def test_a_damaged_checkpoint_is_told_by_the_name_of_its_file(
 ) -> None:
     damage(saved / name)
     with pytest.raises(CheckpointError, match=reason) as caught:
-        read_weights(saved, SPEC, layout())
+        read_adapter_weights(saved, SPEC, layout())
         read_optimizer(saved, SPEC, layout())
     assert str(saved.parent) not in str(caught.value)
 
 
 def test_a_directory_that_is_not_there_is_missing_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"none/adapter_config.json is missing"):
-        read_weights(tmp_path / "none", SPEC, layout())
+        read_adapter_weights(tmp_path / "none", SPEC, layout())
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, "tinkex.json", "trainer_state.json"])
@@ -291,7 +291,7 @@ def test_trouble_with_the_disk_is_told_apart_from_damage(saved: Path, name: str)
     (saved / name).unlink()
     (saved / name).mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory") as caught:
-        read_weights(saved, SPEC, layout())
+        read_adapter_weights(saved, SPEC, layout())
         read_optimizer(saved, SPEC, layout())
     assert isinstance(caught.value.__cause__, OSError)
 
@@ -313,7 +313,7 @@ class Damaged:
             if name == SNAPSHOT:
                 return read_snapshot(self.directory, SPEC, layout())
             if name == WEIGHTS:
-                return read_weights(self.directory, SPEC, layout())
+                return read_adapter_weights(self.directory, SPEC, layout())
             return read_optimizer(self.directory, SPEC, layout())
         finally:
             (self.directory / name).write_bytes(self.contents[name])

@@ -21,7 +21,7 @@ from transformers import (
 from tests.integration.engine.made import load_plain
 from tests.unit.engine.gguf_files import TOKENS, write_gguf
 from tests.unit.engine.sentence_piece_files import LINES, THEIRS, vocabulary
-from tinkex.engine.models.gguf.converting import convert
+from tinkex.engine.models.gguf.converting import convert_gguf
 from tinkex.engine.models.gguf.positions import llama3_factors
 from tinkex.engine.models.gguf.vocabulary import tokenizer_files
 
@@ -128,7 +128,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 def test_float32_is_exactly_the_model_that_it_was(name: str, tmp_path: Path) -> None:
     model = make_model(name)
     source = to_gguf(model, tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32)
-    back = load_plain(convert(source, tmp_path / "model").path)
+    back = load_plain(convert_gguf(source, tmp_path / "model").path)
     assert torch.equal(logits(back), logits(model))
 
 
@@ -144,7 +144,7 @@ def test_rounded_weights_are_those_of_the_file(name: str, kind: str, tmp_path: P
             parameter.data = torch.from_numpy(
                 gguf.quants.dequantize(packed, theirs).astype(np.float32).copy()
             )
-    folder = convert(source, tmp_path / "model").path
+    folder = convert_gguf(source, tmp_path / "model").path
     back = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     torch.testing.assert_close(logits(back), logits(model), rtol=0, atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_rounded_weights_are_those_of_the_file(name: str, kind: str, tmp_path: P
 def test_transformers_reads_the_tokenizer_as_it_was_made(tmp_path: Path) -> None:
     """No first token of its own, no other end, no other way to cut digits."""
     source = to_gguf(make_model("llama"), tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32)
-    tokenizer = AutoTokenizer.from_pretrained(convert(source, tmp_path / "model").path)
+    tokenizer = AutoTokenizer.from_pretrained(convert_gguf(source, tmp_path / "model").path)
     assert tokenizer.encode("hello12") == [TOKENS.index(text) for text in ("hello", "1", "2")]
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], return_dict=False)

@@ -20,7 +20,7 @@ from tests.integration.conftest import PATIENCE
 from tests.integration.small_server import SmallServer
 from tests.unit.engine.model_folders import CONFIG, NUM_PARAMETERS, safetensors
 from tinkex.engine.models.hub import Hub
-from tinkex.engine.models.shelf import find_folder
+from tinkex.engine.models.shelf import locate_model_folder
 from tinkex.engine.models.weight_files import UnusableModel
 
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
@@ -136,7 +136,7 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
     assert "not in the cache of the hub: it is downloaded" in caplog.text
     server.fetched.clear()
     assert unreachable(cache).find(MODEL) == found
-    assert unreachable(cache).cached(MODEL) == found
+    assert unreachable(cache).find_cached(MODEL) == found
     assert server.fetched == []
 
 
@@ -205,7 +205,7 @@ def test_without_a_network_there_is_one_sentence(cache: Path) -> None:
     )
     assert "\n" not in said
     with pytest.raises(UnusableModel, match="not in the cache of the hub"):
-        unreachable(cache).cached(MODEL)
+        unreachable(cache).find_cached(MODEL)
 
 
 @pytest.mark.parametrize("place", ["a b", "a/b/c", "-x", "x" * 200])
@@ -216,7 +216,7 @@ def test_what_is_neither_a_folder_nor_an_id(cache: Path, place: str) -> None:
 
 def test_a_place_that_looks_like_a_path_is_never_looked_for_on_the_hub(tmp_path: Path) -> None:
     with pytest.raises(UnusableModel, match=f"there is no folder {tmp_path / 'x'}"):
-        find_folder(str(tmp_path / "x"))
+        locate_model_folder(str(tmp_path / "x"))
 
 
 def test_how_much_has_arrived_is_told(
@@ -226,7 +226,7 @@ def test_how_much_has_arrived_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    monkeypatch.setattr("tinkex.engine.models.hub.TELL_SECONDS", 0.02)
+    monkeypatch.setattr("tinkex.engine.models.hub.LOG_INTERVAL_SECONDS", 0.02)
     Hub(little().url, cache).find(MODEL)
     assert re.search(rf"model '{MODEL}': \d+ B of \d+ B", caplog.text)
 
@@ -238,7 +238,7 @@ def test_a_progress_bar_replaces_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    monkeypatch.setattr("tinkex.engine.models.hub.BAR_SECONDS", 0.02)
+    monkeypatch.setattr("tinkex.engine.models.hub.PROGRESS_INTERVAL_SECONDS", 0.02)
     told: list[tuple[int, int]] = []
     Hub(little().url, cache, lambda *figures: told.append(figures)).find(MODEL)
     num_bytes = sum(map(len, (FILES[name] for name in NEEDED)))
@@ -252,7 +252,7 @@ def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
 ) -> None:
     server = little()
     server.stuck = "model.safetensors"
-    monkeypatch.setattr("tinkex.engine.models.hub.BAR_SECONDS", 0.02)
+    monkeypatch.setattr("tinkex.engine.models.hub.PROGRESS_INTERVAL_SECONDS", 0.02)
 
     def interrupt(done: int, total: int) -> None:
         if server.stuck in server.fetched:

@@ -25,8 +25,8 @@ from tests.integration.jobs.conftest import BASE_MODEL, House, count
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import LocalEngine
-from tinkex.engine.pass_run import GeneratorRun
+from tinkex.engine.local import TorchEngine
+from tinkex.engine.pass_run import GeneratorPassRun
 from tinkex.engine.protocol import AdapterSpec, OptimParams, Pass
 from tinkex.store.records import Job
 from tinkex.store.schema import checkpoints, jobs, runs, steps
@@ -185,7 +185,7 @@ def play_among_kills(
 
 def start(house: House, folder: Path, is_deterministic: bool) -> None:
     config = EngineConfig(threads=1, is_deterministic=is_deterministic)
-    house.start(LocalEngine({BASE_MODEL: str(folder)}, config))  # type: ignore[arg-type]
+    house.start(TorchEngine({BASE_MODEL: str(folder)}, config))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def most_at_once(house: House) -> int:
     return max(Counter(house.read(lambda db: list(db.scalars(moments)))).values())
 
 
-class Evicting(LocalEngine):
+class Evicting(TorchEngine):
     """Has memory for one model, and counts those that are dropped between a pass and its step."""
 
     def __init__(self, folder: Path) -> None:
@@ -232,7 +232,7 @@ class Evicting(LocalEngine):
         self._accumulating: set[str] = set()
         self.num_dropped_with_gradients = 0
 
-    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorPassRun:
         self._accumulating |= {one.adapter_id for one in passes}
         return super().start_passes(passes)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinkex.engine.examples import read_examples
-from tinkex.engine.losses import LOSSES, score, sum_up
+from tinkex.engine.examples import parse_examples
+from tinkex.engine.losses import LOSSES, compute_loss, sum_metrics
 from tinkex.types import Datum, ForwardBackwardInput, ModelInput, TensorData
 
 VOCAB_SIZE = 50
@@ -114,7 +114,7 @@ class Trial:
         dice = np.random.default_rng(seed)
         data = [_datum(dice, shape, names) for shape in SHAPES]
         self.work = ForwardBackwardInput(data, loss_fn, dict(config))  # type: ignore[arg-type]
-        self.examples = read_examples(self.work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
+        self.examples = parse_examples(self.work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
         self.logprobs = [_now(dice, datum, names) for datum in data]
         self.values: list[float] = []
         self.slopes: list[np.ndarray] = []
@@ -148,9 +148,9 @@ def test_value_and_slope_are_those_of_autograd(
     loss_fn: str, names: Sequence[str], config: Config, seed: int
 ) -> None:
     trial = Trial(loss_fn, names, config, seed)
-    loss = score(trial.work, trial.examples, trial.logprobs)
+    loss = compute_loss(trial.work, trial.examples, trial.logprobs)
     assert loss.value == pytest.approx(sum(trial.values), abs=1e-5, rel=1e-5)
-    np.testing.assert_allclose(loss.slope_P, np.concatenate(trial.slopes), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(loss.grad_P, np.concatenate(trial.slopes), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("loss_fn", "names", "config"), CASES)
@@ -158,30 +158,32 @@ def test_any_subset_has_its_own_share_of_value_and_slope(
     loss_fn: str, names: Sequence[str], config: Config
 ) -> None:
     trial = Trial(loss_fn, names, config, seed=7)
-    whole = score(trial.work, trial.examples, trial.logprobs)
+    whole = compute_loss(trial.work, trial.examples, trial.logprobs)
     parts = []
     for subset in ([4, 0], [5], [2, 1, 3]):
         examples = [trial.examples[index] for index in subset]
-        loss = score(trial.work, examples, [trial.logprobs[index] for index in subset])
+        loss = compute_loss(trial.work, examples, [trial.logprobs[index] for index in subset])
         expected = np.concatenate([trial.slopes[index] for index in subset])
         assert loss.value == pytest.approx(
             sum(trial.values[index] for index in subset), abs=1e-5, rel=1e-5
         )
-        np.testing.assert_allclose(loss.slope_P, expected, atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(loss.grad_P, expected, atol=1e-5, rtol=1e-5)
         parts.append(loss)
-    assert sum_up(parts) == pytest.approx(sum_up([whole]))
+    assert sum_metrics(parts) == pytest.approx(sum_metrics([whole]))
 
 
 def test_no_loss_is_left_out() -> None:
     assert {name for name, _, _ in CASES} == set(LOSSES) == set(REFERENCES)
     used = {name for _, names, _ in CASES for name in names}
-    assert used == {name for loss in LOSSES.values() for name in (*loss.needs, *loss.takes)}
+    assert used == {
+        name for loss in LOSSES.values() for name in (*loss.required_inputs, *loss.optional_inputs)
+    }
 
 
 @pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
 def test_the_trials_clip_some_ratios_and_leave_others(loss_fn: str) -> None:
     trial = Trial(loss_fn, (*RATIO, *CLIPS), {}, seed=0)
-    metrics = score(trial.work, trial.examples, trial.logprobs).metrics
+    metrics = compute_loss(trial.work, trial.examples, trial.logprobs).metrics
     assert 0.0 < metrics["clip_fraction:mean"] < 1.0
 
 
@@ -199,8 +201,8 @@ def test_soft_targets_that_came_sparse_equal_the_dense_ones() -> None:
         work = ForwardBackwardInput(
             [Datum(ModelInput.from_ints([1, 2, 3, 4, 5, 6]), tensors)], "cross_entropy"
         )
-        examples = read_examples(work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
-        loss = score(work, examples, [logprobs])
+        examples = parse_examples(work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
+        loss = compute_loss(work, examples, [logprobs])
         assert loss.value == pytest.approx(expected.item(), abs=1e-5)
         assert t.grad is not None
-        np.testing.assert_allclose(loss.slope_P, t.grad.numpy().ravel(), atol=1e-5)
+        np.testing.assert_allclose(loss.grad_P, t.grad.numpy().ravel(), atol=1e-5)

@@ -12,8 +12,8 @@ import torch
 from tests.integration.engine import doing
 from tests.integration.engine.folders import save_tiny
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import LocalEngine
-from tinkex.engine.models.folders import read_folder
+from tinkex.engine.local import TorchEngine
+from tinkex.engine.models.folders import read_model_folder
 from tinkex.engine.protocol import Pass, SamplerSource
 from tinkex.types import (
     ForwardBackwardOutput,
@@ -36,24 +36,24 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def engines(sources: dict[str, str]) -> Iterator[tuple[LocalEngine, LocalEngine]]:
+def engines(sources: dict[str, str]) -> Iterator[tuple[TorchEngine, TorchEngine]]:
     """One with room for both models, one with room for one."""
-    size = read_folder(Path(sources["one"])).num_bytes("float32")
-    roomy = LocalEngine(sources, EngineConfig())
-    tight = LocalEngine(sources, EngineConfig(memory_bytes=size + 4000))
+    size = read_model_folder(Path(sources["one"])).num_bytes("float32")
+    roomy = TorchEngine(sources, EngineConfig())
+    tight = TorchEngine(sources, EngineConfig(memory_bytes=size + 4000))
     yield roomy, tight
     roomy.close()
     tight.close()
 
 
 def test_training_goes_on_with_the_same_numbers_while_models_come_and_go(
-    engines: tuple[LocalEngine, LocalEngine],
+    engines: tuple[TorchEngine, TorchEngine],
 ) -> None:
     for engine in engines:
         for name in MODELS:
             engine.create(name, replace(doing.spec(), base_model=name))
     for number in range(3):
-        passes = [Pass(adapter_id=name, work=doing.work(doing.datum(number))) for name in MODELS]
+        passes = [Pass(adapter_id=name, request=doing.work(doing.datum(number))) for name in MODELS]
         outcomes = [engine.run_passes(passes) for engine in engines]
         for roomy, tight in zip(*outcomes, strict=True):
             assert isinstance(roomy, ForwardBackwardOutput)
@@ -62,15 +62,15 @@ def test_training_goes_on_with_the_same_numbers_while_models_come_and_go(
         for engine in engines:
             for name in MODELS:
                 doing.step(engine, name)
-    assert [len(engine._models.loaded) for engine in engines] == [2, 1]
+    assert [len(engine._registry.loaded_names) for engine in engines] == [2, 1]
     for name in MODELS:
         assert torch.equal(*(doing.weights(engine, name) for engine in engines))
 
 
 def test_samples_of_a_model_that_had_to_go_are_those_it_gave_before(
-    engines: tuple[LocalEngine, LocalEngine],
+    engines: tuple[TorchEngine, TorchEngine],
 ) -> None:
-    def sample(engine: LocalEngine, name: str) -> SampleResponse:
+    def sample(engine: TorchEngine, name: str) -> SampleResponse:
         request = SampleRequest(
             prompt=ModelInput.from_ints([5, 6, 7]),
             num_samples=1,

@@ -27,7 +27,7 @@ from tests.integration.engine.made import (
 from tinkex.engine.checkpoints import merge_plan, merging
 from tinkex.engine.checkpoints.deltas import read_deltas
 from tinkex.engine.checkpoints.files import write_checkpoint
-from tinkex.engine.checkpoints.merging import Progress, merge
+from tinkex.engine.checkpoints.merging import MergeProgress, merge_adapter
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
@@ -86,7 +86,7 @@ def test_a_merged_model_is_the_base_with_the_adapter(
     monkeypatch.setattr(merging, "_merge_whole", refuse_whole)
     model = make_model(kind, tied=tied)
     case = Case(tmp_path, model, train_unembed=train_unembed, shard=shard)
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     merged = case.check()
     assert merged.config.tie_word_embeddings is (tied and not train_unembed)
     embedding = merged.get_input_embeddings().weight
@@ -100,7 +100,7 @@ def test_experts_are_merged_wherever_their_weights_are_stored(
 ) -> None:
     monkeypatch.setattr(merging, "_merge_whole", refuse_whole)
     case = Case(tmp_path, make_model(kind), shard=shard)
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     case.check()
     assert stored_names(case.out) == stored_names(case.base)
 
@@ -113,7 +113,7 @@ def test_a_model_that_is_loaded_whole_is_merged_as_well(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
     case = Case(tmp_path, make_model(kind, tied=tied))
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     merged = case.check()
     assert merged.config.tie_word_embeddings is False
 
@@ -122,7 +122,7 @@ def test_weights_in_a_pickle_are_merged(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True))
     torch.save(case.model.state_dict(), case.base / "pytorch_model.bin")
     (case.base / "model.safetensors").unlink()
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     case.check()
     assert not (case.out / "pytorch_model.bin").exists()
 
@@ -132,7 +132,7 @@ def test_names_that_only_transformers_understands_are_merged(tmp_path: Path) -> 
     path = case.base / "model.safetensors"
     tensors = {name.removeprefix("model."): x for name, x in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     case.check()
 
 
@@ -143,7 +143,7 @@ def test_an_adapter_of_peft_is_merged(tmp_path: Path) -> None:
     config = json.loads(config_path.read_text()) | {"lora_alpha": 8, "use_rslora": True}
     config_path.write_text(json.dumps(config))
     case.expected = plain_logprobs(load_peft(deepcopy(case.model), case.adapter))
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     case.check()
 
 
@@ -153,7 +153,7 @@ def test_a_head_that_is_stored_though_it_is_tied_is_replaced(tmp_path: Path) -> 
     tensors = load_file(path)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, path, {"format": "pt"})
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     case.check()
 
 
@@ -161,9 +161,9 @@ def test_pieces_of_any_size_make_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(tmp_path, make_model("gpt_oss", tied=True))
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     monkeypatch.setattr(merging, "CHUNK_NUMBERS", 100)
-    merge(case.base, case.adapter, tmp_path / "small")
+    merge_adapter(case.base, case.adapter, tmp_path / "small")
     left, right = (load_file(path / "model.safetensors") for path in (case.out, tmp_path / "small"))
     assert left.keys() == right.keys()
     for name, tensor in left.items():
@@ -183,7 +183,7 @@ def stored_names(folder: Path) -> set[str]:
 
 def test_what_is_not_adapted_stays_to_the_last_bit(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen2"), train_mlp=False, train_unembed=False)
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     before = load_file(case.base / "model.safetensors")
     after = load_file(case.out / "model.safetensors")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -198,7 +198,7 @@ def test_the_tokenizer_comes_along_and_other_weights_do_not(tmp_path: Path) -> N
         (case.base / name).write_text("x")
     (case.base / "original").mkdir()
     (case.base / "link.json").symlink_to(case.base / "config.json")
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     names = {path.name for path in case.out.iterdir()}
     assert "chat_template.jinja" in names
     assert not names & {"model.gguf", "optimizer.pt", ".hidden", "original"}
@@ -212,7 +212,7 @@ def test_the_tokenizer_comes_along_and_other_weights_do_not(tmp_path: Path) -> N
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_numbers_are_saved_as_asked(tmp_path: Path, dtype: str, stored: torch.dtype) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True).to(stored), shard=SHARD)
-    merge(case.base, case.adapter, case.out, dtype=dtype)
+    merge_adapter(case.base, case.adapter, case.out, dtype=dtype)
     merged = load_plain(case.out)
     assert merged.dtype == getattr(torch, dtype)
     index = json.loads((case.out / "model.safetensors.index.json").read_text())
@@ -224,7 +224,7 @@ def test_numbers_are_saved_as_asked(tmp_path: Path, dtype: str, stored: torch.dt
 
 def test_without_a_wish_numbers_are_saved_as_they_were(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3").bfloat16())
-    merge(case.base, case.adapter, case.out)
+    merge_adapter(case.base, case.adapter, case.out)
     assert load_plain(case.out).dtype == torch.bfloat16
     # Rounded once, from an exact sum.
     before = load_file(case.base / "model.safetensors")
@@ -236,8 +236,8 @@ def test_without_a_wish_numbers_are_saved_as_they_were(tmp_path: Path) -> None:
 
 def test_progress_ends_at_the_end(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3", tied=True), shard=SHARD)
-    told: list[Progress] = []
-    merge(case.base, case.adapter, case.out, progress=told.append)
+    told: list[MergeProgress] = []
+    merge_adapter(case.base, case.adapter, case.out, progress=told.append)
     done = [progress.done_bytes for progress in told]
     assert done == sorted(done)
     assert done[-1] == told[-1].total_bytes
@@ -258,7 +258,7 @@ def test_a_folder_that_exists_is_never_replaced(tmp_path: Path) -> None:
     case.out.mkdir()
     (case.out / "mine").write_text("x")
     with pytest.raises(InvalidInput, match="out exists already"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
     assert (case.out / "mine").read_text() == "x"
 
 
@@ -266,19 +266,19 @@ def test_an_adapter_of_another_shape_is_refused(tmp_path: Path) -> None:
     case = Case(tmp_path / "a", make_model("qwen3"))
     other = Case(tmp_path / "b", make_model("qwen3", hidden_size=64))
     with pytest.raises(InvalidInput, match=r"pair for 'lm_head' .* has \(\d+, 64\); name the base"):
-        merge(other.base, case.adapter, other.out)
+        merge_adapter(other.base, case.adapter, other.out)
     deeper = Case(tmp_path / "c", make_model("qwen3", num_hidden_layers=3))
     with pytest.raises(
         InvalidInput, match=r"'model.layers.2.*, which is no linear map of the base"
     ):
-        merge(case.base, deeper.adapter, case.out)
+        merge_adapter(case.base, deeper.adapter, case.out)
     assert left_behind(other) == left_behind(case) == []
 
 
 def test_a_dtype_that_is_unknown_is_refused(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     with pytest.raises(InvalidInput, match="dtype is 'int8'; expected one of float32, bfloat16"):
-        merge(case.base, case.adapter, case.out, dtype="int8")
+        merge_adapter(case.base, case.adapter, case.out, dtype="int8")
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -291,7 +291,7 @@ def test_numbers_too_large_for_the_dtype_are_refused_and_leave_nothing(
     if is_whole:
         monkeypatch.setattr(merging, "find_plan", lambda *args: None)
     with pytest.raises(InvalidInput, match=r"torch.float16 cannot hold; merge with dtype float32"):
-        merge(case.base, case.adapter, case.out, dtype="float16")
+        merge_adapter(case.base, case.adapter, case.out, dtype="float16")
     assert left_behind(case) == []
 
 
@@ -301,32 +301,32 @@ def test_an_adapter_that_is_damaged_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(CheckpointError, match=r"adapter/adapter_model.safetensors cannot be read"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
     path.write_bytes(whole)
     tensors = load_file(path)
     first = min(tensors)
     save_file(tensors | {first: tensors[first] * float("nan")}, path)
     with pytest.raises(InvalidInput, match="has numbers that are not finite"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
     save_file({name: tensor for name, tensor in tensors.items() if name != first}, path)
     with pytest.raises(InvalidInput, match="is not one of a low-rank pair"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
     (case.adapter / "adapter_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"adapter/adapter_config.json is missing"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
 
 
 def test_a_base_model_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3"))
     with pytest.raises(ConfigError, match="there is no folder"):
-        merge(tmp_path / "none", case.adapter, case.out)
+        merge_adapter(tmp_path / "none", case.adapter, case.out)
     with pytest.raises(ConfigError, match="is an adapter, not a base model"):
-        merge(case.adapter, case.adapter, case.out)
+        merge_adapter(case.adapter, case.adapter, case.out)
     path = case.base / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(ConfigError, match=r"is quantized \(gptq\)"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
 
 
 @pytest.mark.usefixtures("whole")
@@ -337,7 +337,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"no weights for 'model.layers.1.mlp.up_proj.weight'"):
-        merge(case.base, case.adapter, case.out)
+        merge_adapter(case.base, case.adapter, case.out)
     assert left_behind(case) == []
 
 
@@ -347,8 +347,8 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 def test_parts_of_one_parameter_are_written_together(tmp_path: Path) -> None:
     case = Case(tmp_path, make_model("qwen3_moe"))
     deltas = read_deltas(case.adapter, case.model)
-    plan = merge_plan.find_plan(case.base, case.model, deltas, None)
+    plan = merge_plan.plan_merge(case.base, case.model, deltas, None)
     assert plan is not None
-    order = [piece.source.parameter for piece in plan.pieces if piece.source]
+    order = [piece.source.parameter for piece in plan.tensors if piece.source]
     runs = [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
     assert len(runs) == len(set(runs)) == len(deltas)

@@ -20,9 +20,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.integration.engine.folders import END, END_TOKEN, save_tiny, save_tokenizer
 from tests.integration.nn.tiny import VOCAB_SIZE, tiny_qwen3
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.models.folders import read_folder
-from tinkex.engine.models.loading import Loaded, compute_device, load
-from tinkex.engine.models.shelf import Shelf
+from tinkex.engine.models.folders import read_model_folder
+from tinkex.engine.models.loading import LoadedModel, compute_device, load_base_model
+from tinkex.engine.models.shelf import ModelRegistry
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.nn.attention import PackedAttention
@@ -32,16 +32,16 @@ from tinkex.nn.segments import SegmentedLora
 TOKENS = [5, 6, 7, 8, 9, 10]
 
 
-def shelf_of(*folders: Path, **settings: Any) -> Shelf:
-    return Shelf({folder.name: str(folder) for folder in folders}, EngineConfig(**settings))
+def shelf_of(*folders: Path, **settings: Any) -> ModelRegistry:
+    return ModelRegistry({folder.name: str(folder) for folder in folders}, EngineConfig(**settings))
 
 
 @torch.no_grad()
-def logits_of(model: Loaded) -> torch.Tensor:
+def logits_of(model: LoadedModel) -> torch.Tensor:
     """What a hosted model makes of a few tokens."""
     rows = ForwardContext(SegmentedLora([]), PackedAttention([len(TOKENS)]))
-    hidden = model.host.hidden_states(torch.tensor(TOKENS), torch.arange(len(TOKENS)), rows)
-    return model.host.lm_head.logits(hidden, rows.lora)[0].float()
+    hidden = model.hosted_model.hidden_states(torch.tensor(TOKENS), torch.arange(len(TOKENS)), rows)
+    return model.hosted_model.lm_head.logits(hidden, rows.lora)[0].float()
 
 
 @torch.no_grad()
@@ -67,23 +67,23 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 def test_a_model_computes_what_transformers_computes(folder: Path, dtype: str) -> None:
     model = shelf_of(folder, dtype=dtype).get(folder.name)
     wanted = getattr(torch, dtype)
-    assert model.host.dtype == wanted
+    assert model.hosted_model.dtype == wanted
     close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 2e-2}
     torch.testing.assert_close(logits_of(model), expected_logits(folder, wanted), **close)
 
 
 def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
     shelf = shelf_of(folder)
-    (told,) = shelf.describe()
+    (told,) = shelf.base_models()
     assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
     assert (told.tokenizer_id, told.tokenizer_folder) == (None, str(folder))
-    assert shelf.loaded == ()
+    assert shelf.loaded_names == ()
     model = shelf.get("tiny")
-    assert shelf.loaded == ("tiny",)
+    assert shelf.loaded_names == ("tiny",)
     assert shelf.get("tiny") is model
     assert model.max_context_tokens == 512
     # Besides the weights there are a few numbers that are worked out.
-    assert 0 <= model.num_bytes - read_folder(folder).num_bytes("float32") < 1000
+    assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 1000
 
 
 def test_weights_do_not_change_with_the_file(saved: Callable[..., Path]) -> None:
@@ -113,7 +113,7 @@ def test_a_model_without_a_tokenizer_has_no_text_and_none_to_tell_of(
     model = shelf.get("bare")
     assert model.decode is None
     assert model.eos_tokens == {4}
-    assert shelf.describe()[0].tokenizer_folder is None
+    assert shelf.base_models()[0].tokenizer_folder is None
 
 
 def test_a_tokenizer_that_is_damaged_leaves_a_model_without_text(
@@ -171,7 +171,7 @@ def test_loading_is_told_in_the_log_and_by_nothing_else(
 def test_how_far_a_long_loading_is_comes_every_now_and_then(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinkex.engine.models.loading.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("tinkex.engine.models.loading.LOG_INTERVAL_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "tinkex")
     shelf_of(folder).get("tiny")
     assert "base model 'tiny': 100% is read" in caplog.text
@@ -186,18 +186,18 @@ def test_the_longest_unused_model_makes_room_and_comes_back_with_the_same_logits
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
     folders = [saved(name, seed=seed) for seed, name in enumerate("abc")]
-    size = read_folder(folders[0]).num_bytes("float32")
+    size = read_model_folder(folders[0]).num_bytes("float32")
     shelf = shelf_of(*folders, memory_bytes=2 * size + 100)
     first = logits_of(shelf.get("a"))
-    gone = weakref.ref(shelf.get("a").host.model)
+    gone = weakref.ref(shelf.get("a").hosted_model.model)
     second = logits_of(shelf.get("b"))
     assert not torch.equal(first, second)
     shelf.get("a")
     shelf.get("c")
-    assert shelf.loaded == ("a", "c")
+    assert shelf.loaded_names == ("a", "c")
     assert "base model 'b' makes room for 'c'" in caplog.text
     assert torch.equal(logits_of(shelf.get("b")), second)
-    assert shelf.loaded == ("c", "b")
+    assert shelf.loaded_names == ("c", "b")
     gc.collect()
     assert gone() is None, "a model that made room is still in memory"
     assert torch.equal(logits_of(shelf.get("a")), first)
@@ -207,9 +207,9 @@ def test_a_busy_model_stays_and_its_owner_is_told_before_it_goes(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folders = [saved(name) for name in "abc"]
-    size = read_folder(folders[0]).num_bytes("float32")
+    size = read_model_folder(folders[0]).num_bytes("float32")
     busy, told = {"a"}, []
-    shelf = Shelf(
+    shelf = ModelRegistry(
         {folder.name: str(folder) for folder in folders},
         EngineConfig(memory_bytes=2 * size + 100),
         busy.__contains__,
@@ -217,19 +217,19 @@ def test_a_busy_model_stays_and_its_owner_is_told_before_it_goes(
     )
     shelf.get("a")
     shelf.get("b")
-    assert shelf.has_room("c")
+    assert shelf.can_load("c")
     shelf.get("c")
-    assert (told, shelf.loaded) == (["b"], ("a", "c"))
+    assert (told, shelf.loaded_names) == (["b"], ("a", "c"))
     busy.add("c")
-    assert not shelf.has_room("b")
-    assert shelf.has_room("a")
+    assert not shelf.can_load("b")
+    assert shelf.can_load("a")
     shelf.get("b")
-    assert shelf.loaded == ("a", "c", "b")
+    assert shelf.loaded_names == ("a", "c", "b")
     assert "more than the" in caplog.text
 
 
 def test_a_model_that_cannot_fit_alone_is_refused_with_both_numbers(folder: Path) -> None:
-    size = read_folder(folder).num_bytes("float32")
+    size = read_model_folder(folder).num_bytes("float32")
     with pytest.raises(ConfigError, match=f"takes {size:,} bytes as float32.*allows {size - 1:,}"):
         shelf_of(folder, memory_bytes=size - 1)
     shelf_of(folder, memory_bytes=size)
@@ -240,9 +240,9 @@ def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
     shelf = shelf_of(saved("a"), saved("b"))
     shelf.get("a")
     shelf.get("b")
-    assert shelf.loaded == ("a", "b")
+    assert shelf.loaded_names == ("a", "b")
     shelf.close()
-    assert shelf.loaded == ()
+    assert shelf.loaded_names == ()
 
 
 # --- a list that changes ------------------------------------------------------------------------
@@ -252,8 +252,8 @@ def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]
     first, second = saved("a"), saved("b")
     shelf = shelf_of(first)
     kept = shelf.get("a")
-    shelf.replace({"a": str(first), "b": str(second)})
-    assert [model.name for model in shelf.describe()] == ["a", "b"]
+    shelf.replace_sources({"a": str(first), "b": str(second)})
+    assert [model.name for model in shelf.base_models()] == ["a", "b"]
     assert shelf.get("a") is kept
     assert shelf.get("b").name == "b"
 
@@ -263,9 +263,9 @@ def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Pa
     shelf = shelf_of(*folders)
     used = shelf.get("a")
     shelf.get("b")
-    shelf.replace({"c": str(folders[2])}, in_use={"a"})
-    assert [model.name for model in shelf.describe()] == ["c"]
-    assert shelf.loaded == ("a",)
+    shelf.replace_sources({"c": str(folders[2])}, in_use={"a"})
+    assert [model.name for model in shelf.base_models()] == ["c"]
+    assert shelf.loaded_names == ("a",)
     assert shelf.get("a") is used
     # A run that began on it, and was not in memory, goes on too.
     assert shelf.get("b").name == "b"
@@ -275,9 +275,9 @@ def test_a_model_that_moved_is_loaded_from_its_new_place(saved: Callable[..., Pa
     first, second = saved("a"), saved("b", seed=7)
     shelf = shelf_of(first)
     before = logits_of(shelf.get("a"))
-    shelf.replace({"a": str(second)}, in_use={"a"})
+    shelf.replace_sources({"a": str(second)}, in_use={"a"})
     assert torch.equal(logits_of(shelf.get("a")), before)
-    shelf.replace({"a": str(second)})
+    shelf.replace_sources({"a": str(second)})
     assert not torch.equal(logits_of(shelf.get("a")), before)
 
 
@@ -286,8 +286,8 @@ def test_a_new_model_that_cannot_be_used_is_left_out(
 ) -> None:
     folder = saved("a")
     shelf = shelf_of(folder)
-    shelf.replace({"a": str(folder), "none": str(tmp_path / "none")})
-    assert [model.name for model in shelf.describe()] == ["a"]
+    shelf.replace_sources({"a": str(folder), "none": str(tmp_path / "none")})
+    assert [model.name for model in shelf.base_models()] == ["a"]
     assert "base model 'none': there is no folder" in caplog.text
 
 
@@ -359,13 +359,13 @@ def test_a_folder_that_is_gone_when_it_is_needed_is_the_servers_fault(
     with pytest.raises(UnusableModel, match="base model 'tiny' cannot be loaded"):
         shelf.get("tiny")
     save_tiny(folder)
-    assert shelf.get("tiny").host.vocab_size == VOCAB_SIZE
+    assert shelf.get("tiny").hosted_model.vocab_size == VOCAB_SIZE
 
 
 def test_the_context_of_a_family_with_names_of_its_own(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=60, n_positions=48, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    (told,) = shelf_of(tmp_path / "gpt2").describe()
+    (told,) = shelf_of(tmp_path / "gpt2").base_models()
     assert (told.max_context_tokens, told.arch) == (48, "GPT2LMHeadModel")
 
 
@@ -387,13 +387,13 @@ def test_the_device_is_a_gpu_if_there_is_one() -> None:
 def test_a_loaded_model_does_not_depend_on_numbers_that_were_drawn_before(folder: Path) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
-    one = load("tiny", read_folder(folder), EngineConfig(), 512)
+    one = load_base_model("tiny", read_model_folder(folder), EngineConfig(), 512)
     torch.manual_seed(1)
-    two = load("tiny", read_folder(folder), EngineConfig(), 512)
+    two = load_base_model("tiny", read_model_folder(folder), EngineConfig(), 512)
     assert torch.equal(logits_of(one), logits_of(two))
 
 
 def test_a_tokenizer_with_fewer_tokens_than_the_model_is_fine(tmp_path: Path) -> None:
     tiny_qwen3(vocab_size=300).save_pretrained(tmp_path / "wide")
     save_tokenizer(tmp_path / "wide", 100)
-    assert shelf_of(tmp_path / "wide").get("wide").host.vocab_size == 300
+    assert shelf_of(tmp_path / "wide").get("wide").hosted_model.vocab_size == 300

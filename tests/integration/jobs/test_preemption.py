@@ -35,7 +35,7 @@ class Stepped(FakeEngine):
             self.num_steps += 1
 
     def _run_passes(self, passes: list[Pass]) -> PassSteps:  # type: ignore[override]
-        is_long = sum(each.work.data[0].model_input.length for each in passes) > STEP_TOKENS
+        is_long = sum(each.request.data[0].model_input.length for each in passes) > STEP_TOKENS
         steps = super()._run_passes(passes)
         while True:
             self._is_long = is_long

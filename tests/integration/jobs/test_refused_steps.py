@@ -20,7 +20,7 @@ class Strict(FakeEngine):
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         if isinstance(params, AdamParams) and params.learning_rate == REFUSED_RATE:
-            _, trainer = self._adapter(adapter_id)
+            _, trainer = self._get_adapter(adapter_id)
             trainer.gradient_VV = None
             raise StepRefused("the gradient is not finite")
         return super().optim_step(adapter_id, params)

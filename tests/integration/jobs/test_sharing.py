@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.pass_run import GeneratorRun
-from tinkex.engine.protocol import Finished, Pass, SamplerSource
+from tinkex.engine.pass_run import GeneratorPassRun
+from tinkex.engine.protocol import FinishedSample, Pass, SamplerSource
 from tinkex.types import SampleRequest
 
 PASS_SECONDS, STEP_SECONDS, NUM_STEPS = 0.2, 0.01, 30
@@ -21,12 +21,12 @@ class Slow(FakeEngine):
         super().__init__([BASE_MODEL])
         self.order: list[str] = []
 
-    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorPassRun:
         self.order.append("pass")
         time.sleep(PASS_SECONDS)
         return super().start_passes(passes)
 
-    def step_samples(self) -> Sequence[Finished]:
+    def step_samples(self) -> Sequence[FinishedSample]:
         self.order.append("step")
         time.sleep(STEP_SECONDS)
         return super().step_samples() if self.order.count("step") >= NUM_STEPS else []
@@ -55,7 +55,7 @@ class Watching(FakeEngine):
         self.scopes: list[str] = []
 
     def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
-        self.scopes.append(source.scope)
+        self.scopes.append(source.tenant_id)
         super().start_sample(ticket, source, request)
 
 

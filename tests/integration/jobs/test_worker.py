@@ -352,9 +352,9 @@ def test_a_model_leaves_memory_when_its_session_is_over(
     losses = train(house, run_id, 1, 2)
     house.database.write(lambda db: db.execute(sa.text("UPDATE sessions SET expired_at = 1.0")))
     until = time.monotonic() + 60
-    while house.engine.has(run_id) and time.monotonic() < until:
+    while house.engine.has_adapter(run_id) and time.monotonic() < until:
         time.sleep(0.01)
-    assert not house.engine.has(run_id)
+    assert not house.engine.has_adapter(run_id)
     assert train(house, run_id, 5, 1)[0] < losses[-1]
 
 

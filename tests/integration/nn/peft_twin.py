@@ -33,7 +33,9 @@ class Answer:
 class Twins:
     """One model twice."""
 
-    def __init__(self, model: PreTrainedModel, parts: Collection[TargetKind] = tuple(TargetKind)) -> None:
+    def __init__(
+        self, model: PreTrainedModel, parts: Collection[TargetKind] = tuple(TargetKind)
+    ) -> None:
         original = copy.deepcopy(model)
         self.host = HostedModel(model)
         self.layout = LoraLayout(self.host.lora_targets, RANK, parts)
@@ -63,7 +65,9 @@ class Twins:
             [self.peft(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
         )
         (logits * slopes).sum().backward()
-        num_experts = {path: site.num_experts for site in self.host.lora_targets for path in site.paths}
+        num_experts = {
+            path: site.num_experts for site in self.host.lora_targets for path in site.paths
+        }
         return Answer(
             logits.detach(),
             {
@@ -115,7 +119,9 @@ def _under_peft(model: PreTrainedModel, layout: LoraLayout) -> nn.Module:
         return get_peft_model(model, config)
 
 
-def _lora_pairs(peft: nn.Module, layout: LoraLayout) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+def _lora_pairs(
+    peft: nn.Module, layout: LoraLayout
+) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
     modules = dict(peft.named_modules())
     pairs = {}
     for path, down, _ in layout.pairs(layout.init_weights(0)):

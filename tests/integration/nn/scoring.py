@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from tinkex.nn.head import LMHead
 from tinkex.nn.running import LoraRows
 from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, TargetKind, LoraTarget
+from tinkex.nn.sites import LoraLayout, LoraTarget, TargetKind
 from tinkex.nn.unembed import TargetLogprobs
 
 WIDTH, VOCAB = 24, 101
 NUM_ROWS = 40
 ROW_BYTES = VOCAB * 4
-SITE = LoraTarget(kind=TargetKind.UNEMBED, paths=("lm_head",), in_features=WIDTH, out_features=(VOCAB,))
+SITE = LoraTarget(
+    kind=TargetKind.UNEMBED, paths=("lm_head",), in_features=WIDTH, out_features=(VOCAB,)
+)
 #: Where the rows of each adapter are, its rank, whether it adapts the head, whether it is trained.
 #: Rows 27 to 32 are nobody's.
 OWNERS = (

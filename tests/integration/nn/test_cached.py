@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from tinkex.nn.attention import causal_attention
-from tinkex.nn.cached import CachedAttention, PrefillRows, DecodeRows
-from tinkex.nn.kept import KVBlock, KVShape, KVCacheSpec, PromptKV
+from tinkex.nn.cached import CachedAttention, DecodeRows, PrefillRows
+from tinkex.nn.kept import KVBlock, KVCacheSpec, KVShape, PromptKV
 from tinkex.nn.running import AttentionOptions
 
 HEADS, KEYS, WIDTH = 6, 2, 8
 KIND = KVCacheSpec([KVShape(KEYS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"))
-HOWS = [AttentionOptions(0.3), AttentionOptions(0.3, window=5), AttentionOptions(0.3, softcap=2.0), AttentionOptions(0.3, 7, 2.0)]
+HOWS = [
+    AttentionOptions(0.3),
+    AttentionOptions(0.3, window=5),
+    AttentionOptions(0.3, softcap=2.0),
+    AttentionOptions(0.3, 7, 2.0),
+]
 
 
 def _rows(num: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +39,9 @@ def _cut(rows: tuple[Tensor, Tensor, Tensor], at: slice) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("cuts", [[23], [1, 22], [9, 1, 8, 5]])
-def test_a_prompt_read_in_pieces_equals_one_read_at_once(how: AttentionOptions, cuts: list[int]) -> None:
+def test_a_prompt_read_in_pieces_equals_one_read_at_once(
+    how: AttentionOptions, cuts: list[int]
+) -> None:
     rows = _rows(23, 0)
     stored, outs, start = PromptKV(KIND, 23), [], 0
     for size in cuts:

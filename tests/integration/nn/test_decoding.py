@@ -14,12 +14,12 @@ from tests.integration.nn.architectures import build
 from tests.integration.nn.tiny import VOCAB_SIZE, tiny_host
 from tinkex.engine.sampling.adapter import SamplerAdapter
 from tinkex.nn import decoding
-from tinkex.nn.cached import CachedAttention, AttentionSegment, PrefillRows, DecodeRows
+from tinkex.nn.cached import AttentionSegment, CachedAttention, DecodeRows, PrefillRows
 from tinkex.nn.decoding import FusedDecoder
 from tinkex.nn.host import HostedModel
-from tinkex.nn.kept import KVBlock, KVShape, KVCacheSpec, PromptKV
+from tinkex.nn.kept import KVBlock, KVCacheSpec, KVShape, PromptKV
 from tinkex.nn.running import ForwardContext
-from tinkex.nn.sampled import DecodeLora, AdapterSpan
+from tinkex.nn.sampled import AdapterSpan, DecodeLora
 from tinkex.nn.sites import LoraPair
 
 KIND = KVCacheSpec([KVShape(2, 16, 16)] * 2, torch.float32, torch.device("cpu"))
@@ -78,7 +78,9 @@ def run(
 ) -> tuple[Tensor, list[Tensor]]:
     """The hidden states of a step, and what is kept afterwards."""
     blocks = filled_blocks()
-    parts: list[AttentionSegment] = [DecodeRows(*pair) for pair in zip(blocks, LENGTHS, strict=True)]
+    parts: list[AttentionSegment] = [
+        DecodeRows(*pair) for pair in zip(blocks, LENGTHS, strict=True)
+    ]
     positions = np.concatenate(LENGTHS)[ORDER.numpy()]
     num_more = sum(part.num_rows for part in more or [])
     positions = np.concatenate([positions, np.arange(num_more)])

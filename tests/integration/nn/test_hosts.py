@@ -64,7 +64,9 @@ def test_a_hosted_model_says_what_the_model_said(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("parts", [(TargetKind.ATTENTION, TargetKind.MLP), tuple(TargetKind)], ids=["layers", "all"])
+@pytest.mark.parametrize(
+    "parts", [(TargetKind.ATTENTION, TargetKind.MLP), tuple(TargetKind)], ids=["layers", "all"]
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_values_and_gradients_are_those_of_peft(name: str, parts: tuple[TargetKind, ...]) -> None:
     twins = Twins(build(name), parts)
@@ -97,7 +99,9 @@ def kept_bytes(twins: Twins, *, save_memory: bool) -> int:
     rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, views(twins.weights), gradient)])
     this = ForwardContext(rows, PackedAttention(LENGTHS))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        twins.host.hidden_states(torch.cat(sequences()), positions(), this, checkpoint_activations=save_memory)
+        twins.host.hidden_states(
+            torch.cat(sequences()), positions(), this, checkpoint_activations=save_memory
+        )
     return sum(kept.values())
 
 
@@ -207,7 +211,9 @@ def test_a_pass_that_fails_leaves_nothing_and_the_next_one_works(name: str) -> N
     rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, twins.layout.views(twins.weights))])
     attention = _Failing(LENGTHS)
     with pytest.raises(MemoryError):
-        twins.host.hidden_states(torch.cat(sequences()), positions(), ForwardContext(rows, attention))
+        twins.host.hidden_states(
+            torch.cat(sequences()), positions(), ForwardContext(rows, attention)
+        )
     ref = weakref.ref(rows)
     del rows, attention
     gc.collect()
@@ -306,8 +312,12 @@ def test_packed_copies_stay_within_their_memory() -> None:
     def packed(num_bytes: int) -> int:
         host = HostedModel(build("llama"), packed_bytes=num_bytes)
         groups = {m.group for m in host.model.modules() if isinstance(m, MergedLinearPart)}
-        groups |= {m.into for m in host.model.modules() if isinstance(m, (FusedAttention, FusedGatedMLP))}
-        groups |= {m.out for m in host.model.modules() if isinstance(m, (FusedAttention, FusedGatedMLP))}
+        groups |= {
+            m.into for m in host.model.modules() if isinstance(m, (FusedAttention, FusedGatedMLP))
+        }
+        groups |= {
+            m.out for m in host.model.modules() if isinstance(m, (FusedAttention, FusedGatedMLP))
+        }
         head = host.lm_head.num_bytes if host.lm_head.has_packed_copy else 0
         return head + sum(one.num_bytes for one in groups if one.has_packed_copy)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tinkex.engine.sampling.adapter import SamplerAdapter
-from tinkex.nn.sampled import DecodeLora, AdapterSpan
+from tinkex.nn.sampled import AdapterSpan, DecodeLora
 from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraPair, TargetKind, LoraTarget
+from tinkex.nn.sites import LoraPair, LoraTarget, TargetKind
 
 SITES = [
     LoraTarget(kind=TargetKind.ATTENTION, paths=("q", "k"), in_features=6, out_features=(8, 4)),

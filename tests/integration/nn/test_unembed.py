@@ -261,7 +261,12 @@ def test_a_hosted_models_targets_score_as_the_models_own() -> None:
     with torch.no_grad():
         hidden_TD = host.hidden_states(tokens_T, torch.arange(12), this)
     scorer = TargetLogprobs(
-        host.lm_head, hidden_TD, this.lora, np.arange(12), targets_T.numpy(), max_logits_bytes=1 << 20
+        host.lm_head,
+        hidden_TD,
+        this.lora,
+        np.arange(12),
+        targets_T.numpy(),
+        max_logits_bytes=1 << 20,
     )
     wanted = logits_TV.log_softmax(-1)[torch.arange(12), targets_T]
     assert_near(scorer.logprobs(), wanted)

@@ -38,6 +38,8 @@ def tiny_qwen3(
     return model.to(dtype).eval()
 
 
-def tiny_host(*, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> HostedModel:
+def tiny_host(
+    *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> HostedModel:
     """The same model, hosted."""
     return HostedModel(tiny_qwen3(seed=seed, dtype=dtype, **overrides))

@@ -17,8 +17,8 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.models.folders import read_folder
-from tinkex.engine.models.loading import load as load_in_engine
+from tinkex.engine.models.folders import read_model_folder
+from tinkex.engine.models.loading import load_base_model as load_in_engine
 from tinkex.errors import ConfigError
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.running import ForwardContext
@@ -75,7 +75,7 @@ def test_the_server_reads_the_folder_and_computes_the_same(
     tmp_path: Path, tokenizer: TextTokenizer, model: PreTrainedModel
 ) -> None:
     export_folder(model, tokenizer, tmp_path / "hf")
-    folder = read_folder(tmp_path / "hf")
+    folder = read_model_folder(tmp_path / "hf")
     assert (folder.dtype, folder.has_tokenizer) == ("float32", True)
     assert folder.max_context_tokens == 2048
     loaded = load_in_engine("made", folder, EngineConfig(threads=1), 2048)
@@ -84,8 +84,8 @@ def test_the_server_reads_the_folder_and_computes_the_same(
     rows = ForwardContext(SegmentedLora([]), PackedAttention([30]))
     run = TrainingPass(model)
     with torch.no_grad():
-        hidden = loaded.host.hidden_states(tokens_T, torch.arange(30), rows)
-        theirs = loaded.host.lm_head.logits(hidden, rows.lora)[0]
+        hidden = loaded.hosted_model.hidden_states(tokens_T, torch.arange(30), rows)
+        theirs = loaded.hosted_model.lm_head.logits(hidden, rows.lora)[0]
         ours = run(tokens_T, [30]).states_TD @ run.head_VD.t()
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 

@@ -149,7 +149,9 @@ def test_half_precision_stays_near_and_its_gradients_are_whole(tokenizer: TextTo
     for dtype in (torch.float32, torch.bfloat16):
         model.zero_grad(set_to_none=True)
         run = TrainingPass(model, dtype)
-        loss = weighted_cross_entropy(run(tokens_T, LENGTHS).states_TD, run.head_VD, tokens_T.flip(0), ones_T)
+        loss = weighted_cross_entropy(
+            run(tokens_T, LENGTHS).states_TD, run.head_VD, tokens_T.flip(0), ones_T
+        )
         loss.backward()
         totals.append(loss.item())
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

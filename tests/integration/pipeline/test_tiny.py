@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tinkex.engine.models.folders import read_folder
+from tinkex.engine.models.folders import read_model_folder
 from tinkex.pipeline.digests import digest_weights
 from tinkex.text import load_tokenizer, render_chat
 
@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_folder_is_one_that_the_server_and_transformers_read(made: Path) -> None:
-    folder = read_folder(made / "tiny")
+    folder = read_model_folder(made / "tiny")
     assert (folder.dtype, folder.has_tokenizer) == ("float16", True)
     model = AutoModelForCausalLM.from_pretrained(folder.path)
     assert model.num_parameters() == folder.weights.num_parameters

@@ -17,7 +17,7 @@ from tests.unit.engine.gguf_files import write_gguf
 from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_folder
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import main, run
-from tinkex.engine.models.sources import read_list
+from tinkex.engine.models.sources import read_model_list
 from tinkex.home import Home
 from tinkex.models import TINY_FOLDER
 from tinkex.server.home_lock import HomeLock
@@ -98,7 +98,7 @@ def test_a_model_is_added_listed_shown_and_removed(tmp_path: Path, home: Home) -
     assert added.stdout == ""
     said = "org/mine is Qwen3ForCausalLM, 44 parameters, in "
     assert added.stderr == f"{said}{folder}\n"
-    assert read_list(home.models_file) == {"org/mine": str(folder)}
+    assert read_model_list(home.models_file) == {"org/mine": str(folder)}
     [row] = added_rows()
     assert row == {
         "name": "org/mine",
@@ -121,14 +121,14 @@ def test_a_folder_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
     folder = write_folder(tmp_path / "small")
     for word, name in (("small", "small"), ("./small", "small"), (str(folder), "small")):
         assert tinkex("add", word).exit_code == 0
-        assert read_list(home.models_file) == {name: str(folder)}
+        assert read_model_list(home.models_file) == {name: str(folder)}
 
 
 def test_the_last_word_on_a_name_counts(tmp_path: Path, home: Home) -> None:
     for name in ("one", "two"):
         write_folder(tmp_path / name)
         assert tinkex("add", "mine", name).exit_code == 0
-    assert read_list(home.models_file) == {"mine": str(tmp_path / "two")}
+    assert read_model_list(home.models_file) == {"mine": str(tmp_path / "two")}
 
 
 def test_tables_for_people(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_gguf_file_is_converted_into_the_home(tmp_path: Path, home: Home) -> N
     assert added.exit_code == 0, added.output
     folder = home.models / "org@mine"
     assert added.stderr.startswith("org/mine is LlamaForCausalLM, ")
-    assert read_list(home.models_file) == {"org/mine": str(folder)}
+    assert read_model_list(home.models_file) == {"org/mine": str(folder)}
     assert told("info", "org/mine")["tokenizer"] is True
     # What is served does not need the file any more.
     (tmp_path / "small.gguf").unlink()
@@ -236,7 +236,7 @@ def test_a_gguf_file_is_converted_into_the_home(tmp_path: Path, home: Home) -> N
 def test_a_gguf_file_alone_has_its_own_name(tmp_path: Path, home: Home) -> None:
     write_gguf(tmp_path / "small.gguf")
     assert told("add", "small.gguf")["name"] == "small"
-    assert read_list(home.models_file) == {"small": str(home.models / "small")}
+    assert read_model_list(home.models_file) == {"small": str(home.models / "small")}
 
 
 def test_a_gguf_file_that_is_damaged_leaves_nothing(tmp_path: Path, home: Home) -> None:
@@ -268,7 +268,7 @@ def test_the_model_of_the_package_index_is_asked_for_by_name(
 def test_a_folder_of_that_name_is_that_folder(tmp_path: Path, home: Home) -> None:
     folder = write_folder(tmp_path / "smollm2-135m")
     assert tinkex("add", "smollm2-135m").exit_code == 0
-    assert read_list(home.models_file) == {"smollm2-135m": str(folder)}
+    assert read_model_list(home.models_file) == {"smollm2-135m": str(folder)}
 
 
 def test_another_home_has_another_list(tmp_path: Path, home: Home) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sentencepiece
 
-from tinkex.engine.models.gguf.reading import Gguf
+from tinkex.engine.models.gguf.reading import GgufFile
 
 LINES = (
     "the quick brown fox jumps over the lazy dog",
@@ -39,7 +39,7 @@ def trained() -> Any:
 THEIRS = trained()
 
 
-def vocabulary(**changes: Any) -> Gguf:
+def vocabulary(**changes: Any) -> GgufFile:
     """What GGUF says of that tokenizer."""
     ids = range(THEIRS.get_piece_size())
 
@@ -62,4 +62,4 @@ def vocabulary(**changes: Any) -> Gguf:
     }
     facts |= changes
     named = {f"tokenizer.ggml.{name}": x for name, x in facts.items() if x is not None}
-    return Gguf(path=Path("a.gguf"), facts=named, tensors={})
+    return GgufFile(path=Path("a.gguf"), metadata=named, tensors={})

@@ -8,15 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.collate import Piece, cut, pack
-from tinkex.engine.examples import Example
+from tinkex.engine.collate import ExampleRef, pack_examples, split_micro_batches
+from tinkex.engine.examples import TrainingExample
 
 many_lengths = st.lists(st.lists(st.integers(1, 40), max_size=12), max_size=4)
 
 
-def example(length: int, width: int = 1, start: int = 0) -> Example:
+def example(length: int, width: int = 1, start: int = 0) -> TrainingExample:
     targets = np.arange(start, start + length * width)
-    return Example(
+    return TrainingExample(
         tokens=np.arange(start, start + length),
         targets=targets,
         rows=np.repeat(np.arange(length), width),
@@ -25,7 +25,7 @@ def example(length: int, width: int = 1, start: int = 0) -> Example:
     )
 
 
-def tokens_of(batch: tuple[Piece, ...], lengths: list[list[int]]) -> int:
+def tokens_of(batch: tuple[ExampleRef, ...], lengths: list[list[int]]) -> int:
     return sum(lengths[piece.pass_index][piece.example_index] for piece in batch)
 
 
@@ -33,7 +33,7 @@ def tokens_of(batch: tuple[Piece, ...], lengths: list[list[int]]) -> int:
 def test_every_example_is_in_one_micro_batch_that_is_not_too_large(
     lengths: list[list[int]], max_tokens: int
 ) -> None:
-    batches = cut(lengths, max_tokens)
+    batches = split_micro_batches(lengths, max_tokens)
     pieces = [piece for batch in batches for piece in batch]
     wanted = {(p, e) for p, row in enumerate(lengths) for e in range(len(row))}
     assert len(pieces) == len(wanted)
@@ -47,7 +47,7 @@ def test_every_example_is_in_one_micro_batch_that_is_not_too_large(
 def test_passes_lie_together_and_their_equal_lengths_too(
     lengths: list[list[int]], max_tokens: int
 ) -> None:
-    for batch in cut(lengths, max_tokens):
+    for batch in split_micro_batches(lengths, max_tokens):
         passes = [index for index, _ in groupby(piece.pass_index for piece in batch)]
         assert passes == sorted(set(passes))
         for index in passes:
@@ -66,41 +66,43 @@ def test_there_are_as_few_micro_batches_as_filling_one_after_the_other_gives(
         if length > room:
             num_batches, room = num_batches + 1, max_tokens
         room -= length
-    assert len(cut(lengths, max_tokens)) == num_batches
+    assert len(split_micro_batches(lengths, max_tokens)) == num_batches
 
 
 @given(length=st.integers(1, 30), count=st.integers(1, 60), max_tokens=st.integers(30, 200))
 def test_examples_of_one_length_are_spread_evenly(length: int, count: int, max_tokens: int) -> None:
-    sizes = [len(batch) for batch in cut([[length] * count], max_tokens)]
+    sizes = [len(batch) for batch in split_micro_batches([[length] * count], max_tokens)]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_small_rest_is_not_left_over() -> None:
     lengths = [[10] * 41]
-    assert [tokens_of(batch, lengths) for batch in cut(lengths, 400)] == [200, 210]
+    assert [tokens_of(batch, lengths) for batch in split_micro_batches(lengths, 400)] == [200, 210]
 
 
 def test_an_example_that_is_too_long_is_alone_and_the_others_stay_together() -> None:
-    assert cut([[3, 50, 2], [4]], 10) == [((0, 2), (0, 0), (1, 0)), ((0, 1),)]
+    assert split_micro_batches([[3, 50, 2], [4]], 10) == [((0, 2), (0, 0), (1, 0)), ((0, 1),)]
 
 
 def test_all_is_one_micro_batch_if_it_fits() -> None:
-    assert cut([[3, 1], [2, 3, 2]], 11) == [((0, 1), (0, 0), (1, 0), (1, 2), (1, 1))]
+    assert split_micro_batches([[3, 1], [2, 3, 2]], 11) == [
+        ((0, 1), (0, 0), (1, 0), (1, 2), (1, 1))
+    ]
 
 
 def test_nothing_is_cut_into_nothing() -> None:
-    assert cut([], 10) == []
-    assert cut([[], []], 10) == []
+    assert split_micro_batches([], 10) == []
+    assert split_micro_batches([[], []], 10) == []
 
 
 def test_examples_are_packed_end_to_end() -> None:
-    packed = pack([example(2, start=10), example(3, width=2, start=20)])
+    packed = pack_examples([example(2, start=10), example(3, width=2, start=20)])
     assert packed.tokens_T.tolist() == [10, 11, 20, 21, 22]
     assert packed.positions_T.tolist() == [0, 1, 0, 1, 2]
     assert packed.lengths == [2, 3]
     assert packed.rows_P.tolist() == [0, 1, 2, 2, 3, 3, 4, 4]
     assert packed.targets_P.tolist() == [10, 11, 20, 21, 22, 23, 24, 25]
-    assert [part.tolist() for part in packed.split(packed.targets_P)] == [
+    assert [part.tolist() for part in packed.split_by_example(packed.targets_P)] == [
         [10, 11],
         [20, 21, 22, 23, 24, 25],
     ]
@@ -109,8 +111,8 @@ def test_examples_are_packed_end_to_end() -> None:
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=6))
 def test_pairs_point_at_the_rows_of_their_own_example(sizes: list[tuple[int, int]]) -> None:
     given_ = [example(length, width, start=100 * at) for at, (length, width) in enumerate(sizes)]
-    packed = pack(given_)
-    parts = packed.split(packed.rows_P)
+    packed = pack_examples(given_)
+    parts = packed.split_by_example(packed.rows_P)
     for each, rows in zip(given_, parts, strict=True):
         assert packed.tokens_T[rows].tolist() == each.tokens[each.rows].tolist()
         assert packed.positions_T[rows].tolist() == each.rows.tolist()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.engine import examples
-from tinkex.engine.examples import Example, check_tokens, count_text, read_examples
+from tinkex.engine.examples import TrainingExample, check_tokens, count_text_tokens, parse_examples
 from tinkex.engine.losses import LOSSES
 from tinkex.errors import InvalidInput
 from tinkex.types import (
@@ -29,9 +29,11 @@ def datum(tokens: list[int], targets: Any, **inputs: Any) -> Datum:
     return Datum(ModelInput.from_ints(tokens), {"target_tokens": targets, **inputs})
 
 
-def read(data: list[Datum], loss_fn: Any = "cross_entropy", config: Any = None) -> list[Example]:
+def read(
+    data: list[Datum], loss_fn: Any = "cross_entropy", config: Any = None
+) -> list[TrainingExample]:
     work = ForwardBackwardInput(data, loss_fn, config)
-    return read_examples(work, vocab_size=512, max_context_tokens=8)
+    return parse_examples(work, vocab_size=512, max_context_tokens=8)
 
 
 def sampled(tokens: list[int], **inputs: Any) -> Datum:
@@ -102,7 +104,7 @@ def test_integers_serve_as_weights() -> None:
 
 def test_an_answer_has_the_shape_of_the_targets_in_float32() -> None:
     [example] = read([datum([1, 2], [[5, 6], [7, 8]])])
-    logprobs = example.output(np.array([-1.0, -2.0, -3.0, -4.0]))["logprobs"]
+    logprobs = example.to_output(np.array([-1.0, -2.0, -3.0, -4.0]))["logprobs"]
     assert (logprobs.dtype, logprobs.tolist()) == ("float32", [[-1.0, -2.0], [-3.0, -4.0]])
 
 
@@ -147,7 +149,7 @@ def test_examples_that_do_not_fit_are_named(data: list[Datum], reason: str) -> N
         read(data)
 
 
-@pytest.mark.parametrize("loss_fn", [name for name, loss in LOSSES.items() if loss.needs])
+@pytest.mark.parametrize("loss_fn", [name for name, loss in LOSSES.items() if loss.required_inputs])
 @pytest.mark.parametrize("name", ["logprobs", "advantages"])
 def test_an_input_that_a_loss_needs_is_asked_for(loss_fn: str, name: str) -> None:
     lacking = sampled([1, 2])
@@ -171,7 +173,7 @@ def test_a_loss_and_its_settings_are_checked(loss_fn: str, config: Any, reason: 
 
 
 def test_a_small_sparse_tensor_cannot_ask_for_all_memory() -> None:
-    width = examples.MAX_PAIRS
+    width = examples.MAX_TARGETS
     huge = TensorData([], "int64", [2, width], [0, 0, 0], [])
     with pytest.raises(InvalidInput, match=f"the request has {2 * width} targets in all; send at"):
         read([datum([1, 2], huge)])
@@ -184,8 +186,8 @@ def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
 
 
 def test_a_prompt_is_counted() -> None:
-    assert count_text("the prompt", ModelInput.from_ints([1, 2, 3]), 3) == 3
-    assert count_text("the prompt", ModelInput.empty(), 3) == 0
+    assert count_text_tokens("the prompt", ModelInput.from_ints([1, 2, 3]), 3) == 3
+    assert count_text_tokens("the prompt", ModelInput.empty(), 3) == 0
 
 
 shapes = st.one_of(st.tuples(st.integers(1, 8)), st.tuples(st.integers(1, 8), st.integers(1, 4)))

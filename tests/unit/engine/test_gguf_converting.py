@@ -21,9 +21,9 @@ from tests.unit.engine.gguf_files import (
     llama_tensors,
     write_gguf,
 )
-from tinkex.engine.models.folders import read_folder
+from tinkex.engine.models.folders import read_model_folder
 from tinkex.engine.models.gguf import converting
-from tinkex.engine.models.gguf.converting import convert, row_order
+from tinkex.engine.models.gguf.converting import convert_gguf, row_order
 from tinkex.engine.models.gguf.positions import llama3_factors
 from tinkex.engine.models.weight_files import UnusableModel
 
@@ -32,7 +32,7 @@ Kind = gguf.GGMLQuantizationType
 
 def refusal(source: Path, target: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
-        convert(source, target)
+        convert_gguf(source, target)
     assert not target.exists()
     assert not list(target.parent.glob(".partial-*"))
     return refused.value.message
@@ -54,8 +54,8 @@ def turned(rows: Any, num_heads: int) -> Any:
 
 def test_tensors_have_new_names_and_the_same_numbers(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
-    folder = convert(source, tmp_path / "out" / "model")
-    assert folder == read_folder(tmp_path / "out" / "model")
+    folder = convert_gguf(source, tmp_path / "out" / "model")
+    assert folder == read_model_folder(tmp_path / "out" / "model")
     assert (folder.arch, folder.dtype, folder.has_tokenizer) == (
         "LlamaForCausalLM",
         "float32",
@@ -78,7 +78,7 @@ def test_tensors_have_new_names_and_the_same_numbers(tmp_path: Path) -> None:
 def test_rows_of_queries_and_keys_are_put_back(
     tmp_path: Path, part: str, ours: str, heads: int
 ) -> None:
-    folder = convert(write_gguf(tmp_path / "model.gguf"), tmp_path / "model")
+    folder = convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model")
     found = load_file(folder.path / "model.safetensors")
     back = found[f"model.layers.0.self_attn.{ours}_proj.weight"]
     assert np.array_equal(turned(back, heads), llama_tensors()[f"blk.0.attn_{part}.weight"])
@@ -97,7 +97,7 @@ def test_packed_rows_are_unpacked_and_then_the_same(
     monkeypatch.setattr(converting, "_CHUNK_NUMBERS", 700)
     names = ("blk.0.attn_q.weight", "blk.0.ffn_up.weight", "token_embd.weight")
     source = write_gguf(tmp_path / "model.gguf", kinds=dict.fromkeys(names, kind))
-    found = load_file(convert(source, tmp_path / "model").path / "model.safetensors")
+    found = load_file(convert_gguf(source, tmp_path / "model").path / "model.safetensors")
     given = {
         name: gguf.quants.dequantize(gguf.quants.quantize(tensor, kind), kind)
         for name, tensor in llama_tensors().items()
@@ -114,7 +114,7 @@ def test_half_numbers_stay_as_they_are(tmp_path: Path) -> None:
     kinds = {name: Kind.BF16 for name in tensors if "norm" not in name}
     kinds["blk.0.ffn_up.weight"] = Kind.F16
     source = write_gguf(tmp_path / "model.gguf", tensors, kinds=kinds)
-    folder = convert(source, tmp_path / "model")
+    folder = convert_gguf(source, tmp_path / "model")
     assert folder.dtype == "bfloat16"
     assert config_of(folder.path)["dtype"] == "bfloat16"
     assert set(folder.weights.dtypes) == {"BF16", "F16", "F32"}
@@ -132,7 +132,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 
 def test_config_says_what_the_file_says(tmp_path: Path) -> None:
-    config = config_of(convert(write_gguf(tmp_path / "model.gguf"), tmp_path / "model").path)
+    config = config_of(convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model").path)
     assert (config["hidden_size"], config["head_dim"]) == (HIDDEN, HIDDEN // HEADS)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (HEADS, KV_HEADS)
     # Not 9.999999747378752e-06, which is the same float32.
@@ -145,7 +145,7 @@ def test_config_says_what_the_file_says(tmp_path: Path) -> None:
 def test_a_head_of_its_own(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["output.weight"] = tensors["token_embd.weight"] * 2
-    folder = convert(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "model").path
+    folder = convert_gguf(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "model").path
     assert config_of(folder)["tie_word_embeddings"] is False
     found = load_file(folder / "model.safetensors")
     assert np.array_equal(found["lm_head.weight"], tensors["output.weight"])
@@ -157,7 +157,7 @@ def test_stretched_positions(tmp_path: Path) -> None:
         "llama.rope.scaling.factor": 4.0,
         "llama.rope.scaling.original_context_length": 32,
     }
-    folder = convert(write_gguf(tmp_path / "yarn.gguf", facts=facts), tmp_path / "yarn").path
+    folder = convert_gguf(write_gguf(tmp_path / "yarn.gguf", facts=facts), tmp_path / "yarn").path
     assert config_of(folder)["rope_scaling"] == {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -171,7 +171,7 @@ def test_stretched_positions(tmp_path: Path) -> None:
 def test_the_factors_of_llama_3_are_recognised_and_others_refused(tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["rope_freqs.weight"] = llama3_factors(32.0, 1e5, HIDDEN // HEADS).astype(np.float32)
-    folder = convert(write_gguf(tmp_path / "three.gguf", tensors), tmp_path / "three").path
+    folder = convert_gguf(write_gguf(tmp_path / "three.gguf", tensors), tmp_path / "three").path
     scaling = config_of(folder)["rope_scaling"]
     assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 32.0)
     tensors["rope_freqs.weight"][20] += 0.5
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 
 def test_a_stop_halfway_leaves_the_old_folder(tmp_path: Path) -> None:
     target = tmp_path / "out" / "model"
-    convert(write_gguf(tmp_path / "one.gguf"), target)
+    convert_gguf(write_gguf(tmp_path / "one.gguf"), target)
     before = (target / "model.safetensors").read_bytes()
 
     def stop(done: int, total: int) -> None:
@@ -223,7 +223,9 @@ def test_a_stop_halfway_leaves_the_old_folder(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(write_gguf(tmp_path / "two.gguf", llama_tensors(seed=1)), target, on_progress=stop)
+        convert_gguf(
+            write_gguf(tmp_path / "two.gguf", llama_tensors(seed=1)), target, on_progress=stop
+        )
     assert (target / "model.safetensors").read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["model"]
 
@@ -236,7 +238,7 @@ def test_the_same_file_is_converted_once_and_another_anew(tmp_path: Path) -> Non
     told: list[tuple[int, int]] = []
     for seed, is_told in ((0, True), (0, False), (1, True)):
         source = write_gguf(tmp_path / "model.gguf", llama_tensors(seed))
-        convert(source, target, on_progress=lambda done, total: told.append((done, total)))
+        convert_gguf(source, target, on_progress=lambda done, total: told.append((done, total)))
         assert bool(told) == is_told
         told.clear()
 
@@ -244,11 +246,11 @@ def test_the_same_file_is_converted_once_and_another_anew(tmp_path: Path) -> Non
 def test_progress_ends_with_all_and_a_damaged_folder_is_made_anew(tmp_path: Path) -> None:
     target, source = tmp_path / "model", write_gguf(tmp_path / "model.gguf")
     told: list[tuple[int, int]] = []
-    convert(source, target)
+    convert_gguf(source, target)
     (target / "model.safetensors").write_bytes(b"")
-    convert(source, target, on_progress=lambda done, total: told.append((done, total)))
+    convert_gguf(source, target, on_progress=lambda done, total: told.append((done, total)))
     assert told[-1][0] == told[-1][1] > told[0][0]
-    assert read_folder(target).weights.num_parameters
+    assert read_model_folder(target).weights.num_parameters
 
 
 def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> None:
@@ -266,27 +268,27 @@ def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> N
             file.write(bytes([byte ^ 1]))
 
     with pytest.raises(UnusableModel, match="are not those of the file"):
-        convert(source, tmp_path / "out" / "model", on_progress=damage)
+        convert_gguf(source, tmp_path / "out" / "model", on_progress=damage)
     assert not (tmp_path / "out" / "model").exists()
 
 
 def test_a_folder_says_what_its_weights_are_and_others_are_not_trusted(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
-    folder = convert(source, tmp_path / "model").path
+    folder = convert_gguf(source, tmp_path / "model").path
     weights = folder / "model.safetensors"
     origin = json.loads((folder / "origin.json").read_text())
-    assert origin["weights_sha256"] == converting.digest_of(weights)
+    assert origin["weights_sha256"] == converting.file_sha256(weights)
     assert origin["weights_bytes"] == weights.stat().st_size
     # A sound file, but another one.
     save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, weights)
     assert converting.find_converted(folder, origin["sha256"]) is None
-    convert(source, folder)
-    assert converting.digest_of(weights) == origin["weights_sha256"]
+    convert_gguf(source, folder)
+    assert converting.file_sha256(weights) == origin["weights_sha256"]
 
 
 def test_a_licence_goes_along(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf")
-    convert(source, tmp_path / "model", files={"LICENSE": b"words"})
+    convert_gguf(source, tmp_path / "model", files={"LICENSE": b"words"})
     assert (tmp_path / "model" / "LICENSE").read_bytes() == b"words"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.engine.models.gguf.encodings import ENCODINGS, name_of
+from tinkex.engine.models.gguf.encodings import ENCODINGS, encoding_name
 
 KINDS = st.sampled_from(sorted(ENCODINGS))
 
@@ -17,7 +17,7 @@ KINDS = st.sampled_from(sorted(ENCODINGS))
 def test_names_and_sizes_are_those_of_the_format(kind: int) -> None:
     encoding, theirs = ENCODINGS[kind], gguf.GGMLQuantizationType(kind)
     assert encoding.name == theirs.name
-    assert (encoding.block, encoding.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
+    assert (encoding.block_size, encoding.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
 
 
 def test_all_that_was_promised_is_read() -> None:
@@ -36,7 +36,7 @@ def test_any_bytes_become_the_very_same_numbers(kind: int, num_blocks: int, seed
         theirs = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(kind))
     theirs = theirs.astype(np.float32).reshape(ours.shape)
     assert ours.dtype == np.float32
-    assert ours.shape == (num_blocks, encoding.block)
+    assert ours.shape == (num_blocks, encoding.block_size)
     is_number = ~np.isnan(theirs)
     assert np.array_equal(is_number, ~np.isnan(ours))
     assert np.array_equal(ours.view(np.uint32)[is_number], theirs.view(np.uint32)[is_number])
@@ -63,8 +63,8 @@ def test_packed_numbers_become_float32_which_loses_nothing() -> None:
 
 
 def test_what_is_not_read_has_its_name() -> None:
-    assert name_of(gguf.GGMLQuantizationType.IQ2_XXS) == "IQ2_XXS"
-    assert name_of(999) == "type 999"
+    assert encoding_name(gguf.GGMLQuantizationType.IQ2_XXS) == "IQ2_XXS"
+    assert encoding_name(999) == "type 999"
     for theirs in gguf.GGMLQuantizationType:
         if theirs not in ENCODINGS:
-            assert name_of(theirs) in (theirs.name, f"type {int(theirs)}")
+            assert encoding_name(theirs) in (theirs.name, f"type {int(theirs)}")

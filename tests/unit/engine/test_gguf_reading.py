@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engine.gguf_files import MERGES, TOKENS, llama_tensors, write_gguf
-from tinkex.engine.models.gguf.architectures import make_plan
+from tinkex.engine.models.gguf.architectures import plan_conversion
 from tinkex.engine.models.gguf.reading import read_gguf
 from tinkex.engine.models.gguf.vocabulary import tokenizer_files
 from tinkex.engine.models.weight_files import UnusableModel
@@ -46,10 +46,10 @@ def text(value: str) -> bytes:
 
 def test_facts_and_tensors_are_those_that_were_written(whole: Path) -> None:
     found = read_gguf(whole)
-    assert found.facts["general.architecture"] == "llama"
-    assert found.facts["llama.context_length"] == 128
-    assert found.facts["tokenizer.ggml.tokens"] == list(TOKENS)
-    assert found.facts["tokenizer.ggml.merges"] == list(MERGES)
+    assert found.metadata["general.architecture"] == "llama"
+    assert found.metadata["llama.context_length"] == 128
+    assert found.metadata["tokenizer.ggml.tokens"] == list(TOKENS)
+    assert found.metadata["tokenizer.ggml.merges"] == list(MERGES)
     for name, tensor in llama_tensors().items():
         stored = found.tensors[name]
         assert (stored.shape, stored.encoding.name) == (tensor.shape, "F32")
@@ -82,7 +82,7 @@ def test_every_type_of_fact_is_read(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = read_gguf(tmp_path / "facts.gguf").facts
+    found = read_gguf(tmp_path / "facts.gguf").metadata
     assert {name: found[name] for name in values} == {n: value for n, (_, value) in values.items()}
 
 
@@ -166,7 +166,7 @@ def test_a_changed_byte_is_read_or_refused_and_never_a_traceback(
     os.truncate(path, whole.stat().st_size)
     try:
         found = read_gguf(path)
-        make_plan(found)
+        plan_conversion(found)
         tokenizer_files(found)
     except UnusableModel as error:
         assert str(path) in error.message

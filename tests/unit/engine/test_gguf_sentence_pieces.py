@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.unit.engine.sentence_piece_files import LINES, THEIRS, vocabulary
-from tinkex.engine.models.gguf.tokens import UnknownTokenizer
+from tinkex.engine.models.gguf.tokens import UnsupportedTokenizer
 from tinkex.engine.models.gguf.vocabulary import tokenizer_files
 from tinkex.engine.models.weight_files import UnusableModel
 
@@ -54,7 +54,7 @@ def test_signs_of_a_conversation_are_single_tokens() -> None:
 
 
 def test_a_tokenizer_that_changes_text_is_not_rebuilt() -> None:
-    with pytest.raises(UnknownTokenizer, match="changes text"):
+    with pytest.raises(UnsupportedTokenizer, match="changes text"):
         made(remove_extra_whitespaces=True)
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.unit.engine.gguf_files import TEMPLATE, TOKENS, write_gguf
-from tinkex.engine.models.gguf.byte_pairs import CUTTINGS
-from tinkex.engine.models.gguf.converting import convert
-from tinkex.engine.models.gguf.reading import Gguf, read_gguf
-from tinkex.engine.models.gguf.tokens import UnknownTokenizer, end_tokens, special_tokens
+from tinkex.engine.models.gguf.byte_pairs import PRE_TOKENIZERS
+from tinkex.engine.models.gguf.converting import convert_gguf
+from tinkex.engine.models.gguf.reading import GgufFile, read_gguf
+from tinkex.engine.models.gguf.tokens import UnsupportedTokenizer, special_token_ids, special_tokens
 from tinkex.engine.models.gguf.vocabulary import tokenizer_files
 from tinkex.engine.models.weight_files import UnusableModel
 
 
-def vocabulary(**changes: Any) -> Gguf:
+def vocabulary(**changes: Any) -> GgufFile:
     """A header with a tokenizer, and nothing else."""
     kinds = [3] * 3 + [1] * (len(TOKENS) - 3)
     facts = {
@@ -36,7 +36,7 @@ def vocabulary(**changes: Any) -> Gguf:
     }
     facts |= changes
     named = {f"tokenizer.ggml.{name}": x for name, x in facts.items() if x is not None}
-    return Gguf(path=Path("a.gguf"), facts=named, tensors={})
+    return GgufFile(path=Path("a.gguf"), metadata=named, tensors={})
 
 
 def made(**changes: Any) -> Tokenizer:
@@ -48,10 +48,10 @@ def cut(tokenizer: Tokenizer, text: str) -> list[str]:
     return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
-TOKENIZERS = {name: made(pre=name) for name in CUTTINGS}
+TOKENIZERS = {name: made(pre=name) for name in PRE_TOKENIZERS}
 
 
-@pytest.mark.parametrize("name", sorted(CUTTINGS))
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
 @settings(deadline=None)
 @given(text=st.text())
 def test_any_text_comes_back(name: str, text: str) -> None:
@@ -122,10 +122,10 @@ def test_the_end_fills_up_unless_the_file_has_something_better() -> None:
 
 
 def test_every_token_that_ends_a_turn_is_named() -> None:
-    assert end_tokens(vocabulary())["eos_token_id"] == 2
-    assert end_tokens(vocabulary(eot_token_id=0))["eos_token_id"] == [2, 0]
-    assert end_tokens(vocabulary(eot_token_id=2))["eos_token_id"] == 2
-    assert "eos_token_id" not in end_tokens(vocabulary(eos_token_id=None))
+    assert special_token_ids(vocabulary())["eos_token_id"] == 2
+    assert special_token_ids(vocabulary(eot_token_id=0))["eos_token_id"] == [2, 0]
+    assert special_token_ids(vocabulary(eot_token_id=2))["eos_token_id"] == 2
+    assert "eos_token_id" not in special_token_ids(vocabulary(eos_token_id=None))
 
 
 def test_the_template_goes_along(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_template_goes_along(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_rebuilt_exactly_is_not_rebuilt(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnknownTokenizer) as refused:
+    with pytest.raises(UnsupportedTokenizer) as refused:
         tokenizer_files(vocabulary(**changes))
     assert words in refused.value.message
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_rebuilt_exactly_is_not_rebuilt(changes: dict[str, Any], 
 def test_a_tokenizer_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnusableModel) as refused:
         tokenizer_files(vocabulary(**changes))
-    assert not isinstance(refused.value, UnknownTokenizer)
+    assert not isinstance(refused.value, UnsupportedTokenizer)
     assert words in refused.value.message
 
 
@@ -174,7 +174,7 @@ def test_a_model_without_a_known_tokenizer_is_of_use_and_says_so(
 ) -> None:
     source = write_gguf(tmp_path / "model.gguf", pre="falcon")
     with caplog.at_level(logging.WARNING, "tinkex"):
-        folder = convert(source, tmp_path / "model")
+        folder = convert_gguf(source, tmp_path / "model")
     assert not folder.has_tokenizer
     assert "the folder has none" in caplog.text
     assert gguf.GGUFReader(source).tensors

@@ -9,8 +9,8 @@ import pytest
 
 from tinkex.engine.models.hub_cache import (
     MARKER,
-    Registered,
-    cache_folder,
+    TokenizerRegistration,
+    hub_cache_directory,
     register_tokenizer,
     unregister_tokenizer,
 )
@@ -37,7 +37,7 @@ def snapshot(cache: Path, entry: str) -> Path:
 
 
 def test_the_copy_has_the_layout_of_the_hub(model: Path, cache: Path) -> None:
-    assert register_tokenizer("alice/mine", model, cache) is Registered.DONE
+    assert register_tokenizer("alice/mine", model, cache) is TokenizerRegistration.DONE
     copied = snapshot(cache, "models--alice--mine")
     assert sorted(path.name for path in copied.iterdir()) == ["config.json", "tokenizer.json"]
     assert json.loads((copied / "config.json").read_text()) == {"model_type": "llama"}
@@ -51,10 +51,10 @@ def test_a_changed_tokenizer_replaces_the_copy(model: Path, cache: Path) -> None
     register_tokenizer("mine", model, cache)
     before = snapshot(cache, "models--mine")
     stamp = before.stat().st_mtime_ns
-    assert register_tokenizer("mine", model, cache) is Registered.DONE
+    assert register_tokenizer("mine", model, cache) is TokenizerRegistration.DONE
     assert before.stat().st_mtime_ns == stamp
     (model / "tokenizer.json").write_text('{"version": "1.0"}')
-    assert register_tokenizer("mine", model, cache) is Registered.DONE
+    assert register_tokenizer("mine", model, cache) is TokenizerRegistration.DONE
     after = snapshot(cache, "models--mine")
     assert after != before and not before.exists()
     assert (after / "tokenizer.json").read_text() == '{"version": "1.0"}'
@@ -64,33 +64,33 @@ def test_what_came_from_the_hub_is_never_touched(model: Path, cache: Path) -> No
     real = cache / "models--alice--mine" / "snapshots" / "abc"
     real.mkdir(parents=True)
     (real / "tokenizer.json").write_text("real")
-    assert register_tokenizer("alice/mine", model, cache) is Registered.FOREIGN
+    assert register_tokenizer("alice/mine", model, cache) is TokenizerRegistration.FOREIGN
     assert not unregister_tokenizer("alice/mine", cache)
     assert (real / "tokenizer.json").read_text() == "real"
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "../x", "a--b", "", "a b", "/abs", "a/..", "-x"])
 def test_names_that_the_hub_cannot_have_are_left_out(name: str, model: Path, cache: Path) -> None:
-    assert register_tokenizer(name, model, cache) is Registered.BAD_NAME
+    assert register_tokenizer(name, model, cache) is TokenizerRegistration.BAD_NAME
     assert not unregister_tokenizer(name, cache)
     assert not cache.exists()
 
 
 def test_a_model_without_a_tokenizer_is_left_out(tmp_path: Path, cache: Path) -> None:
-    assert register_tokenizer("x", tmp_path, cache) is Registered.NO_TOKENIZER
+    assert register_tokenizer("x", tmp_path, cache) is TokenizerRegistration.NO_TOKENIZER
     assert not cache.exists()
 
 
 def test_a_cache_that_cannot_be_written_is_not_an_error(model: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert register_tokenizer("x", model, blocked / "hub") is Registered.UNWRITABLE
+    assert register_tokenizer("x", model, blocked / "hub") is TokenizerRegistration.UNWRITABLE
 
 
 def test_a_damaged_marker_is_still_ours(model: Path, cache: Path) -> None:
     register_tokenizer("mine", model, cache)
     (cache / "models--mine" / MARKER).write_text("[]")
-    assert register_tokenizer("mine", model, cache) is Registered.DONE
+    assert register_tokenizer("mine", model, cache) is TokenizerRegistration.DONE
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_damaged_marker_is_still_ours(model: Path, cache: Path) -> None:
     ],
 )
 def test_the_cache_is_where_hugging_face_looks(environment: dict[str, str], expected: str) -> None:
-    assert str(cache_folder(environment)) == expected
+    assert str(hub_cache_directory(environment)) == expected

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.engine.examples import Example
+from tinkex.engine.examples import TrainingExample
 from tinkex.engine.losses import (
     LOSSES,
-    Loss,
-    Scored,
+    LossValue,
+    ScoredTokens,
     check_loss,
-    find_loss,
-    read_settings,
-    score,
-    sum_up,
+    compute_loss,
+    get_loss,
+    parse_loss_config,
+    sum_metrics,
 )
 from tinkex.errors import InvalidInput
 from tinkex.types import ForwardBackwardInput
@@ -32,13 +32,15 @@ def loss_of(
     now: np.ndarray = NOW,
     config: Mapping[str, float] | None = None,
     **inputs: np.ndarray,
-) -> Loss:
+) -> LossValue:
     """The loss of two examples, of three and of two pairs."""
     loss = LOSSES[name]
     given = {"logprobs": SAMPLED, "advantages": ADVANTAGES, **inputs}
     settings = {**loss.settings, **(config or {})}
     return loss.compute(
-        Scored(logprobs_P=now, inputs=given, settings=settings, starts=np.array([0, 3]))
+        ScoredTokens(
+            logprobs_P=now, inputs=given, settings=settings, example_starts=np.array([0, 3])
+        )
     )
 
 
@@ -46,16 +48,16 @@ def work(loss_fn: Any, config: Mapping[str, Any] | None = None) -> ForwardBackwa
     return ForwardBackwardInput([], loss_fn, config)
 
 
-def example(start: int, stop: int) -> Example:
+def example(start: int, stop: int) -> TrainingExample:
     rows = np.arange(stop - start)
     inputs = {"logprobs": SAMPLED[start:stop], "advantages": ADVANTAGES[start:stop]}
-    return Example(tokens=rows, targets=rows, rows=rows, shape=rows.shape, inputs=inputs)
+    return TrainingExample(tokens=rows, targets=rows, rows=rows, shape=rows.shape, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro"])
 def test_slope_agrees_with_finite_differences(name: str) -> None:
     weights = np.array([0.0, 1.0, 0.5, 2.0, 1.0])
-    slope = loss_of(name, weights=weights).slope_P
+    slope = loss_of(name, weights=weights).grad_P
     for index in range(len(NOW)):
         nudge = np.zeros_like(NOW)
         nudge[index] = 1e-6
@@ -74,14 +76,14 @@ def test_ppo_ignores_what_was_clipped() -> None:
     loss = loss_of("ppo")
     assert loss.value == pytest.approx(-np.minimum(ratio * ADVANTAGES, held * ADVANTAGES).sum())
     # The second ratio fell below 0.8 with a negative advantage, the fourth rose above 1.2.
-    assert loss.slope_P[1] == 0.0
-    assert loss.slope_P[3] == 0.0
-    assert loss.slope_P[0] == pytest.approx(-ratio[0])
+    assert loss.grad_P[1] == 0.0
+    assert loss.grad_P[3] == 0.0
+    assert loss.grad_P[0] == pytest.approx(-ratio[0])
 
 
 def test_clip_bounds_come_from_inputs_before_config_before_defaults() -> None:
     by_config = loss_of("ppo", config={"clip_low_threshold": 0.5, "clip_high_threshold": 2.0})
-    assert (by_config.slope_P != 0.0).all()
+    assert (by_config.grad_P != 0.0).all()
     tight = np.full(5, 1.0)
     by_input = loss_of(
         "ppo",
@@ -98,7 +100,7 @@ def test_cispo_holds_the_clamped_ratio_constant() -> None:
     held = np.clip(np.exp(NOW - SAMPLED), 0.0, 1.1)
     loss = loss_of("cispo", config={"clip_high_threshold": 1.1})
     assert loss.value == pytest.approx(-(held * NOW * ADVANTAGES).sum())
-    np.testing.assert_allclose(loss.slope_P, -held * ADVANTAGES)
+    np.testing.assert_allclose(loss.grad_P, -held * ADVANTAGES)
 
 
 def test_gspo_has_one_ratio_per_example_taken_where_the_mask_is_set() -> None:
@@ -111,7 +113,7 @@ def test_gspo_has_one_ratio_per_example_taken_where_the_mask_is_set() -> None:
         sequence_ratio_mask=mask,
     )
     assert loss.value == pytest.approx(-(ratios * ADVANTAGES).sum())
-    np.testing.assert_allclose(loss.slope_P, -ratios * ADVANTAGES)
+    np.testing.assert_allclose(loss.grad_P, -ratios * ADVANTAGES)
 
 
 def test_a_huge_ratio_is_infinite_and_does_not_warn() -> None:
@@ -125,7 +127,7 @@ def test_a_made_up_sampling_logprob_does_no_harm_where_there_is_no_advantage(nam
     advantages = np.array([0.0, 0.0, 0.0, 0.5, -0.5])
     loss = loss_of(name, logprobs=made_up, advantages=advantages)
     assert np.isfinite(loss.value)
-    assert loss.slope_P[:3].tolist() == [0.0, 0.0, 0.0]
+    assert loss.grad_P[:3].tolist() == [0.0, 0.0, 0.0]
     assert loss.metrics["ratio:mean"] < 2.0
 
 
@@ -147,7 +149,7 @@ def test_without_any_advantage_ratios_are_one_and_nothing_is_clipped() -> None:
     loss = loss_of("ppo", advantages=np.zeros(5))
     assert loss.metrics == {"ratio:mean": 1.0, "clip_fraction:mean": 0.0}
     assert loss.num_counted == 0
-    assert sum_up([loss])["ratio:mean"] == 1.0
+    assert sum_metrics([loss])["ratio:mean"] == 1.0
 
 
 def test_a_clipped_infinite_ratio_is_reported_as_a_number() -> None:
@@ -160,26 +162,24 @@ def test_parts_of_a_request_add_up_to_the_whole() -> None:
     request = work("ppo")
     examples = [example(0, 3), example(3, 5)]
     logprobs = [NOW[:3].astype(np.float32), NOW[3:].astype(np.float32)]
-    whole = score(request, examples, logprobs)
-    parts = [score(request, [examples[i]], [logprobs[i]]) for i in (1, 0)]
-    np.testing.assert_array_equal(
-        whole.slope_P, np.concatenate([parts[1].slope_P, parts[0].slope_P])
-    )
-    assert sum_up(parts) == pytest.approx(sum_up([whole]))
-    assert sum_up(parts).keys() == {"loss:sum", "ratio:mean", "clip_fraction:mean"}
+    whole = compute_loss(request, examples, logprobs)
+    parts = [compute_loss(request, [examples[i]], [logprobs[i]]) for i in (1, 0)]
+    np.testing.assert_array_equal(whole.grad_P, np.concatenate([parts[1].grad_P, parts[0].grad_P]))
+    assert sum_metrics(parts) == pytest.approx(sum_metrics([whole]))
+    assert sum_metrics(parts).keys() == {"loss:sum", "ratio:mean", "clip_fraction:mean"}
 
 
 def test_no_examples_at_all_cost_nothing() -> None:
-    empty = score(work("ppo"), [], [])
-    assert (empty.value, empty.slope_P.size) == (0.0, 0)
-    assert sum_up([]) == {"loss:sum": 0.0}
+    empty = compute_loss(work("ppo"), [], [])
+    assert (empty.value, empty.grad_P.size) == (0.0, 0)
+    assert sum_metrics([]) == {"loss:sum": 0.0}
 
 
 def test_log_probabilities_may_have_the_shape_of_their_targets() -> None:
     rows = np.repeat(np.arange(2), 2)
-    square = Example(tokens=rows[:2], targets=rows, rows=rows, shape=(2, 2), inputs={})
-    loss = score(work("cross_entropy"), [square], [np.full((2, 2), -0.5)])
-    assert (loss.value, loss.slope_P.tolist()) == (2.0, [-1.0] * 4)
+    square = TrainingExample(tokens=rows[:2], targets=rows, rows=rows, shape=(2, 2), inputs={})
+    loss = compute_loss(work("cross_entropy"), [square], [np.full((2, 2), -0.5)])
+    assert (loss.value, loss.grad_P.tolist()) == (2.0, [-1.0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_log_probabilities_may_have_the_shape_of_their_targets() -> None:
 )
 def test_a_loss_that_is_not_computed_is_refused(name: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        find_loss(name)
+        get_loss(name)
 
 
 @pytest.mark.parametrize(
@@ -210,30 +210,30 @@ def test_a_setting_that_is_unknown_or_no_number_is_named(
     loss_fn: str, config: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        read_settings(work(loss_fn, config))
+        parse_loss_config(work(loss_fn, config))
 
 
 def test_settings_that_are_not_given_have_their_defaults() -> None:
-    assert read_settings(work("ppo", {"clip_high_threshold": 3})) == {
+    assert parse_loss_config(work("ppo", {"clip_high_threshold": 3})) == {
         "clip_low_threshold": 0.8,
         "clip_high_threshold": 3.0,
     }
-    assert read_settings(work("dro")) == {"beta": 0.05}
+    assert parse_loss_config(work("dro")) == {"beta": 0.05}
 
 
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
-        (Loss(np.inf, np.zeros(1)), "the ppo loss is inf; check its inputs"),
-        (Loss(np.nan, np.zeros(1)), "the ppo loss is nan; check its inputs"),
-        (Loss(1.0, np.array([0.0, -1e39])), r"changes by 1e\+39 per log-probability"),
-        (Loss(1.0, np.array([np.nan])), "the gradient is not finite"),
+        (LossValue(np.inf, np.zeros(1)), "the ppo loss is inf; check its inputs"),
+        (LossValue(np.nan, np.zeros(1)), "the ppo loss is nan; check its inputs"),
+        (LossValue(1.0, np.array([0.0, -1e39])), r"changes by 1e\+39 per log-probability"),
+        (LossValue(1.0, np.array([np.nan])), "the gradient is not finite"),
     ],
 )
-def test_a_loss_that_nothing_can_be_learned_from_is_refused(loss: Loss, reason: str) -> None:
+def test_a_loss_that_nothing_can_be_learned_from_is_refused(loss: LossValue, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         check_loss("ppo", loss)
 
 
 def test_a_loss_of_plain_numbers_is_fine() -> None:
-    check_loss("ppo", Loss(1.0, np.array([-3.0, 1e38])))
+    check_loss("ppo", LossValue(1.0, np.array([-3.0, 1e38])))

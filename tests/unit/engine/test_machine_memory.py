@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.engine.machine_memory import machine_bytes
+from tinkex.engine.machine_memory import machine_memory_bytes
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1048576\n")
-    assert machine_bytes(tmp_path) == 1048576
+    assert machine_memory_bytes(tmp_path) == 1048576
 
 
 def test_the_older_place_of_the_limit_is_read(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("4096\n")
-    assert machine_bytes(tmp_path) == 4096
+    assert machine_memory_bytes(tmp_path) == 4096
 
 
 @pytest.mark.parametrize("text", ["max\n", "", "0\n", str(1 << 62)])
 def test_without_a_lower_limit_the_machine_counts(tmp_path: Path, text: str) -> None:
     (tmp_path / "memory.max").write_text(text)
-    assert machine_bytes(tmp_path) == machine_bytes(tmp_path / "absent") > 1 << 26
+    assert machine_memory_bytes(tmp_path) == machine_memory_bytes(tmp_path / "absent") > 1 << 26

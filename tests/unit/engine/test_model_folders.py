@@ -20,14 +20,14 @@ from tests.unit.engine.model_folders import (
     write_folder,
     write_shards,
 )
-from tinkex.engine.models.folders import read_config, read_folder
+from tinkex.engine.models.folders import read_model_config, read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel, read_header
 from tinkex.errors import ConfigError, RequestErrorCategory
 
 
 def refusal(folder: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
-        read_folder(folder)
+        read_model_folder(folder)
     assert "\n" not in refused.value.message
     return refused.value.message
 
@@ -36,7 +36,7 @@ def refusal(folder: Path) -> str:
 
 
 def test_a_folder_tells_what_it_holds(tmp_path: Path) -> None:
-    found = read_folder(write_folder(tmp_path))
+    found = read_model_folder(write_folder(tmp_path))
     assert (found.path, found.arch, found.model_type) == (tmp_path, "Qwen3ForCausalLM", "qwen3")
     assert (found.max_context_tokens, found.dtype) == (256, "float32")
     assert (found.weights.format, found.weights.num_parameters) == ("safetensors", NUM_PARAMETERS)
@@ -46,14 +46,14 @@ def test_a_folder_tells_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_several_files_of_weights_are_one_model(tmp_path: Path) -> None:
-    found = read_folder(write_shards(tmp_path))
+    found = read_model_folder(write_shards(tmp_path))
     assert found.weights.num_parameters == NUM_PARAMETERS
     sizes = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
     assert found.weights.num_file_bytes == sum(sizes)
 
 
 def test_memory_is_that_of_the_dtype_that_computes_and_not_of_the_file(tmp_path: Path) -> None:
-    found = read_folder(
+    found = read_model_folder(
         write_folder(tmp_path, files={"model.safetensors": safetensors(dtype="BF16")})
     )
     assert found.dtype == "bfloat16"
@@ -62,7 +62,7 @@ def test_memory_is_that_of_the_dtype_that_computes_and_not_of_the_file(tmp_path:
 
 def test_pickles_tell_their_size_by_what_config_says_of_them(tmp_path: Path) -> None:
     config = CONFIG | {"torch_dtype": "float16"}
-    found = read_folder(write_folder(tmp_path, config, {"pytorch_model.bin": bytes(100)}))
+    found = read_model_folder(write_folder(tmp_path, config, {"pytorch_model.bin": bytes(100)}))
     assert (found.weights.format, found.weights.num_parameters) == ("pickle", None)
     assert found.num_bytes("float32") == 200
     assert found.num_bytes("float16") == 100
@@ -83,13 +83,13 @@ def test_the_longest_context_is_found_under_every_name(
     tmp_path: Path, fields: dict[str, Any], tokens: int | None
 ) -> None:
     config = {"architectures": ["XForCausalLM"], "model_type": "x", **fields}
-    assert read_folder(write_folder(tmp_path, config)).max_context_tokens == tokens
+    assert read_model_folder(write_folder(tmp_path, config)).max_context_tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "vocab.txt"])
 def test_a_tokenizer_is_seen(tmp_path: Path, name: str) -> None:
     (write_folder(tmp_path) / name).write_text("{}")
-    assert read_folder(tmp_path).has_tokenizer
+    assert read_model_folder(tmp_path).has_tokenizer
 
 
 # --- why a folder cannot be used ----------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_gguf_file_says_how_it_is_converted(tmp_path: Path) -> None:
     path.write_text("GGUF")
     for place, words in ((path, f"`tinkex model add NAME {path}`"), (tmp_path, str(path))):
         with pytest.raises(UnusableModel) as refused:
-            read_folder(place)
+            read_model_folder(place)
         assert words in (refused.value.hint or "")
 
 
@@ -157,7 +157,7 @@ def test_weights_that_are_cut_off_name_both_sizes(tmp_path: Path) -> None:
 def test_weights_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
     write_folder(tmp_path, files={"model.safetensors": content})
     with pytest.raises(UnusableModel):
-        read_folder(tmp_path)
+        read_model_folder(tmp_path)
 
 
 GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -217,7 +217,7 @@ def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
     write_folder(tmp_path, files={"model.safetensors": pointer})
     with pytest.raises(UnusableModel, match="pointer of Git LFS") as refused:
-        read_folder(tmp_path)
+        read_model_folder(tmp_path)
     assert "git lfs pull" in (refused.value.hint or "")
 
 
@@ -241,7 +241,7 @@ def test_a_pickle_that_is_cut_off(tmp_path: Path) -> None:
 
 def test_a_refusal_is_a_setting_to_correct_but_never_the_fault_of_who_asks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_config(tmp_path)
+        read_model_config(tmp_path)
     assert refused.value.category is RequestErrorCategory.Server
 
 

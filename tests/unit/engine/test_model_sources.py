@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.engine.models.room import fits, to_evict
+from tinkex.engine.models.room import can_fit, choose_evictions
 from tinkex.engine.models.sources import (
-    checked_name,
-    folder_name,
-    is_folder,
-    is_gguf,
-    merged,
-    name_for,
+    check_model_name,
+    default_name,
+    is_folder_location,
+    is_gguf_location,
+    merge_sources,
+    model_folder_name,
     parse_source,
-    read_list,
-    settled,
-    write_list,
+    read_model_list,
+    resolve_location,
+    write_model_list,
 )
 from tinkex.errors import ConfigError
 
@@ -51,9 +51,9 @@ def test_a_folder_alone_is_called_as_it_is_called(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_wins_over_the_hub(tmp_path: Path) -> None:
-    assert not is_folder("org/name")
+    assert not is_folder_location("org/name")
     (tmp_path / "org/name").mkdir(parents=True)
-    assert is_folder("org/name")
+    assert is_folder_location("org/name")
     assert parse_source("org/name") == ("org/name", str(tmp_path / "org/name"))
 
 
@@ -61,9 +61,12 @@ def test_a_gguf_file_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> 
     (tmp_path / "blob").write_bytes(b"GGUF and more")
     (tmp_path / "other").write_bytes(b"GG")
     (tmp_path / "folder.gguf").mkdir()
-    assert [is_gguf(x) for x in ("blob", "./blob", "none.gguf", "/data/X.GGUF")] == [True] * 4
+    assert [is_gguf_location(x) for x in ("blob", "./blob", "none.gguf", "/data/X.GGUF")] == [
+        True
+    ] * 4
     assert not any(
-        is_gguf(x) for x in ("other", "none", "folder.gguf", "Qwen/Qwen3", "a\0b", "", "x" * 5000)
+        is_gguf_location(x)
+        for x in ("other", "none", "folder.gguf", "Qwen/Qwen3", "a\0b", "", "x" * 5000)
     )
 
 
@@ -78,7 +81,7 @@ def test_no_two_names_share_a_folder_and_none_leads_elsewhere(one: str, other: s
     made = []
     for name in {one, other}:
         try:
-            made.append(folder_name(name))
+            made.append(model_folder_name(name))
         except ConfigError:
             assert name.startswith(".")
     assert len(set(made)) == len(made)
@@ -88,7 +91,7 @@ def test_no_two_names_share_a_folder_and_none_leads_elsewhere(one: str, other: s
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "/a", "a/", "a//b", "x" * 201, "a\n", "a=b"])
 def test_a_name_that_clients_could_not_use(name: str) -> None:
     with pytest.raises(ConfigError, match="is no name for a model"):
-        checked_name(name)
+        check_model_name(name)
 
 
 @pytest.mark.parametrize("text", ["=", "name=", "=place", ""])
@@ -99,17 +102,21 @@ def test_half_a_source_is_refused(text: str) -> None:
 
 def test_flags_win_over_the_list_and_contradict_themselves_in_vain() -> None:
     listed = {"a": "/one", "b": "/two"}
-    assert merged(listed, ["b=/three", "c=/four"]) == {"a": "/one", "b": "/three", "c": "/four"}
-    assert merged({}, ["c=/four", "c=/four"]) == {"c": "/four"}
+    assert merge_sources(listed, ["b=/three", "c=/four"]) == {
+        "a": "/one",
+        "b": "/three",
+        "c": "/four",
+    }
+    assert merge_sources({}, ["c=/four", "c=/four"]) == {"c": "/four"}
     with pytest.raises(ConfigError, match="model 'c' is named twice: /four and /five"):
-        merged({}, ["c=/four", "c=/five"])
+        merge_sources({}, ["c=/four", "c=/five"])
 
 
 @given(NAMES)
 def test_every_good_name_survives_a_flag(name: str) -> None:
     assert parse_source(f"{name}=/place") == (name, "/place")
-    if not is_folder(name):
-        assert name_for(name) == settled(name) == name
+    if not is_folder_location(name):
+        assert default_name(name) == resolve_location(name) == name
 
 
 # --- the home's list ----------------------------------------------------------------------------
@@ -117,11 +124,11 @@ def test_every_good_name_survives_a_flag(name: str) -> None:
 
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "models.json"
-    assert read_list(file) == {}
-    write_list(file, {"b": "/ä", "a": "org/name"})
-    assert list(read_list(file).items()) == [("a", "org/name"), ("b", "/ä")]
-    write_list(file, {})
-    assert read_list(file) == {}
+    assert read_model_list(file) == {}
+    write_model_list(file, {"b": "/ä", "a": "org/name"})
+    assert list(read_model_list(file).items()) == [("a", "org/name"), ("b", "/ä")]
+    write_model_list(file, {})
+    assert read_model_list(file) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["models.json"]
 
 
@@ -130,14 +137,14 @@ def test_a_damaged_list_says_what_it_should_be(tmp_path: Path, text: str) -> Non
     file = tmp_path / "models.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match="is damaged; expected") as refused:
-        read_list(file)
+        read_model_list(file)
     assert str(file) in refused.value.message
 
 
 def test_a_list_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "models.json").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_list(tmp_path / "models.json")
+        read_model_list(tmp_path / "models.json")
 
 
 # --- room ---------------------------------------------------------------------------------------
@@ -145,19 +152,19 @@ def test_a_list_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
 
 def test_the_longest_unused_make_room_and_no_more_than_it_takes() -> None:
     loaded = {"old": 40, "middle": 40, "new": 20}
-    assert to_evict(0, 100, loaded, ()) == []
-    assert to_evict(30, 100, loaded, ()) == ["old"]
-    assert to_evict(41, 100, loaded, ()) == ["old", "middle"]
-    assert to_evict(30, 0, loaded, ()) == []
+    assert choose_evictions(0, 100, loaded, ()) == []
+    assert choose_evictions(30, 100, loaded, ()) == ["old"]
+    assert choose_evictions(41, 100, loaded, ()) == ["old", "middle"]
+    assert choose_evictions(30, 0, loaded, ()) == []
 
 
 def test_busy_ones_stay_and_then_it_may_not_fit() -> None:
     loaded = {"old": 40, "middle": 40}
-    assert to_evict(30, 100, loaded, {"old"}) == ["middle"]
-    assert fits(30, 100, loaded, {"old"})
-    assert to_evict(70, 100, loaded, {"old"}) == ["middle"]
-    assert not fits(70, 100, loaded, {"old"})
-    assert fits(1 << 60, 0, loaded, {"old"})
+    assert choose_evictions(30, 100, loaded, {"old"}) == ["middle"]
+    assert can_fit(30, 100, loaded, {"old"})
+    assert choose_evictions(70, 100, loaded, {"old"}) == ["middle"]
+    assert not can_fit(70, 100, loaded, {"old"})
+    assert can_fit(1 << 60, 0, loaded, {"old"})
 
 
 @given(
@@ -169,9 +176,9 @@ def test_busy_ones_stay_and_then_it_may_not_fit() -> None:
 def test_after_making_room_it_fits_or_only_busy_ones_are_left(
     needed: int, budget: int, loaded: dict[str, int], busy: set[str]
 ) -> None:
-    doomed = to_evict(needed, budget, loaded, busy)
+    doomed = choose_evictions(needed, budget, loaded, busy)
     assert not busy & set(doomed)
     left = {name: size for name, size in loaded.items() if name not in doomed}
     assert sum(left.values()) + needed <= budget or set(left) <= busy
-    if fits(needed, budget, loaded, busy):
+    if can_fit(needed, budget, loaded, busy):
         assert sum(left.values()) + needed <= budget

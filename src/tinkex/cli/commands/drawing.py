@@ -144,10 +144,10 @@ class Source(NamedTuple):
 
 def usual_of(models: Iterable[SupportedModel]) -> str:
     """The name of the model that is meant if nobody names one; an error asks for it."""
-    from tinkex.engine.models.sources import usual_model
+    from tinkex.engine.models.sources import choose_default_model
 
     names = [model.model_name for model in models if model.model_name]
-    if found := usual_model(names):
+    if found := choose_default_model(names):
         return found
     told = f"the server has: {', '.join(names)}" if names else "the server has none"
     raise CliError(

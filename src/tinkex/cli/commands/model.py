@@ -22,7 +22,7 @@ from tinkex.models import built_in
 from tinkex.settings import expanded, read_environment
 
 if TYPE_CHECKING:
-    from tinkex.engine.models.folders import Folder
+    from tinkex.engine.models.folders import ModelFolder
     from tinkex.engine.models.hub import Hub
 
 COLUMNS = {
@@ -67,19 +67,21 @@ def add(
     from tinkex.cli.commands.model_tokenizer import explain
     from tinkex.client.private_files import locked
     from tinkex.engine.models import sources
-    from tinkex.engine.models.hub_cache import Registered, register_tokenizer
+    from tinkex.engine.models.hub_cache import TokenizerRegistration, register_tokenizer
 
     found = _home(home)
     _check_added(name)
-    place = sources.settled(path or name)
-    name = sources.checked_name(name) if path is not None else sources.name_for(name)
+    place = sources.resolve_location(path or name)
+    name = sources.check_model_name(name) if path is not None else sources.default_name(name)
     if is_made(place):
         with on_interrupt(f"Interrupted: {name} was not added."):
             place = made(context, found, name, place)
     folder = _find(context, place)
     found.make()
     with locked(found.models_file):
-        sources.write_list(found.models_file, {**sources.read_list(found.models_file), name: place})
+        sources.write_model_list(
+            found.models_file, {**sources.read_model_list(found.models_file), name: place}
+        )
     registered = register_tokenizer(name, folder.path) if is_registered else None
     count = _count(folder.weights.num_parameters)
     size = f", {count} parameters" if count else ""
@@ -93,7 +95,7 @@ def add(
             "folder": str(folder.path),
             "architecture": arch,
             "parameters": folder.weights.num_parameters,
-            "tokenizer_registered": registered is Registered.DONE,
+            "tokenizer_registered": registered is TokenizerRegistration.DONE,
         },
     )
     explain(name, registered)
@@ -123,8 +125,8 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
         show_served(context, substring)
         return
     found = _home(home)
-    added = sources.read_list(found.models_file)
-    listed = sources.with_built_in(added)
+    added = sources.read_model_list(found.models_file)
+    listed = sources.add_built_in_models(added)
     if substring:
         listed = _matching(found, substring, listed)
     rows = [_row(name, place) for name, place in listed.items()]
@@ -153,11 +155,11 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     from tinkex.engine.models.hub_cache import unregister_tokenizer
 
     found = _home(home)
-    _check_listed(found, name, sources.read_list(found.models_file), built_in())
+    _check_listed(found, name, sources.read_model_list(found.models_file), built_in())
     with locked(found.models_file):
-        listed = sources.read_list(found.models_file)
+        listed = sources.read_model_list(found.models_file)
         listed.pop(name, None)
-        sources.write_list(found.models_file, listed)
+        sources.write_model_list(found.models_file, listed)
     unregister_tokenizer(name)
     announce(context, f"{name} is not served any more", {"name": name, "removed": True})
     follow_server(context, found, name, is_added=False)
@@ -172,7 +174,7 @@ def info(context: Context, home: Path | None, name: str) -> None:
     from tinkex.engine.models import sources
 
     found = _home(home)
-    listed = sources.with_built_in(sources.read_list(found.models_file))
+    listed = sources.add_built_in_models(sources.read_model_list(found.models_file))
     _check_listed(found, name, listed)
     folder = _look(listed[name])
     facts: dict[str, Any] = {
@@ -201,19 +203,23 @@ def _home(named: Path | None) -> Home:
     return Home(named.absolute() if named is not None else read_environment().home)
 
 
-def _look(place: str) -> Folder:
+def _look(place: str) -> ModelFolder:
     """The folder of a place, looked over by its small files; a model of the hub is in its cache."""
-    from tinkex.engine.models.folders import read_folder
-    from tinkex.engine.models.sources import is_folder
+    from tinkex.engine.models.folders import read_model_folder
+    from tinkex.engine.models.sources import is_folder_location
 
-    return read_folder(expanded(place)) if is_folder(place) else _hub().cached(place)
+    return (
+        read_model_folder(expanded(place))
+        if is_folder_location(place)
+        else _hub().find_cached(place)
+    )
 
 
-def _find(context: Context, place: str) -> Folder:
+def _find(context: Context, place: str) -> ModelFolder:
     """The folder of a place; a model of the hub is downloaded if it is not in its cache."""
-    from tinkex.engine.models.sources import is_folder
+    from tinkex.engine.models.sources import is_folder_location
 
-    if is_folder(place):
+    if is_folder_location(place):
         return _look(place)
     kept = "Interrupted: the complete files are kept."
     again = "Run the same command again to download the rest."

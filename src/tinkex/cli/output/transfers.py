@@ -10,7 +10,7 @@ from tinkex.cli.format import format_bool, format_size
 from tinkex.cli.output.base import Facts
 
 if TYPE_CHECKING:
-    from tinkex.engine.models.uploads import Pushed
+    from tinkex.engine.models.uploads import HubUploadResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ _FORMATS = {"peft": "PEFT adapter", "merged": "full model, adapter merged in"}
 class CheckpointPush(Facts):
     """A checkpoint that is on the hub now."""
 
-    def __init__(self, checkpoint_path: str, pushed: Pushed) -> None:
+    def __init__(self, checkpoint_path: str, pushed: HubUploadResult) -> None:
         known = {
             "checkpoint_path": checkpoint_path,
             "repo_id": pushed.repo_id,

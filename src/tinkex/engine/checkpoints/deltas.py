@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinkex.engine.checkpoints.peft_format import (
-    DOWN,
-    PREFIX,
-    UP,
+    LORA_A_SUFFIX,
+    LORA_B_SUFFIX,
+    PEFT_PREFIX,
     PeftConfig,
-    is_pair,
-    read_config,
-    stems,
+    is_lora_tensor,
+    read_peft_config,
+    tensor_prefixes,
 )
-from tinkex.engine.checkpoints.summaries import WEIGHTS_NAME, place
-from tinkex.engine.checkpoints.tensor_files import largest, open_tensors
+from tinkex.engine.checkpoints.summaries import WEIGHTS_NAME, short_path
+from tinkex.engine.checkpoints.tensor_files import max_abs, open_tensors
 from tinkex.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class WeightDelta:
     """scale * B A for one weight, computed piece by piece; it is never whole in memory."""
 
     down: Tensor
@@ -54,37 +54,44 @@ class Delta:
         return product.mT if self.is_transposed else product
 
 
-def read_deltas(folder: Path, model: PreTrainedModel) -> dict[str, Delta]:
+def read_deltas(folder: Path, model: PreTrainedModel) -> dict[str, WeightDelta]:
     """An adapter's deltas by the names of the model's parameters.
 
     The model's weights are not read, so it may have none. InvalidInput if the adapter does not fit.
     """
-    config = read_config(folder)
-    tables = {stem: name for name, stem in stems((), _find_tables(model, config)).items()}
+    config = read_peft_config(folder)
+    tables = {
+        stem: name
+        for name, stem in tensor_prefixes((), _find_expert_parameters(model, config)).items()
+    }
     modules = dict(model.named_modules())
     deltas = {}
-    for stem, pair in _read_pairs(folder / WEIGHTS_NAME).items():
+    for stem, pair in _read_lora_pairs(folder / WEIGHTS_NAME).items():
         name = tables.get(stem)
-        found = _of_linear(stem, pair, modules) if name is None else _of_table(name, pair, model)
-        deltas[found.name] = Delta(
+        found = (
+            _match_linear(stem, pair, modules)
+            if name is None
+            else _match_experts(name, pair, model)
+        )
+        deltas[found.name] = WeightDelta(
             down=found.down, up=found.up, scale=config.scale, is_transposed=found.is_transposed
         )
     return deltas
 
 
-class _Pair(NamedTuple):
+class _LoraTensors(NamedTuple):
     down: Tensor
     up: Tensor
 
 
-class _Found(NamedTuple):
+class _MatchedDelta(NamedTuple):
     name: str
     down: Tensor
     up: Tensor
     is_transposed: bool = False
 
 
-def _find_tables(model: PreTrainedModel, config: PeftConfig) -> list[str]:
+def _find_expert_parameters(model: PreTrainedModel, config: PeftConfig) -> list[str]:
     """The parameters that are adapted as tables, in the model's order."""
     targets = config.target_parameters or ()
     ends = tuple(f".{target}" for target in targets)
@@ -92,48 +99,57 @@ def _find_tables(model: PreTrainedModel, config: PeftConfig) -> list[str]:
     return [name for name in names if name in targets or name.endswith(ends)]
 
 
-def _read_pairs(path: Path) -> dict[str, _Pair]:
+def _read_lora_pairs(path: Path) -> dict[str, _LoraTensors]:
     with open_tensors(path) as file:
         names = file.keys()
-        tensors = {name: file.get_tensor(name).float() for name in names if is_pair(name)}
+        tensors = {name: file.get_tensor(name).float() for name in names if is_lora_tensor(name)}
     for name, tensor in tensors.items():
-        twin = name.replace(DOWN, UP) if name.endswith(DOWN) else name.replace(UP, DOWN)
+        twin = (
+            name.replace(LORA_A_SUFFIX, LORA_B_SUFFIX)
+            if name.endswith(LORA_A_SUFFIX)
+            else name.replace(LORA_B_SUFFIX, LORA_A_SUFFIX)
+        )
         if twin == name or twin not in tensors or tensor.ndim != 2:
-            raise InvalidInput(f"{place(path)}: {name} is not one of a low-rank pair")
-        if not largest(tensor) < inf:
-            raise InvalidInput(f"{place(path)}: {name} has numbers that are not finite")
-    ups = [name for name in tensors if name.endswith(UP)]
+            raise InvalidInput(f"{short_path(path)}: {name} is not one of a low-rank pair")
+        if not max_abs(tensor) < inf:
+            raise InvalidInput(f"{short_path(path)}: {name} has numbers that are not finite")
+    ups = [name for name in tensors if name.endswith(LORA_B_SUFFIX)]
     return {
-        name.removesuffix(UP): _Pair(tensors[name.replace(UP, DOWN)], tensors[name]) for name in ups
+        name.removesuffix(LORA_B_SUFFIX): _LoraTensors(
+            tensors[name.replace(LORA_B_SUFFIX, LORA_A_SUFFIX)], tensors[name]
+        )
+        for name in ups
     }
 
 
-def _of_linear(stem: str, pair: _Pair, modules: Mapping[str, nn.Module]) -> _Found:
-    path = stem.removeprefix(PREFIX)
+def _match_linear(stem: str, pair: _LoraTensors, modules: Mapping[str, nn.Module]) -> _MatchedDelta:
+    path = stem.removeprefix(PEFT_PREFIX)
     module = modules.get(path)
     if not isinstance(module, nn.Linear):
         raise InvalidInput(f"the adapter is for {path!r}, which is no linear map of the base model")
-    _check(path, pair, module.weight.shape, (*pair.up.shape[:1], *pair.down.shape[1:]))
-    return _Found(f"{path}.weight", *pair)
+    _check_shapes(path, pair, module.weight.shape, (*pair.up.shape[:1], *pair.down.shape[1:]))
+    return _MatchedDelta(f"{path}.weight", *pair)
 
 
-def _of_table(name: str, pair: _Pair, model: PreTrainedModel) -> _Found:
+def _match_experts(name: str, pair: _LoraTensors, model: PreTrainedModel) -> _MatchedDelta:
     shape = model.get_parameter(name).shape
     module = model.get_submodule(name.rpartition(".")[0])
     is_transposed = bool(getattr(module, "is_transposed", False))
     sizes = (pair.up.shape[0], pair.down.shape[1])
-    _check(name, pair, shape, (shape[0], *(reversed(sizes) if is_transposed else sizes)))
+    _check_shapes(name, pair, shape, (shape[0], *(reversed(sizes) if is_transposed else sizes)))
     down_ERK = pair.down.view(shape[0], -1, pair.down.shape[1])
     up_ENR = pair.up.view(pair.up.shape[0], -1, shape[0]).permute(2, 0, 1)
-    return _Found(name, down_ERK, up_ENR, is_transposed)
+    return _MatchedDelta(name, down_ERK, up_ENR, is_transposed)
 
 
-def _check(path: str, pair: _Pair, wanted: Sequence[int], made: Sequence[int]) -> None:
+def _check_shapes(
+    path: str, pair: _LoraTensors, expected: Sequence[int], found: Sequence[int]
+) -> None:
     ranks = pair.down.shape[0], pair.up.shape[1]
-    num_pairs = wanted[0] if len(wanted) == 3 else 1
-    if tuple(wanted) != tuple(made) or ranks[0] != ranks[1] or ranks[0] % num_pairs:
+    num_pairs = expected[0] if len(expected) == 3 else 1
+    if tuple(expected) != tuple(found) or ranks[0] != ranks[1] or ranks[0] % num_pairs:
         raise InvalidInput(
             f"the adapter's pair for {path!r} has shapes {tuple(pair.up.shape)} and "
-            f"{tuple(pair.down.shape)}, but the base model's weight has {tuple(wanted)}; name the "
+            f"{tuple(pair.down.shape)}, but the base model's weight has {tuple(expected)}; name the "
             "base model that the adapter was trained on"
         )

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from tinkex.engine.checkpoints.deltas import Delta
-from tinkex.engine.checkpoints.tensor_files import CODES, Entry, code_bytes
+from tinkex.engine.checkpoints.deltas import WeightDelta
+from tinkex.engine.checkpoints.tensor_files import DTYPE_CODES, TensorSpec, dtype_bytes
 from tinkex.engine.models.weight_files import SAFETENSORS, read_header, read_json
 
 
-class Source(NamedTuple):
+class DeltaSource(NamedTuple):
     """What is added to a stored tensor."""
 
     parameter: str
@@ -30,17 +30,17 @@ class Source(NamedTuple):
     """The stored tensor's name, if the parameter is stored in parts."""
 
 
-class Piece(NamedTuple):
+class OutputTensor(NamedTuple):
     """A tensor to write."""
 
-    entry: Entry
+    spec: TensorSpec
     file_name: str
     stored_name: str
     """The tensor that it begins as."""
-    source: Source | None
+    source: DeltaSource | None
 
 
-class Tie(NamedTuple):
+class TiedWeights(NamedTuple):
     """Parameters that are one and the same in a model, by name."""
 
     head: str
@@ -48,51 +48,51 @@ class Tie(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MergePlan:
     """Every tensor of a merged model, in the order in which it is written."""
 
     files: Sequence[str]
-    pieces: Sequence[Piece]
+    tensors: Sequence[OutputTensor]
     is_untied: bool
     """Whether the head becomes a tensor of its own."""
 
 
-def find_plan(
-    folder: Path, model: PreTrainedModel, deltas: Mapping[str, Delta], code: str | None
-) -> Plan | None:
+def plan_merge(
+    folder: Path, model: PreTrainedModel, deltas: Mapping[str, WeightDelta], code: str | None
+) -> MergePlan | None:
     """A plan, or None if the files are such that the model has to be loaded whole.
 
     `code` is the number format to write; None keeps what is there.
     """
     stored = {entry.name: (name, entry) for name, entry in _list_tensors(folder)}
-    tie = find_tie(model)
+    tie = find_tied_weights(model)
     untied = tie if tie is not None and tie.head in deltas else None
     direct = {
         name: delta for name, delta in deltas.items() if untied is None or name != untied.head
     }
-    sources = _find_sources(model, direct, {name: entry for name, (_, entry) in stored.items()})
+    sources = _match_deltas(model, direct, {name: entry for name, (_, entry) in stored.items()})
     if not stored or sources is None or (untied and untied.embedding not in stored):
         return None
     pieces = [
-        Piece(_recoded(entry, code), file_name, name, sources.get(name))
+        OutputTensor(_with_dtype_code(entry, code), file_name, name, sources.get(name))
         for name, (file_name, entry) in stored.items()
     ]
     if untied is not None:
-        head = _untied_piece(model, untied, *stored[untied.embedding], code)
+        head = _untied_head(model, untied, *stored[untied.embedding], code)
         # Some folders have the head as well, though it is not used.
-        pieces = [piece for piece in pieces if piece.entry.name != head.entry.name] + [head]
-    pieces.sort(key=_order)
+        pieces = [piece for piece in pieces if piece.spec.name != head.spec.name] + [head]
+    pieces.sort(key=_write_order)
     files = list(dict.fromkeys(piece.file_name for piece in pieces))
-    return Plan(files=files, pieces=pieces, is_untied=untied is not None)
+    return MergePlan(files=files, tensors=pieces, is_untied=untied is not None)
 
 
-def find_tie(model: PreTrainedModel) -> Tie | None:
+def find_tied_weights(model: PreTrainedModel) -> TiedWeights | None:
     """The head and the embedding, if they are one."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
         return None
     names = {id(module): name for name, module in model.named_modules()}
-    return Tie(f"{names[id(head)]}.weight", f"{names[id(embedding)]}.weight")
+    return TiedWeights(f"{names[id(head)]}.weight", f"{names[id(embedding)]}.weight")
 
 
 def split_parameter(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def split_parameter(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[s
 # --- what is there -------------------------------------------------------------------------------
 
 
-def _list_tensors(folder: Path) -> Iterable[tuple[str, Entry]]:
+def _list_tensors(folder: Path) -> Iterable[tuple[str, TensorSpec]]:
     """Every tensor with its file's name; none if there are no safetensors."""
     single, index = SAFETENSORS
     if (folder / single).is_file():
@@ -115,40 +115,44 @@ def _list_tensors(folder: Path) -> Iterable[tuple[str, Entry]]:
         files = []
     for file_name in files:
         for name, entry in read_header(folder / file_name).items():
-            yield file_name, Entry(name, entry["dtype"], tuple(entry["shape"]))
+            yield file_name, TensorSpec(name, entry["dtype"], tuple(entry["shape"]))
 
 
-def _find_sources(
-    model: PreTrainedModel, deltas: Mapping[str, Delta], stored: Mapping[str, Entry]
-) -> dict[str, Source] | None:
+def _match_deltas(
+    model: PreTrainedModel, deltas: Mapping[str, WeightDelta], stored: Mapping[str, TensorSpec]
+) -> dict[str, DeltaSource] | None:
     """What is added to which stored tensor; None if some of it has no place."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, DeltaSource] = {}
     for name, delta in deltas.items():
         if name in stored and tuple(stored[name].shape) == delta.shape:
-            sources[name] = Source(name)
+            sources[name] = DeltaSource(name)
             continue
         parts = split_parameter(model, name, torch.empty(delta.shape, device="meta"))
         for part, tensor in parts.items():
             if part not in stored or tuple(stored[part].shape) != tuple(tensor.shape):
                 return None
-            sources[part] = Source(name, part)
+            sources[part] = DeltaSource(name, part)
     return sources
 
 
-def _untied_piece(
-    model: PreTrainedModel, tie: Tie, file_name: str, embedding: Entry, code: str | None
-) -> Piece:
+def _untied_head(
+    model: PreTrainedModel,
+    tie: TiedWeights,
+    file_name: str,
+    embedding: TensorSpec,
+    code: str | None,
+) -> OutputTensor:
     [name] = split_parameter(model, tie.head, torch.empty(embedding.shape, device="meta"))
-    entry = _recoded(embedding._replace(name=name), code)
-    return Piece(entry, file_name, tie.embedding, Source(tie.head))
+    entry = _with_dtype_code(embedding._replace(name=name), code)
+    return OutputTensor(entry, file_name, tie.embedding, DeltaSource(tie.head))
 
 
-def _recoded(entry: Entry, code: str | None) -> Entry:
-    is_number = entry.code in CODES.values()
-    return entry._replace(code=code) if code is not None and is_number else entry
+def _with_dtype_code(spec: TensorSpec, code: str | None) -> TensorSpec:
+    is_number = spec.code in DTYPE_CODES.values()
+    return spec._replace(code=code) if code is not None and is_number else spec
 
 
-def _order(piece: Piece) -> tuple[str, int, str, str]:
+def _write_order(tensor: OutputTensor) -> tuple[str, int, str, str]:
     # Wide numbers first, so that all are aligned; the parts of a parameter together.
-    parameter = piece.source.parameter if piece.source else ""
-    return piece.file_name, -code_bytes(piece.entry.code), parameter, piece.entry.name
+    parameter = tensor.source.parameter if tensor.source else ""
+    return tensor.file_name, -dtype_bytes(tensor.spec.code), parameter, tensor.spec.name

@@ -19,55 +19,55 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
 from tinkex.checkpoint.atomic import new_directory
-from tinkex.engine.checkpoints.deltas import Delta, read_deltas
+from tinkex.engine.checkpoints.deltas import WeightDelta, read_deltas
 from tinkex.engine.checkpoints.merge_plan import (
-    Piece,
-    Plan,
-    Source,
-    find_plan,
-    find_tie,
+    DeltaSource,
+    MergePlan,
+    OutputTensor,
+    find_tied_weights,
+    plan_merge,
     split_parameter,
 )
-from tinkex.engine.checkpoints.summaries import write_record
+from tinkex.engine.checkpoints.summaries import write_json
 from tinkex.engine.checkpoints.tensor_files import (
-    CODES,
-    TensorFile,
-    code_bytes,
-    largest,
-    new_tensor_file,
+    DTYPE_CODES,
+    SafetensorsFile,
+    dtype_bytes,
+    max_abs,
+    open_tensor_writer,
     open_tensors,
 )
 from tinkex.engine.config import DTYPES
-from tinkex.engine.models.folders import read_folder
-from tinkex.engine.models.loading import read_architecture
+from tinkex.engine.models.folders import read_model_folder
+from tinkex.engine.models.loading import read_transformers_config
 from tinkex.engine.models.weight_files import SAFETENSORS, UnusableModel, read_json
 from tinkex.errors import InvalidInput
 
 #: How many numbers are in memory at a time.
 CHUNK_NUMBERS = 16 << 20
-_DTYPES = {code: dtype for dtype, code in CODES.items()}
+_DTYPE_BY_CODE = {code: dtype for dtype, code in DTYPE_CODES.items()}
 #: Endings of files that are not copied: weights, in any format.
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-_INDEX = ".index.json"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+_INDEX_SUFFIX = ".index.json"
 
 
-class Progress(NamedTuple):
+class MergeProgress(NamedTuple):
     """How far a merge is."""
 
     done_bytes: int
     total_bytes: int
 
 
-Tell: TypeAlias = Callable[[Progress], None]
+OnMergeProgress: TypeAlias = Callable[[MergeProgress], None]
 
 
-def merge(
+def merge_adapter(
     base_folder: Path,
     adapter_folder: Path,
     out_folder: Path,
     *,
     dtype: str | None = None,
-    progress: Tell = lambda _: None,
+    progress: OnMergeProgress = lambda _: None,
 ) -> None:
     """Write W + scale B A for every weight that the adapter has a pair for, and the rest as it is.
 
@@ -80,76 +80,84 @@ def merge(
     if out_folder.exists():
         raise InvalidInput(f"{out_folder} exists already; name a folder that does not")
     kind = None if dtype is None else getattr(torch, dtype)
-    config = read_architecture(read_folder(base_folder))
-    with _quiet(), torch.device("meta"):
+    config = read_transformers_config(read_model_folder(base_folder))
+    with _silence_transformers(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     deltas = read_deltas(adapter_folder, model)
-    plan = find_plan(base_folder, model, deltas, CODES[kind] if kind else None)
+    plan = plan_merge(base_folder, model, deltas, DTYPE_CODES[kind] if kind else None)
     with new_directory(out_folder) as scratch:
         if plan is None:
-            _merge_whole(base_folder, scratch, model, deltas, kind)
-            progress(Progress(1, 1))
+            _merge_in_memory(base_folder, scratch, model, deltas, kind)
+            progress(MergeProgress(1, 1))
         else:
-            _Stream(plan, deltas, model, progress).run(base_folder, scratch)
+            _StreamingMerge(plan, deltas, model, progress).run(base_folder, scratch)
             _write_config(base_folder, scratch, dtype, is_untied=plan.is_untied)
-        _copy_rest(base_folder, scratch)
+        _copy_other_files(base_folder, scratch)
 
 
 # --- piece by piece ------------------------------------------------------------------------------
 
 
-class _Stream:
+class _StreamingMerge:
     """Writes files one after the other."""
 
     def __init__(
-        self, plan: Plan, deltas: Mapping[str, Delta], model: PreTrainedModel, progress: Tell
+        self,
+        plan: MergePlan,
+        deltas: Mapping[str, WeightDelta],
+        model: PreTrainedModel,
+        progress: OnMergeProgress,
     ) -> None:
         self._plan = plan
         self._deltas = deltas
         self._model = model
         self._progress = progress
-        self._total_bytes = sum(piece.entry.num_bytes for piece in plan.pieces)
+        self._total_bytes = sum(piece.spec.num_bytes for piece in plan.tensors)
         self._done_bytes = 0
-        self._parts: dict[str, Tensor] = {}
+        self._split_delta: dict[str, Tensor] = {}
         """The delta of the last parameter that is stored in parts."""
 
     def run(self, base_folder: Path, out_folder: Path) -> None:
         """Write every file, and an index if there are several."""
         for file_name in self._plan.files:
-            pieces = [piece for piece in self._plan.pieces if piece.file_name == file_name]
+            pieces = [piece for piece in self._plan.tensors if piece.file_name == file_name]
             with (
                 open_tensors(base_folder / file_name) as file,
-                new_tensor_file(out_folder / file_name, [one.entry for one in pieces]) as write,
+                open_tensor_writer(out_folder / file_name, [one.spec for one in pieces]) as write,
             ):
                 for piece in pieces:
-                    self._write_piece(file, piece, write)
+                    self._write_tensor(file, piece, write)
         if self._plan.files != [SAFETENSORS[0]]:
-            table = {piece.entry.name: piece.file_name for piece in self._plan.pieces}
+            table = {piece.spec.name: piece.file_name for piece in self._plan.tensors}
             index = {"metadata": {"total_size": self._total_bytes}, "weight_map": table}
-            write_record(out_folder / SAFETENSORS[1], index)
+            write_json(out_folder / SAFETENSORS[1], index)
 
-    def _write_piece(self, file: TensorFile, piece: Piece, write: Callable[[Tensor], None]) -> None:
-        dtype = _DTYPES.get(piece.entry.code)
-        for start, stop in _chunks(piece.entry.shape):
-            chunk = _rows(file, piece, start, stop)
-            if piece.source is not None:
+    def _write_tensor(
+        self, file: SafetensorsFile, tensor: OutputTensor, write: Callable[[Tensor], None]
+    ) -> None:
+        dtype = _DTYPE_BY_CODE.get(tensor.spec.code)
+        for start, stop in _row_chunks(tensor.spec.shape):
+            chunk = _read_rows(file, tensor, start, stop)
+            if tensor.source is not None:
                 assert dtype is not None  # an adapted weight has a shape of floats
-                chunk = _add(chunk, self._added(piece.source, start, stop), dtype, piece.entry.name)
+                chunk = _add_delta(
+                    chunk, self._delta_rows(tensor.source, start, stop), dtype, tensor.spec.name
+                )
             write(chunk if dtype is None else chunk.to(dtype))
-            self._done_bytes += chunk.numel() * code_bytes(piece.entry.code)
-            self._progress(Progress(self._done_bytes, self._total_bytes))
+            self._done_bytes += chunk.numel() * dtype_bytes(tensor.spec.code)
+            self._progress(MergeProgress(self._done_bytes, self._total_bytes))
 
-    def _added(self, source: Source, start: int, stop: int) -> Tensor:
+    def _delta_rows(self, source: DeltaSource, start: int, stop: int) -> Tensor:
         delta = self._deltas[source.parameter]
         if source.part is None:
             return delta.rows(start, stop)
-        if source.part not in self._parts:
+        if source.part not in self._split_delta:
             whole = delta.rows(0, delta.shape[0])
-            self._parts = split_parameter(self._model, source.parameter, whole)
-        return self._parts[source.part][start:stop]
+            self._split_delta = split_parameter(self._model, source.parameter, whole)
+        return self._split_delta[source.part][start:stop]
 
 
-def _chunks(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _row_chunks(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Ranges of the first axis that are small enough."""
     num_rows = shape[0] if shape else 1
     step = max(1, CHUNK_NUMBERS // max(1, prod(shape[1:])))
@@ -157,19 +165,19 @@ def _chunks(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, num_rows)
 
 
-def _rows(file: TensorFile, piece: Piece, start: int, stop: int) -> Tensor:
-    if not piece.entry.shape:
-        whole: Tensor = file.get_tensor(piece.stored_name)
+def _read_rows(file: SafetensorsFile, tensor: OutputTensor, start: int, stop: int) -> Tensor:
+    if not tensor.spec.shape:
+        whole: Tensor = file.get_tensor(tensor.stored_name)
         return whole
-    rows: Tensor = file.get_slice(piece.stored_name)[start:stop]
+    rows: Tensor = file.get_slice(tensor.stored_name)[start:stop]
     return rows
 
 
-def _add(weight: Tensor, delta: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _add_delta(weight: Tensor, delta: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """The sum, rounded once."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     total = weight.to(wide) + delta
-    if not largest(total) <= torch.finfo(dtype).max:
+    if not max_abs(total) <= torch.finfo(dtype).max:
         raise InvalidInput(
             f"the merged {name} has numbers that {dtype} cannot hold; merge with dtype float32"
         )
@@ -187,13 +195,13 @@ def _write_config(base_folder: Path, out: Path, dtype: str | None, *, is_untied:
                 part[name] = dtype
     if dtype is not None:
         config["dtype"] = dtype
-    write_record(out / "config.json", config)
+    write_json(out / "config.json", config)
 
 
-def _copy_rest(base_folder: Path, out: Path) -> None:
+def _copy_other_files(base_folder: Path, out: Path) -> None:
     """Copy the tokenizer and all else that is not weights."""
     for path in base_folder.iterdir():
-        is_weights = path.name.endswith((*_WEIGHTS, _INDEX))
+        is_weights = path.name.endswith((*_WEIGHT_SUFFIXES, _INDEX_SUFFIX))
         is_wanted = path.is_file() and not is_weights and not path.name.startswith(".")
         if is_wanted and not (out / path.name).exists():
             shutil.copyfile(path, out / path.name)
@@ -203,35 +211,35 @@ def _copy_rest(base_folder: Path, out: Path) -> None:
 
 
 @torch.no_grad()
-def _merge_whole(
+def _merge_in_memory(
     base_folder: Path,
     out: Path,
     skeleton: PreTrainedModel,
-    deltas: Mapping[str, Delta],
+    deltas: Mapping[str, WeightDelta],
     dtype: torch.dtype | None,
 ) -> None:
-    tie, config = find_tie(skeleton), skeleton.config
+    tie, config = find_tied_weights(skeleton), skeleton.config
     untied = tie if tie is not None and tie.head in deltas else None
     if untied is not None:
         for part in (config, config.get_text_config()):
             part.tie_word_embeddings = False
-    with _quiet():
-        model = _load(base_folder, config, {untied.head} if untied else set())
+    with _silence_transformers():
+        model = _load_base_model(base_folder, config, {untied.head} if untied else set())
         if untied is not None:
             # A copy: what was read may still be one tensor.
             weight = model.get_parameter(untied.embedding).clone()
             model.get_output_embeddings().weight = nn.Parameter(weight, requires_grad=False)
         for name, delta in deltas.items():
             weight = model.get_parameter(name)
-            for start, stop in _chunks(weight.shape):
+            for start, stop in _row_chunks(weight.shape):
                 rows = weight[start:stop]
-                rows.copy_(_add(rows, delta.rows(start, stop), dtype or rows.dtype, name))
+                rows.copy_(_add_delta(rows, delta.rows(start, stop), dtype or rows.dtype, name))
         if dtype is not None:
             nn.Module.to(model, dtype)
         model.save_pretrained(out)
 
 
-def _load(base_folder: Path, config: Any, made: set[str]) -> PreTrainedModel:
+def _load_base_model(base_folder: Path, config: Any, expected_missing: set[str]) -> PreTrainedModel:
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         base_folder,
         config=config,
@@ -242,7 +250,10 @@ def _load(base_folder: Path, config: Any, made: set[str]) -> PreTrainedModel:
         output_loading_info=True,
     )
     model, report = loaded
-    lacking = {*map(str, report["missing_keys"]), *map(str, report["mismatched_keys"])} - made
+    lacking = {
+        *map(str, report["missing_keys"]),
+        *map(str, report["mismatched_keys"]),
+    } - expected_missing
     if lacking:
         raise UnusableModel(f"{base_folder} has no weights for {min(lacking)!r}")
     assert isinstance(model, PreTrainedModel)
@@ -250,7 +261,7 @@ def _load(base_folder: Path, config: Any, made: set[str]) -> PreTrainedModel:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_transformers() -> Iterator[None]:
     """Keep transformers from telling what is meant to be."""
     before, had_bar = transformers_log.get_verbosity(), transformers_log.is_progress_bar_enabled()
     transformers_log.set_verbosity_error()

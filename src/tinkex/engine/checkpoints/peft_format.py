@@ -15,21 +15,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tinkex.engine.checkpoints.summaries import CONFIG_NAME, place, read_record
-from tinkex.engine.checkpoints.tensor_files import Named
-from tinkex.engine.state import ALPHA
+from tinkex.engine.checkpoints.summaries import CONFIG_NAME, read_struct, short_path
+from tinkex.engine.checkpoints.tensor_files import NamedTensor
+from tinkex.engine.state import LORA_ALPHA
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.sites import LoraLayout
 from tinkex.types.base import learned
 
 #: PEFT's wrappers around a model, as they show in the names of its tensors.
-PREFIX = "base_model.model."
-_MARK = ".lora_"
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+PEFT_PREFIX = "base_model.model."
+_LORA_MARK = ".lora_"
+LORA_A_SUFFIX, LORA_B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
-_NOTHING: tuple[Any, ...] = (None, False, "none", [], {})
+_UNSET_VALUES: tuple[Any, ...] = (None, False, "none", [], {})
 #: Settings that make an adapter more than low-rank pairs.
-_UNSET = (
+_UNSUPPORTED_OPTIONS = (
     "use_dora",
     "bias",
     "lora_bias",
@@ -47,9 +47,9 @@ _UNSET = (
 )
 #: In a model with experts, PEFT takes modules of these names for single experts, wherever they are;
 #: their weights can be named instead, which comes to the same.
-_TAKEN = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+_EXPERT_MODULE_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 #: First weights that leave the frozen ones as they are; others change both.
-_INITS: tuple[Any, ...] = (True, False, "gaussian", "eva", "orthogonal")
+_SUPPORTED_INITS: tuple[Any, ...] = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,13 +68,13 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
-def config_of(base_model: str, layout: LoraLayout) -> dict[str, Any]:
+def build_peft_config(base_model: str, layout: LoraLayout) -> dict[str, Any]:
     """The `adapter_config.json` of an adapter: exactly its modules, by their full names."""
     pairs = list(layout.pairs(torch.empty(layout.size, device="meta")))
     modules = [pair.path for pair in pairs if pair.down.ndim == 2]
     parameters = [pair.path for pair in pairs if pair.down.ndim == 3]
     if parameters:
-        is_taken = {path: path.rpartition(".")[2] in _TAKEN for path in modules}
+        is_taken = {path: path.rpartition(".")[2] in _EXPERT_MODULE_NAMES for path in modules}
         parameters += [f"{path}.weight" for path in modules if is_taken[path]]
         modules = [path for path in modules if not is_taken[path]]
     config: dict[str, Any] = {
@@ -82,7 +82,7 @@ def config_of(base_model: str, layout: LoraLayout) -> dict[str, Any]:
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "r": layout.rank,
-        "lora_alpha": ALPHA,
+        "lora_alpha": LORA_ALPHA,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -96,19 +96,21 @@ def config_of(base_model: str, layout: LoraLayout) -> dict[str, Any]:
     return config | ({"target_parameters": parameters} if parameters else {})
 
 
-def read_config(directory: Path) -> PeftConfig:
+def read_peft_config(directory: Path) -> PeftConfig:
     """Read what PEFT wrote; InvalidInput if it is more than plain low-rank pairs."""
     path = directory / CONFIG_NAME
-    fields = read_record(path, dict[str, Any])
+    fields = read_struct(path, dict[str, Any])
     try:
         config = msgspec.convert(fields, learned(PeftConfig))
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"{place(path)} cannot be read: {error}") from None
+        raise CheckpointError(f"{short_path(path)} cannot be read: {error}") from None
     if config.peft_type != "LORA" or config.r < 1:
         raise InvalidInput(
             f"the adapter's peft_type is {config.peft_type!r} of rank {config.r}; expected a LORA"
         )
-    plain = dict.fromkeys(_UNSET, _NOTHING) | {"init_lora_weights": _INITS}
+    plain = dict.fromkeys(_UNSUPPORTED_OPTIONS, _UNSET_VALUES) | {
+        "init_lora_weights": _SUPPORTED_INITS
+    }
     for name, usual in plain.items():
         if (value := fields.get(name, usual[0])) not in usual:
             raise InvalidInput(
@@ -118,51 +120,51 @@ def read_config(directory: Path) -> PeftConfig:
     return config
 
 
-def stems(paths: Iterable[str], tables: Iterable[str]) -> dict[str, str]:
+def tensor_prefixes(paths: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
     """The names of each module's tensors without their ends; `tables` are parameters, in order.
 
     PEFT wraps a module once for each of its tables, so the last one's wrapper is the outermost.
     """
-    named = {path: f"{PREFIX}{path}" for path in paths}
+    named = {path: f"{PEFT_PREFIX}{path}" for path in paths}
     by_module: dict[str, list[str]] = defaultdict(list)
-    for table in tables:
+    for table in parameters:
         by_module[table.rpartition(".")[0]].append(table)
     for module, members in by_module.items():
         for depth, table in enumerate(reversed(members)):
-            named[table] = f"{PREFIX}{module}{'.base_layer' * depth}"
+            named[table] = f"{PEFT_PREFIX}{module}{'.base_layer' * depth}"
     return named
 
 
-def peft_tensors(layout: LoraLayout, flat: Tensor) -> list[Named]:
+def peft_tensors(layout: LoraLayout, flat: Tensor) -> list[NamedTensor]:
     """An adapter's pairs as PEFT names and shapes them, as views of a buffer."""
     pairs = list(layout.pairs(flat))
-    names = stems(
+    names = tensor_prefixes(
         [pair.path for pair in pairs if pair.down.ndim == 2],
         [pair.path for pair in pairs if pair.down.ndim == 3],
     )
     tensors = []
     for path, down, up in pairs:
-        down_name, up_name = f"{names[path]}{DOWN}", f"{names[path]}{UP}"
+        down_name, up_name = f"{names[path]}{LORA_A_SUFFIX}", f"{names[path]}{LORA_B_SUFFIX}"
         if down.ndim == 2:
-            tensors += [Named(down_name, down), Named(up_name, up)]
+            tensors += [NamedTensor(down_name, down), NamedTensor(up_name, up)]
             continue
         num_experts, rank, size = down.shape
         up_NRE = up.permute(1, 2, 0)
         tensors += [
-            Named(down_name, down, (num_experts * rank, size)),
-            Named(up_name, up_NRE, (up_NRE.shape[0], rank * num_experts)),
+            NamedTensor(down_name, down, (num_experts * rank, size)),
+            NamedTensor(up_name, up_NRE, (up_NRE.shape[0], rank * num_experts)),
         ]
     return tensors
 
 
-def is_pair(name: str) -> bool:
+def is_lora_tensor(name: str) -> bool:
     """Whether a tensor is of an adapter; PEFT may keep copies of frozen embeddings beside it."""
-    return _MARK in name
+    return _LORA_MARK in name
 
 
-def path_of(name: str) -> str:
+def module_path(name: str) -> str:
     """The module of a tensor; of a table, the module that has it."""
-    return name.removeprefix(PREFIX).partition(_MARK)[0].replace(".base_layer", "")
+    return name.removeprefix(PEFT_PREFIX).partition(_LORA_MARK)[0].replace(".base_layer", "")
 
 
 def check_rank(config: PeftConfig, rank: int) -> None:
@@ -176,7 +178,7 @@ def check_rank(config: PeftConfig, rank: int) -> None:
 
 def rescale(ups: Sequence[Tensor], config: PeftConfig) -> None:
     """Make weights that were trained with another scale do the same with ours, in place."""
-    factor = config.scale * config.r / ALPHA
+    factor = config.scale * config.r / LORA_ALPHA
     if factor != 1.0:
         for up in ups:
             up.mul_(factor)

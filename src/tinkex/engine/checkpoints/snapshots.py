@@ -7,16 +7,21 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tinkex.engine.checkpoints.files import named_pairs
+from tinkex.engine.checkpoints.files import named_lora_tensors
 from tinkex.engine.checkpoints.summaries import (
     SNAPSHOT_NAME,
+    AdapterMetadata,
     Count,
-    Summary,
     TrainerState,
     check_format,
-    place,
+    short_path,
 )
-from tinkex.engine.checkpoints.tensor_files import Named, open_tensors, read_into, write_tensors
+from tinkex.engine.checkpoints.tensor_files import (
+    NamedTensor,
+    open_tensors,
+    read_tensors_into,
+    write_tensors,
+)
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError
@@ -24,13 +29,13 @@ from tinkex.nn.sites import LoraLayout
 from tinkex.types.base import learned
 
 #: Under what name the file says what it is.
-_ABOUT = "tinkex"
+_METADATA_KEY = "tinkex"
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot is of."""
 
-    summary: Summary
+    summary: AdapterMetadata
     state: TrainerState
     num_parameters: Count
     has_gradient: bool
@@ -38,27 +43,29 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimizer's buffers are in the file; before the first step they are zeros."""
 
 
-def write_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout, state: AdapterState) -> None:
+def write_snapshot(
+    directory: Path, spec: AdapterSpec, layout: LoraLayout, state: AdapterState
+) -> None:
     """Write a state, the gathered gradient included."""
-    about = About(
-        summary=Summary.of(spec),
-        state=TrainerState.of(spec, state.num_steps),
+    about = SnapshotMetadata(
+        summary=AdapterMetadata.from_spec(spec),
+        state=TrainerState.from_spec(spec, state.num_steps),
         num_parameters=layout.num_parameters,
         has_gradient=state.gradient is not None,
         has_moments=state.first is not None,
     )
-    tensors = _named(layout, state)
+    tensors = _named_tensors(layout, state)
     text = msgspec.json.encode(about).decode()
-    write_tensors(directory / SNAPSHOT_NAME, tensors, {_ABOUT: text})
+    write_tensors(directory / SNAPSHOT_NAME, tensors, {_METADATA_KEY: text})
 
 
 def read_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> AdapterState:
     """The state as it was, on the host; CheckpointError if the file is not of such an adapter."""
     path = directory / SNAPSHOT_NAME
-    about = _read_about(path)
-    wanted = Summary.of(spec)
+    about = _read_metadata(path)
+    wanted = AdapterMetadata.from_spec(spec)
     if about.summary != wanted:
-        raise CheckpointError(f"{place(path)} is of {about.summary}, expected {wanted}")
+        raise CheckpointError(f"{short_path(path)} is of {about.summary}, expected {wanted}")
     if about.num_parameters != layout.num_parameters:
         # Not damage: the state is whole, and can be used when the model is back.
         raise ConfigError(
@@ -66,30 +73,32 @@ def read_snapshot(directory: Path, spec: AdapterSpec, layout: LoraLayout) -> Ada
             f"had {about.num_parameters} parameters and has {layout.num_parameters} now; put the "
             "former model back"
         )
-    state = AdapterState.fresh(torch.zeros(layout.size))
+    state = AdapterState.from_weights(torch.zeros(layout.size))
     state.num_steps = about.state.num_steps
     if about.has_moments:
-        state.moments()
+        state.ensure_moments()
     if about.has_gradient:
         state.gradient = torch.zeros(layout.size)
     # A state that went wrong is still the state that was promised.
-    read_into(path, _named(layout, state), is_finite=False)
+    read_tensors_into(path, _named_tensors(layout, state), require_finite=False)
     return state
 
 
-def _named(layout: LoraLayout, state: AdapterState) -> list[Named]:
+def _named_tensors(layout: LoraLayout, state: AdapterState) -> list[NamedTensor]:
     """The pairs of every allocated buffer."""
     return [
-        pair for name, flat in state.buffers().items() for pair in named_pairs(name, layout, flat)
+        pair
+        for name, flat in state.buffers().items()
+        for pair in named_lora_tensors(name, layout, flat)
     ]
 
 
-def _read_about(path: Path) -> About:
+def _read_metadata(path: Path) -> SnapshotMetadata:
     with open_tensors(path) as file:
         metadata = file.metadata() or {}
     try:
-        about = msgspec.json.decode(metadata.get(_ABOUT, ""), type=learned(About))
+        about = msgspec.json.decode(metadata.get(_METADATA_KEY, ""), type=learned(SnapshotMetadata))
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{place(path)} does not say what it is: {error}") from None
+        raise CheckpointError(f"{short_path(path)} does not say what it is: {error}") from None
     check_format(path, about.summary.format)
     return about

@@ -15,17 +15,17 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "trainer_state.json"
-SUMMARY_NAME = "tinkex.json"
+METADATA_NAME = "tinkex.json"
 SNAPSHOT_NAME = "snapshot.safetensors"
 
 #: What this version writes; it reads no later ones.
-FORMAT = 1
+FORMAT_VERSION = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 RecordT = TypeVar("RecordT")
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class AdapterMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What an adapter must be like for saved weights to fit it."""
 
     base_model: str
@@ -33,11 +33,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     train_unembed: bool
     train_mlp: bool
     train_attn: bool
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
     """Which version of these files it is."""
 
     @classmethod
-    def of(cls, spec: AdapterSpec) -> Self:
+    def from_spec(cls, spec: AdapterSpec) -> Self:
         """The summary of an adapter made so."""
         return cls(
             base_model=spec.base_model,
@@ -56,36 +56,36 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     """Its type; the tables of one are of no use to another."""
     seed: int
     """What the first weights were made from."""
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
 
     @classmethod
-    def of(cls, spec: AdapterSpec, num_steps: int) -> Self:
+    def from_spec(cls, spec: AdapterSpec, num_steps: int) -> Self:
         """The state of an adapter after so many steps."""
         optimizer = str(spec.optimizer.get("type"))
         return cls(num_steps=num_steps, optimizer=optimizer, seed=spec.seed)
 
 
-def read_summary(directory: Path) -> Summary:
+def read_metadata(directory: Path) -> AdapterMetadata:
     """What the weights in a directory fit."""
-    summary = read_record(directory / SUMMARY_NAME, Summary)
-    check_format(directory / SUMMARY_NAME, summary.format)
+    summary = read_struct(directory / METADATA_NAME, AdapterMetadata)
+    check_format(directory / METADATA_NAME, summary.format)
     return summary
 
 
 def check_format(path: Path, version: int) -> None:
     """Refuse files of a later version."""
-    if version > FORMAT:
+    if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{place(path)} has format {version}, and this version of tinkex reads up to {FORMAT}; "
+            f"{short_path(path)} has format {version}, and this version of tinkex reads up to {FORMAT_VERSION}; "
             "upgrade tinkex"
         )
 
 
-def check_fit(found: Summary, spec: AdapterSpec) -> None:
+def check_compatible(metadata: AdapterMetadata, spec: AdapterSpec) -> None:
     """Refuse weights that were saved from an adapter made otherwise, by the first difference."""
-    wanted = Summary.of(spec)
-    for name in Summary.__struct_fields__:
-        theirs, ours = getattr(found, name), getattr(wanted, name)
+    wanted = AdapterMetadata.from_spec(spec)
+    for name in AdapterMetadata.__struct_fields__:
+        theirs, ours = getattr(metadata, name), getattr(wanted, name)
         if name != "format" and theirs != ours:
             raise InvalidInput(
                 f"the checkpoint was saved with {name} {theirs!r}, but the adapter has {ours!r}; "
@@ -100,7 +100,7 @@ def read_trainer_state(directory: Path, spec: AdapterSpec) -> TrainerState:
             "the checkpoint has no optimizer state; load it without the optimizer, or use one "
             "that save_state wrote"
         )
-    state = read_record(directory / STATE_NAME, TrainerState)
+    state = read_struct(directory / STATE_NAME, TrainerState)
     check_format(directory / STATE_NAME, state.format)
     wanted = spec.optimizer.get("type")
     if state.optimizer != wanted:
@@ -114,24 +114,26 @@ def read_trainer_state(directory: Path, spec: AdapterSpec) -> TrainerState:
 # --- single files --------------------------------------------------------------------------------
 
 
-def write_record(path: Path, content: object) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write JSON that people can read."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
-def read_record(path: Path, type_: type[RecordT]) -> RecordT:
+def read_struct(path: Path, type_: type[RecordT]) -> RecordT:
     """Read JSON of a known shape; CheckpointError if there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=learned(type_))
     except FileNotFoundError:
-        raise CheckpointError(f"{place(path)} is missing") from None
+        raise CheckpointError(f"{short_path(path)} is missing") from None
     except OSError as error:
         # The cause stays: a disk in trouble is no damage.
-        raise CheckpointError(f"{place(path)} cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{short_path(path)} cannot be read: {error.strerror or error}"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{place(path)} cannot be read: {error}") from None
+        raise CheckpointError(f"{short_path(path)} cannot be read: {error}") from None
 
 
-def place(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A file's name for messages; the whole path is the server's own affair."""
     return f"{path.parent.name}/{path.name}"

@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tinkex.engine.checkpoints.summaries import place
-from tinkex.engine.models.weight_files import explain_header
+from tinkex.engine.checkpoints.summaries import short_path
+from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, TinkexError
 
 #: Names of number formats in the files.
-CODES = {
+DTYPE_CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -27,11 +27,11 @@ CODES = {
 }
 _BUFFER_BYTES = 1 << 20
 
-TensorFile: TypeAlias = Any
+SafetensorsFile: TypeAlias = Any
 """An open file of the safetensors library, which has no types."""
 
 
-class Entry(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor that a file will have."""
 
     name: str
@@ -42,10 +42,10 @@ class Entry(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """How much room it takes."""
-        return prod(self.shape) * code_bytes(self.code)
+        return prod(self.shape) * dtype_bytes(self.code)
 
 
-class Named(NamedTuple):
+class NamedTensor(NamedTuple):
     """A tensor to write; `shape` is another one of the same numbers in the same order."""
 
     name: str
@@ -53,13 +53,13 @@ class Named(NamedTuple):
     shape: Sequence[int] | None = None
 
     @property
-    def entry(self) -> Entry:
+    def spec(self) -> TensorSpec:
         """What the file says about it."""
         shape = self.tensor.shape if self.shape is None else self.shape
-        return Entry(self.name, CODES[self.tensor.dtype], shape)
+        return TensorSpec(self.name, DTYPE_CODES[self.tensor.dtype], shape)
 
 
-def code_bytes(code: str) -> int:
+def dtype_bytes(code: str) -> int:
     """The bytes of one number."""
     bits = re.search(r"\d+", code)
     return int(bits[0]) // 8 if bits else 1
@@ -69,23 +69,23 @@ def code_bytes(code: str) -> int:
 
 
 def write_tensors(
-    path: Path, tensors: Sequence[Named], metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Sequence[NamedTensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors as they lie in memory; what is not contiguous is copied one at a time."""
-    with new_tensor_file(path, [one.entry for one in tensors], metadata) as write:
+    with open_tensor_writer(path, [one.spec for one in tensors], metadata) as write:
         for one in tensors:
             write(one.tensor)
 
 
 @contextmanager
-def new_tensor_file(
-    path: Path, entries: Iterable[Entry], metadata: Mapping[str, str] | None = None
+def open_tensor_writer(
+    path: Path, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[Tensor], None]]:
     """Yield a function that takes the entries' numbers, in their order and in any pieces."""
     # transformers asks for the format's name.
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     size = 0
-    for entry in entries:
+    for entry in specs:
         start, size = size, size + entry.num_bytes
         header[entry.name] = {
             "dtype": entry.code,
@@ -96,12 +96,12 @@ def new_tensor_file(
     text += b" " * (-len(text) % 8)
     with path.open("wb", buffering=_BUFFER_BYTES) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        yield lambda tensor: _write(file, tensor)
+        yield lambda tensor: _write_tensor_data(file, tensor)
         written = file.tell() - 8 - len(text)
     assert written == size, f"{path.name} got {written} bytes of {size}"
 
 
-def _write(file: Any, tensor: Tensor) -> None:
+def _write_tensor_data(file: Any, tensor: Tensor) -> None:
     flat = tensor.detach().cpu().contiguous().view(-1)
     file.write(flat.view(torch.uint8).numpy().data)
 
@@ -109,7 +109,7 @@ def _write(file: Any, tensor: Tensor) -> None:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def open_tensors(path: Path) -> TensorFile:
+def open_tensors(path: Path) -> SafetensorsFile:
     """Open a file; CheckpointError if it is not whole."""
     try:
         # The library does not tell a missing file from a disk in trouble.
@@ -117,38 +117,40 @@ def open_tensors(path: Path) -> TensorFile:
             pass
         return safe_open(path, framework="pt")
     except FileNotFoundError:
-        raise CheckpointError(f"{place(path)} is missing") from None
+        raise CheckpointError(f"{short_path(path)} is missing") from None
     except OSError as error:
-        raise CheckpointError(f"{place(path)} cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{short_path(path)} cannot be read: {error.strerror or error}"
+        ) from error
     except SafetensorError as error:
-        reason = explain_header(path) or error
-        raise CheckpointError(f"{place(path)} cannot be read: {reason}") from None
+        reason = describe_header_problem(path) or error
+        raise CheckpointError(f"{short_path(path)} cannot be read: {reason}") from None
 
 
-def read_into(
+def read_tensors_into(
     path: Path,
-    tensors: Sequence[Named],
+    tensors: Sequence[NamedTensor],
     *,
     codes: Sequence[str] = ("F32",),
     error: type[TinkexError] = CheckpointError,
-    counts: Callable[[str], bool] = lambda name: True,
-    is_finite: bool = True,
+    is_relevant: Callable[[str], bool] = lambda name: True,
+    require_finite: bool = True,
 ) -> None:
     """Fill tensors from a file, which has to have just these; `error` is raised if it has not.
 
     `counts` says which of the file's tensors matter.
     """
     with open_tensors(path) as file:
-        check_names(path, filter(counts, file.keys()), [one.name for one in tensors], error)
+        check_names(path, filter(is_relevant, file.keys()), [one.name for one in tensors], error)
         for one in tensors:
-            check_entry(path, entry_of(file, one.name), one.entry.shape, codes, error)
+            check_tensor(path, read_tensor_spec(file, one.name), one.spec.shape, codes, error)
             found = file.get_tensor(one.name)
-            if is_finite and not largest(found) < inf:
-                raise error(f"{place(path)}: {one.name} has numbers that are not finite")
+            if require_finite and not max_abs(found) < inf:
+                raise error(f"{short_path(path)}: {one.name} has numbers that are not finite")
             one.tensor.copy_(found.view(one.tensor.shape))
 
 
-def largest(tensor: Tensor) -> float:
+def max_abs(tensor: Tensor) -> float:
     """The largest size of a number in a tensor; NaN if any is none."""
     if tensor.numel() == 0:
         return 0.0
@@ -157,31 +159,37 @@ def largest(tensor: Tensor) -> float:
 
 
 def check_names(
-    path: Path, found: Iterable[str], wanted: Iterable[str], error: type[TinkexError]
+    path: Path, found: Iterable[str], expected: Iterable[str], error: type[TinkexError]
 ) -> None:
     """Refuse a file that has not just these tensors, by the first in their order."""
-    there, needed = set(found), set(wanted)
+    there, needed = set(found), set(expected)
     if lacking := sorted(needed - there):
-        raise error(f"{place(path)} has no tensor {lacking[0]!r}")
+        raise error(f"{short_path(path)} has no tensor {lacking[0]!r}")
     if surplus := sorted(there - needed):
         raise error(
-            f"{place(path)} has a tensor {surplus[0]!r}, which the adapter has no place for"
+            f"{short_path(path)} has a tensor {surplus[0]!r}, which the adapter has no place for"
         )
 
 
-def check_entry(
-    path: Path, found: Entry, shape: Sequence[int], codes: Iterable[str], error: type[TinkexError]
+def check_tensor(
+    path: Path,
+    found: TensorSpec,
+    shape: Sequence[int],
+    codes: Iterable[str],
+    error: type[TinkexError],
 ) -> None:
     """Refuse a tensor of another shape or number format."""
     if found.code not in codes:
-        raise error(f"{place(path)}: {found.name} is {found.code}, expected {' or '.join(codes)}")
+        raise error(
+            f"{short_path(path)}: {found.name} is {found.code}, expected {' or '.join(codes)}"
+        )
     if tuple(found.shape) != tuple(shape):
         raise error(
-            f"{place(path)}: {found.name} has shape {tuple(found.shape)}, expected {tuple(shape)}"
+            f"{short_path(path)}: {found.name} has shape {tuple(found.shape)}, expected {tuple(shape)}"
         )
 
 
-def entry_of(file: TensorFile, name: str) -> Entry:
+def read_tensor_spec(file: SafetensorsFile, name: str) -> TensorSpec:
     """What an open file says about a tensor."""
     piece = file.get_slice(name)
-    return Entry(name, piece.get_dtype(), piece.get_shape())
+    return TensorSpec(name, piece.get_dtype(), piece.get_shape())

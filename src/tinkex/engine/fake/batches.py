@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 
-from tinkex.engine.collate import pack
-from tinkex.engine.examples import read_examples
-from tinkex.engine.fake.bigram import Bigram, Floats, Tokens, Trainer
-from tinkex.engine.losses import check_loss, score, sum_up
+from tinkex.engine.collate import pack_examples
+from tinkex.engine.examples import parse_examples
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer, Floats, Tokens
+from tinkex.engine.losses import check_loss, compute_loss, sum_metrics
 from tinkex.types import (
     EncodedTextChunk,
     ForwardBackwardInput,
@@ -24,7 +24,7 @@ from tinkex.types import (
 PLACEHOLDER_TOKEN = 511
 
 
-def read_tokens(model_input: ModelInput) -> list[int]:
+def flatten_tokens(model_input: ModelInput) -> list[int]:
     """The token at every position of a prompt; what is not text counts as placeholders."""
     chunks = model_input.chunks
     if len(chunks) == 1 and isinstance(chunks[0], EncodedTextChunk):
@@ -38,9 +38,9 @@ def read_tokens(model_input: ModelInput) -> list[int]:
     return tokens
 
 
-def run_batch(
-    trainer: Trainer,
-    work: ForwardBackwardInput,
+def run_pass(
+    trainer: BigramTrainer,
+    request: ForwardBackwardInput,
     *,
     forward_only: bool,
     max_context_tokens: int = sys.maxsize,
@@ -50,28 +50,28 @@ def run_batch(
     What cannot be scored raises InvalidInput, and then nothing is added.
     """
     model = trainer.model
-    examples = read_examples(
-        work, vocab_size=model.vocab_size, max_context_tokens=max_context_tokens
+    examples = parse_examples(
+        request, vocab_size=model.vocab_size, max_context_tokens=max_context_tokens
     )
-    packed = pack(examples)
+    packed = pack_examples(examples)
     previous_P = packed.tokens_T[packed.rows_P]
-    parts = packed.split(model.logprobs_VV[previous_P, packed.targets_P])
-    loss = score(work, examples, parts)
-    check_loss(work.loss_fn, loss)
+    parts = packed.split_by_example(model.logprobs_VV[previous_P, packed.targets_P])
+    loss = compute_loss(request, examples, parts)
+    check_loss(request.loss_fn, loss)
     if not forward_only:
         # What is not finite is found in the sum, and told without a warning on the way.
         with np.errstate(all="ignore"):
-            trainer.accumulate(model.gradient(previous_P, packed.targets_P, loss.slope_P))
+            trainer.accumulate(model.gradient(previous_P, packed.targets_P, loss.grad_P))
     metrics = {
-        **sum_up([loss]),
+        **sum_metrics([loss]),
         "tokens:sum": float(len(packed.tokens_T)),
         "entropy:mean": float(model.entropy_V[packed.tokens_T].mean()),
     }
-    outputs = [example.output(part) for example, part in zip(examples, parts, strict=True)]
+    outputs = [example.to_output(part) for example, part in zip(examples, parts, strict=True)]
     return ForwardBackwardOutput("ArrayRecord", outputs, metrics)
 
 
-def score_pairs(model: Bigram, tokens: Tokens) -> Floats:
+def score_tokens(model: Bigram, tokens: Tokens) -> Floats:
     """The log-probability of every token but the first, given the one before it."""
     scores: Floats = model.logprobs_VV[tokens[:-1], tokens[1:]]
     return scores

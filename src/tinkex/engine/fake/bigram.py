@@ -63,7 +63,7 @@ class Bigram:
         entropies_V: Floats = -(self.probs_VV * self.logprobs_VV).sum(axis=1)
         return entropies_V
 
-    def tempered(self, temperature: float) -> Bigram:
+    def with_temperature(self, temperature: float) -> Bigram:
         """The model with its distributions flattened or sharpened; never below the float range."""
         top_V1 = self.logits_VV.max(axis=1, keepdims=True)
         with np.errstate(over="ignore"):
@@ -75,11 +75,11 @@ class Bigram:
         """How many tokens there are."""
         return len(self.logits_VV)
 
-    def gradient(self, previous_P: Tokens, next_P: Tokens, slope_P: Floats) -> Floats:
+    def gradient(self, previous_P: Tokens, next_P: Tokens, grad_P: Floats) -> Floats:
         """The gradient by the logits of a loss whose slope by each pair's log-prob is given."""
         size = self.vocab_size
-        cells = np.bincount(previous_P * size + next_P, weights=slope_P, minlength=size * size)
-        rows_V = np.bincount(previous_P, weights=slope_P, minlength=size)
+        cells = np.bincount(previous_P * size + next_P, weights=grad_P, minlength=size * size)
+        rows_V = np.bincount(previous_P, weights=grad_P, minlength=size)
         table_VV: Floats = cells.reshape(size, size) - rows_V[:, None] * self.probs_VV
         return table_VV
 
@@ -99,7 +99,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSize:
+class OptimStepParams:
     """The numbers of one optimizer step."""
 
     learning_rate: float
@@ -111,7 +111,7 @@ class StepSize:
 
 
 @dataclass(slots=True)
-class Trainer:
+class BigramTrainer:
     """A model in training: weights, the gradient gathered so far, and the optimizer's memory."""
 
     model: Bigram
@@ -131,15 +131,15 @@ class Trainer:
         """Go on from other weights; without their moments the optimizer starts afresh."""
         self.model, self.moments, self.gradient_VV = model, moments or Moments(), None
 
-    def adamw_step(self, size: StepSize) -> dict[str, float]:
+    def adamw_step(self, params: OptimStepParams) -> dict[str, float]:
         """One AdamW step with decoupled weight decay; the gradient is used up."""
-        return self._step(_adamw, size)
+        return self._step(_adamw_update, params)
 
-    def momentum_step(self, size: StepSize) -> dict[str, float]:
+    def momentum_step(self, params: OptimStepParams) -> dict[str, float]:
         """One step along the normalized momentum, for optimizers other than AdamW."""
-        return self._step(_along_momentum, size)
+        return self._step(_momentum_update, params)
 
-    def _step(self, move: _Move, size: StepSize) -> dict[str, float]:
+    def _step(self, update_rule: _UpdateRule, params: OptimStepParams) -> dict[str, float]:
         """Take a step whole, or refuse it and change nothing."""
         old_VV, gradient_VV = self.model.logits_VV, self.gradient_VV
         has_gradient = gradient_VV is not None
@@ -149,12 +149,12 @@ class Trainer:
         if not math.isfinite(norm):
             raise InvalidInput(f"the gradient's norm is {norm}; load saved weights to drop it")
         with np.errstate(all="ignore"):
-            if 0.0 < size.grad_clip_norm < norm:
-                gradient_VV = gradient_VV * (size.grad_clip_norm / norm)
-            logits_VV, moments = move(old_VV, self.moments, gradient_VV, size)
+            if 0.0 < params.grad_clip_norm < norm:
+                gradient_VV = gradient_VV * (params.grad_clip_norm / norm)
+            logits_VV, moments = update_rule(old_VV, self.moments, gradient_VV, params)
             metrics = {
                 "grad_norm": norm,
-                "learning_rate": size.learning_rate,
+                "learning_rate": params.learning_rate,
                 "param_norm": _norm(logits_VV),
                 "update_norm": _norm(logits_VV - old_VV),
                 "step": float(moments.num_steps),
@@ -165,35 +165,37 @@ class Trainer:
         return metrics
 
 
-_Move: TypeAlias = Callable[[Floats, Moments, Floats, StepSize], tuple[Floats, Moments]]
+_UpdateRule: TypeAlias = Callable[
+    [Floats, Moments, Floats, OptimStepParams], tuple[Floats, Moments]
+]
 
 
-def _adamw(
-    logits_VV: Floats, old: Moments, gradient_VV: Floats, size: StepSize
+def _adamw_update(
+    logits_VV: Floats, old: Moments, gradient_VV: Floats, params: OptimStepParams
 ) -> tuple[Floats, Moments]:
     step = old.num_steps + 1
-    first_VV = _blend(old.first_VV, gradient_VV, size.beta1)
-    second_VV = _blend(old.second_VV, gradient_VV**2, size.beta2)
-    mean_VV = first_VV / (1.0 - size.beta1**step)
-    scale_VV = np.sqrt(second_VV / (1.0 - size.beta2**step)) + size.eps
-    kept_VV = logits_VV * (1.0 - size.learning_rate * size.weight_decay)
-    return kept_VV - size.learning_rate * mean_VV / scale_VV, Moments(step, first_VV, second_VV)
+    first_VV = _moving_average(old.first_VV, gradient_VV, params.beta1)
+    second_VV = _moving_average(old.second_VV, gradient_VV**2, params.beta2)
+    mean_VV = first_VV / (1.0 - params.beta1**step)
+    scale_VV = np.sqrt(second_VV / (1.0 - params.beta2**step)) + params.eps
+    kept_VV = logits_VV * (1.0 - params.learning_rate * params.weight_decay)
+    return kept_VV - params.learning_rate * mean_VV / scale_VV, Moments(step, first_VV, second_VV)
 
 
-def _along_momentum(
-    logits_VV: Floats, old: Moments, gradient_VV: Floats, size: StepSize
+def _momentum_update(
+    logits_VV: Floats, old: Moments, gradient_VV: Floats, params: OptimStepParams
 ) -> tuple[Floats, Moments]:
-    first_VV = _blend(old.first_VV, gradient_VV, size.beta1)
+    first_VV = _moving_average(old.first_VV, gradient_VV, params.beta1)
     length = float(np.sqrt((first_VV**2).mean()))
     moved_VV = logits_VV
     if length > 0.0:
-        moved_VV = logits_VV - size.learning_rate * first_VV / length
+        moved_VV = logits_VV - params.learning_rate * first_VV / length
     return moved_VV, Moments(old.num_steps + 1, first_VV)
 
 
-def _blend(old_VV: Floats | None, new_VV: Floats, keep: float) -> Floats:
-    blended_VV: Floats = (1.0 - keep) * new_VV
-    return blended_VV if old_VV is None else keep * old_VV + blended_VV
+def _moving_average(old_VV: Floats | None, new_VV: Floats, decay: float) -> Floats:
+    blended_VV: Floats = (1.0 - decay) * new_VV
+    return blended_VV if old_VV is None else decay * old_VV + blended_VV
 
 
 def _norm(table_VV: Floats) -> float:

@@ -8,32 +8,32 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tinkex.engine.checkpoints.summaries import check_fit, read_summary
+from tinkex.engine.checkpoints.summaries import check_compatible, read_metadata
 from tinkex.engine.fake import files
-from tinkex.engine.fake.batches import run_batch
-from tinkex.engine.fake.bigram import Bigram, Trainer
-from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, read_step
-from tinkex.engine.fake.samples import SampleQueue, SamplerShelf
+from tinkex.engine.fake.batches import run_pass
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer
+from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, parse_step_params
+from tinkex.engine.fake.samples import FakeSampleQueue, FakeSamplerCache
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
-from tinkex.engine.pass_run import GeneratorRun, PassOutcome, PassSteps
+from tinkex.engine.pass_run import GeneratorPassRun, PassOutcome, PassSteps
 from tinkex.engine.protocol import (
     AdapterSpec,
     BaseModel,
-    Failure,
-    Finished,
+    EngineFailure,
+    FinishedSample,
     Pass,
     SamplerSource,
     WriteSnapshot,
-    refuse_too_large,
+    check_adapter_size,
 )
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput, RequestErrorCategory
 from tinkex.types import AdamParams, SampleRequest
 from tinkex.types.optimizers import OptimParams
 
 
-class _Adapter(NamedTuple):
+class _FakeAdapter(NamedTuple):
     spec: AdapterSpec
-    trainer: Trainer
+    trainer: BigramTrainer
 
 
 DEFAULT_MODELS = ("tinkex/bigram",)
@@ -62,12 +62,12 @@ class FakeEngine:
         step_tokens: int = 1024,
     ) -> None:
         self._step_tokens = step_tokens
-        self._bases = dict(_read_name(name) for name in models)
+        self._bases = dict(_parse_model_name(name) for name in models)
         self._seconds_per_op = seconds_per_op
         self._max_adapter_bytes = max_adapter_bytes
-        self._adapters: dict[str, _Adapter] = {}
-        self._shelf = SamplerShelf(self._bases)
-        self._samples = SampleQueue(self._shelf, seconds_per_op)
+        self._adapters: dict[str, _FakeAdapter] = {}
+        self._sampler_cache = FakeSamplerCache(self._bases)
+        self._sample_queue = FakeSampleQueue(self._sampler_cache, seconds_per_op)
 
     def base_models(self) -> Sequence[BaseModel]:
         """What is served."""
@@ -85,10 +85,12 @@ class FakeEngine:
     def create(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a new adapter, which is its base model; one of the same id is made anew."""
         check_spec(spec)
-        refuse_too_large(self, spec)
-        self._adapters[adapter_id] = _Adapter(spec, Trainer(self._base(spec.base_model)))
+        check_adapter_size(self, spec)
+        self._adapters[adapter_id] = _FakeAdapter(
+            spec, BigramTrainer(self._get_base(spec.base_model))
+        )
 
-    def has(self, adapter_id: str) -> bool:
+    def has_adapter(self, adapter_id: str) -> bool:
         """Whether the adapter is in memory."""
         return adapter_id in self._adapters
 
@@ -99,7 +101,7 @@ class FakeEngine:
     # --- memory of adapters -----------------------------------------------------------------
     def training_bytes(self, spec: AdapterSpec) -> int:
         """The memory of an adapter's tables."""
-        return _NUM_TABLES * self._base(spec.base_model).logits_VV.nbytes
+        return _NUM_TABLES * self._get_base(spec.base_model).logits_VV.nbytes
 
     @property
     def max_adapter_bytes(self) -> int:
@@ -107,9 +109,9 @@ class FakeEngine:
         return self._max_adapter_bytes
 
     # --- training ---------------------------------------------------------------------------
-    def start_passes(self, passes: Sequence[Pass]) -> GeneratorRun:
+    def start_passes(self, passes: Sequence[Pass]) -> GeneratorPassRun:
         """Begin passes; a refused one adds nothing to its adapter's gradient."""
-        return GeneratorRun(self._run_passes(passes))
+        return GeneratorPassRun(self._run_passes(passes))
 
     def run_passes(self, passes: Sequence[Pass]) -> Sequence[PassOutcome]:
         """Run passes to their end."""
@@ -117,46 +119,48 @@ class FakeEngine:
 
     def _run_passes(self, passes: Sequence[Pass]) -> PassSteps:
         """Take the time of every micro-batch, and compute all passes in the last step."""
-        *earlier, _ = _micro_batches(passes, self._step_tokens)
+        *earlier, _ = _micro_batch_tokens(passes, self._step_tokens)
         for num_tokens in earlier:
-            self._take_time()
+            self._sleep_per_op()
             yield num_tokens
-        self._take_time()
+        self._sleep_per_op()
         return [self._run_pass(each) for each in passes]
 
-    def _run_pass(self, each: Pass) -> PassOutcome:
-        adapter = self._adapters.get(each.adapter_id)
+    def _run_pass(self, request_pass: Pass) -> PassOutcome:
+        adapter = self._adapters.get(request_pass.adapter_id)
         if adapter is None:
-            return Failure(_absent(each.adapter_id), RequestErrorCategory.Server)
+            return EngineFailure(
+                _not_in_memory_message(request_pass.adapter_id), RequestErrorCategory.Server
+            )
         try:
-            return run_batch(
+            return run_pass(
                 adapter.trainer,
-                each.work,
-                forward_only=each.is_forward_only,
+                request_pass.request,
+                forward_only=request_pass.is_forward_only,
                 max_context_tokens=MAX_CONTEXT_TOKENS,
             )
         except InvalidInput as error:
-            return Failure(error.message)
+            return EngineFailure(error.message)
 
     def optim_step(self, adapter_id: str, params: OptimParams) -> Mapping[str, float]:
         """Apply the gathered gradient, clear it, and report metrics."""
-        spec, trainer = self._adapter(adapter_id)
-        size = read_step(spec.optimizer, params)
-        self._take_time()
+        spec, trainer = self._get_adapter(adapter_id)
+        size = parse_step_params(spec.optimizer, params)
+        self._sleep_per_op()
         is_adamw = isinstance(params, AdamParams)
         return trainer.adamw_step(size) if is_adamw else trainer.momentum_step(size)
 
     # --- what is kept on disk ----------------------------------------------------------------
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
         """Write a PEFT-like adapter, and what an optimizer needs to go on."""
-        spec, trainer = self._adapter(adapter_id)
+        spec, trainer = self._get_adapter(adapter_id)
         files.write_checkpoint(directory, spec, trainer, with_optimizer=with_optimizer)
 
     def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
         """Go on from saved weights, if they fit; the gathered gradient is dropped."""
-        spec, trainer = self._adapter(adapter_id)
+        spec, trainer = self._get_adapter(adapter_id)
         try:
-            check_fit(read_summary(directory), spec)
+            check_compatible(read_metadata(directory), spec)
             size = trainer.model.vocab_size
             model = files.read_model(directory, size)
             moments = files.read_moments(directory, spec, size) if with_optimizer else None
@@ -166,33 +170,33 @@ class FakeEngine:
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
         """Copy the whole state; tables are never changed in place, so the copy is references."""
-        spec, trainer = self._adapter(adapter_id)
-        copy = Trainer(trainer.model, trainer.moments, trainer.gradient_VV)
+        spec, trainer = self._get_adapter(adapter_id)
+        copy = BigramTrainer(trainer.model, trainer.moments, trainer.gradient_VV)
         return partial(files.write_snapshot, spec=spec, trainer=copy)
 
     def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
         """Bring an adapter back as it was when its snapshot was taken."""
-        size = self._base(spec.base_model).vocab_size
+        size = self._get_base(spec.base_model).vocab_size
         trainer = files.read_snapshot(directory, spec, size)
-        self._adapters[adapter_id] = _Adapter(spec, trainer)
+        self._adapters[adapter_id] = _FakeAdapter(spec, trainer)
 
     # --- sampling ---------------------------------------------------------------------------
-    def start_sample(self, ticket: str, source: SamplerSource, request: SampleRequest) -> None:
+    def start_sample(self, job_id: str, source: SamplerSource, request: SampleRequest) -> None:
         """Let a sample request wait for its turn; a bad one is reported by `step_samples`."""
-        self._samples.add(ticket, source, request)
+        self._sample_queue.add(job_id, source, request)
 
-    def step_samples(self) -> Sequence[Finished]:
+    def step_samples(self) -> Sequence[FinishedSample]:
         """Go a short way with the oldest samples, and hand out those that are over."""
-        return self._samples.step()
+        return self._sample_queue.step()
 
-    def cancel_sample(self, ticket: str) -> None:
+    def cancel_sample(self, job_id: str) -> None:
         """Forget a sample request; one that is over or unknown is no error."""
-        self._samples.cancel(ticket)
+        self._sample_queue.cancel(job_id)
 
     @property
     def num_samples(self) -> int:
         """How many sample requests are not over."""
-        return len(self._samples)
+        return len(self._sample_queue)
 
     @property
     def max_samples(self) -> int:
@@ -202,30 +206,30 @@ class FakeEngine:
     def close(self) -> None:
         """Forget everything."""
         self._adapters.clear()
-        self._samples.clear()
-        self._shelf.clear()
+        self._sample_queue.clear()
+        self._sampler_cache.clear()
 
     # --- inside -----------------------------------------------------------------------------
-    def _base(self, name: str) -> Bigram:
+    def _get_base(self, name: str) -> Bigram:
         base = self._bases.get(name)
         if base is None:
             raise InvalidInput(f"base model {name!r} is not one of {', '.join(self._bases)}")
         return base
 
-    def _adapter(self, adapter_id: str) -> _Adapter:
+    def _get_adapter(self, adapter_id: str) -> _FakeAdapter:
         adapter = self._adapters.get(adapter_id)
         if adapter is None:
-            raise LookupError(_absent(adapter_id))
+            raise LookupError(_not_in_memory_message(adapter_id))
         return adapter
 
-    def _take_time(self) -> None:
+    def _sleep_per_op(self) -> None:
         if self._seconds_per_op > 0.0:
             time.sleep(self._seconds_per_op)
 
 
-def _micro_batches(passes: Sequence[Pass], step_tokens: int) -> list[int]:
+def _micro_batch_tokens(passes: Sequence[Pass], step_tokens: int) -> list[int]:
     """How many tokens the steps of some passes have; a pass takes at least one."""
-    lengths = [sum(datum.model_input.length for datum in each.work.data) for each in passes]
+    lengths = [sum(datum.model_input.length for datum in each.request.data) for each in passes]
     return [
         min(step_tokens, num_tokens - start)
         for num_tokens in lengths or [0]
@@ -233,12 +237,12 @@ def _micro_batches(passes: Sequence[Pass], step_tokens: int) -> list[int]:
     ]
 
 
-def _read_name(text: str) -> tuple[str, Bigram]:
+def _parse_model_name(text: str) -> tuple[str, Bigram]:
     name, has_size, size = text.partition("=")
     if not name or (has_size and not (size.isdecimal() and int(size) > 1)):
         raise ConfigError(f"model is {text!r}; the fake engine takes NAME or NAME=VOCABULARY_SIZE")
     return name, Bigram.base(name, int(size) if size else VOCAB_SIZE)
 
 
-def _absent(adapter_id: str) -> str:
+def _not_in_memory_message(adapter_id: str) -> str:
     return f"adapter {adapter_id!r} is not in memory"

@@ -15,21 +15,21 @@ from safetensors.numpy import load_file, save_file
 
 from tinkex.engine.checkpoints.summaries import (
     CONFIG_NAME,
+    METADATA_NAME,
     OPTIMIZER_NAME,
     SNAPSHOT_NAME,
     STATE_NAME,
-    SUMMARY_NAME,
     WEIGHTS_NAME,
-    Summary,
+    AdapterMetadata,
     TrainerState,
-    place,
-    read_record,
-    read_summary,
+    read_metadata,
+    read_struct,
     read_trainer_state,
-    write_record,
+    short_path,
+    write_json,
 )
-from tinkex.engine.fake.bigram import Bigram, Floats, Moments, Trainer
-from tinkex.engine.models.weight_files import explain_header
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer, Floats, Moments
+from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import CheckpointError
 
@@ -41,21 +41,21 @@ _FIRST, _SECOND, _GRADIENT = "first_moment", "second_moment", "gradient"
 
 
 def write_checkpoint(
-    directory: Path, spec: AdapterSpec, trainer: Trainer, *, with_optimizer: bool
+    directory: Path, spec: AdapterSpec, trainer: BigramTrainer, *, with_optimizer: bool
 ) -> None:
     """Write weights, what they fit, and the optimizer's memory if asked for."""
-    write_record(directory / CONFIG_NAME, _adapter_config(spec))
-    write_record(directory / SUMMARY_NAME, Summary.of(spec))
+    write_json(directory / CONFIG_NAME, _adapter_config(spec))
+    write_json(directory / METADATA_NAME, AdapterMetadata.from_spec(spec))
     save_file({_LOGITS: trainer.model.logits_VV}, directory / WEIGHTS_NAME)
     if with_optimizer:
-        write_record(directory / STATE_NAME, TrainerState.of(spec, trainer.moments.num_steps))
+        write_json(directory / STATE_NAME, TrainerState.from_spec(spec, trainer.moments.num_steps))
         save_file(_moment_tables(trainer.moments), directory / OPTIMIZER_NAME)
 
 
 def read_model(directory: Path, vocab_size: int) -> Bigram:
     """Saved weights."""
     tables = _read_tables(directory / WEIGHTS_NAME, vocab_size)
-    return Bigram(_need(tables, _LOGITS, directory / WEIGHTS_NAME))
+    return Bigram(_require_table(tables, _LOGITS, directory / WEIGHTS_NAME))
 
 
 def read_moments(directory: Path, spec: AdapterSpec, vocab_size: int) -> Moments:
@@ -68,26 +68,28 @@ def read_moments(directory: Path, spec: AdapterSpec, vocab_size: int) -> Moments
 # --- snapshots -----------------------------------------------------------------------------------
 
 
-def write_snapshot(directory: Path, spec: AdapterSpec, trainer: Trainer) -> None:
+def write_snapshot(directory: Path, spec: AdapterSpec, trainer: BigramTrainer) -> None:
     """Write everything that decides what an adapter does next, the gathered gradient included."""
     tables = {_LOGITS: trainer.model.logits_VV, **_moment_tables(trainer.moments)}
     if trainer.gradient_VV is not None:
         tables[_GRADIENT] = trainer.gradient_VV
-    write_record(directory / SUMMARY_NAME, Summary.of(spec))
-    write_record(directory / STATE_NAME, TrainerState.of(spec, trainer.moments.num_steps))
+    write_json(directory / METADATA_NAME, AdapterMetadata.from_spec(spec))
+    write_json(directory / STATE_NAME, TrainerState.from_spec(spec, trainer.moments.num_steps))
     save_file(tables, directory / SNAPSHOT_NAME)
 
 
-def read_snapshot(directory: Path, spec: AdapterSpec, vocab_size: int) -> Trainer:
+def read_snapshot(directory: Path, spec: AdapterSpec, vocab_size: int) -> BigramTrainer:
     """The trainer as it was; CheckpointError if the files are not those of such an adapter."""
-    found, wanted = read_summary(directory), Summary.of(spec)
+    found, wanted = read_metadata(directory), AdapterMetadata.from_spec(spec)
     if found != wanted:
         raise CheckpointError(f"the snapshot in {directory.name} is of {found}, expected {wanted}")
-    state = read_record(directory / STATE_NAME, TrainerState)
+    state = read_struct(directory / STATE_NAME, TrainerState)
     path = directory / SNAPSHOT_NAME
     tables = _read_tables(path, vocab_size)
     moments = Moments(state.num_steps, tables.get(_FIRST), tables.get(_SECOND))
-    return Trainer(Bigram(_need(tables, _LOGITS, path)), moments, tables.get(_GRADIENT))
+    return BigramTrainer(
+        Bigram(_require_table(tables, _LOGITS, path)), moments, tables.get(_GRADIENT)
+    )
 
 
 # --- single files --------------------------------------------------------------------------------
@@ -113,26 +115,26 @@ def _read_tables(path: Path, vocab_size: int) -> Mapping[str, Floats]:
     try:
         tables: dict[str, Floats] = load_file(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{place(path)} is missing") from None
+        raise CheckpointError(f"{short_path(path)} is missing") from None
     except OSError as error:
-        raise CheckpointError(f"{place(path)} cannot be read: {error}") from error
+        raise CheckpointError(f"{short_path(path)} cannot be read: {error}") from error
     except (SafetensorError, KeyError, TypeError) as error:
         # The latter two: a number format that NumPy does not know.
-        reason = explain_header(path) or error
-        raise CheckpointError(f"{place(path)} cannot be read: {reason}") from None
+        reason = describe_header_problem(path) or error
+        raise CheckpointError(f"{short_path(path)} cannot be read: {reason}") from None
     shape = (vocab_size, vocab_size)
     for name, table_VV in tables.items():
         if table_VV.shape != shape or table_VV.dtype != np.float64:
             raise CheckpointError(
-                f"{place(path)}: {name} is {table_VV.dtype} of shape {table_VV.shape}, "
+                f"{short_path(path)}: {name} is {table_VV.dtype} of shape {table_VV.shape}, "
                 f"expected float64 of shape {shape}"
             )
         if not np.isfinite(table_VV).all():
-            raise CheckpointError(f"{place(path)}: {name} has numbers that are not finite")
+            raise CheckpointError(f"{short_path(path)}: {name} has numbers that are not finite")
     return tables
 
 
-def _need(tables: Mapping[str, Floats], name: str, path: Path) -> Floats:
+def _require_table(tables: Mapping[str, Floats], name: str, path: Path) -> Floats:
     if name not in tables:
-        raise CheckpointError(f"{place(path)} has no table {name!r}")
+        raise CheckpointError(f"{short_path(path)} has no table {name!r}")
     return tables[name]

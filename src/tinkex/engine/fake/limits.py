@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinkex.engine.examples import count_text
-from tinkex.engine.fake.bigram import StepSize
+from tinkex.engine.examples import count_text_tokens
+from tinkex.engine.fake.bigram import OptimStepParams
 from tinkex.engine.fake.sampler import DEFAULT_MAX_TOKENS
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
 from tinkex.engine.protocol import AdapterSpec
@@ -34,7 +34,7 @@ def check_spec(spec: AdapterSpec) -> None:
         raise InvalidInput(f"optimizer type {kind!r} is not one of {', '.join(OPTIMIZERS)}")
 
 
-def read_step(optimizer: Mapping[str, Any], params: OptimParams) -> StepSize:
+def parse_step_params(optimizer: Mapping[str, Any], params: OptimParams) -> OptimStepParams:
     """The numbers of a step, which must be those of the adapter's optimizer."""
     given = "adamw" if isinstance(params, AdamParams) else params.type
     wanted = optimizer.get("type")
@@ -43,7 +43,7 @@ def read_step(optimizer: Mapping[str, Any], params: OptimParams) -> StepSize:
             f"the step has parameters of {given!r}, but the adapter trains with {wanted!r}"
         )
     if isinstance(params, AdamParams):
-        return StepSize(
+        return OptimStepParams(
             learning_rate=params.learning_rate,
             beta1=params.beta1,
             beta2=params.beta2,
@@ -52,7 +52,7 @@ def read_step(optimizer: Mapping[str, Any], params: OptimParams) -> StepSize:
             grad_clip_norm=params.grad_clip_norm,
         )
     if isinstance(params, DimuonParams):
-        return StepSize(
+        return OptimStepParams(
             learning_rate=params.learning_rate,
             beta1=params.beta1,
             grad_clip_norm=params.grad_clip_norm,
@@ -62,7 +62,7 @@ def read_step(optimizer: Mapping[str, Any], params: OptimParams) -> StepSize:
 
 def check_sample(request: SampleRequest) -> None:
     """Refuse a prompt that is too long or not text, and more answers than are given."""
-    num_prompt = count_text("the prompt", request.prompt, MAX_CONTEXT_TOKENS)
+    num_prompt = count_text_tokens("the prompt", request.prompt, MAX_CONTEXT_TOKENS)
     num_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
     if num_prompt + num_tokens > MAX_CONTEXT_TOKENS:
         raise InvalidInput(

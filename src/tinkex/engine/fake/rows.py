@@ -16,7 +16,7 @@ from tinkex.engine.fake.bigram import Bigram, Floats, Tokens
 from tinkex.types.sampling import TopkLogprobs
 
 
-class Setting(NamedTuple):
+class TransitionParams(NamedTuple):
     """What shapes a distribution."""
 
     temperature: float
@@ -24,48 +24,48 @@ class Setting(NamedTuple):
     top_p: float
 
 
-class Row(NamedTuple):
+class TransitionRow(NamedTuple):
     """Where a token may lead: candidates, and their running total of probability, up to 1."""
 
     tokens: Sequence[int]
-    totals: array[float]
+    cumulative_probs: array[float]
 
 
-class Rows(dict[int, Row]):
+class TransitionTable(dict[int, TransitionRow]):
     """Rows by previous token, worked out when first asked for."""
 
-    def __init__(self, model: Bigram, setting: Setting) -> None:
+    def __init__(self, model: Bigram, params: TransitionParams) -> None:
         super().__init__()
         self._model = model
-        self._setting = setting
-        is_as_it_is = setting.temperature in {0.0, 1.0}
+        self._params = params
+        is_as_it_is = params.temperature in {0.0, 1.0}
         #: Whose log-probabilities are reported.
-        self.scores = model if is_as_it_is else model.tempered(setting.temperature)
+        self.scoring_model = model if is_as_it_is else model.with_temperature(params.temperature)
 
-    def __missing__(self, previous: int) -> Row:
-        row = self[previous] = shape_row(self._model.logprobs_VV[previous], self._setting)
+    def __missing__(self, previous: int) -> TransitionRow:
+        row = self[previous] = build_transition_row(self._model.logprobs_VV[previous], self._params)
         return row
 
 
-def shape_row(logprobs: Floats, setting: Setting) -> Row:
+def build_transition_row(logprobs: Floats, params: TransitionParams) -> TransitionRow:
     """Apply temperature, then top-k, then top-p."""
-    if setting.temperature == 0.0:
-        return Row((int(logprobs.argmax()),), array("d", (1.0,)))
+    if params.temperature == 0.0:
+        return TransitionRow((int(logprobs.argmax()),), array("d", (1.0,)))
     with np.errstate(over="ignore"):
-        scaled = (logprobs - logprobs.max()) / setting.temperature
+        scaled = (logprobs - logprobs.max()) / params.temperature
     weights = np.exp(np.maximum(scaled, -700.0))
-    if setting.top_k < 1 and setting.top_p >= 1.0:
-        return Row(range(len(weights)), _running_total(weights))
+    if params.top_k < 1 and params.top_p >= 1.0:
+        return TransitionRow(range(len(weights)), _cumulative_probs(weights))
     order = np.argsort(-weights, kind="stable")
-    if setting.top_k >= 1:
-        order = order[: setting.top_k]
+    if params.top_k >= 1:
+        order = order[: params.top_k]
     kept = weights[order] / weights[order].sum()
     # A token is kept if those before it do not reach top_p, so the first always is.
-    order = order[kept.cumsum() - kept < setting.top_p]
-    return Row(order.tolist(), _running_total(weights[order]))
+    order = order[kept.cumsum() - kept < params.top_p]
+    return TransitionRow(order.tolist(), _cumulative_probs(weights[order]))
 
 
-def _running_total(weights: Floats) -> array[float]:
+def _cumulative_probs(weights: Floats) -> array[float]:
     # An array is half as slow to search as a list, whose numbers lie all over the memory.
     totals = array("d", (weights.cumsum() / weights.sum()).tolist())
     # Rounding must leave no gap above the last one, for a throw may come close to 1.

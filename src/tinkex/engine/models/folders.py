@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinkex.engine.models.weight_files import UnusableModel, Weights, read_json, read_weights
+from tinkex.engine.models.weight_files import (
+    UnusableModel,
+    WeightFiles,
+    read_json,
+    read_weight_files,
+)
 
 #: How architectures are called that predict the next token.
-_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
+_CAUSAL_LM_MARKS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
 #: What the longest context is called, in different families.
-CONTEXT_NAMES = (
+CONTEXT_LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
     "max_sequence_length",
@@ -20,7 +25,7 @@ CONTEXT_NAMES = (
     "seq_length",
     "n_ctx",
 )
-_TOKENIZERS = (
+_TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
@@ -34,7 +39,7 @@ _DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class ModelFolder:
     """What is known about a model before it is loaded."""
 
     path: Path
@@ -45,7 +50,7 @@ class Folder:
     """The most tokens it can read and write together; None if config.json leaves it out."""
     dtype: str
     """What the weights are saved as."""
-    weights: Weights
+    weights: WeightFiles
     has_tokenizer: bool
 
     def num_bytes(self, dtype: str) -> int:
@@ -56,30 +61,30 @@ class Folder:
         return self.weights.num_file_bytes * size // DTYPE_BYTES.get(self.dtype, 4)
 
 
-def read_folder(path: Path) -> Folder:
+def read_model_folder(path: Path) -> ModelFolder:
     """Look a model folder over; raises with a sentence if it cannot be a base model."""
-    config = read_config(path)
-    weights = read_weights(path)
-    return Folder(
+    config = read_model_config(path)
+    weights = read_weight_files(path)
+    return ModelFolder(
         path=path,
         arch=str((config.get("architectures") or [""])[0]),
         model_type=str(config.get("model_type", "")),
-        max_context_tokens=_context_of(config),
-        dtype=_dtype_of(config, weights),
+        max_context_tokens=_read_max_context_tokens(config),
+        dtype=_saved_dtype(config, weights),
         weights=weights,
-        has_tokenizer=any((path / name).is_file() for name in _TOKENIZERS),
+        has_tokenizer=any((path / name).is_file() for name in _TOKENIZER_FILES),
     )
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_model_config(path: Path) -> dict[str, Any]:
     """A folder's config.json, if it is that of a base model."""
-    _check_place(path)
+    _check_path(path)
     config = read_json(path / "config.json")
-    _check_kind(path, config)
+    _check_architecture(path, config)
     return config
 
 
-def _check_place(path: Path) -> None:
+def _check_path(path: Path) -> None:
     if path.is_file() and path.suffix.lower() == ".gguf":
         raise UnusableModel(
             f"{path} is a GGUF file, which is converted before it is served",
@@ -100,9 +105,9 @@ def _check_place(path: Path) -> None:
     )
 
 
-def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
+def _check_architecture(path: Path, config: Mapping[str, Any]) -> None:
     named = [str(name) for name in config.get("architectures") or ()]
-    is_causal = any(mark in name for name in named for mark in _CAUSAL)
+    is_causal = any(mark in name for name in named for mark in _CAUSAL_LM_MARKS)
     if config.get("is_encoder_decoder") or (named and not is_causal):
         what = named[0] if named else "an encoder with a decoder"
         raise UnusableModel(f"{path} holds {what}, which is no causal language model")
@@ -117,16 +122,16 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _context_of(config: Mapping[str, Any]) -> int | None:
+def _read_max_context_tokens(config: Mapping[str, Any]) -> int | None:
     text = config.get("text_config")
     for part in (text if isinstance(text, Mapping) else {}, config):
-        for name in CONTEXT_NAMES:
+        for name in CONTEXT_LENGTH_KEYS:
             if isinstance(part.get(name), int) and part[name] > 0:
                 return int(part[name])
     return None
 
 
-def _dtype_of(config: Mapping[str, Any], weights: Weights) -> str:
+def _saved_dtype(config: Mapping[str, Any], weights: WeightFiles) -> str:
     if weights.dtypes:
         return _DTYPE_NAMES.get(weights.dtypes[0], weights.dtypes[0].lower())
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")

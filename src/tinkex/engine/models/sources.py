@@ -25,16 +25,18 @@ _PATH_LIKE = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]")
 _GGUF_MAGIC = b"GGUF"
 
 
-def is_folder(place: str) -> bool:
+def is_folder_location(location: str) -> bool:
     """Whether a place means a folder: it looks like a path, or there is one."""
-    return _PATH_LIKE.match(place) is not None or ("\0" not in place and Path(place).is_dir())
+    return _PATH_LIKE.match(location) is not None or (
+        "\0" not in location and Path(location).is_dir()
+    )
 
 
-def is_gguf(place: str) -> bool:
+def is_gguf_location(location: str) -> bool:
     """Whether a place means a GGUF file: its name says so, or its first bytes."""
-    if "\0" in place:
+    if "\0" in location:
         return False
-    path = expanded(place)
+    path = expanded(location)
     try:
         if path.suffix.lower() == ".gguf":
             return not path.is_dir()
@@ -48,26 +50,30 @@ def parse_source(text: str) -> tuple[str, str]:
     """A name and a place from NAME=PLACE or from a place alone."""
     name, equals, place = text.partition("=")
     if not equals:
-        return name_for(text), settled(text)
+        return default_name(text), resolve_location(text)
     if not place:
         raise ConfigError(f"model is {text!r}; expected NAME=PATH or the id of a model on the hub")
-    return checked_name(name), settled(place)
+    return check_model_name(name), resolve_location(place)
 
 
-def name_for(place: str) -> str:
+def default_name(location: str) -> str:
     """What a model is called that was given no name: its id, or its folder's or file's own name."""
-    if is_gguf(place):
-        return checked_name(expanded(place).stem)
-    is_path = _PATH_LIKE.match(place) is not None
-    return checked_name(expanded(place).name if is_path else place)
+    if is_gguf_location(location):
+        return check_model_name(expanded(location).stem)
+    is_path = _PATH_LIKE.match(location) is not None
+    return check_model_name(expanded(location).name if is_path else location)
 
 
-def settled(place: str) -> str:
+def resolve_location(location: str) -> str:
     """The place so that it means the same wherever it is read."""
-    return str(expanded(place)) if is_folder(place) or is_gguf(place) else place
+    return (
+        str(expanded(location))
+        if is_folder_location(location) or is_gguf_location(location)
+        else location
+    )
 
 
-def checked_name(name: str) -> str:
+def check_model_name(name: str) -> str:
     """The name, if clients can use it."""
     if len(name) > MAX_NAME_LETTERS or not _NAME.fullmatch(name):
         raise ConfigError(
@@ -77,15 +83,15 @@ def checked_name(name: str) -> str:
     return name
 
 
-def folder_name(name: str) -> str:
+def model_folder_name(name: str) -> str:
     """What the folder of a model is called that is made here; no two names share one."""
-    checked_name(name)
+    check_model_name(name)
     if name.startswith("."):
         raise ConfigError(f"{name!r} begins with a dot; a model that is converted needs another")
     return name.replace("/", "@")
 
 
-def merged(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:
+def merge_sources(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:
     """All models; what a flag says wins over the list."""
     told: dict[str, str] = {}
     for name, place in map(parse_source, flags):
@@ -94,7 +100,7 @@ def merged(listed: Mapping[str, str], flags: Iterable[str]) -> dict[str, str]:
     return {**listed, **told}
 
 
-def usual_model(names: Iterable[str]) -> str | None:
+def choose_default_model(names: Iterable[str]) -> str | None:
     """The one that is meant if nobody names a model: the usual one, or else the only one.
 
     What comes with the package counts only if there is nothing else. None means: somebody has to
@@ -108,7 +114,7 @@ def usual_model(names: Iterable[str]) -> str | None:
     return choice[0] if len(choice) == 1 else None
 
 
-def unknown_model(name: str, served: Iterable[str], verb: str = "served") -> str:
+def unknown_model_message(name: str, served: Iterable[str], verb: str = "served") -> str:
     """What to say of a base model that a server does not have: what it has, and how to add one."""
     there = ", ".join(served) or "none"
     command = name if _NAME.fullmatch(name) and len(name) <= MAX_NAME_LETTERS else "NAME"
@@ -118,7 +124,7 @@ def unknown_model(name: str, served: Iterable[str], verb: str = "served") -> str
     )
 
 
-def with_built_in(models: Mapping[str, str]) -> dict[str, str]:
+def add_built_in_models(models: Mapping[str, str]) -> dict[str, str]:
     """These models and after them those of the package, unless their names are taken."""
     return {**models, **{name: place for name, place in built_in().items() if name not in models}}
 
@@ -126,7 +132,7 @@ def with_built_in(models: Mapping[str, str]) -> dict[str, str]:
 # --- the home's list ------------------------------------------------------------------------
 
 
-def read_list(file: Path) -> dict[str, str]:
+def read_model_list(file: Path) -> dict[str, str]:
     """The models of a home, each name with its place; none if there is no list."""
     try:
         found = json.loads(file.read_bytes())["models"]
@@ -142,7 +148,7 @@ def read_list(file: Path) -> dict[str, str]:
         ) from error
 
 
-def write_list(file: Path, models: Mapping[str, str]) -> None:
+def write_model_list(file: Path, models: Mapping[str, str]) -> None:
     """Replace the models of a home."""
     text = json.dumps({"models": dict(sorted(models.items()))}, indent=2, ensure_ascii=False)
     write_file(file, (text + "\n").encode())

@@ -28,7 +28,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from tinkex.errors import ConfigError, InvalidInput, TinkexError
 
-_LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
+_LOGIN_HINT = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
 #: How much of a repository's page is searched for its origin, which stands at the top.
 MAX_PAGE_CHARACTERS = 2**20
 _ORIGIN = re.compile(r"tinker://[^\s`\"']+")
@@ -42,7 +42,7 @@ class HubError(TinkexError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
+class HubUpload:
     """What goes where, and how."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class HubUploadResult:
     """What is on the hub now."""
 
     repo_id: str
@@ -86,7 +86,7 @@ class Pushed:
     pr_url: str | None = None
 
 
-class Uploader:
+class HubUploader:
     """A hub, and who speaks to it; the defaults are those of the library."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
@@ -97,12 +97,12 @@ class Uploader:
 
     def check_login(self) -> str:
         """The name of whoever is logged in; a ConfigError if nobody is."""
-        with _explained("The hub"):
+        with _translate_errors("The hub"):
             return str(self._api.whoami()["name"])
 
-    def origin(self, repo_id: str, revision: str | None = None) -> str | None:
+    def find_origin(self, repo_id: str, revision: str | None = None) -> str | None:
         """The tinker path that a repository's page names; None if there is no such page."""
-        with TemporaryDirectory() as scratch, _explained(repo_id):
+        with TemporaryDirectory() as scratch, _translate_errors(repo_id):
             try:
                 page = self._api.hf_hub_download(
                     repo_id, "README.md", revision=revision, local_dir=scratch
@@ -116,29 +116,29 @@ class Uploader:
                 found = _ORIGIN.search(file.read(MAX_PAGE_CHARACTERS))
             return found[0] if found else None
 
-    def push(self, push: Push) -> Pushed:
+    def upload(self, request: HubUpload) -> HubUploadResult:
         """Upload a folder as one commit; repository and branch are made if there are none."""
-        api, files = self._api, push.files
+        api, files = self._api, request.files
         if not files:
             raise InvalidInput("No file of the checkpoint fits the patterns")
-        with _explained(push.repo_id):
-            made = api.create_repo(push.repo_id, private=not push.is_public, exist_ok=True)
+        with _translate_errors(request.repo_id):
+            made = api.create_repo(request.repo_id, private=not request.is_public, exist_ok=True)
             repo_id = made.repo_id
-            if push.revision is not None:
-                api.create_branch(repo_id, branch=push.revision, exist_ok=True)
+            if request.revision is not None:
+                api.create_branch(repo_id, branch=request.revision, exist_ok=True)
             commit: Any = api.upload_folder(
                 repo_id=repo_id,
-                folder_path=push.folder,
-                revision=push.revision,
-                commit_message=push.commit_message,
-                create_pr=push.create_pr,
-                allow_patterns=list(push.allow_patterns) or None,
-                ignore_patterns=list(push.ignore_patterns) or None,
+                folder_path=request.folder,
+                revision=request.revision,
+                commit_message=request.commit_message,
+                create_pr=request.create_pr,
+                allow_patterns=list(request.allow_patterns) or None,
+                ignore_patterns=list(request.ignore_patterns) or None,
             )
             is_private = api.model_info(repo_id).private
-        return Pushed(
+        return HubUploadResult(
             repo_id=repo_id,
-            revision=commit.pr_revision or push.revision,
+            revision=commit.pr_revision or request.revision,
             is_public=not is_private,
             url=str(made),
             files=files,
@@ -148,21 +148,23 @@ class Uploader:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _translate_errors(label: str) -> Iterator[None]:
     """Turn what the hub's library raises into sentences."""
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise ConfigError("You are not logged in to the Hugging Face hub", hint=_LOG_IN) from error
+        raise ConfigError(
+            "You are not logged in to the Hugging Face hub", hint=_LOGIN_HINT
+        ) from error
     except HFValidationError as error:
         raise InvalidInput(
-            f"{what!r} is no name for a repository: {_reason(error)}",
+            f"{label!r} is no name for a repository: {_reason(error)}",
             hint="A name looks like USER/my-adapter.",
         ) from error
     except OfflineModeIsEnabled as error:
         raise HubError("HF_HUB_OFFLINE forbids to speak to the hub") from error
     except HfHubHTTPError as error:
-        raise _refused(what, error) from error
+        raise _http_error(label, error) from error
     except ValueError as error:
         # The library's own checks of what it was asked for.
         raise InvalidInput(_reason(error)) from error
@@ -172,14 +174,14 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def _refused(what: str, error: HfHubHTTPError) -> TinkexError:
+def _http_error(label: str, error: HfHubHTTPError) -> TinkexError:
     status = getattr(error.response, "status_code", None)
     if status == 401:
-        return ConfigError("The Hugging Face hub does not take your token", hint=_LOG_IN)
+        return ConfigError("The Hugging Face hub does not take your token", hint=_LOGIN_HINT)
     if status == 403:
-        return ConfigError(f"Your token may not write to {what}", hint=_LOG_IN)
+        return ConfigError(f"Your token may not write to {label}", hint=_LOGIN_HINT)
     text = error.server_message or _reason(error)
-    refusal = HubError(f"The hub refused {what} with status {status}: {text}")
+    refusal = HubError(f"The hub refused {label} with status {status}: {text}")
     refusal.status = status
     return refusal
 

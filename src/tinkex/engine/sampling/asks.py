@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.examples import check_tokens, count_text
-from tinkex.engine.sampling.stops import Stops, read_stops
+from tinkex.engine.examples import check_tokens, count_text_tokens
+from tinkex.engine.sampling.stops import StopConditions, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import SampleRequest, SamplingParams, TensorData
 
@@ -24,35 +24,35 @@ MAX_TOPK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ModelLimits:
     """What a model can do."""
 
     vocab_size: int
     max_context_tokens: int
     eos_tokens: frozenset[int]
-    has_texts: bool
+    has_tokenizer: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAsk:
+class PromptLogprobsSpec:
     """What is asked about a prompt; row r of the model says what follows token r."""
 
     has_logprobs: bool
     num_topk: int
-    first: int
+    first_scored: int
     """The first token that is scored, for log-probabilities and likeliest tokens."""
     num_alternatives: int
     targets: TensorData | None
 
     @property
-    def first_row(self) -> int:
+    def first_position(self) -> int:
         """The first row whose hidden state is needed."""
         has_all = self.num_alternatives > 0 or self.targets is not None
-        return 0 if has_all else self.first - 1
+        return 0 if has_all else self.first_scored - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SampleSpec:
     """A request that can be answered."""
 
     prompt: Tokens
@@ -63,9 +63,9 @@ class Ask:
     top_k: int
     """0 for no limit."""
     top_p: float
-    stops: Stops
+    stops: StopConditions
     num_topk: int
-    about_prompt: PromptAsk | None
+    prompt_logprobs: PromptLogprobsSpec | None
 
     @property
     def max_length(self) -> int:
@@ -73,28 +73,28 @@ class Ask:
         return len(self.prompt) + self.max_tokens
 
 
-def read_ask(request: SampleRequest, limits: Limits) -> Ask:
+def parse_sample_request(request: SampleRequest, limits: ModelLimits) -> SampleSpec:
     """What is asked for; InvalidInput if it cannot be had."""
     params = request.sampling_params
-    num_prompt = count_text("the prompt", request.prompt, limits.max_context_tokens)
-    max_tokens = _read_max_tokens(params.max_tokens, num_prompt, limits.max_context_tokens)
-    _check_amounts(request, limits.vocab_size)
+    num_prompt = count_text_tokens("the prompt", request.prompt, limits.max_context_tokens)
+    max_tokens = _parse_max_tokens(params.max_tokens, num_prompt, limits.max_context_tokens)
+    _check_counts(request, limits.vocab_size)
     prompt = check_tokens("the prompt", request.prompt.to_ints(), limits.vocab_size)
-    return Ask(
+    return SampleSpec(
         prompt=prompt,
         num_samples=request.num_samples,
         max_tokens=max_tokens,
         seed=params.seed if params.seed is not None else secrets.randbits(64),
         temperature=params.temperature,
-        top_k=_read_top_k(params, limits.vocab_size),
+        top_k=_parse_top_k(params, limits.vocab_size),
         top_p=params.top_p,
-        stops=read_stops(params, limits.eos_tokens, has_texts=limits.has_texts),
+        stops=parse_stop(params, limits.eos_tokens, has_tokenizer=limits.has_tokenizer),
         num_topk=request.topk_sample_logprobs,
-        about_prompt=_read_about_prompt(request, len(prompt), limits.vocab_size),
+        prompt_logprobs=_parse_prompt_logprobs(request, len(prompt), limits.vocab_size),
     )
 
 
-def _read_max_tokens(given: int | None, num_prompt: int, max_context_tokens: int) -> int:
+def _parse_max_tokens(given: int | None, num_prompt: int, max_context_tokens: int) -> int:
     if num_prompt == 0:
         raise InvalidInput("the prompt is empty")
     left = max_context_tokens - num_prompt
@@ -107,11 +107,11 @@ def _read_max_tokens(given: int | None, num_prompt: int, max_context_tokens: int
     return wanted
 
 
-def _read_top_k(params: SamplingParams, vocab_size: int) -> int:
+def _parse_top_k(params: SamplingParams, vocab_size: int) -> int:
     return params.top_k if 1 <= params.top_k < vocab_size else 0
 
 
-def _check_amounts(request: SampleRequest, vocab_size: int) -> None:
+def _check_counts(request: SampleRequest, vocab_size: int) -> None:
     if request.num_samples < 1:
         raise InvalidInput(f"num_samples is {request.num_samples}, expected at least 1")
     max_topk = min(MAX_TOPK, vocab_size)
@@ -127,20 +127,20 @@ def _check_amounts(request: SampleRequest, vocab_size: int) -> None:
             raise InvalidInput(f"{name} is {value}; expected at most {limit}")
 
 
-def _read_about_prompt(
+def _parse_prompt_logprobs(
     request: SampleRequest, num_prompt: int, vocab_size: int
-) -> PromptAsk | None:
+) -> PromptLogprobsSpec | None:
     last_n = request.prompt_logprobs_last_n
     if last_n is not None and not 1 <= last_n < num_prompt:
         raise InvalidInput(
             f"prompt_logprobs_last_n is {last_n}, expected 1 to {num_prompt - 1} here"
         )
     _check_targets(request.target_prompt_logprobs, num_prompt, vocab_size)
-    ask = PromptAsk(
+    ask = PromptLogprobsSpec(
         has_logprobs=bool(request.prompt_logprobs),
         num_topk=max(0, request.topk_prompt_logprobs),
         # The first token has nothing before it and is never scored.
-        first=1 if last_n is None else num_prompt - last_n,
+        first_scored=1 if last_n is None else num_prompt - last_n,
         num_alternatives=max(0, request.prompt_alt_tokens_k),
         targets=request.target_prompt_logprobs,
     )
@@ -148,12 +148,12 @@ def _read_about_prompt(
     return ask if is_asked else None
 
 
-def _check_targets(wanted: TensorData | None, num_prompt: int, vocab_size: int) -> None:
-    if wanted is None:
+def _check_targets(targets: TensorData | None, num_prompt: int, vocab_size: int) -> None:
+    if targets is None:
         return
-    if len(wanted.shape) != 2 or wanted.shape[0] != num_prompt - 1:
+    if len(targets.shape) != 2 or targets.shape[0] != num_prompt - 1:
         raise InvalidInput(
-            f"target_prompt_logprobs has shape {wanted.shape}, "
+            f"target_prompt_logprobs has shape {targets.shape}, "
             f"expected {num_prompt - 1} rows for {num_prompt} prompt tokens"
         )
-    check_tokens("target_prompt_logprobs", np.maximum(wanted.array.ravel(), 0), vocab_size)
+    check_tokens("target_prompt_logprobs", np.maximum(targets.array.ravel(), 0), vocab_size)

@@ -9,210 +9,218 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.sampling.adapter import SamplerAdapter
-from tinkex.engine.sampling.asks import Ask, Tokens
-from tinkex.engine.sampling.dice import Dice
-from tinkex.engine.sampling.stops import Texts, TextWatch
+from tinkex.engine.sampling.asks import SampleSpec, Tokens
+from tinkex.engine.sampling.dice import RandomStream
+from tinkex.engine.sampling.stops import StopTextMatcher, TextDecoder
 from tinkex.types import SampledSequence, SampleResponse
 from tinkex.types.sampling import FILLER_LOGPROB, StopReason, TopkLogprobs
 
 if TYPE_CHECKING:
-    from tinkex.engine.sampling.prompts import PromptScores
+    from tinkex.engine.sampling.prompts import PromptLogprobs
     from tinkex.nn.kept import PromptKV
 
 Floats = npt.NDArray[np.float32]
 TopkRow = tuple[npt.NDArray[np.int32], Floats]
 
 
-class Sequence:
+class SequenceState:
     """One sample of a request."""
 
     __slots__ = (
         "_topk",
-        "_watch",
-        "ask",
-        "case",
-        "dice",
+        "_stop_matcher",
+        "spec",
+        "request",
+        "random_stream",
         "index",
         "logprobs",
         "reason",
         "tokens",
     )
 
-    def __init__(self, case: Case, index: int, texts: Texts | None) -> None:
-        ask = case.ask
-        self.case = case
-        self.ask = ask
+    def __init__(self, request: RequestState, index: int, decoder: TextDecoder | None) -> None:
+        ask = request.spec
+        self.request = request
+        self.spec = ask
         self.index = index
         """Which of the request's samples it is."""
-        self.dice = Dice(ask.seed, index)
+        self.random_stream = RandomStream(ask.seed, index)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
-        self.reason: StopReason | None = None
+        self.stop_reason: StopReason | None = None
         """Why it is over; None while it is not."""
         self._topk: list[TopkRow] = []
-        self._watch = TextWatch(texts, ask.stops.texts) if texts and ask.stops.texts else None
+        self._stop_matcher = (
+            StopTextMatcher(decoder, ask.stops.texts) if decoder and ask.stops.texts else None
+        )
 
-    def take(self, token: int, logprob: float, topk: TopkRow | None = None) -> bool:
+    def append_token(self, token: int, logprob: float, topk: TopkRow | None = None) -> bool:
         """Add a token that was drawn; whether the sequence is over."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if topk is not None:
             self._topk.append(topk)
-        if token in self.ask.stops.tokens or (self._watch and self._watch.ends_with(token)):
-            self.reason = "stop"
-        elif len(self.tokens) >= self.ask.max_tokens:
-            self.reason = "length"
-        return self.reason is not None
+        if token in self.spec.stops.tokens or (
+            self._stop_matcher and self._stop_matcher.matches_after(token)
+        ):
+            self.stop_reason = "stop"
+        elif len(self.tokens) >= self.spec.max_tokens:
+            self.stop_reason = "length"
+        return self.stop_reason is not None
 
     @property
-    def age(self) -> tuple[int, int]:
+    def arrival_order(self) -> tuple[int, int]:
         """Lower came first."""
-        return self.case.number, self.index
+        return self.request.arrival, self.index
 
     @property
-    def context(self) -> npt.NDArray[np.int64]:
+    def all_tokens(self) -> npt.NDArray[np.int64]:
         """The prompt and all that was drawn."""
-        return np.concatenate([self.ask.prompt, np.array(self.tokens, dtype=np.int64)])
+        return np.concatenate([self.spec.prompt, np.array(self.tokens, dtype=np.int64)])
 
     def result(self) -> SampledSequence:
         """What is answered."""
-        assert self.reason is not None
+        assert self.stop_reason is not None
         return SampledSequence(
-            self.reason,
+            self.stop_reason,
             "",
             np.array(self.tokens, dtype=np.int32),
             np.array(self.logprobs, dtype=np.float32),
-            joined_topk(self._topk) if self.ask.num_topk > 0 else None,
+            stack_topk(self._topk) if self.spec.num_topk > 0 else None,
         )
 
 
-class Fill:
+class PrefillProgress:
     """Tokens that are being read, so that samples can go on from there."""
 
-    def __init__(self, case: Case, tokens: Tokens, stored: PromptKV, num_done: int) -> None:
-        self.case = case
+    def __init__(
+        self, request: RequestState, tokens: Tokens, prompt_kv: PromptKV, num_computed: int
+    ) -> None:
+        self.request = request
         self.tokens = tokens
-        self.stored = stored
-        self.num_done = num_done
+        self.prompt_kv = prompt_kv
+        self.num_computed = num_computed
 
     @property
-    def num_left(self) -> int:
+    def num_remaining(self) -> int:
         """How many tokens are still to be read."""
-        return len(self.tokens) - self.num_done
+        return len(self.tokens) - self.num_computed
 
 
-class Case:
+class RequestState:
     """One request: its samples that wait, run and are over."""
 
     def __init__(
         self,
-        ticket: str,
-        number: int,
+        job_id: str,
+        arrival: int,
         adapter: SamplerAdapter | None,
-        ask: Ask,
+        spec: SampleSpec,
         *,
-        scope: str = "",
+        tenant_id: str = "",
     ) -> None:
-        self.ticket = ticket
-        self.number = number
+        self.job_id = job_id
+        self.arrival = arrival
         """Lower numbers came first."""
         self.adapter = adapter
-        self.ask = ask
-        self.scope = scope
+        self.spec = spec
+        self.tenant_id = tenant_id
         """Whose prompts may be recognised in this one's."""
         self.is_bulk = False
         """Whether it runs with those of tenants that have many sequences."""
-        self.fresh: list[Sequence] = []
+        self.unstarted: list[SequenceState] = []
         """Samples that have not begun; they begin where the prompt ends."""
-        self.paused: list[Sequence] = []
+        self.preempted: list[SequenceState] = []
         """Samples that had to make room; they go on where they were."""
-        self.running: set[Sequence] = set()
+        self.running: set[SequenceState] = set()
         """Samples that take steps."""
-        self.fill: Fill | None = None
+        self.prefill: PrefillProgress | None = None
         """What is being read for this request."""
-        self.stored: PromptKV | None = None
+        self.prompt_kv: PromptKV | None = None
         """What was read, while samples wait to go on from its end."""
-        self.scores: PromptScores | None = None
+        self.prompt_logprobs: PromptLogprobs | None = None
         """What was found out about the prompt."""
-        self.num_cached = 0
+        self.num_cached_tokens = 0
         """How many tokens of the prompt needed no reading."""
         self._results: dict[int, SampledSequence] = {}
 
     @property
-    def key(self) -> Hashable:
+    def adapter_key(self) -> Hashable:
         """Which weights it is sampled with."""
         return self.adapter.key if self.adapter is not None else None
 
     @property
     def prefix_key(self) -> Hashable:
         """With which other requests it may share what is read."""
-        return self.scope, self.key
+        return self.tenant_id, self.adapter_key
 
     @property
     def is_active(self) -> bool:
         """Whether it has a part in passes now, or holds memory."""
-        return bool(self.running or self.fill or self.stored)
+        return bool(self.running or self.prefill or self.prompt_kv)
 
     @property
-    def num_open(self) -> int:
+    def num_unfinished(self) -> int:
         """How many of its samples are not over."""
-        return len(self.fresh) + len(self.paused) + len(self.running)
+        return len(self.unstarted) + len(self.preempted) + len(self.running)
 
     @property
-    def waiting(self) -> list[Sequence]:
+    def next_sequences(self) -> list[SequenceState]:
         """Samples that go on from what is read now, or was: all that begin, or one paused."""
-        return self.fresh or self.paused[:1]
+        return self.unstarted or self.preempted[:1]
 
-    def open(self, texts: Texts | None) -> None:
+    def create_sequences(self, decoder: TextDecoder | None) -> None:
         """Make its samples."""
-        self.fresh = [Sequence(self, index, texts) for index in range(self.ask.num_samples)]
+        self.unstarted = [
+            SequenceState(self, index, decoder) for index in range(self.spec.num_samples)
+        ]
 
-    def next_tokens(self) -> Tokens | None:
+    def tokens_to_prefill(self) -> Tokens | None:
         """What has to be read next: the prompt, or all of a paused sample; None if nothing."""
-        if self.fresh:
-            return self.ask.prompt
-        return self.paused[0].context if self.paused else None
+        if self.unstarted:
+            return self.spec.prompt
+        return self.preempted[0].all_tokens if self.preempted else None
 
-    def take_waiting(self, num: int) -> list[Sequence]:
+    def start_next(self, num_sequences: int) -> list[SequenceState]:
         """Let some samples run that go on from what was read."""
-        line = self.fresh or self.paused
-        started = line[:num]
-        del line[:num]
+        line = self.unstarted or self.preempted
+        started = line[:num_sequences]
+        del line[:num_sequences]
         self.running.update(started)
         return started
 
-    def pause(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: SequenceState) -> None:
         """Let a sample wait that was running."""
         self.running.remove(sequence)
         # At the end: what is being read may be the first one's.
-        self.paused.append(sequence)
+        self.preempted.append(sequence)
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Let all samples wait, for all that was kept of them is gone."""
-        self.fill = self.stored = None
+        self.prefill = self.prompt_kv = None
         stopped = sorted(self.running, key=lambda one: one.index)
         self.running.clear()
         for one in stopped:
             # A number may have been thrown for a token that never came.
-            one.dice = Dice(self.ask.seed, one.index, num_thrown=len(one.tokens))
-        self.fresh = [one for one in stopped if not one.tokens] + self.fresh
-        self.paused += [one for one in stopped if one.tokens]
+            one.random_stream = RandomStream(self.spec.seed, one.index, num_skipped=len(one.tokens))
+        self.unstarted = [one for one in stopped if not one.tokens] + self.unstarted
+        self.preempted += [one for one in stopped if one.tokens]
 
-    def finish(self, sequence: Sequence) -> bool:
+    def finish_sequence(self, sequence: SequenceState) -> bool:
         """Note that a sample is over; whether all are."""
         self.running.remove(sequence)
         self._results[sequence.index] = sequence.result()
-        return len(self._results) == self.ask.num_samples
+        return len(self._results) == self.spec.num_samples
 
-    def response(self) -> SampleResponse:
+    def build_response(self) -> SampleResponse:
         """The answer."""
-        sequences = [self._results[index] for index in range(self.ask.num_samples)]
-        if self.scores is None:
-            return SampleResponse(sequences, prompt_cache_hit_tokens=self.num_cached)
-        return self.scores.response(sequences, self.num_cached)
+        sequences = [self._results[index] for index in range(self.spec.num_samples)]
+        if self.prompt_logprobs is None:
+            return SampleResponse(sequences, prompt_cache_hit_tokens=self.num_cached_tokens)
+        return self.prompt_logprobs.build_response(sequences, self.num_cached_tokens)
 
 
-def joined_topk(rows: list[TopkRow]) -> TopkLogprobs:
+def stack_topk(rows: list[TopkRow]) -> TopkLogprobs:
     """The likeliest tokens of each position, one row each."""
     ids = np.stack([ids for ids, _ in rows])
     logprobs = np.stack([values for _, values in rows])

@@ -16,36 +16,42 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.sampling.adapter import SamplerAdapter
-from tinkex.engine.sampling.cache import Room
-from tinkex.engine.sampling.case import Fill, Sequence
-from tinkex.nn.cached import CachedAttention, AttentionSegment, PrefillRows, DecodeRows, KVShapeProbe
+from tinkex.engine.sampling.cache import SlotGroup
+from tinkex.engine.sampling.case import PrefillProgress, SequenceState
+from tinkex.nn.cached import (
+    AttentionSegment,
+    CachedAttention,
+    DecodeRows,
+    KVShapeProbe,
+    PrefillRows,
+)
 from tinkex.nn.host import HostedModel
 from tinkex.nn.kept import KVCacheSpec
 from tinkex.nn.running import ForwardContext
-from tinkex.nn.sampled import DecodeLora, AdapterSpan
+from tinkex.nn.sampled import AdapterSpan, DecodeLora
 
 Numbers = npt.NDArray[np.int64]
 
 
-class Chunk(NamedTuple):
+class PrefillChunk(NamedTuple):
     """The next tokens of a prompt."""
 
-    fill: Fill
+    prefill: PrefillProgress
     num_tokens: int
 
 
-class Crew:
+class DecodeBatch:
     """The samples that take a step together, those of one adapter beside each other."""
 
-    def __init__(self, rooms: Many[Room], device: torch.device) -> None:
-        self.rooms = rooms
-        at_home = [one for room in rooms for one in room.roster]
+    def __init__(self, slot_groups: Many[SlotGroup], device: torch.device) -> None:
+        self.slot_groups = slot_groups
+        at_home = [one for room in slot_groups for one in room.allocator]
         numbers: dict[Hashable, int] = {}
-        adapters = [numbers.setdefault(one.case.key, len(numbers)) for one in at_home]
+        adapters = [numbers.setdefault(one.request.adapter_key, len(numbers)) for one in at_home]
         order = np.argsort(np.array(adapters, dtype=np.int64), kind="stable")
-        self.sequences: list[Sequence] = [at_home[index] for index in order.tolist()]
+        self.sequences: list[SequenceState] = [at_home[index] for index in order.tolist()]
         """In the order of their rows."""
-        self.adapters = [one.case.adapter for one in self.sequences]
+        self.adapters = [one.request.adapter for one in self.sequences]
         self._order = order
         self.order: Tensor | None = None
         """Which of the rooms' slots each row is; None if rows lie as slots do."""
@@ -63,58 +69,62 @@ class Crew:
     @property
     def positions(self) -> Numbers:
         """Where each row's token stands."""
-        if not self.rooms:
+        if not self.slot_groups:
             return np.zeros(0, dtype=np.int64)
-        return np.concatenate([room.positions for room in self.rooms])[self._order]
+        return np.concatenate([room.positions for room in self.slot_groups])[self._order]
 
 
-class Passes:
+class ModelRunner:
     """Runs a hosted model for sampling."""
 
-    def __init__(self, host: HostedModel) -> None:
-        self._host = host
+    def __init__(self, hosted_model: HostedModel) -> None:
+        self._hosted_model = hosted_model
 
-    def kind(self) -> KVCacheSpec:
+    def probe_kv_spec(self) -> KVCacheSpec:
         """What the model's layers keep of a token, found by trying."""
         probe = KVShapeProbe()
-        zero = torch.zeros(1, dtype=torch.long, device=self._host.device)
+        zero = torch.zeros(1, dtype=torch.long, device=self._hosted_model.device)
         with torch.inference_mode():
-            self._host.hidden_states(zero, zero, ForwardContext(DecodeLora([]), probe))
+            self._hosted_model.hidden_states(zero, zero, ForwardContext(DecodeLora([]), probe))
         layers = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-        return KVCacheSpec(layers, self._host.dtype, self._host.device)
+        return KVCacheSpec(layers, self._hosted_model.dtype, self._hosted_model.device)
 
-    def run(self, crew: Crew, chunks: Many[Chunk]) -> Tensor:
+    def run(self, batch: DecodeBatch, chunks: Many[PrefillChunk]) -> Tensor:
         """The hidden states of all rows: samples, then prompts, (T, D)."""
-        tokens, positions = [crew.tokens], [crew.positions]
-        adapters = [(adapter, 1) for adapter in crew.adapters]
+        tokens, positions = [batch.tokens], [batch.positions]
+        adapters = [(adapter, 1) for adapter in batch.adapters]
         parts: list[AttentionSegment] = [
-            DecodeRows(room.block, room.lengths, room.shared) for room in crew.rooms
+            DecodeRows(room.block, room.lengths, room.shared_prompt) for room in batch.slot_groups
         ]
         for fill, num_tokens in chunks:
-            start, stop = fill.num_done, fill.num_done + num_tokens
+            start, stop = fill.num_computed, fill.num_computed + num_tokens
             tokens.append(fill.tokens[start:stop])
             positions.append(np.arange(start, stop))
-            adapters.append((fill.case.adapter, num_tokens))
-            parts.append(PrefillRows(fill.stored, start, stop))
-        this = ForwardContext(_rows_of(adapters), CachedAttention(parts, crew.order))
-        return self._host.hidden_states(self._tensor(tokens), self._tensor(positions), this)
+            adapters.append((fill.request.adapter, num_tokens))
+            parts.append(PrefillRows(fill.prompt_kv, start, stop))
+        this = ForwardContext(_lora_rows(adapters), CachedAttention(parts, batch.order))
+        return self._hosted_model.hidden_states(
+            self._to_tensor(tokens), self._to_tensor(positions), this
+        )
 
     def logits(self, hidden_MD: Tensor, adapters: Iterable[SamplerAdapter | None]) -> Tensor:
         """The logits of rows, each with its own adapter."""
-        rows = _rows_of([(adapter, 1) for adapter in adapters])
-        logits_MV, _ = self._host.lm_head.logits(hidden_MD, rows)
+        rows = _lora_rows([(adapter, 1) for adapter in adapters])
+        logits_MV, _ = self._hosted_model.lm_head.logits(hidden_MD, rows)
         return logits_MV
 
-    def logits_of(self, adapter: SamplerAdapter | None, hidden_MD: Tensor) -> Tensor:
+    def logits_for_adapter(self, adapter: SamplerAdapter | None, hidden_MD: Tensor) -> Tensor:
         """The logits of rows that are all of one adapter."""
-        logits_MV, _ = self._host.lm_head.logits(hidden_MD, _rows_of([(adapter, len(hidden_MD))]))
+        logits_MV, _ = self._hosted_model.lm_head.logits(
+            hidden_MD, _lora_rows([(adapter, len(hidden_MD))])
+        )
         return logits_MV
 
-    def _tensor(self, parts: Many[Numbers]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(self._host.device)
+    def _to_tensor(self, parts: Many[Numbers]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(self._hosted_model.device)
 
 
-def _rows_of(adapters: Iterable[tuple[SamplerAdapter | None, int]]) -> DecodeLora:
+def _lora_rows(adapters: Iterable[tuple[SamplerAdapter | None, int]]) -> DecodeLora:
     """Rows by their adapters and how many there are; neighbours of one adapter are one stretch."""
     stretches, start = [], 0
     for _, group in groupby(adapters, lambda one: one[0].key if one[0] is not None else None):

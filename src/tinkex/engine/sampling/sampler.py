@@ -17,18 +17,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.engine.sampling.asks import Ask
+from tinkex.engine.sampling.asks import SampleSpec
 
-_BLOCK = 128
+_BLOCK_SIZE = 128
 #: How many candidates top-p looks at first; few rows need more, and sorting all is slow.
 _FIRST_CANDIDATES = (64, 1024)
 #: Sharper than this is as good as greedy, and float32 can still divide by it.
 _MIN_TEMPERATURE = 1e-30
 #: Below this, logits are brought near zero before they are divided.
-_SHARP = 1e-3
+_LOW_TEMPERATURE = 1e-3
 
 
-class Chosen(NamedTuple):
+class SampledTokens(NamedTuple):
     """What was chosen for each row."""
 
     tokens: list[int]
@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
     topk_logprobs: npt.NDArray[np.float32] | None
     """The likeliest tokens; as many columns as any row wants."""
 
-    def topk_of(
+    def topk_for_row(
         self, row: int, k: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
         """A row's likeliest tokens; None if it wants none.
@@ -50,36 +50,38 @@ class Chosen(NamedTuple):
         return self.topk_ids[row, :k].copy(), self.topk_logprobs[row, :k].copy()
 
 
-class Settings:
+class SamplingSettings:
     """How the rows of a batch are to be chosen from; they stay while the rows do."""
 
-    def __init__(self, asks: Many[Ask], device: torch.device) -> None:
-        temperatures = np.array([ask.temperature for ask in asks])
+    def __init__(self, specs: Many[SampleSpec], device: torch.device) -> None:
+        temperatures = np.array([ask.temperature for ask in specs])
         is_greedy = temperatures == 0.0
         divisors = np.where(is_greedy, 1.0, np.maximum(temperatures, _MIN_TEMPERATURE))
         self.divisors_M1 = None
         if (divisors != 1.0).any():
             self.divisors_M1 = torch.tensor(divisors, dtype=torch.float32, device=device)[:, None]
-        self.is_sharp = bool((divisors < _SHARP).any())
+        self.has_low_temperature = bool((divisors < _LOW_TEMPERATURE).any())
         self.has_greedy = bool(is_greedy.any())
-        self.has_drawn = not is_greedy.all()
+        self.has_random = not is_greedy.all()
         self.is_greedy_M = torch.tensor(is_greedy, device=device)
         cut = [
             row
-            for row, ask in enumerate(asks)
+            for row, ask in enumerate(specs)
             if ask.temperature > 0.0 and (ask.top_k or ask.top_p < 1.0)
         ]
-        self.cut_rows = torch.tensor(cut, dtype=torch.long, device=device)
-        self.cuts = [(asks[row].top_k, asks[row].top_p) for row in cut]
-        self.num_topk = max(ask.num_topk for ask in asks)
+        self.truncated_rows = torch.tensor(cut, dtype=torch.long, device=device)
+        self.truncations = [(specs[row].top_k, specs[row].top_p) for row in cut]
+        self.num_topk = max(ask.num_topk for ask in specs)
 
 
-def choose(logits_MV: Tensor, settings: Settings, numbers_M: npt.NDArray[np.float64]) -> Chosen:
+def sample_tokens(
+    logits_MV: Tensor, settings: SamplingSettings, uniforms_M: npt.NDArray[np.float64]
+) -> SampledTokens:
     """One token for each row; the logits are used up."""
     logits_MV = logits_MV.float()
-    _temper(logits_MV, settings)
+    _apply_temperature(logits_MV, settings)
     chances_MV = torch.softmax(logits_MV, dim=-1)
-    tokens_M = _choose_tokens(logits_MV, chances_MV, settings, numbers_M)
+    tokens_M = _select_tokens(logits_MV, chances_MV, settings, uniforms_M)
     picked_M1 = tokens_M.unsqueeze(1)
     chance_M = chances_MV.gather(1, picked_M1).squeeze(1).double()
     logprobs_M = chance_M.log()
@@ -89,26 +91,29 @@ def choose(logits_MV: Tensor, settings: Settings, numbers_M: npt.NDArray[np.floa
         found = logits_MV.topk(settings.num_topk, dim=-1)
         ids = found.indices.cpu().numpy().astype(np.int32)
         values = (found.values.double() - total_M1).cpu().numpy().astype(np.float32)
-    return Chosen(tokens_M.tolist(), logprobs_M.tolist(), ids, values)
+    return SampledTokens(tokens_M.tolist(), logprobs_M.tolist(), ids, values)
 
 
-def _temper(logits_MV: Tensor, settings: Settings) -> None:
-    if settings.is_sharp:
+def _apply_temperature(logits_MV: Tensor, settings: SamplingSettings) -> None:
+    if settings.has_low_temperature:
         logits_MV.sub_(logits_MV.amax(dim=-1, keepdim=True))
     if settings.divisors_M1 is not None:
         logits_MV.div_(settings.divisors_M1)
 
 
-def _choose_tokens(
-    logits_MV: Tensor, chances_MV: Tensor, settings: Settings, numbers_M: npt.NDArray[np.float64]
+def _select_tokens(
+    logits_MV: Tensor,
+    probs_MV: Tensor,
+    settings: SamplingSettings,
+    uniforms_M: npt.NDArray[np.float64],
 ) -> Tensor:
-    if not settings.has_drawn:
+    if not settings.has_random:
         return greedy(logits_MV)
-    numbers = torch.from_numpy(numbers_M).to(logits_MV.device)
-    tokens_M = draw(chances_MV, numbers)
-    if settings.cuts:
-        rows = settings.cut_rows
-        tokens_M[rows] = draw_cut(chances_MV[rows], settings.cuts, numbers[rows])
+    numbers = torch.from_numpy(uniforms_M).to(logits_MV.device)
+    tokens_M = draw_tokens(probs_MV, numbers)
+    if settings.truncations:
+        rows = settings.truncated_rows
+        tokens_M[rows] = draw_truncated(probs_MV[rows], settings.truncations, numbers[rows])
     if settings.has_greedy:
         tokens_M = torch.where(settings.is_greedy_M, greedy(logits_MV), tokens_M)
     return tokens_M
@@ -117,40 +122,42 @@ def _choose_tokens(
 def greedy(logits_MV: Tensor) -> Tensor:
     """Each row's likeliest token; of equals, the lowest id."""
     # The largest of each block is found much faster than where it is.
-    best_MB = _by_block(logits_MV, "amax")
+    best_MB = _reduce_blocks(logits_MV, "amax")
     block_M = best_MB.argmax(dim=-1)
-    ids, inside = _block_of(logits_MV, block_M, float("-inf"))
+    ids, inside = _gather_block(logits_MV, block_M, float("-inf"))
     tokens_M = ids.gather(1, inside.argmax(dim=-1, keepdim=True)).squeeze(1)
     return tokens_M.clamp_(max=logits_MV.shape[1] - 1)
 
 
-def draw(weights_MV: Tensor, numbers_M: Tensor) -> Tensor:
+def draw_tokens(weights_MV: Tensor, uniforms_M: Tensor) -> Tensor:
     """A token for each row, as likely as its weight, decided by a number from 0 to 1."""
-    totals_MB = _by_block(weights_MV, "sum").double().cumsum(dim=-1)
-    target_M = numbers_M * totals_MB[:, -1]
+    totals_MB = _reduce_blocks(weights_MV, "sum").double().cumsum(dim=-1)
+    target_M = uniforms_M * totals_MB[:, -1]
     block_M = _first_above(totals_MB, target_M)
     before_MB = torch.nn.functional.pad(totals_MB, (1, 0))
     target_M = target_M - before_MB.gather(1, block_M.unsqueeze(1)).squeeze(1)
-    ids, inside = _block_of(weights_MV, block_M, 0.0)
+    ids, inside = _gather_block(weights_MV, block_M, 0.0)
     place_M = _first_above(inside.double().cumsum(dim=-1), target_M)
     tokens_M = ids.gather(1, place_M.unsqueeze(1)).squeeze(1)
     # Weights that are no numbers lead anywhere; it is for the caller to notice.
     return tokens_M.clamp_(max=weights_MV.shape[1] - 1)
 
 
-def draw_cut(chances_MV: Tensor, cuts: Many[tuple[int, float]], numbers_M: Tensor) -> Tensor:
+def draw_truncated(
+    probs_MV: Tensor, truncations: Many[tuple[int, float]], uniforms_M: Tensor
+) -> Tensor:
     """The same from the likeliest tokens alone: top-k, then top-p of those."""
-    tokens_M = torch.empty(len(cuts), dtype=torch.long, device=chances_MV.device)
-    left = list(range(len(cuts)))
-    for num in (*_FIRST_CANDIDATES, chances_MV.shape[1]):
+    tokens_M = torch.empty(len(truncations), dtype=torch.long, device=probs_MV.device)
+    left = list(range(len(truncations)))
+    for num in (*_FIRST_CANDIDATES, probs_MV.shape[1]):
         if not left:
             break
-        rows = torch.tensor(left, device=chances_MV.device)
-        ids_MK, weights_MK, is_enough_M = _candidates(
-            chances_MV[rows], [cuts[row] for row in left], num
+        rows = torch.tensor(left, device=probs_MV.device)
+        ids_MK, weights_MK, is_enough_M = _truncated_candidates(
+            probs_MV[rows], [truncations[row] for row in left], num
         )
         place_M1 = _first_above(
-            weights_MK.cumsum(dim=-1), numbers_M[rows] * weights_MK.sum(dim=-1)
+            weights_MK.cumsum(dim=-1), uniforms_M[rows] * weights_MK.sum(dim=-1)
         ).unsqueeze(1)
         tokens_M[rows] = ids_MK.gather(1, place_M1).squeeze(1)
         left = [
@@ -159,23 +166,25 @@ def draw_cut(chances_MV: Tensor, cuts: Many[tuple[int, float]], numbers_M: Tenso
     return tokens_M
 
 
-def _candidates(
-    chances_MV: Tensor, cuts: Many[tuple[int, float]], num: int
+def _truncated_candidates(
+    probs_MV: Tensor, truncations: Many[tuple[int, float]], num: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Some likeliest tokens by id, what is left of their chances, and whether they are all."""
-    num_all = chances_MV.shape[1]
+    num_all = probs_MV.shape[1]
     num = min(num, num_all)
-    found = chances_MV.topk(num, dim=-1)
+    found = probs_MV.topk(num, dim=-1)
     chances_MK = found.values.double()
-    ks = torch.tensor([k or num_all for k, _ in cuts], device=chances_MV.device)[:, None]
-    ps = torch.tensor([p for _, p in cuts], dtype=torch.float64, device=chances_MV.device)[:, None]
-    order = torch.arange(num, device=chances_MV.device)
+    ks = torch.tensor([k or num_all for k, _ in truncations], device=probs_MV.device)[:, None]
+    ps = torch.tensor([p for _, p in truncations], dtype=torch.float64, device=probs_MV.device)[
+        :, None
+    ]
+    order = torch.arange(num, device=probs_MV.device)
     kept_MK = torch.where(order < ks, chances_MK, 0.0)
     # Of all tokens if there is no top-k; else the k must be among those found, or more are needed.
     whole_M1 = torch.where(
         ks < num_all,
         kept_MK.sum(-1, keepdim=True),
-        chances_MV.sum(-1, dtype=torch.float64)[:, None],
+        probs_MV.sum(-1, dtype=torch.float64)[:, None],
     )
     running_MK = kept_MK.cumsum(dim=-1)
     # A token is kept if those before it do not reach top_p, so the first always is.
@@ -199,22 +208,22 @@ def _first_above(totals_MK: Tensor, target_M: Tensor) -> Tensor:
     return place_M1.squeeze(1).clamp_(max=totals_MK.shape[1] - 1)
 
 
-def _by_block(values_MV: Tensor, what: str) -> Tensor:
+def _reduce_blocks(values_MV: Tensor, reduction: str) -> Tensor:
     """The sums, or the largest, of blocks of a row; the last block may be short."""
     num_all = values_MV.shape[1]
-    num_whole = num_all // _BLOCK * _BLOCK
-    whole = values_MV[:, :num_whole].unflatten(1, (-1, _BLOCK))
-    parts = [getattr(whole, what)(dim=-1)] if num_whole else []
+    num_whole = num_all // _BLOCK_SIZE * _BLOCK_SIZE
+    whole = values_MV[:, :num_whole].unflatten(1, (-1, _BLOCK_SIZE))
+    parts = [getattr(whole, reduction)(dim=-1)] if num_whole else []
     if num_whole < num_all:
-        parts.append(getattr(values_MV[:, num_whole:], what)(dim=-1, keepdim=True))
+        parts.append(getattr(values_MV[:, num_whole:], reduction)(dim=-1, keepdim=True))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _block_of(values_MV: Tensor, block_M: Tensor, filler: float) -> tuple[Tensor, Tensor]:
+def _gather_block(values_MV: Tensor, block_M: Tensor, filler: float) -> tuple[Tensor, Tensor]:
     """The ids and values of one block of each row."""
     num_all = values_MV.shape[1]
-    ids = block_M[:, None] * _BLOCK + torch.arange(_BLOCK, device=values_MV.device)
+    ids = block_M[:, None] * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, device=values_MV.device)
     inside = values_MV.gather(1, ids.clamp(max=num_all - 1))
-    if num_all % _BLOCK:
+    if num_all % _BLOCK_SIZE:
         inside = inside.masked_fill(ids >= num_all, filler)
     return ids, inside

@@ -5,72 +5,74 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from tinkex.engine.sampling.asks import Tokens
-from tinkex.engine.sampling.prefixes import Match, Prefixes
-from tinkex.engine.sampling.slots import Budget
+from tinkex.engine.sampling.prefixes import PrefixIndex, PrefixMatch
+from tinkex.engine.sampling.slots import MemoryBudget
 from tinkex.nn.kept import KVCacheSpec, PromptKV
 
 
-class Shelf:
+class PrefixCache:
     """What was read of prompts; each is there until its last user lets go of it."""
 
-    def __init__(self, kind: KVCacheSpec, budget: Budget, *, has_prefixes: bool) -> None:
-        self._kind = kind
+    def __init__(
+        self, spec: KVCacheSpec, budget: MemoryBudget, *, enable_prefix_caching: bool
+    ) -> None:
+        self._spec = spec
         self._budget = budget
-        self._has_prefixes = has_prefixes
-        self._prefixes: Prefixes[PromptKV] = Prefixes()
-        self._num_users: dict[PromptKV, int] = {}
+        self._enable_prefix_caching = enable_prefix_caching
+        self._index: PrefixIndex[PromptKV] = PrefixIndex()
+        self._ref_counts: dict[PromptKV, int] = {}
 
     def __len__(self) -> int:
-        return len(self._num_users)
+        return len(self._ref_counts)
 
-    def size_of(self, num_tokens: int) -> int:
+    def num_bytes_for(self, num_tokens: int) -> int:
         """How many bytes a prompt takes."""
-        return num_tokens * self._kind.token_bytes
+        return num_tokens * self._spec.token_bytes
 
-    def new(self, num_tokens: int) -> PromptKV:
+    def allocate(self, num_tokens: int) -> PromptKV:
         """Memory for a prompt, with one user; the budget must have it."""
-        stored = PromptKV(self._kind, num_tokens)
-        self._budget.take(stored.num_bytes)
-        self._num_users[stored] = 1
+        stored = PromptKV(self._spec, num_tokens)
+        self._budget.reserve(stored.num_bytes)
+        self._ref_counts[stored] = 1
         return stored
 
-    def hold(self, stored: PromptKV) -> None:
+    def acquire(self, prompt_kv: PromptKV) -> None:
         """Have one more user."""
-        self._num_users[stored] += 1
+        self._ref_counts[prompt_kv] += 1
 
-    def release(self, stored: PromptKV) -> None:
+    def release(self, prompt_kv: PromptKV) -> None:
         """Have one user less."""
-        self._num_users[stored] -= 1
-        if not self._num_users[stored]:
-            del self._num_users[stored]
-            self._budget.take(-stored.num_bytes)
+        self._ref_counts[prompt_kv] -= 1
+        if not self._ref_counts[prompt_kv]:
+            del self._ref_counts[prompt_kv]
+            self._budget.reserve(-prompt_kv.num_bytes)
 
     @property
-    def idle_bytes(self) -> int:
+    def evictable_bytes(self) -> int:
         """How much is kept for prompts to come alone."""
-        kept = {id(stored) for stored in self._prefixes}
+        kept = {id(stored) for stored in self._index}
         return sum(
             stored.num_bytes
-            for stored, num in self._num_users.items()
+            for stored, num in self._ref_counts.items()
             if num == 1 and id(stored) in kept
         )
 
     # --- for prompts to come ---------------------------------------------------------------------
-    def find(self, key: Hashable, tokens: Tokens) -> Match[PromptKV] | None:
+    def find_prefix(self, key: Hashable, tokens: Tokens) -> PrefixMatch[PromptKV] | None:
         """What is kept of a prompt that begins like this one."""
-        return self._prefixes.find(key, tokens) if self._has_prefixes else None
+        return self._index.find(key, tokens) if self._enable_prefix_caching else None
 
-    def keep(self, key: Hashable, tokens: Tokens, stored: PromptKV) -> None:
+    def insert(self, key: Hashable, tokens: Tokens, prompt_kv: PromptKV) -> None:
         """Let later prompts begin with this one."""
-        if not self._has_prefixes:
+        if not self._enable_prefix_caching:
             return
-        self.hold(stored)
-        for needless in self._prefixes.add(key, tokens, stored):
+        self.acquire(prompt_kv)
+        for needless in self._index.add(key, tokens, prompt_kv):
             self.release(needless)
 
     def evict(self) -> bool:
         """Forget the prompt that was not used for longest; False if all are in use."""
-        dropped = self._prefixes.drop_oldest(lambda stored: self._num_users[stored] == 1)
+        dropped = self._index.evict_oldest(lambda stored: self._ref_counts[stored] == 1)
         if dropped is None:
             return False
         self.release(dropped)
@@ -78,5 +80,5 @@ class Shelf:
 
     def clear(self) -> None:
         """Forget all that nobody uses."""
-        for stored in self._prefixes.clear():
+        for stored in self._index.clear():
             self.release(stored)

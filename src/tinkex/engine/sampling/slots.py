@@ -9,9 +9,9 @@ from typing import Generic, NamedTuple, TypeVar
 #: The smallest place, in tokens; each larger one is twice the size.
 MIN_CAPACITY = 64
 #: How many more tokens than it has a newcomer should have room for.
-_HEADROOM = 32
+_HEADROOM_TOKENS = 32
 
-Tenant = TypeVar("Tenant")
+Item = TypeVar("Tenant")
 
 
 def capacity_for(num_tokens: int) -> int:
@@ -22,72 +22,72 @@ def capacity_for(num_tokens: int) -> int:
     return capacity
 
 
-def first_capacity(num_tokens: int, max_tokens: int) -> int:
+def initial_capacity(num_tokens: int, max_tokens: int) -> int:
     """Where a sequence of some tokens that may become longer begins."""
-    return capacity_for(min(num_tokens + _HEADROOM, max_tokens))
+    return capacity_for(min(num_tokens + _HEADROOM_TOKENS, max_tokens))
 
 
-def slots_for(num_now: int, num_wanted: int) -> int:
+def grown_num_slots(num_now: int, num_wanted: int) -> int:
     """How many slots to make when more are wanted: twice as many, so that it is seldom done."""
     return max(num_wanted, 2 * num_now)
 
 
-class Move(NamedTuple):
+class SlotMove(NamedTuple):
     """What lies in one slot goes to another."""
 
     source: int
     target: int
 
 
-class Roster(Generic[Tenant]):
+class SlotAllocator(Generic[Item]):
     """Who has which slot; the slots in use are always the first ones."""
 
     def __init__(self) -> None:
-        self._slots: list[Tenant] = []
-        self._places: dict[int, int] = {}
+        self._items: list[Item] = []
+        self._slot_by_id: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._items)
 
-    def __iter__(self) -> Iterator[Tenant]:
-        return iter(self._slots)
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
 
-    def __getitem__(self, slot: int) -> Tenant:
-        return self._slots[slot]
+    def __getitem__(self, slot: int) -> Item:
+        return self._items[slot]
 
-    def slot_of(self, tenant: Tenant) -> int:
+    def slot_of(self, item: Item) -> int:
         """Which slot it has."""
-        return self._places[id(tenant)]
+        return self._slot_by_id[id(item)]
 
-    def enter(self, tenant: Tenant) -> int:
+    def allocate(self, item: Item) -> int:
         """Take the first free slot."""
-        slot = self._places[id(tenant)] = len(self._slots)
-        self._slots.append(tenant)
+        slot = self._slot_by_id[id(item)] = len(self._items)
+        self._items.append(item)
         return slot
 
-    def leave(self, tenant: Tenant) -> Move | None:
+    def free(self, item: Item) -> SlotMove | None:
         """Give a slot back; the last one moves into the gap, if it is another."""
-        slot = self._places.pop(id(tenant))
-        last = self._slots.pop()
-        if last is tenant:
+        slot = self._slot_by_id.pop(id(item))
+        last = self._items.pop()
+        if last is item:
             return None
-        self._slots[slot] = last
-        self._places[id(last)] = slot
-        return Move(source=len(self._slots), target=slot)
+        self._items[slot] = last
+        self._slot_by_id[id(last)] = slot
+        return SlotMove(source=len(self._items), target=slot)
 
 
 @dataclass(slots=True)
-class Budget:
+class MemoryBudget:
     """Memory that is given out up to a limit."""
 
     max_bytes: int
     used_bytes: int = 0
 
-    def has(self, num_bytes: int) -> bool:
+    def can_reserve(self, num_bytes: int) -> bool:
         """Whether so much is left."""
         return self.used_bytes + num_bytes <= self.max_bytes
 
-    def take(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
         """Give out memory; a negative number takes it back."""
         self.used_bytes += num_bytes
         assert 0 <= self.used_bytes <= self.max_bytes

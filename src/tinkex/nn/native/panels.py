@@ -36,7 +36,9 @@ class PackedWeight:
         self._panels_PKC = weight_KN.new_zeros(num_panels, self.num_inputs, PANEL_WIDTH)
         num_whole = self.num_outputs // PANEL_WIDTH
         whole_KN, rest_KC = weight_KN.tensor_split([num_whole * PANEL_WIDTH], dim=1)
-        self._panels_PKC[:num_whole] = whole_KN.unflatten(1, (num_whole, PANEL_WIDTH)).transpose(0, 1)
+        self._panels_PKC[:num_whole] = whole_KN.unflatten(1, (num_whole, PANEL_WIDTH)).transpose(
+            0, 1
+        )
         if num_whole < num_panels:
             self._panels_PKC[-1, :, : rest_KC.shape[1]] = rest_KC
         self.address = self._panels_PKC.data_ptr()
@@ -83,7 +85,9 @@ class PackedLoraPair:
     def to_struct(self) -> LoraPairStruct:
         """As the kernel of a whole step reads it, for as long as this is here."""
         ups, sizes = ctypes.addressof(self._addresses), ctypes.addressof(self._sizes)
-        return LoraPairStruct(self._down.address, ups, sizes, self._ups[0].num_inputs, len(self._ups))
+        return LoraPairStruct(
+            self._down.address, ups, sizes, self._ups[0].num_inputs, len(self._ups)
+        )
 
     def add(self, x_MK: Tensor, y_MN: Tensor) -> None:
         """Add the low-rank part of all maps to y."""

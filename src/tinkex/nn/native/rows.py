@@ -34,7 +34,10 @@ def rms_norm_forward(x: Tensor, scale_K: Tensor, eps_sum: float) -> Tensor:
 
 
 def rotary_inplace(
-    x_MND: Tensor, num_rotated: int, norm: tuple[Tensor, float] | None, angles: tuple[Tensor, Tensor]
+    x_MND: Tensor,
+    num_rotated: int,
+    norm: tuple[Tensor, float] | None,
+    angles: tuple[Tensor, Tensor],
 ) -> None:
     """Norm and turn the first heads in place; `angles` are cosines and sines of each row."""
     found = load_kernels()

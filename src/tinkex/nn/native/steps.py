@@ -35,7 +35,12 @@ class ModelStruct(ctypes.Structure):
     """A model of equal layers."""
 
     _fields_ = (
-        *(("embedding", _POINTER), ("layers", _POINTER), ("num_layers", _LONG), ("last", NormStruct)),
+        *(
+            ("embedding", _POINTER),
+            ("layers", _POINTER),
+            ("num_layers", _LONG),
+            ("last", NormStruct),
+        ),
         *((name, _LONG) for name in ("width", "query_heads", "key_heads", "head_width", "inner")),
     )
 

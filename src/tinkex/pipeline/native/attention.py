@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinkex.pipeline.native.layers import can_use_training_kernels, call_kernel, load_training_kernels
+from tinkex.pipeline.native.layers import (
+    call_kernel,
+    can_use_training_kernels,
+    load_training_kernels,
+)
 
 #: Columns that the kernels take at a time.
 _PANEL_WIDTH = 16
@@ -27,7 +31,9 @@ class PackedDocuments:
         torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0, out=starts[1:])
         self.cumulative_lengths = starts
 
-    def kernel_args(self, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, scale: float) -> tuple[Any, ...]:
+    def kernel_args(
+        self, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, scale: float
+    ) -> tuple[Any, ...]:
         """What both kernels begin with."""
         rows = (part for one in (q_THK, k_TGK, v_TGK) for part in (one, one.stride(0)))
         return (
@@ -46,16 +52,26 @@ class PackedDocuments:
 def can_use_varlen_kernel(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> bool:
     """Whether the kernels read these; values may be a part of wider rows."""
     has_heads = v_TGK.stride()[1:] == (v_TGK.shape[2], 1) and v_TGK.dtype == torch.float32
-    return has_heads and q_THK.shape[-1] % _PANEL_WIDTH == 0 and can_use_training_kernels(q_THK, k_TGK)
+    return (
+        has_heads and q_THK.shape[-1] % _PANEL_WIDTH == 0 and can_use_training_kernels(q_THK, k_TGK)
+    )
 
 
 class _VarlenAttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments, scale: float
+        ctx: Any,
+        q_THK: Tensor,
+        k_TGK: Tensor,
+        v_TGK: Tensor,
+        documents: PackedDocuments,
+        scale: float,
     ) -> Tensor:
         out_THK, lse_TH = torch.empty_like(q_THK), q_THK.new_empty(q_THK.shape[:2])
-        told, scratch = documents.kernel_args(q_THK, k_TGK, v_TGK, scale), documents.allocate_scratch(q_THK)
+        told, scratch = (
+            documents.kernel_args(q_THK, k_TGK, v_TGK, scale),
+            documents.allocate_scratch(q_THK),
+        )
         call_kernel("attend", *told, out_THK, lse_TH, *scratch)
         ctx.save_for_backward(q_THK, k_TGK, v_TGK, out_THK, lse_TH)
         ctx.documents, ctx.scale = documents, scale

@@ -25,7 +25,9 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ct
 @cache
 def load_training_kernels() -> ctypes.CDLL | None:
     """The kernels of training, compiled once in a process; None if this machine cannot."""
-    found = compile_library([Path(__file__).with_name(name) for name in ("layers.c", "attention.c")])
+    found = compile_library(
+        [Path(__file__).with_name(name) for name in ("layers.c", "attention.c")]
+    )
     if found is None:
         return None
     seen = [*(_POINTER, _LONG) * 3, _POINTER, *(_LONG,) * 4, _FLOAT]
@@ -166,7 +168,9 @@ def swiglu_backward(gate_up_T2F: Tensor, dy_TF: Tensor) -> Tensor:
     return dboth_T2F
 
 
-def cross_entropy_forward_backward(logits_PV: Tensor, targets_P: Tensor, weights_P: Tensor) -> Tensor:
+def cross_entropy_forward_backward(
+    logits_PV: Tensor, targets_P: Tensor, weights_P: Tensor
+) -> Tensor:
     """The loss of each position; the logits become the slopes of the weighted losses."""
     losses_P = torch.empty_like(weights_P)
     call_kernel("nll", logits_PV, targets_P, weights_P, *logits_PV.shape, losses_P)

@@ -59,7 +59,9 @@ class DistillStage(SftStage):
         counted_T = batch.counted_T.to(device)
         hidden = self.run(batch.tokens_T.to(device), batch.lengths)
         states_PD, targets_P = hidden.states_TD[counted_T], batch.targets_T.to(device)[counted_T]
-        total = weighted_cross_entropy(states_PD, self.run.head_VD, targets_P, self._weight_V[targets_P])
+        total = weighted_cross_entropy(
+            states_PD, self.run.head_VD, targets_P, self._weight_V[targets_P]
+        )
         weight = float(len(targets_P))
         metrics = {"text_loss": float(total.detach())}
         if self.teacher is not None:
@@ -74,7 +76,9 @@ class DistillStage(SftStage):
         assert self.teacher is not None
         with torch.no_grad():
             hidden = self.teacher(batch.tokens_T.to(self.setting.device), batch.lengths)
-            known = TeacherStates(hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype))
+            known = TeacherStates(
+                hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype)
+            )
         temperature = self.setting.arguments.distill_temperature
         return teacher_kl(states_PD, self.run.head_VD, known, temperature)
 

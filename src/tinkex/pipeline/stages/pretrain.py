@@ -43,7 +43,9 @@ class PretrainStage(BaseStage):
         hidden = self.run(batch.tokens_T.to(device), batch.lengths)
         targets_P = batch.targets_T.to(device)[counted_T]
         ones_P = torch.ones(len(targets_P), device=device)
-        total = weighted_cross_entropy(hidden.states_TD[counted_T], self.run.head_VD, targets_P, ones_P)
+        total = weighted_cross_entropy(
+            hidden.states_TD[counted_T], self.run.head_VD, targets_P, ones_P
+        )
         weight = float(len(targets_P))
         return Loss(total=with_balance(total, hidden, weight), weight=weight)
 

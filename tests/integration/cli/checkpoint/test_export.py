@@ -31,7 +31,7 @@ from tests.integration.engine.made import (
 from tinkex.cli.context import Context, Screen
 from tinkex.engine.checkpoints import merging
 from tinkex.engine.checkpoints.files import write_checkpoint
-from tinkex.engine.checkpoints.summaries import OPTIMIZER_NAME, STATE_NAME, SUMMARY_NAME
+from tinkex.engine.checkpoints.summaries import METADATA_NAME, OPTIMIZER_NAME, STATE_NAME
 from tinkex.engine.models import sources
 from tinkex.home import Home
 from tinkex.installation import install_command
@@ -78,7 +78,7 @@ def with_adapter(base: Path, trained: Path) -> torch.Tensor:
 def test_peft_loads_what_was_exported(
     offered: str, base: Path, trained: Path, tinkex: Tinkex, tmp_path: Path
 ) -> None:
-    assert {SUMMARY_NAME, STATE_NAME, OPTIMIZER_NAME} <= set(contents(trained))
+    assert {METADATA_NAME, STATE_NAME, OPTIMIZER_NAME} <= set(contents(trained))
     out = tmp_path / "out" / "adapter"
     found = tinkex("checkpoint", "export", offered, "-o", str(out), "--json").json
     assert set(contents(out)) == PEFT_FILES
@@ -190,7 +190,7 @@ def test_the_base_model_is_found_in_the_list_of_the_home(
 ) -> None:
     home = Home(tmp_path / ".tinkex")
     home.make()
-    sources.write_list(home.models_file, {make_spec().base_model: str(base)})
+    sources.write_model_list(home.models_file, {make_spec().base_model: str(base)})
     screen = Screen(is_terminal=True, width=100)
     out = tmp_path / "out"
     done = tinkex(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.integration.nn.tiny import tiny_host
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.protocol import Failure
-from tinkex.engine.sampling.runner import SamplerAdapter, SampleRunner, Texts
+from tinkex.engine.protocol import EngineFailure
+from tinkex.engine.sampling.runner import ContinuousBatcher, SamplerAdapter, TextDecoder
 from tinkex.nn.attention import PackedAttention
 from tinkex.nn.host import HostedModel
 from tinkex.nn.running import ForwardContext
@@ -34,7 +34,10 @@ def shared_host() -> HostedModel:
 
 @lru_cache
 def adapter(
-    seed: int, rank: int = 4, parts: tuple[TargetKind, ...] = tuple(TargetKind), host: HostedModel | None = None
+    seed: int,
+    rank: int = 4,
+    parts: tuple[TargetKind, ...] = tuple(TargetKind),
+    host: HostedModel | None = None,
 ) -> SamplerAdapter:
     """An adapter that changes what the model says a good deal."""
     layout = LoraLayout((host or shared_host()).lora_targets, rank, set(parts))
@@ -47,12 +50,12 @@ def adapter(
 
 
 def new_runner(
-    host: HostedModel | None = None, texts: Texts | None = None, **settings: Any
-) -> SampleRunner:
+    host: HostedModel | None = None, texts: TextDecoder | None = None, **settings: Any
+) -> ContinuousBatcher:
     """A runner on a tiny model."""
-    return SampleRunner(
+    return ContinuousBatcher(
         host or shared_host(),
-        texts=texts,
+        decoder=texts,
         eos_tokens=EOS,
         max_context_tokens=CONTEXT,
         config=EngineConfig(**settings),
@@ -78,7 +81,7 @@ def prompt_of(length: int, seed: int = 0, vocab_size: int = 211) -> list[int]:
     return torch.randint(3, vocab_size, (length,), generator=dice).tolist()
 
 
-def drain(runner: SampleRunner) -> dict[str, SampleResponse | Failure]:
+def drain(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineFailure]:
     """Run until nothing is left."""
     found = {}
     while len(runner):
@@ -88,7 +91,7 @@ def drain(runner: SampleRunner) -> dict[str, SampleResponse | Failure]:
     return found
 
 
-def answers(runner: SampleRunner, jobs: Mapping[str, Job]) -> dict[str, SampleResponse]:
+def answers(runner: ContinuousBatcher, jobs: Mapping[str, Job]) -> dict[str, SampleResponse]:
     """Run all at once; every one must be answered."""
     for ticket, (whose, asked) in jobs.items():
         runner.add(ticket, whose, asked)
@@ -96,21 +99,21 @@ def answers(runner: SampleRunner, jobs: Mapping[str, Job]) -> dict[str, SampleRe
 
 
 def answer(
-    runner: SampleRunner, asked: SampleRequest, whose: SamplerAdapter | None = None
+    runner: ContinuousBatcher, asked: SampleRequest, whose: SamplerAdapter | None = None
 ) -> SampleResponse:
     """Run one request."""
     return answers(runner, {"only": (whose, asked)})["only"]
 
 
-def failure(runner: SampleRunner, asked: SampleRequest) -> Failure:
+def failure(runner: ContinuousBatcher, asked: SampleRequest) -> EngineFailure:
     """Run one request that must fail."""
     runner.add("bad", None, asked)
     outcome = drain(runner)["bad"]
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, EngineFailure)
     return outcome
 
 
-def answered(outcome: SampleResponse | Failure) -> SampleResponse:
+def answered(outcome: SampleResponse | EngineFailure) -> SampleResponse:
     """An outcome that must be an answer."""
     assert isinstance(outcome, SampleResponse), outcome
     return outcome
@@ -122,9 +125,13 @@ def tokens_of(response: SampleResponse) -> list[list[int]]:
 
 
 @torch.no_grad()
-def model_logits(host: HostedModel, tokens: Sequence[int], whose: SamplerAdapter | None = None) -> Tensor:
+def model_logits(
+    host: HostedModel, tokens: Sequence[int], whose: SamplerAdapter | None = None
+) -> Tensor:
     """What a training pass computes after each token: (T, V)."""
-    segments = [LoraSegment(0, len(tokens), whose.scale, whose.weights)] if whose is not None else []
+    segments = (
+        [LoraSegment(0, len(tokens), whose.scale, whose.weights)] if whose is not None else []
+    )
     this = ForwardContext(SegmentedLora(segments), PackedAttention([len(tokens)]))
     hidden = host.hidden_states(torch.tensor(tokens), torch.arange(len(tokens)), this)
     logits, _ = host.lm_head.logits(hidden, this.lora)

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from tinkex.engine.sampling.asks import Ask
-from tinkex.engine.sampling.sampler import Chosen, Settings, choose, draw, greedy
-from tinkex.engine.sampling.stops import Stops
+from tinkex.engine.sampling.asks import SampleSpec
+from tinkex.engine.sampling.sampler import (
+    SampledTokens,
+    SamplingSettings,
+    draw_tokens,
+    greedy,
+    sample_tokens,
+)
+from tinkex.engine.sampling.stops import StopConditions
 
-ASK = Ask(
+ASK = SampleSpec(
     prompt=np.array([1]),
     num_samples=1,
     max_tokens=1,
@@ -20,9 +26,9 @@ ASK = Ask(
     temperature=1.0,
     top_k=0,
     top_p=1.0,
-    stops=Stops(),
+    stops=StopConditions(),
     num_topk=0,
-    about_prompt=None,
+    prompt_logprobs=None,
 )
 
 
@@ -30,12 +36,12 @@ def _logits(size: int, seed: int = 0, spread: float = 1.5) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def _choose(logits: torch.Tensor, ask: Ask, numbers: np.ndarray) -> Chosen:
+def _choose(logits: torch.Tensor, ask: SampleSpec, numbers: np.ndarray) -> SampledTokens:
     rows = logits.expand(len(numbers), -1).clone()
-    return choose(rows, Settings([ask] * len(numbers), torch.device("cpu")), numbers)
+    return sample_tokens(rows, SamplingSettings([ask] * len(numbers), torch.device("cpu")), numbers)
 
 
-def _wanted(logits: torch.Tensor, ask: Ask) -> np.ndarray:
+def _wanted(logits: torch.Tensor, ask: SampleSpec) -> np.ndarray:
     """The distribution by its definition, in float64: temperature, then top-k, then top-p."""
     chances = (logits.double() / ask.temperature).softmax(-1).numpy()
     order = np.argsort(-chances, kind="stable")
@@ -102,16 +108,16 @@ def test_a_rare_token_of_a_large_vocabulary_keeps_its_share() -> None:
     weights[0, 0] = 1.0
     numbers = torch.tensor([0.9999], dtype=torch.float64)
     rare = 60_000 * 1e-9
-    assert int(draw(weights, numbers)) == 0
+    assert int(draw_tokens(weights, numbers)) == 0
     inside = torch.tensor([(1.0 + rare / 2) / (1.0 + rare)], dtype=torch.float64)
-    assert 29_000 < int(draw(weights, inside)) < 31_000
+    assert 29_000 < int(draw_tokens(weights, inside)) < 31_000
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2**-53])
 def test_the_ends_of_the_dice_lead_to_tokens_that_can_be(number: float) -> None:
     weights = torch.zeros(1, 300)
     weights[0, 40:200] = torch.rand(160, generator=torch.Generator().manual_seed(0)) + 0.1
-    assert 40 <= int(draw(weights, torch.tensor([number], dtype=torch.float64))) < 200
+    assert 40 <= int(draw_tokens(weights, torch.tensor([number], dtype=torch.float64))) < 200
 
 
 def test_of_equals_the_lowest_is_greedy() -> None:
@@ -132,7 +138,7 @@ def test_rows_have_their_own_settings() -> None:
     logits = _logits(300).expand(5, -1).clone()
     best = int(logits[0].argmax())
     numbers = np.full(5, 0.9)
-    together = choose(logits.clone(), Settings(asks, torch.device("cpu")), numbers)
+    together = sample_tokens(logits.clone(), SamplingSettings(asks, torch.device("cpu")), numbers)
     alone = [_choose(logits[0], ask, numbers[:1]) for ask in asks]
     assert together.tokens == [one.tokens[0] for one in alone]
     assert [together.tokens[row] for row in (0, 2, 3)] == [best] * 3

@@ -19,7 +19,7 @@ from tests.integration.engine.sampling.driving import (
     shared_host,
     tokens_of,
 )
-from tinkex.engine.protocol import Failure
+from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling.runner import SamplerAdapter
 from tinkex.nn.sites import LoraLayout, TargetKind
 from tinkex.types import SampleRequest, SampleResponse
@@ -83,7 +83,7 @@ def test_tokens_are_the_same_alone_and_in_any_company(
     # Little memory and few places, so that guests wait, and samples make room for others.
     runner = new_runner(cache_bytes=1 << 20, max_sequences=12)
     mine = _Guest(arrives, None, seed, _MINE[name])
-    found: dict[str, SampleResponse | Failure] = {}
+    found: dict[str, SampleResponse | EngineFailure] = {}
     time = 0
     everybody = {str(index): guest for index, guest in enumerate(guests)} | {"mine": mine}
     while time < 45 or len(runner):
@@ -111,11 +111,11 @@ def test_weights_that_are_not_finite_fail_their_own_request_alone() -> None:
     runner.add("mine", adapter(1), mine)
     runner.add("other", adapter(2), mine)
     runner.add("bad", _spoiled(0), request(prompt_of(9), 2, max_tokens=30))
-    found: dict[str, SampleResponse | Failure] = {}
+    found: dict[str, SampleResponse | EngineFailure] = {}
     while len(runner):
         found.update(runner.step())
     bad = found["bad"]
-    assert isinstance(bad, Failure)
+    assert isinstance(bad, EngineFailure)
     assert "not a number" in bad.message
     assert tokens_of(answered(found["mine"])) == tokens_of(answer(new_runner(), mine, adapter(1)))
     # A slot that held what is not finite is as good as new.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.engine.sampling.driving import answer, new_runner, prompt_of, request
-from tinkex.engine.protocol import Failure, Finished
+from tinkex.engine.protocol import EngineFailure, FinishedSample
 from tinkex.engine.sampling import runner as runner_module
-from tinkex.engine.sampling.runner import SampleRunner
+from tinkex.engine.sampling.runner import ContinuousBatcher
 
 LOUD, QUIET = "loud", "quiet"
 
@@ -18,20 +18,20 @@ def one_turn_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "STEP_SECONDS", 0.0)
 
 
-def flood(runner: SampleRunner, num: int, max_tokens: int = 100) -> None:
+def flood(runner: ContinuousBatcher, num: int, max_tokens: int = 100) -> None:
     for index in range(num):
         asked = request(prompt_of(5, index), max_tokens=max_tokens, seed=index)
-        runner.add(f"loud-{index}", None, asked, scope=LOUD)
+        runner.add(f"loud-{index}", None, asked, tenant_id=LOUD)
 
 
-def num_running(runner: SampleRunner, scope: str) -> int:
-    return sum(len(case.running) for case in runner._line.values() if case.scope == scope)
+def num_running(runner: ContinuousBatcher, scope: str) -> int:
+    return sum(len(case.running) for case in runner._queue.values() if case.tenant_id == scope)
 
 
-def steps_until(runner: SampleRunner, ticket: str, limit: int) -> tuple[int, Finished]:
+def steps_until(runner: ContinuousBatcher, ticket: str, limit: int) -> tuple[int, FinishedSample]:
     for num_steps in range(1, limit + 1):
         for over in runner.step():
-            if over.ticket == ticket:
+            if over.job_id == ticket:
                 return num_steps, over
     raise AssertionError(f"{ticket} is not over after {limit} steps")
 
@@ -42,13 +42,13 @@ def test_a_tenant_begins_at_once_although_another_has_all_places() -> None:
     while num_running(runner, LOUD) < 8:
         runner.step()
     asked = request(prompt_of(6, 3), max_tokens=4, seed=7)
-    runner.add("mine", None, asked, scope=QUIET)
+    runner.add("mine", None, asked, tenant_id=QUIET)
     num_steps, over = steps_until(runner, "mine", 20)
     # Its prompt is read in the first step, and some steps in between are of all.
     assert num_steps <= 12
     assert num_running(runner, LOUD) == 8
     alone = answer(new_runner(), asked)
-    assert not isinstance(over.outcome, Failure)
+    assert not isinstance(over.outcome, EngineFailure)
     assert over.outcome.sequences[0].tokens == alone.sequences[0].tokens
 
 
@@ -59,20 +59,20 @@ def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
     while num_running(busy, LOUD) < 8:
         busy.step()
     lights = []
-    plain = busy._light.note
+    plain = busy._light_steps.record_step
 
     def note(seconds: float, *, is_light: bool, has_both: bool) -> None:
         lights.append(is_light)
-        plain(seconds, is_light=is_light, has_both=has_both)
+        plain(seconds, is_light=is_light, is_mixed=has_both)
 
-    busy._light.note = note  # type: ignore[method-assign]
-    busy.add("mine", None, request(prompt_of(6, 3), max_tokens=20, seed=7), scope=QUIET)
+    busy._light_steps.record_step = note  # type: ignore[method-assign]
+    busy.add("mine", None, request(prompt_of(6, 3), max_tokens=20, seed=7), tenant_id=QUIET)
     found, wanted = ({}, {})  # type: dict[str, list[int]], dict[str, list[int]]
     for runner, told in ((busy, found), (calm, wanted)):
         while len(runner):
             for over in runner.step():
-                assert not isinstance(over.outcome, Failure)
-                told[over.ticket] = list(over.outcome.sequences[0].tokens)
+                assert not isinstance(over.outcome, EngineFailure)
+                told[over.job_id] = list(over.outcome.sequences[0].tokens)
     assert any(lights)
     assert len(found.pop("mine")) == 20
     assert found == wanted
@@ -81,13 +81,13 @@ def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
 def test_a_lone_tenant_has_no_steps_of_the_few() -> None:
     runner = new_runner(max_sequences=8)
     flood(runner, 12, max_tokens=10)
-    lights, plain = [], runner._light.note
+    lights, plain = [], runner._light_steps.record_step
 
     def note(seconds: float, *, is_light: bool, has_both: bool) -> None:
         lights.append(is_light)
-        plain(seconds, is_light=is_light, has_both=has_both)
+        plain(seconds, is_light=is_light, is_mixed=has_both)
 
-    runner._light.note = note  # type: ignore[method-assign]
+    runner._light_steps.record_step = note  # type: ignore[method-assign]
     while len(runner):
         runner.step()
     assert lights
@@ -98,8 +98,8 @@ def test_deterministic_requests_of_tenants_take_turns() -> None:
     runner = new_runner(is_deterministic=True)
     flood(runner, 6, max_tokens=3)
     runner.step()
-    runner.add("mine", None, request(prompt_of(4), max_tokens=3), scope=QUIET)
+    runner.add("mine", None, request(prompt_of(4), max_tokens=3), tenant_id=QUIET)
     order = []
     while len(runner):
-        order += [over.ticket for over in runner.step()]
+        order += [over.job_id for over in runner.step()]
     assert order.index("mine") == 1

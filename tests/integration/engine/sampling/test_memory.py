@@ -18,9 +18,9 @@ from tests.integration.engine.sampling.driving import (
     shared_host,
     tokens_of,
 )
-from tinkex.engine.protocol import Failure
+from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling import scheduler
-from tinkex.engine.sampling.runner import SampleRunner
+from tinkex.engine.sampling.runner import ContinuousBatcher
 from tinkex.errors import RequestErrorCategory
 from tinkex.nn.kept import PromptKV
 
@@ -28,9 +28,9 @@ from tinkex.nn.kept import PromptKV
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 
 
-def _live_bytes(runner: SampleRunner) -> int:
+def _live_bytes(runner: ContinuousBatcher) -> int:
     """What is taken although nobody could use it."""
-    return runner._cache.busy_bytes
+    return runner._kv_manager.busy_bytes
 
 
 def test_a_full_cache_makes_requests_wait_and_all_are_answered() -> None:
@@ -43,7 +43,7 @@ def test_a_full_cache_makes_requests_wait_and_all_are_answered() -> None:
     while len(runner):
         found.update(runner.step())
         assert runner.used_bytes <= 500 * TOKEN_BYTES
-        most = max(most, len(runner._cache))
+        most = max(most, len(runner._kv_manager))
     assert {name: tokens_of(answered(one)) for name, one in found.items()} == wanted
     assert 1 < most < 12, "some ran together, and some had to wait"
 
@@ -55,7 +55,7 @@ def test_samples_that_need_more_room_let_the_youngest_wait() -> None:
         runner.add(ticket, None, one)
     paused, order = set(), []
     while len(runner):
-        paused |= {case.ticket for case in runner._line.values() if case.paused}
+        paused |= {case.job_id for case in runner._queue.values() if case.preempted}
         for ticket, outcome in runner.step():
             order.append(ticket)
             assert tokens_of(answered(outcome)) == tokens_of(answer(new_runner(), asked[ticket]))
@@ -82,7 +82,7 @@ def test_cancelling_frees_everything_at_once(num_samples: int, num_steps: int) -
     runner.cancel("gone")
     assert len(runner) == 0
     assert runner.step() == []
-    runner._cache._drop_empty()
+    runner._kv_manager._free_empty_arenas()
     assert _live_bytes(runner) == 0
     runner.cancel("gone")
     runner.clear()
@@ -106,14 +106,14 @@ def test_more_samples_than_places_begin_as_places_become_free() -> None:
     found = {}
     while len(runner):
         found.update(runner.step())
-        assert len(runner._cache) <= 5
+        assert len(runner._kv_manager) <= 5
     assert tokens_of(answered(found["many"])) == tokens_of(answer(new_runner(), asked))
 
 
 def test_samples_of_one_prompt_are_held_once() -> None:
     runner = new_runner()
     runner.add("many", None, request(prompt_of(300), 16, max_tokens=200))
-    while not runner._cache.rooms:
+    while not runner._kv_manager.slot_groups:
         runner.step()
     prompt_bytes = 300 * TOKEN_BYTES
     assert runner.used_bytes <= prompt_bytes + 16 * 128 * TOKEN_BYTES
@@ -155,15 +155,15 @@ def test_prompts_kept_for_later_make_room_first() -> None:
 def test_a_long_prompt_does_not_hold_up_running_samples() -> None:
     runner = new_runner()
     runner.add("running", None, request(prompt_of(5), max_tokens=400))
-    runner._turn()
+    runner._iterate()
     runner.add("long", None, request(prompt_of(400), max_tokens=1))
-    case = runner._line["running"]
+    case = runner._queue["running"]
     (sequence,) = case.running
     before, num_turns = len(sequence.tokens), 0
-    while "long" in runner._line:
-        runner._turn()
+    while "long" in runner._queue:
+        runner._iterate()
         num_turns += 1
-    assert num_turns == -(-400 // scheduler.FILL_TOKENS_BESIDE)
+    assert num_turns == -(-400 // scheduler.PREFILL_TOKENS_WITH_DECODE)
     assert len(sequence.tokens) - before == num_turns, "every pass has the next token of all"
 
 
@@ -183,7 +183,7 @@ def test_no_memory_for_a_prompt_fails_that_request_alone(monkeypatch: pytest.Mon
     runner.add("next", None, request(prompt_of(5), max_tokens=30, seed=1))
     found = drain(runner)
     large = found["large"]
-    assert isinstance(large, Failure)
+    assert isinstance(large, EngineFailure)
     assert "not enough memory" in large.message
     assert large.category is RequestErrorCategory.Server
     assert tokens_of(answered(found["mine"])) == tokens_of(answered(found["next"]))

@@ -21,13 +21,13 @@ from tests.integration.engine.sampling.driving import (
     request,
     tokens_of,
 )
-from tinkex.engine.protocol import Failure
+from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling import cache, entrance
-from tinkex.engine.sampling.asks import Limits, read_ask
-from tinkex.engine.sampling.runner import SampleRunner
-from tinkex.engine.sampling.sampler import Chosen
-from tinkex.engine.sampling.scheduler import MIN_COHORT, cohort_sizes
-from tinkex.engine.sampling.stops import TextWatch
+from tinkex.engine.sampling.asks import ModelLimits, parse_sample_request
+from tinkex.engine.sampling.runner import ContinuousBatcher
+from tinkex.engine.sampling.sampler import SampledTokens
+from tinkex.engine.sampling.scheduler import MIN_SHARED_GROUP, shared_group_sizes
+from tinkex.engine.sampling.stops import StopTextMatcher
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.types import SampleResponse
 
@@ -60,10 +60,10 @@ class _Bytes:
 
 
 def _break(
-    monkeypatch: pytest.MonkeyPatch, runner: SampleRunner, name: str, error: Exception, at: int
+    monkeypatch: pytest.MonkeyPatch, runner: ContinuousBatcher, name: str, error: Exception, at: int
 ) -> None:
     """Let one call of a step of the passes fail."""
-    real, calls = getattr(runner._passes, name), count(1)
+    real, calls = getattr(runner._model_runner, name), count(1)
 
     def run(*given: object) -> Tensor:
         found: Tensor = real(*given)
@@ -71,18 +71,18 @@ def _break(
             raise error
         return found
 
-    monkeypatch.setattr(runner._passes, name, run)
+    monkeypatch.setattr(runner._model_runner, name, run)
 
 
-def _failed(outcome: SampleResponse | Failure) -> Failure:
-    assert isinstance(outcome, Failure)
+def _failed(outcome: SampleResponse | EngineFailure) -> EngineFailure:
+    assert isinstance(outcome, EngineFailure)
     assert outcome.category is RequestErrorCategory.Server
     return outcome
 
 
-def _some_steps(runner: SampleRunner) -> dict[str, SampleResponse | Failure]:
+def _some_steps(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineFailure]:
     """Run until nothing is left, but not for ever."""
-    found: dict[str, SampleResponse | Failure] = {}
+    found: dict[str, SampleResponse | EngineFailure] = {}
     for _ in range(MAX_STEPS):
         found.update(runner.step())
         if not len(runner):
@@ -92,9 +92,9 @@ def _some_steps(runner: SampleRunner) -> dict[str, SampleResponse | Failure]:
 
 # --- groups ---------------------------------------------------------------------------------------
 def test_a_group_is_halved_down_to_the_fewest_that_share() -> None:
-    assert list(cohort_sizes(64, 100)) == [64, 32, 16, 8, 4]
-    assert list(cohort_sizes(5, 100)) == [5, MIN_COHORT]
-    assert list(cohort_sizes(3, 100)) == list(cohort_sizes(64, 10)) == []
+    assert list(shared_group_sizes(64, 100)) == [64, 32, 16, 8, 4]
+    assert list(shared_group_sizes(5, 100)) == [5, MIN_SHARED_GROUP]
+    assert list(shared_group_sizes(3, 100)) == list(shared_group_sizes(64, 10)) == []
 
 
 @pytest.mark.parametrize("num_tokens", [2000, 700, 420])
@@ -131,7 +131,7 @@ def test_the_last_one_fails_too_if_there_is_never_memory(monkeypatch: pytest.Mon
     def run(*_: object) -> Tensor:
         raise torch.OutOfMemoryError(FULL)
 
-    monkeypatch.setattr(runner._passes, "run", run)
+    monkeypatch.setattr(runner._model_runner, "run", run)
     for ticket in "ab":
         runner.add(ticket, None, request(prompt_of(20, ord(ticket))))
     assert [ticket for ticket, one in drain(runner).items() if _failed(one)] == ["b", "a"]
@@ -176,19 +176,19 @@ def test_the_request_whose_scores_find_no_memory_is_the_one_that_fails(
 
 def test_memory_that_was_not_there_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = new_runner()
-    memory = runner._cache
+    memory = runner._kv_manager
 
     def refuse(*_: object) -> None:
         raise RuntimeError(FULL)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=FULL):
         patch.setattr(cache, "Block", refuse)
-        memory._with_slots(64, 2, is_bulk=False)
+        memory._resize_arena(64, 2, is_bulk=False)
     assert memory.used_bytes == 0
-    room = memory._with_slots(64, 2, is_bulk=False)
+    room = memory._resize_arena(64, 2, is_bulk=False)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=FULL):
         patch.setattr(room, "resize", refuse)
-        memory._with_slots(64, 4, is_bulk=False)
+        memory._resize_arena(64, 4, is_bulk=False)
     assert memory.used_bytes == 2 * 64 * TOKEN_BYTES
 
 
@@ -214,15 +214,15 @@ class _Shrinking:
 
 
 def test_a_text_may_become_a_beginning_of_what_it_was() -> None:
-    watch = TextWatch(_Shrinking(), ["zz"])
-    assert not watch.ends_with(1)
-    assert not watch.ends_with(2)
+    watch = StopTextMatcher(_Shrinking(), ["zz"])
+    assert not watch.matches_after(1)
+    assert not watch.matches_after(2)
 
 
 def test_a_character_in_parts_is_found_after_many_other_parts() -> None:
     pieces = [b"\xe2", b"\x82", b"\xac\xf0\x9f", b"\x98", b"\x80"]
-    watch = TextWatch(_Bytes(pieces), ["\u20ac\U0001f600"])
-    assert [watch.ends_with(number) for number in range(5)] == [False] * 4 + [True]
+    watch = StopTextMatcher(_Bytes(pieces), ["\u20ac\U0001f600"])
+    assert [watch.matches_after(number) for number in range(5)] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
@@ -231,15 +231,15 @@ def test_a_character_in_parts_is_found_after_many_other_parts() -> None:
 def test_too_many_likeliest_tokens_are_refused_with_numbers(name: str) -> None:
     bad = failure(new_runner(), request(prompt_of(9), **{name: 212}))
     assert bad.message == f"{name} is 212; expected at most 211"
-    large = Limits(vocab_size=1000, max_context_tokens=99, eos_tokens=EOS, has_texts=False)
-    read_ask(request(prompt_of(9), **{name: 256}), large)
+    large = ModelLimits(vocab_size=1000, max_context_tokens=99, eos_tokens=EOS, has_tokenizer=False)
+    parse_sample_request(request(prompt_of(9), **{name: 256}), large)
     with pytest.raises(InvalidInput, match=f"{name} is 257; expected at most 256"):
-        read_ask(request(prompt_of(9), **{name: 257}), large)
+        parse_sample_request(request(prompt_of(9), **{name: 257}), large)
 
 
 def test_a_rows_likeliest_tokens_do_not_keep_those_of_others() -> None:
-    chosen = Chosen([1], [0.0], np.zeros((9, 200), np.int32), np.zeros((9, 200), np.float32))
-    row = chosen.topk_of(0, 1)
+    chosen = SampledTokens([1], [0.0], np.zeros((9, 200), np.int32), np.zeros((9, 200), np.float32))
+    row = chosen.topk_for_row(0, 1)
     assert row is not None
     assert [part.base for part in row] == [None, None]
 
@@ -247,7 +247,7 @@ def test_a_rows_likeliest_tokens_do_not_keep_those_of_others() -> None:
 def test_prompts_are_recognised_within_a_scope_alone() -> None:
     runner, hits = new_runner(), {}
     for ticket, scope in {"a1": "a", "b1": "b", "a2": "a", "none": ""}.items():
-        runner.add(ticket, None, request(prompt_of(40), max_tokens=1), scope=scope)
+        runner.add(ticket, None, request(prompt_of(40), max_tokens=1), tenant_id=scope)
         hits[ticket] = answered(drain(runner)[ticket]).prompt_cache_hit_tokens
     assert hits == {"a1": 0, "b1": 0, "a2": 40, "none": 0}
 
@@ -255,5 +255,5 @@ def test_prompts_are_recognised_within_a_scope_alone() -> None:
 def test_prompts_of_two_scopes_that_come_together_are_both_read() -> None:
     runner = new_runner()
     for scope in "ab":
-        runner.add(scope, None, request(prompt_of(40), max_tokens=1), scope=scope)
+        runner.add(scope, None, request(prompt_of(40), max_tokens=1), tenant_id=scope)
     assert [answered(one).prompt_cache_hit_tokens for one in drain(runner).values()] == [0, 0]

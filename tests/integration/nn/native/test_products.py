@@ -99,7 +99,9 @@ def test_rows_that_overlap_are_no_gathered_rows() -> None:
 
 def test_panels_of_an_adapter_are_counted_and_made_only_where_they_serve() -> None:
     pair = LoraPair(drawn(1, 64), (drawn(64, 1),))
-    [ready], [unused] = (build_decode_pairs([pair], 1.0, d) for d in (torch.float32, torch.bfloat16))
+    [ready], [unused] = (
+        build_decode_pairs([pair], 1.0, d) for d in (torch.float32, torch.bfloat16)
+    )
     assert ready is not None and unused is not None
     assert ready.num_bytes == 4 * (64 * 16 + 64)
     assert unused.num_bytes == 0

@@ -19,7 +19,9 @@ def test_rows_are_normed(shape: tuple[int, ...]) -> None:
     wanted = wide / (wide.square().sum(-1, keepdim=True) + 0.5).sqrt() * scale.double()
     found = rows.rms_norm_forward(x, scale, 0.5)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
-    assert torch.equal(found[..., -1:, :], rows.rms_norm_forward(x[..., -1:, :].contiguous(), scale, 0.5))
+    assert torch.equal(
+        found[..., -1:, :], rows.rms_norm_forward(x[..., -1:, :].contiguous(), scale, 0.5)
+    )
 
 
 @pytest.mark.parametrize("has_norm", [False, True])

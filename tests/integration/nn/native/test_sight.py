@@ -67,7 +67,9 @@ def test_totals_are_the_weight_of_all_that_is_seen() -> None:
     key, query = drawn(1, 1, 16, seed=5), drawn(1, 1, 16, seed=6)
     keys = drawn(1, 1, CAPACITY, 16, seed=7)
     at = np.array([99])
-    _, totals = decode_attention((query, key, key), keys, keys.clone(), at.ctypes.data, AttentionOptions(scale))
+    _, totals = decode_attention(
+        (query, key, key), keys, keys.clone(), at.ctypes.data, AttentionOptions(scale)
+    )
     scores = keys[0, 0, :100].double() @ query[0, 0].double() * scale
     assert totals.item() == pytest.approx(scores.logsumexp(0).item(), abs=1e-5)
 
@@ -90,7 +92,9 @@ def test_what_is_not_a_number_is_seen() -> None:
     keys = drawn(1, 1, CAPACITY, 16, seed=7)
     keys[0, 0, 3, 2] = float("nan")
     at = np.array([10])
-    out, _ = decode_attention((key, key, key), keys, keys.clone(), at.ctypes.data, AttentionOptions(0.1))
+    out, _ = decode_attention(
+        (key, key, key), keys, keys.clone(), at.ctypes.data, AttentionOptions(0.1)
+    )
     assert out.isnan().all()
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.protocol import AdapterSpec, Failure, Pass
+from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass
 from tinkex.types import (
     AdamParams,
     Datum,
@@ -20,7 +20,7 @@ from tinkex.types import (
 BASE = "tinkex/bigram"
 SPEC = AdapterSpec(base_model=BASE, rank=8, seed=1)
 
-Train: TypeAlias = Callable[..., ForwardBackwardOutput | Failure]
+Train: TypeAlias = Callable[..., ForwardBackwardOutput | EngineFailure]
 
 
 def datum(tokens: list[int], targets: list[int], **inputs: Any) -> Datum:
@@ -36,7 +36,7 @@ def a_pass(
 ) -> Pass:
     examples = [datum([1, 2, 3], [2, 3, 4])] if data is None else data
     work = ForwardBackwardInput(examples, loss_fn)
-    return Pass(adapter_id=adapter_id, work=work, is_forward_only=is_forward_only)
+    return Pass(adapter_id=adapter_id, request=work, is_forward_only=is_forward_only)
 
 
 def run(engine: FakeEngine, *args: Any, **kwargs: Any) -> ForwardBackwardOutput:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.engine.fake.batches import read_tokens, run_batch
-from tinkex.engine.fake.bigram import Bigram, Trainer
+from tinkex.engine.fake.batches import flatten_tokens, run_pass
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     Datum,
@@ -24,19 +24,19 @@ def datum(tokens: list[int], targets: object, **inputs: object) -> Datum:
 
 
 @pytest.fixture
-def trainer() -> Trainer:
-    return Trainer(Bigram.base("tinkex/bigram"))
+def trainer() -> BigramTrainer:
+    return BigramTrainer(Bigram.base("tinkex/bigram"))
 
 
 def test_what_is_not_text_is_placeholders() -> None:
     picture = ImageChunk(data=b"png", format="png", expected_tokens=3)
     mixed = ModelInput(chunks=[EncodedTextChunk(tokens=[7]), picture, EncodedTextChunk(tokens=[8])])
-    assert read_tokens(mixed) == [7, 511, 511, 511, 8]
+    assert flatten_tokens(mixed) == [7, 511, 511, 511, 8]
 
 
-def test_outputs_have_the_shapes_of_their_targets(trainer: Trainer) -> None:
+def test_outputs_have_the_shapes_of_their_targets(trainer: BigramTrainer) -> None:
     work = ForwardBackwardInput([datum([1, 2], [2, 3]), datum([4], [[5, 6]])], "cross_entropy")
-    output = run_batch(trainer, work, forward_only=True)
+    output = run_pass(trainer, work, forward_only=True)
     shapes = [record["logprobs"].shape for record in output.loss_fn_outputs]
     assert shapes == [[2], [1, 2]]
     scores = trainer.model.logprobs_VV
@@ -54,38 +54,38 @@ def test_outputs_have_the_shapes_of_their_targets(trainer: Trainer) -> None:
     assert trainer.gradient_VV is None
 
 
-def test_only_a_backward_pass_leaves_a_gradient(trainer: Trainer) -> None:
+def test_only_a_backward_pass_leaves_a_gradient(trainer: BigramTrainer) -> None:
     work = ForwardBackwardInput([datum([1], [2])], "cross_entropy")
-    run_batch(trainer, work, forward_only=False)
+    run_pass(trainer, work, forward_only=False)
     assert trainer.gradient_VV is not None
     probs = trainer.model.probs_VV[1].copy()
     probs[2] -= 1.0
     np.testing.assert_allclose(trainer.gradient_VV[1], probs)
 
 
-def test_examples_that_do_not_fit_are_refused(trainer: Trainer) -> None:
+def test_examples_that_do_not_fit_are_refused(trainer: BigramTrainer) -> None:
     with pytest.raises(InvalidInput, match="example 0 has token 512, outside the vocabulary"):
-        run_batch(
+        run_pass(
             trainer, ForwardBackwardInput([datum([1], [512])], "cross_entropy"), forward_only=False
         )
     assert trainer.gradient_VV is None
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "gspo"])
-def test_an_infinite_loss_leaves_no_gradient(trainer: Trainer, loss_fn: Any) -> None:
+def test_an_infinite_loss_leaves_no_gradient(trainer: BigramTrainer, loss_fn: Any) -> None:
     far = datum([1], [2], logprobs=[-1e4], advantages=[-1.0])
     work = ForwardBackwardInput([far], loss_fn)
     with pytest.raises(InvalidInput, match=f"the {loss_fn} loss is inf; check its inputs"):
-        run_batch(trainer, work, forward_only=False)
+        run_pass(trainer, work, forward_only=False)
     assert trainer.gradient_VV is None
 
 
 def test_a_gradient_that_is_too_large_is_refused_and_the_one_before_kept(
-    trainer: Trainer,
+    trainer: BigramTrainer,
 ) -> None:
-    run_batch(trainer, ForwardBackwardInput([datum([1], [2])], "cross_entropy"), forward_only=False)
+    run_pass(trainer, ForwardBackwardInput([datum([1], [2])], "cross_entropy"), forward_only=False)
     before = trainer.gradient_VV
     far = datum([1], [2], logprobs=[-600.0], advantages=[-1.0])
     with pytest.raises(InvalidInput, match="the gradient is not finite"):
-        run_batch(trainer, ForwardBackwardInput([far], "importance_sampling"), forward_only=False)
+        run_pass(trainer, ForwardBackwardInput([far], "importance_sampling"), forward_only=False)
     assert trainer.gradient_VV is before

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tinkex.engine.fake.bigram import Bigram, Moments, StepSize, Trainer
+from tinkex.engine.fake.bigram import Bigram, BigramTrainer, Moments, OptimStepParams
 from tinkex.errors import InvalidInput
 
 
@@ -57,10 +57,10 @@ def test_gradient_agrees_with_finite_differences() -> None:
 
 
 def test_gradients_accumulate_until_a_step_uses_them_up() -> None:
-    trainer = Trainer(random_model())
+    trainer = BigramTrainer(random_model())
     trainer.accumulate(np.full((6, 6), 1.0))
     trainer.accumulate(np.full((6, 6), 2.0))
-    metrics = trainer.adamw_step(StepSize(learning_rate=0.1))
+    metrics = trainer.adamw_step(OptimStepParams(learning_rate=0.1))
     assert metrics == {
         "grad_norm": pytest.approx(18.0),
         "learning_rate": 0.1,
@@ -69,30 +69,33 @@ def test_gradients_accumulate_until_a_step_uses_them_up() -> None:
         "step": 1.0,
         "has_gradient": 1.0,
     }
-    again = trainer.adamw_step(StepSize(learning_rate=0.1))
+    again = trainer.adamw_step(OptimStepParams(learning_rate=0.1))
     assert (again["grad_norm"], again["has_gradient"]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("step", [Trainer.adamw_step, Trainer.momentum_step])
+@pytest.mark.parametrize("step", [BigramTrainer.adamw_step, BigramTrainer.momentum_step])
 @pytest.mark.parametrize(
     ("gradient", "learning_rate", "reason"),
     [(np.inf, 0.1, "norm is inf"), (np.nan, 0.1, "norm is nan"), (1.0, 1e100, "too large")],
 )
 def test_a_step_into_the_void_is_refused_and_changes_nothing(
-    step: Callable[[Trainer, StepSize], object], gradient: float, learning_rate: float, reason: str
+    step: Callable[[BigramTrainer, OptimStepParams], object],
+    gradient: float,
+    learning_rate: float,
+    reason: str,
 ) -> None:
-    trainer = Trainer(random_model())
+    trainer = BigramTrainer(random_model())
     trainer.gradient_VV = np.full((6, 6), gradient)
     before = (trainer.model, trainer.moments, trainer.gradient_VV)
     with pytest.raises(InvalidInput, match=reason):
-        step(trainer, StepSize(learning_rate=learning_rate))
+        step(trainer, OptimStepParams(learning_rate=learning_rate))
     assert (trainer.model, trainer.moments, trainer.gradient_VV) == before
 
 
 def test_adamw_is_the_textbook_formula() -> None:
     start = random_model()
-    trainer = Trainer(start)
-    size = StepSize(
+    trainer = BigramTrainer(start)
+    size = OptimStepParams(
         learning_rate=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.5, grad_clip_norm=0.0
     )
     dice = np.random.default_rng(1)
@@ -110,36 +113,36 @@ def test_adamw_is_the_textbook_formula() -> None:
 
 
 def test_a_long_gradient_is_clipped_and_its_true_norm_reported() -> None:
-    clipped, scaled = Trainer(random_model()), Trainer(random_model())
+    clipped, scaled = BigramTrainer(random_model()), BigramTrainer(random_model())
     gradient = np.random.default_rng(2).normal(size=(6, 6))
     norm = float(np.linalg.norm(gradient))
     clipped.accumulate(gradient)
     scaled.accumulate(gradient / norm)
     # A large eps makes AdamW feel the gradient's length.
-    metrics = clipped.adamw_step(StepSize(learning_rate=0.1, eps=1.0, grad_clip_norm=1.0))
-    scaled.adamw_step(StepSize(learning_rate=0.1, eps=1.0))
+    metrics = clipped.adamw_step(OptimStepParams(learning_rate=0.1, eps=1.0, grad_clip_norm=1.0))
+    scaled.adamw_step(OptimStepParams(learning_rate=0.1, eps=1.0))
     assert metrics["grad_norm"] == pytest.approx(norm)
     np.testing.assert_allclose(clipped.model.logits_VV, scaled.model.logits_VV)
 
 
 def test_momentum_steps_have_the_learning_rate_as_their_length() -> None:
-    trainer = Trainer(random_model())
+    trainer = BigramTrainer(random_model())
     before = trainer.model.logits_VV
     trainer.accumulate(np.random.default_rng(3).normal(size=(6, 6)))
-    trainer.momentum_step(StepSize(learning_rate=0.1))
+    trainer.momentum_step(OptimStepParams(learning_rate=0.1))
     moved = trainer.model.logits_VV - before
     assert float(np.sqrt((moved**2).mean())) == pytest.approx(0.1)
-    idle = Trainer(random_model())
-    idle.momentum_step(StepSize(learning_rate=0.1))
+    idle = BigramTrainer(random_model())
+    idle.momentum_step(OptimStepParams(learning_rate=0.1))
     assert np.array_equal(idle.model.logits_VV, before)
 
 
 def test_loading_with_moments_resumes_and_without_starts_afresh() -> None:
-    trainer = Trainer(random_model())
+    trainer = BigramTrainer(random_model())
     trainer.accumulate(np.ones((6, 6)))
-    trainer.adamw_step(StepSize(learning_rate=0.1))
+    trainer.adamw_step(OptimStepParams(learning_rate=0.1))
     saved = (trainer.model, trainer.moments)
-    resumed, fresh = Trainer(random_model(seed=9)), Trainer(random_model(seed=9))
+    resumed, fresh = BigramTrainer(random_model(seed=9)), BigramTrainer(random_model(seed=9))
     resumed.accumulate(np.ones((6, 6)))
     resumed.load(*saved)
     fresh.load(saved[0], None)

@@ -15,7 +15,7 @@ from tests.unit.engine.fake.conftest import BASE, SPEC, a_pass, datum, logprobs,
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.losses import LOSSES
-from tinkex.engine.protocol import Engine, Failure, Pass
+from tinkex.engine.protocol import Engine, EngineFailure, Pass
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.types import (
     AdamParams,
@@ -45,10 +45,10 @@ def test_a_new_adapter_changes_no_logprob_whatever_its_seed_and_rank(engine: Fak
 
 
 def test_adapters_come_and_go(engine: FakeEngine) -> None:
-    assert engine.has("a")
+    assert engine.has_adapter("a")
     engine.drop("a")
     engine.drop("a")
-    assert not engine.has("a")
+    assert not engine.has_adapter("a")
 
 
 def test_creating_an_adapter_again_starts_it_afresh(engine: FakeEngine) -> None:
@@ -73,7 +73,7 @@ def test_an_adapter_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
         engine.create("b", replace(SPEC, **change))
-    assert not engine.has("b")
+    assert not engine.has_adapter("b")
 
 
 # --- passes --------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_refused_pass_names_the_value_and_adds_nothing(
 ) -> None:
     outcomes = engine.run_passes([a_pass("a", data, loss_fn), a_pass("a", is_forward_only=True)])
     failure, fine = outcomes
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EngineFailure)
     assert reason in failure.message
     assert failure.category is RequestErrorCategory.User
     assert isinstance(fine, ForwardBackwardOutput)
@@ -179,7 +179,7 @@ def test_any_numbers_are_trained_on_or_refused_and_leave_the_adapter_sound(
     }
     loss_fn: Any = data.draw(st.sampled_from(list(LOSSES)))
     work = ForwardBackwardInput([datum(tokens, tokens, **inputs)], loss_fn, config)
-    [outcome] = engine.run_passes([Pass(adapter_id="a", work=work)])
+    [outcome] = engine.run_passes([Pass(adapter_id="a", request=work)])
     if isinstance(outcome, ForwardBackwardOutput):
         assert np.isfinite(list(outcome.metrics.values())).all()
     params = AdamParams(learning_rate=data.draw(st.floats(0, 1e300)))
@@ -193,7 +193,7 @@ def test_any_numbers_are_trained_on_or_refused_and_leave_the_adapter_sound(
 
 def test_an_adapter_that_is_not_there_is_not_the_users_fault(engine: FakeEngine) -> None:
     [failure] = engine.run_passes([a_pass("gone")])
-    assert failure == Failure("adapter 'gone' is not in memory", RequestErrorCategory.Server)
+    assert failure == EngineFailure("adapter 'gone' is not in memory", RequestErrorCategory.Server)
     with pytest.raises(LookupError, match="adapter 'gone' is not in memory"):
         engine.optim_step("gone", AdamParams())
 
@@ -281,5 +281,5 @@ def test_a_busy_engine_takes_its_time_for_passes_and_steps(
 
 def test_a_closed_engine_holds_nothing(engine: FakeEngine) -> None:
     engine.close()
-    assert not engine.has("a")
+    assert not engine.has_adapter("a")
     assert engine.num_samples == 0

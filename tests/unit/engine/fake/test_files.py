@@ -229,4 +229,4 @@ def test_a_damaged_snapshot_is_not_the_users_fault(engine: FakeEngine, tmp_path:
     shutil.rmtree(tmp_path)
     with pytest.raises(CheckpointError, match=r"tinkex.json is missing"):
         engine.restore("b", SPEC, tmp_path)
-    assert not engine.has("b")
+    assert not engine.has_adapter("b")

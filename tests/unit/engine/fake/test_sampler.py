@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tinkex.engine.fake.bigram import Bigram
-from tinkex.engine.fake.rows import Setting, shape_row
-from tinkex.engine.fake.sampler import Sampler, ends_with, read_stops
+from tinkex.engine.fake.rows import TransitionParams, build_transition_row
+from tinkex.engine.fake.sampler import BigramSampler, matches_after, parse_stop
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN
 from tinkex.errors import InvalidInput
 from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams, TensorData
@@ -39,7 +39,7 @@ def sample(
         sampling_params=SamplingParams(**{"max_tokens": 8, **params}),
         **(asked or {}),
     )
-    return Sampler(model).sample(request, random.Random(dice))
+    return BigramSampler(model).sample(request, random.Random(dice))
 
 
 def test_temperature_zero_takes_the_likeliest_token() -> None:
@@ -95,8 +95,10 @@ def test_frequencies_follow_the_row() -> None:
 
 
 def shaped(temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0) -> dict[int, float]:
-    row = shape_row(np.log([0.5, 0.3, 0.15, 0.05]), Setting(temperature, top_k, top_p))
-    probs = np.diff([0.0, *row.totals])
+    row = build_transition_row(
+        np.log([0.5, 0.3, 0.15, 0.05]), TransitionParams(temperature, top_k, top_p)
+    )
+    probs = np.diff([0.0, *row.cumulative_probs])
     return dict(zip(row.tokens, probs.round(6).tolist(), strict=True))
 
 
@@ -155,14 +157,14 @@ def test_stops(stop: Any, tokens: list[int], reason: str) -> None:
 
 def test_tokens_that_are_no_bytes_do_not_take_part_in_a_stop_text() -> None:
     text = bytearray()
-    assert [ends_with(text, token, (b"ab",)) for token in (97, 300, 98, 300, 98)] == [
+    assert [matches_after(text, token, (b"ab",)) for token in (97, 300, 98, 300, 98)] == [
         False,
         False,
         True,
         False,
         False,
     ]
-    assert read_stops(SamplingParams(stop=["a", "b"])).texts == (b"a", b"b")
+    assert parse_stop(SamplingParams(stop=["a", "b"])).texts == (b"a", b"b")
 
 
 def test_a_stop_text_of_many_bytes_is_found_across_tokens() -> None:
@@ -249,9 +251,9 @@ def test_what_cannot_be_is_refused(prompt: list[int], asked: dict[str, Any], rea
 
 
 def test_many_settings_do_not_pile_up() -> None:
-    sampler = Sampler(MODEL)
+    sampler = BigramSampler(MODEL)
     for step in range(1, 30):
         params = SamplingParams(max_tokens=1, temperature=step / 10)
         request = SampleRequest(prompt=ModelInput.from_ints([1]), sampling_params=params)
         sampler.sample(request, random.Random(0))
-    assert len(sampler._rows) <= 8
+    assert len(sampler._tables) <= 8

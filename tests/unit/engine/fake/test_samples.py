@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.fake.conftest import BASE, datum, run, train
 from tinkex.engine.fake import samples
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.protocol import Failure, Finished, SamplerSource
+from tinkex.engine.protocol import EngineFailure, FinishedSample, SamplerSource
 from tinkex.errors import RequestErrorCategory
 from tinkex.types import (
     EncodedTextChunk,
@@ -40,8 +40,8 @@ def request(
     )
 
 
-def finish(engine: FakeEngine) -> list[Finished]:
-    finished: list[Finished] = []
+def finish(engine: FakeEngine) -> list[FinishedSample]:
+    finished: list[FinishedSample] = []
     while engine.num_samples:
         finished.extend(engine.step_samples())
     return finished
@@ -49,14 +49,14 @@ def finish(engine: FakeEngine) -> list[Finished]:
 
 def ask(
     engine: FakeEngine, source: SamplerSource = ALONE, *args: Any, **kwargs: Any
-) -> SampleResponse | Failure:
+) -> SampleResponse | EngineFailure:
     engine.start_sample("only", source, request(*args, **kwargs))
     [(ticket, outcome)] = finish(engine)
     assert ticket == "only"
     return outcome
 
 
-def response(outcome: SampleResponse | Failure) -> SampleResponse:
+def response(outcome: SampleResponse | EngineFailure) -> SampleResponse:
     assert isinstance(outcome, SampleResponse), outcome
     return outcome
 
@@ -231,7 +231,7 @@ def test_a_bad_request_fails_alone(engine: FakeEngine, wrong: SampleRequest, rea
     engine.start_sample("good", ALONE, request())
     outcomes = dict(finish(engine))
     failure = outcomes["bad"]
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EngineFailure)
     assert reason in failure.message
     assert failure.category is RequestErrorCategory.User
     assert isinstance(outcomes["good"], SampleResponse)
@@ -246,12 +246,12 @@ def test_weights_that_are_not_there_are_a_failure(
     engine: FakeEngine, saved: SamplerSource, tmp_path: Path
 ) -> None:
     unknown = ask(engine, SamplerSource(base_model="nobody/none"))
-    assert unknown == Failure("base model 'nobody/none' is not one of tinkex/bigram")
+    assert unknown == EngineFailure("base model 'nobody/none' is not one of tinkex/bigram")
     gone = SamplerSource(base_model=BASE, directory=tmp_path / "gone")
-    assert ask(engine, gone) == Failure("there are no saved weights in 'gone'")
+    assert ask(engine, gone) == EngineFailure("there are no saved weights in 'gone'")
     assert saved.directory is not None
     other = SamplerSource(base_model="other", directory=saved.directory)
-    assert ask(FakeEngine((BASE, "other")), other) == Failure(
+    assert ask(FakeEngine((BASE, "other")), other) == EngineFailure(
         "the weights are of base model 'tinkex/bigram', not of 'other'"
     )
 
@@ -260,7 +260,7 @@ def test_damaged_weights_are_the_servers_fault(engine: FakeEngine, saved: Sample
     assert saved.directory is not None
     (saved.directory / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
     failure = ask(engine, saved)
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EngineFailure)
     assert "saved/adapter_model.safetensors cannot be read" in failure.message
     assert failure.category is RequestErrorCategory.Server
 
@@ -294,12 +294,12 @@ def test_what_was_not_used_for_longest_makes_room(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "MAX_SAMPLERS", 2)
-    shelf = samples.SamplerShelf(engine._bases)
+    shelf = samples.FakeSamplerCache(engine._bases)
     one, two, three = (save(engine, tmp_path / name) for name in ("1", "2", "3"))
-    kept = shelf.find(one)
-    lost = shelf.find(two)
-    assert shelf.find(one) is kept
-    shelf.find(three)
+    kept = shelf.get_or_load(one)
+    lost = shelf.get_or_load(two)
+    assert shelf.get_or_load(one) is kept
+    shelf.get_or_load(three)
     assert len(shelf) == 2
-    assert shelf.find(one) is kept
-    assert shelf.find(two) is not lost
+    assert shelf.get_or_load(one) is kept
+    assert shelf.get_or_load(two) is not lost

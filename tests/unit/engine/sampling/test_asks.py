@@ -7,21 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.engine.sampling.asks import DEFAULT_MAX_TOKENS, Ask, Limits, read_ask
+from tinkex.engine.sampling.asks import (
+    DEFAULT_MAX_TOKENS,
+    ModelLimits,
+    SampleSpec,
+    parse_sample_request,
+)
 from tinkex.errors import InvalidInput
 from tinkex.types import ModelInput, SampleRequest, SamplingParams, TensorData
 
-LIMITS = Limits(vocab_size=50, max_context_tokens=100, eos_tokens=frozenset({2}), has_texts=False)
+LIMITS = ModelLimits(
+    vocab_size=50, max_context_tokens=100, eos_tokens=frozenset({2}), has_tokenizer=False
+)
 
 
-def _read(prompt: list[int], limits: Limits = LIMITS, **fields: Any) -> Ask:
+def _read(prompt: list[int], limits: ModelLimits = LIMITS, **fields: Any) -> SampleSpec:
     params = {
         name: fields.pop(name) for name in list(fields) if name in SamplingParams.__struct_fields__
     }
     request = SampleRequest(
         prompt=ModelInput.from_ints(prompt), sampling_params=SamplingParams(**params), **fields
     )
-    return read_ask(request, limits)
+    return parse_sample_request(request, limits)
 
 
 def test_what_is_not_said_has_a_default() -> None:
@@ -29,9 +36,11 @@ def test_what_is_not_said_has_a_default() -> None:
     assert ask.max_tokens == 97
     assert ask.stops.tokens == {2}
     assert (ask.temperature, ask.top_k, ask.top_p) == (1, 0, 1)
-    assert ask.about_prompt is None
+    assert ask.prompt_logprobs is None
     assert ask.seed != _read([1, 2, 3]).seed
-    wide = Limits(vocab_size=50, max_context_tokens=10**6, eos_tokens=frozenset(), has_texts=False)
+    wide = ModelLimits(
+        vocab_size=50, max_context_tokens=10**6, eos_tokens=frozenset(), has_tokenizer=False
+    )
     assert _read([1], wide).max_tokens == DEFAULT_MAX_TOKENS
 
 
@@ -69,9 +78,9 @@ def test_targets_must_fit_the_prompt_and_the_vocabulary() -> None:
 
 
 def test_only_rows_that_are_needed_are_asked_for() -> None:
-    about = _read([1] * 10, prompt_logprobs=True, prompt_logprobs_last_n=3).about_prompt
+    about = _read([1] * 10, prompt_logprobs=True, prompt_logprobs_last_n=3).prompt_logprobs
     assert about is not None
-    assert about.first_row == 6
-    about = _read([1] * 10, prompt_alt_tokens_k=1, prompt_logprobs_last_n=3).about_prompt
+    assert about.first_position == 6
+    about = _read([1] * 10, prompt_alt_tokens_k=1, prompt_logprobs_last_n=3).prompt_logprobs
     assert about is not None
-    assert about.first_row == 0
+    assert about.first_position == 0

@@ -7,14 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.engine.sampling import prefixes
-from tinkex.engine.sampling.prefixes import MIN_TOKENS, Match, Prefixes, common_length
+from tinkex.engine.sampling.prefixes import (
+    MIN_PREFIX_TOKENS,
+    PrefixIndex,
+    PrefixMatch,
+    common_prefix_length,
+)
 
 
 def _tokens(*values: int) -> prefixes.Tokens:
     return np.array(values, dtype=np.int64)
 
 
-_START = _tokens(*range(MIN_TOKENS))
+_START = _tokens(*range(MIN_PREFIX_TOKENS))
 
 
 def _after_start(*values: int) -> prefixes.Tokens:
@@ -23,55 +28,55 @@ def _after_start(*values: int) -> prefixes.Tokens:
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_common_length_is_that_of_the_longest_common_start(one: list[int], two: list[int]) -> None:
-    num = common_length(_tokens(*one), _tokens(*two))
+    num = common_prefix_length(_tokens(*one), _tokens(*two))
     assert one[:num] == two[:num]
     assert num == min(len(one), len(two)) or one[num] != two[num]
 
 
 def test_the_prompt_with_most_in_common_is_found() -> None:
-    kept: Prefixes[str] = Prefixes()
+    kept: PrefixIndex[str] = PrefixIndex()
     kept.add("a", _after_start(1, 2, 3), "near")
     kept.add("a", _after_start(1, 9), "far")
-    assert kept.find("a", _after_start(1, 2, 7)) == Match("near", MIN_TOKENS + 2)
-    assert kept.find("a", _after_start(1, 9, 9)) == Match("far", MIN_TOKENS + 2)
+    assert kept.find("a", _after_start(1, 2, 7)) == PrefixMatch("near", MIN_PREFIX_TOKENS + 2)
+    assert kept.find("a", _after_start(1, 9, 9)) == PrefixMatch("far", MIN_PREFIX_TOKENS + 2)
 
 
 def test_another_adapters_prompt_is_never_found() -> None:
-    kept: Prefixes[str] = Prefixes()
+    kept: PrefixIndex[str] = PrefixIndex()
     kept.add("a", _after_start(1), "a's")
     assert kept.find("b", _after_start(1)) is None
     assert kept.find(None, _after_start(1)) is None
 
 
 def test_a_few_tokens_in_common_are_not_worth_it() -> None:
-    kept: Prefixes[str] = Prefixes()
+    kept: PrefixIndex[str] = PrefixIndex()
     assert kept.add("a", _START[:-1], "short") == ["short"]
     kept.add("a", _after_start(1), "long")
     assert kept.find("a", np.concatenate([_START[:-1], _tokens(77, 78)])) is None
 
 
 def test_a_prompt_that_goes_on_from_another_replaces_it() -> None:
-    kept: Prefixes[str] = Prefixes()
+    kept: PrefixIndex[str] = PrefixIndex()
     kept.add("a", _after_start(1), "first turn")
     assert kept.add("a", _after_start(1, 2, 3), "second turn") == ["first turn"]
-    assert kept.find("a", _after_start(1)) == Match("second turn", MIN_TOKENS + 1)
+    assert kept.find("a", _after_start(1)) == PrefixMatch("second turn", MIN_PREFIX_TOKENS + 1)
 
 
 def test_what_was_not_used_for_longest_goes_first_unless_it_is_in_use() -> None:
-    kept: Prefixes[str] = Prefixes()
+    kept: PrefixIndex[str] = PrefixIndex()
     for name in ("one", "two", "three"):
         kept.add(name, _after_start(1), name)
     kept.find("one", _after_start(1))
-    assert kept.drop_oldest(lambda name: name != "two") == "three"
-    assert kept.drop_oldest(lambda name: True) == "two"
-    assert kept.drop_oldest(lambda name: False) is None
+    assert kept.evict_oldest(lambda name: name != "two") == "three"
+    assert kept.evict_oldest(lambda name: True) == "two"
+    assert kept.evict_oldest(lambda name: False) is None
     assert list(kept) == ["one"]
 
 
 def test_only_so_many_are_kept() -> None:
-    kept: Prefixes[int] = Prefixes()
+    kept: PrefixIndex[int] = PrefixIndex()
     removed = [out for number in range(100) for out in kept.add("a", _after_start(number), number)]
-    assert removed == list(range(100 - prefixes._MAX_ALIKE))
+    assert removed == list(range(100 - prefixes._MAX_PER_BUCKET))
     for number in range(2 * prefixes._MAX_PROMPTS):
         kept.add(number, _after_start(1), number)
     assert len(kept) == prefixes._MAX_PROMPTS

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.engine.sampling.scheduler import (
-    FILL_TOKENS,
-    FILL_TOKENS_BESIDE,
-    LIGHT_SHARE,
-    MIN_COHORT,
+    LIGHT_TIME_RATIO,
+    MIN_SHARED_GROUP,
     MIN_SHARED_TOKENS,
-    RESERVE_SHARE,
-    LightTurns,
+    PREFILL_TOKENS,
+    PREFILL_TOKENS_WITH_DECODE,
+    RESERVE_DIVISOR,
+    LightStepPolicy,
+    can_share_prompt,
     fair_order,
-    is_shared,
-    max_kept_tokens,
-    num_places,
-    num_to_begin,
-    share_tokens,
+    max_kv_tokens,
+    num_free_sequences,
+    num_to_start,
+    split_prefill_tokens,
 )
 
 
@@ -28,39 +28,41 @@ from tinkex.engine.sampling.scheduler import (
 def test_a_pass_reads_no_more_than_it_may_and_serves_the_first_first(
     wanted: list[int], has_samples: bool, pass_tokens: int
 ) -> None:
-    shares = share_tokens(wanted, has_samples=has_samples, pass_tokens=pass_tokens)
-    limit = min(pass_tokens, FILL_TOKENS_BESIDE if has_samples else FILL_TOKENS)
+    shares = split_prefill_tokens(wanted, has_decodes=has_samples, pass_tokens=pass_tokens)
+    limit = min(pass_tokens, PREFILL_TOKENS_WITH_DECODE if has_samples else PREFILL_TOKENS)
     assert sum(shares) == min(sum(wanted), limit)
     for index, (share, num) in enumerate(zip(shares, wanted, strict=True)):
         assert share == num or not any(shares[index + 1 :])
 
 
 def test_running_samples_are_held_up_for_less() -> None:
-    assert share_tokens([10_000], has_samples=True, pass_tokens=4096) == [FILL_TOKENS_BESIDE]
-    assert share_tokens([10_000], has_samples=False, pass_tokens=4096) == [FILL_TOKENS]
+    assert split_prefill_tokens([10_000], has_decodes=True, pass_tokens=4096) == [
+        PREFILL_TOKENS_WITH_DECODE
+    ]
+    assert split_prefill_tokens([10_000], has_decodes=False, pass_tokens=4096) == [PREFILL_TOKENS]
 
 
 def test_samples_share_a_long_prompt() -> None:
-    assert is_shared(MIN_COHORT, MIN_SHARED_TOKENS)
-    assert not is_shared(MIN_COHORT - 1, MIN_SHARED_TOKENS)
-    assert not is_shared(MIN_COHORT, MIN_SHARED_TOKENS - 1)
+    assert can_share_prompt(MIN_SHARED_GROUP, MIN_SHARED_TOKENS)
+    assert not can_share_prompt(MIN_SHARED_GROUP - 1, MIN_SHARED_TOKENS)
+    assert not can_share_prompt(MIN_SHARED_GROUP, MIN_SHARED_TOKENS - 1)
 
 
 def test_samples_begin_as_there_are_places() -> None:
-    assert num_to_begin(1, 5, 10, 64) == 1
-    assert num_to_begin(9, 5, 10, 64) == 5
-    assert num_to_begin(9, 0, 10, 64) == 0
+    assert num_to_start(1, 5, 10, 64) == 1
+    assert num_to_start(9, 5, 10, 64) == 5
+    assert num_to_start(9, 0, 10, 64) == 0
 
 
 def test_samples_that_can_share_wait_for_places_beside_each_other() -> None:
-    assert num_to_begin(9, MIN_COHORT - 1, 1000, 64) == 0
-    assert num_to_begin(9, MIN_COHORT, 1000, 64) == MIN_COHORT
-    assert num_to_begin(9, 2, 1000, 2) == 2, "there will never be more places"
+    assert num_to_start(9, MIN_SHARED_GROUP - 1, 1000, 64) == 0
+    assert num_to_start(9, MIN_SHARED_GROUP, 1000, 64) == MIN_SHARED_GROUP
+    assert num_to_start(9, 2, 1000, 2) == 2, "there will never be more places"
 
 
 def test_one_token_needs_no_place_to_go_on() -> None:
-    assert max_kept_tokens(100, 128, 1) == 100
-    assert max_kept_tokens(100, 128, 2) == 228
+    assert max_kv_tokens(100, 128, 1) == 100
+    assert max_kv_tokens(100, 128, 2) == 228
 
 
 @dataclass(frozen=True)
@@ -93,30 +95,30 @@ def test_requests_of_one_tenant_keep_their_order(given: list[tuple[str, int]]) -
 @given(st.integers(1, 200), st.integers(0, 300), st.integers(0, 300))
 def test_only_who_has_no_place_gets_one_beyond_the_limit(limit: int, held: int, own: int) -> None:
     own = min(own, held)
-    num = num_places(limit, held, own)
+    num = num_free_sequences(limit, held, own)
     if own or held + num <= limit:
         assert num == max(0, limit - held)
     else:
         assert num <= 1
-        assert held + num <= limit + limit // RESERVE_SHARE or num <= 0
+        assert held + num <= limit + limit // RESERVE_DIVISOR or num <= 0
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=50), st.floats(0.001, 0.1))
 def test_tenants_with_few_sequences_get_their_share_of_the_time(
     full: list[float], light: float
 ) -> None:
-    turns, spent = LightTurns(), {True: 0.0, False: 0.0}
+    turns, spent = LightStepPolicy(), {True: 0.0, False: 0.0}
     waiting = list(full)
     while waiting or turns.is_due:
         is_light = turns.is_due
         seconds = light if is_light else waiting.pop()
-        turns.note(seconds, is_light=is_light, has_both=True)
+        turns.record_step(seconds, is_light=is_light, is_mixed=True)
         spent[is_light] += seconds
-    assert spent[True] >= LIGHT_SHARE * spent[False] - 1e-6
-    assert spent[True] <= LIGHT_SHARE * spent[False] + len(full) * light + 1e-6
+    assert spent[True] >= LIGHT_TIME_RATIO * spent[False] - 1e-6
+    assert spent[True] <= LIGHT_TIME_RATIO * spent[False] + len(full) * light + 1e-6
 
 
 def test_a_tenant_that_arrives_beside_a_flood_gets_the_next_step() -> None:
-    turns = LightTurns()
-    turns.note(1.0, is_light=False, has_both=False)
+    turns = LightStepPolicy()
+    turns.record_step(1.0, is_light=False, is_mixed=False)
     assert turns.is_due

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling.asks import Ask
-from tinkex.engine.sampling.case import Case, Sequence
-from tinkex.engine.sampling.dice import Dice
-from tinkex.engine.sampling.stops import Stops
+from tinkex.engine.sampling.asks import SampleSpec
+from tinkex.engine.sampling.case import RequestState, SequenceState
+from tinkex.engine.sampling.dice import RandomStream
+from tinkex.engine.sampling.stops import StopConditions
 
-ASK = Ask(
+ASK = SampleSpec(
     prompt=np.array([1, 2]),
     num_samples=3,
     max_tokens=3,
@@ -21,68 +21,68 @@ ASK = Ask(
     temperature=1.0,
     top_k=0,
     top_p=1.0,
-    stops=Stops(frozenset({9})),
+    stops=StopConditions(frozenset({9})),
     num_topk=0,
-    about_prompt=None,
+    prompt_logprobs=None,
 )
 
 
-def _case(**fields: object) -> Case:
-    case = Case("ticket", 1, None, replace(ASK, **fields))  # type: ignore[arg-type]
-    case.open(None)
+def _case(**fields: object) -> RequestState:
+    case = RequestState("ticket", 1, None, replace(ASK, **fields))  # type: ignore[arg-type]
+    case.create_sequences(None)
     return case
 
 
-def _run(sequence: Sequence, *tokens: int) -> list[bool]:
-    return [sequence.take(token, -1.0) for token in tokens]
+def _run(sequence: SequenceState, *tokens: int) -> list[bool]:
+    return [sequence.append_token(token, -1.0) for token in tokens]
 
 
 def test_a_sequence_ends_at_a_stop_token_which_it_keeps() -> None:
-    sequence = _case().fresh[0]
+    sequence = _case().unstarted[0]
     assert _run(sequence, 4, 9) == [False, True]
     result = sequence.result()
     assert (result.tokens, result.stop_reason) == ([4, 9], "stop")
 
 
 def test_a_sequence_ends_at_its_last_token() -> None:
-    sequence = _case().fresh[0]
+    sequence = _case().unstarted[0]
     assert _run(sequence, 4, 5, 6) == [False, False, True]
     assert sequence.result().stop_reason == "length"
 
 
 def test_a_stop_at_the_last_token_is_a_stop() -> None:
-    sequence = _case().fresh[0]
+    sequence = _case().unstarted[0]
     _run(sequence, 4, 5, 9)
     assert sequence.result().stop_reason == "stop"
 
 
 @given(st.integers(-(2**70), 2**70), st.integers(0, 1000))
 def test_the_same_stream_gives_the_same_numbers(seed: int, index: int) -> None:
-    one, other = Dice(seed, index), Dice(seed, index)
-    numbers = [one.throw() for _ in range(70)]
-    assert numbers == [other.throw() for _ in range(70)]
+    one, other = RandomStream(seed, index), RandomStream(seed, index)
+    numbers = [one.uniform() for _ in range(70)]
+    assert numbers == [other.uniform() for _ in range(70)]
     assert all(0.0 <= number < 1.0 for number in numbers)
-    assert numbers[0] != Dice(seed, index + 1).throw()
-    assert numbers[0] != Dice(seed + 1, index).throw()
+    assert numbers[0] != RandomStream(seed, index + 1).uniform()
+    assert numbers[0] != RandomStream(seed + 1, index).uniform()
 
 
 def test_a_request_is_over_with_its_last_sample_and_answers_in_order() -> None:
     case = _case(max_tokens=1)
-    started = case.take_waiting(3)
-    assert not case.fresh
+    started = case.start_next(3)
+    assert not case.unstarted
     for sequence, token in zip(started, (7, 8, 9), strict=True):
-        sequence.take(token, -1.0)
-    assert [case.finish(started[index]) for index in (2, 0, 1)] == [False, False, True]
-    assert [one.tokens for one in case.response().sequences] == [[7], [8], [9]]
+        sequence.append_token(token, -1.0)
+    assert [case.finish_sequence(started[index]) for index in (2, 0, 1)] == [False, False, True]
+    assert [one.tokens for one in case.build_response().sequences] == [[7], [8], [9]]
 
 
 def test_a_paused_sample_goes_on_from_all_it_has() -> None:
     case = _case()
-    first, *_ = case.take_waiting(3)
-    first.take(4, -1.0)
-    case.pause(first)
-    tokens = case.next_tokens()
+    first, *_ = case.start_next(3)
+    first.append_token(4, -1.0)
+    case.preempt(first)
+    tokens = case.tokens_to_prefill()
     assert tokens is not None
     assert tokens.tolist() == [1, 2, 4]
-    assert case.waiting == [first]
-    assert case.take_waiting(1) == [first]
+    assert case.next_sequences == [first]
+    assert case.start_next(1) == [first]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tinkex.engine.sampling.slots import (
     MIN_CAPACITY,
-    Budget,
-    Move,
-    Roster,
+    MemoryBudget,
+    SlotAllocator,
+    SlotMove,
     capacity_for,
-    first_capacity,
-    slots_for,
+    grown_num_slots,
+    initial_capacity,
 )
 
 
@@ -29,39 +29,39 @@ def test_a_place_is_large_enough_and_at_most_twice_too_large(num_tokens: int) ->
 
 
 def test_a_newcomer_has_room_to_go_on_but_no_more_than_it_can_use() -> None:
-    assert first_capacity(64, 1000) == 128
-    assert first_capacity(63, 64) == 64
+    assert initial_capacity(64, 1000) == 128
+    assert initial_capacity(63, 64) == 64
 
 
 def test_slots_double_so_that_growing_is_seldom() -> None:
-    assert slots_for(0, 1) == 1
-    assert slots_for(4, 5) == 8
-    assert slots_for(4, 20) == 20
+    assert grown_num_slots(0, 1) == 1
+    assert grown_num_slots(4, 5) == 8
+    assert grown_num_slots(4, 20) == 20
 
 
 def test_the_last_one_fills_the_gap_of_one_that_leaves() -> None:
-    roster: Roster[_Tenant] = Roster()
+    roster: SlotAllocator[_Tenant] = SlotAllocator()
     tenants = [_Tenant() for _ in range(4)]
-    assert [roster.enter(one) for one in tenants] == [0, 1, 2, 3]
-    assert roster.leave(tenants[1]) == Move(source=3, target=1)
+    assert [roster.allocate(one) for one in tenants] == [0, 1, 2, 3]
+    assert roster.free(tenants[1]) == SlotMove(source=3, target=1)
     assert roster.slot_of(tenants[3]) == 1
-    assert roster.leave(tenants[2]) is None
+    assert roster.free(tenants[2]) is None
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_slots_in_use_are_dense_and_everybody_keeps_their_own(choices: list[int]) -> None:
-    roster: Roster[_Tenant] = Roster()
+    roster: SlotAllocator[_Tenant] = SlotAllocator()
     memory: dict[int, _Tenant] = {}
     living: list[_Tenant] = []
     for choice in choices:
         if choice % 3 and living:
             tenant = living.pop(choice % len(living))
-            move = roster.leave(tenant)
+            move = roster.free(tenant)
             if move is not None:
                 memory[move.target] = memory[move.source]
         else:
             tenant = _Tenant()
-            memory[roster.enter(tenant)] = tenant
+            memory[roster.allocate(tenant)] = tenant
             living.append(tenant)
         assert len(roster) == len(living)
         assert all(memory[slot] is roster[slot] for slot in range(len(roster)))
@@ -69,9 +69,9 @@ def test_slots_in_use_are_dense_and_everybody_keeps_their_own(choices: list[int]
 
 
 def test_memory_is_given_out_up_to_its_limit() -> None:
-    budget = Budget(100)
-    budget.take(60)
-    assert budget.has(40)
-    assert not budget.has(41)
+    budget = MemoryBudget(100)
+    budget.reserve(60)
+    assert budget.can_reserve(40)
+    assert not budget.can_reserve(41)
     with pytest.raises(AssertionError):
-        budget.take(41)
+        budget.reserve(41)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling.stops import Stops, TextWatch, read_stops
+from tinkex.engine.sampling.stops import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import SamplingParams
 
@@ -27,16 +27,16 @@ class Bytes:
         return b"".join(self._pieces[token] for token in token_ids).decode(errors="replace")
 
 
-def _read(stop: object, *, has_texts: bool = True) -> Stops:
-    return read_stops(SamplingParams(stop=stop), EOS, has_texts=has_texts)  # type: ignore[arg-type]
+def _read(stop: object, *, has_texts: bool = True) -> StopConditions:
+    return parse_stop(SamplingParams(stop=stop), EOS, has_tokenizer=has_texts)  # type: ignore[arg-type]
 
 
 def test_end_tokens_stop_unless_something_else_is_given() -> None:
-    assert _read(None) == Stops(EOS)
-    assert _read([]) == Stops()
-    assert _read([3, 4]) == Stops(frozenset({3, 4}))
-    assert _read("ab") == Stops(frozenset(), ("ab",))
-    assert _read(["ab", "c"]) == Stops(frozenset(), ("ab", "c"))
+    assert _read(None) == StopConditions(EOS)
+    assert _read([]) == StopConditions()
+    assert _read([3, 4]) == StopConditions(frozenset({3, 4}))
+    assert _read("ab") == StopConditions(frozenset(), ("ab",))
+    assert _read(["ab", "c"]) == StopConditions(frozenset(), ("ab", "c"))
 
 
 def test_an_empty_text_is_refused() -> None:
@@ -50,8 +50,8 @@ def test_texts_are_refused_where_there_is_no_tokenizer() -> None:
 
 
 def _stops_at(pieces: Sequence[bytes], stops: Sequence[str]) -> int | None:
-    watch = TextWatch(Bytes(pieces), stops)
-    return next((n for n in range(len(pieces)) if watch.ends_with(n)), None)
+    watch = StopTextMatcher(Bytes(pieces), stops)
+    return next((n for n in range(len(pieces)) if watch.matches_after(n)), None)
 
 
 def test_a_stop_may_span_tokens_and_end_within_one() -> None:
@@ -92,6 +92,6 @@ def test_the_first_token_that_completes_a_stop_ends_it(
 def test_only_a_few_tokens_are_decoded_however_long_the_text_is() -> None:
     pieces = [b"abc "] * 500
     decoder = Bytes(pieces)
-    watch = TextWatch(decoder, ["never"])
-    assert not any(watch.ends_with(token) for token in range(500))
+    watch = StopTextMatcher(decoder, ["never"])
+    assert not any(watch.matches_after(token) for token in range(500))
     assert decoder.longest <= 10

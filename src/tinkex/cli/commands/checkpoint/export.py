@@ -19,7 +19,7 @@ from tinkex.errors import ConfigError
 from tinkex.ids import SCHEME, parse_tinker_path
 
 if TYPE_CHECKING:
-    from tinkex.engine.checkpoints.merging import Progress
+    from tinkex.engine.checkpoints.merging import MergeProgress
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -126,10 +126,10 @@ def _take(adapter: Path, made: Path, private: Sequence[str], *, is_ours: bool) -
 def _merge_function() -> Callable[..., None]:
     """What merges; asked for before anything is downloaded, for it may not be installed."""
     try:
-        from tinkex.engine.checkpoints.merging import merge
+        from tinkex.engine.checkpoints.merging import merge_adapter
     except ModuleNotFoundError as error:
         raise needs_extra(error, "torch") from error
-    return merge
+    return merge_adapter
 
 
 def _merge(
@@ -142,7 +142,7 @@ def _merge(
 
     with bar(context, "Merging", unit="bytes") as shown:
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: MergeProgress) -> None:
             shown.update(progress.done_bytes, progress.total_bytes)
 
         merge(*folders, dtype=dtype, progress=tell)
@@ -151,7 +151,7 @@ def _merge(
 def _find_base(base_model: str | None, path: str) -> Path:
     """The base model's folder: of the home's list, else of the hub's cache on this machine."""
     from tinkex.engine.models import sources
-    from tinkex.engine.models.folders import read_folder
+    from tinkex.engine.models.folders import read_model_folder
     from tinkex.engine.models.hub import Hub
     from tinkex.home import Home
     from tinkex.settings import expanded, read_environment
@@ -159,12 +159,12 @@ def _find_base(base_model: str | None, path: str) -> Path:
     hint = "--base-model-path names the folder that has it; `tinkex model add` fetches one."
     if base_model is None:
         raise CliError(f"{path} does not say which base model it is for", hint)
-    listed = sources.read_list(Home(read_environment().home).models_file)
-    place = sources.with_built_in(listed).get(base_model, base_model)
+    listed = sources.read_model_list(Home(read_environment().home).models_file)
+    place = sources.add_built_in_models(listed).get(base_model, base_model)
     try:
-        if sources.is_folder(place):
-            return read_folder(expanded(place)).path
-        return Hub().cached(place).path
+        if sources.is_folder_location(place):
+            return read_model_folder(expanded(place)).path
+        return Hub().find_cached(place).path
     except ConfigError as error:
         text = f"The base model {base_model!r} cannot be used: {error.message}"
         raise CliError(text, hint) from error

@@ -18,7 +18,7 @@ from tinkex.cli.short_ids import full_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 if TYPE_CHECKING:
-    from tinkex.engine.models.uploads import Push, Uploader
+    from tinkex.engine.models.uploads import HubUpload, HubUploader
 
 _ODD = re.compile(r"[^A-Za-z0-9_.]+")
 
@@ -88,19 +88,19 @@ def push_hf(context: Context, path: str, **wishes: Any) -> None:
         if not wishes["no_model_card"]:
             adapters.write_card(folder, path, target[0])
         with waiting(f"Uploading to {target[0]} ..."):
-            pushed = uploader.push(_push(folder, target, wishes))
+            pushed = uploader.upload(_push(folder, target, wishes))
     if pushed.is_public != wishes["public"]:
         state = "public" if pushed.is_public else "private"
         say(context, f"{pushed.repo_id} was there before and stays {state}.")
     show(context, CheckpointPush(path, pushed))
 
 
-def _uploader() -> Uploader:
+def _uploader() -> HubUploader:
     try:
-        from tinkex.engine.models.uploads import Uploader
+        from tinkex.engine.models.uploads import HubUploader
     except ModuleNotFoundError as error:
         raise needs_extra(error, "torch") from error
-    return Uploader()
+    return HubUploader()
 
 
 def _target(
@@ -126,8 +126,8 @@ def tidy(name: str) -> str:
     return re.sub(r"-{2,}", "-", single).strip("-._")[:96].rstrip("-._")
 
 
-def _check_origin(uploader: Uploader, path: str, repo_id: str, revision: str | None) -> None:
-    found = uploader.origin(repo_id, revision)
+def _check_origin(uploader: HubUploader, path: str, repo_id: str, revision: str | None) -> None:
+    found = uploader.find_origin(repo_id, revision)
     if found is not None and found != path:
         raise CliError(
             f"{repo_id} holds another checkpoint, {found}",
@@ -135,12 +135,12 @@ def _check_origin(uploader: Uploader, path: str, repo_id: str, revision: str | N
         )
 
 
-def _push(folder: Path, target: tuple[str, str | None], wishes: dict[str, Any]) -> Push:
+def _push(folder: Path, target: tuple[str, str | None], wishes: dict[str, Any]) -> HubUpload:
     from tinkex.cli.commands.checkpoint.adapters import PRIVATE
-    from tinkex.engine.models.uploads import Push
+    from tinkex.engine.models.uploads import HubUpload
 
     allowed = wishes["allow_patterns"]
-    return Push(
+    return HubUpload(
         folder=folder,
         repo_id=target[0],
         revision=target[1],

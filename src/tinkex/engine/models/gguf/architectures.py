@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tinkex.engine.models.gguf.positions import FREQUENCIES, read_rotation
-from tinkex.engine.models.gguf.reading import Gguf, Stored
+from tinkex.engine.models.gguf.positions import ROPE_FREQS_TENSOR, read_rope_config
+from tinkex.engine.models.gguf.reading import GgufFile, GgufTensor
 from tinkex.engine.models.weight_files import UnusableModel
 
 _MATRICES = {
@@ -23,67 +23,67 @@ _MATRICES = {
 }
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class GgufArchitecture:
     """An architecture by both of its names, and what sets it apart from the others."""
 
     model_type: str
     class_name: str
-    biased: frozenset[str] = frozenset()
+    biased_parts: frozenset[str] = frozenset()
     """The parts of a layer that always have a bias."""
     has_head_norms: bool = False
     is_interleaved: bool = False
     """Whether the file has the rows of queries and keys in pairs, as their rotation turns them."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed_config: Mapping[str, Any] = field(default_factory=dict)
     """What config.json has to say beside sizes."""
 
 
 _NO_WINDOW = {"use_sliding_window": False, "hidden_act": "silu"}
-FAMILIES = {
-    "llama": Family(
+ARCHITECTURES = {
+    "llama": GgufArchitecture(
         model_type="llama",
         class_name="LlamaForCausalLM",
         is_interleaved=True,
-        fixed={"hidden_act": "silu", "pretraining_tp": 1},
+        fixed_config={"hidden_act": "silu", "pretraining_tp": 1},
     ),
-    "qwen2": Family(
+    "qwen2": GgufArchitecture(
         model_type="qwen2",
         class_name="Qwen2ForCausalLM",
-        biased=frozenset({"attn_q", "attn_k", "attn_v"}),
-        fixed=_NO_WINDOW,
+        biased_parts=frozenset({"attn_q", "attn_k", "attn_v"}),
+        fixed_config=_NO_WINDOW,
     ),
-    "qwen3": Family(
+    "qwen3": GgufArchitecture(
         model_type="qwen3",
         class_name="Qwen3ForCausalLM",
         has_head_norms=True,
-        fixed=_NO_WINDOW | {"attention_bias": False},
+        fixed_config=_NO_WINDOW | {"attention_bias": False},
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class TensorConversion:
     """A tensor of the file, and what becomes of it."""
 
-    stored: Stored
+    tensor: GgufTensor
     name: str
     num_heads: int = 0
     """In how many groups its rows are put back in order; 0 leaves them as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ConversionPlan:
     """All that a folder will hold, except for its tokenizer."""
 
     config: Mapping[str, Any]
-    moves: tuple[Move, ...]
+    conversions: tuple[TensorConversion, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
+class _ModelSizes:
     hidden: int
     inner: int
     heads: int
@@ -110,81 +110,83 @@ class _Sizes:
         return shapes.get(part, (self.head if is_of_head else self.hidden,))
 
 
-def make_plan(file: Gguf) -> Plan:
+def plan_conversion(file: GgufFile) -> ConversionPlan:
     """Decide what a file becomes; raises if a tensor is missing, too many, or of another shape."""
-    arch = file.facts.get("general.architecture")
-    family = FAMILIES.get(str(arch))
+    arch = file.metadata.get("general.architecture")
+    family = ARCHITECTURES.get(str(arch))
     if family is None:
         raise UnusableModel(
             f"{file.path} holds a {str(arch)!r:.60} model; GGUF files are converted for "
-            f"{', '.join(FAMILIES)}",
+            f"{', '.join(ARCHITECTURES)}",
             hint="Add the model's folder of Hugging Face's layout instead.",
         )
-    facts = _Facts(file, str(arch))
+    facts = _ArchitectureMetadata(file, str(arch))
     sizes = _read_sizes(file, facts)
-    biased = family.biased | _optional_biases(file, family)
-    moves = tuple(_moves(file, family, sizes, biased))
-    extra = file.tensors.keys() - {move.stored.name for move in moves} - {FREQUENCIES}
+    biased = family.biased_parts | _optional_biases(file, family)
+    moves = tuple(_plan_tensors(file, family, sizes, biased))
+    extra = file.tensors.keys() - {move.tensor.name for move in moves} - {ROPE_FREQS_TENSOR}
     if extra:
         raise UnusableModel(
             f"{file.path} has {len(extra)} tensors that a {arch} model does not have, such as "
             f"{min(extra)!r}; models of experts are among those that are not converted"
         )
-    return Plan(config=_config(file, family, facts, sizes, biased), moves=moves)
+    return ConversionPlan(
+        config=_build_config(file, family, facts, sizes, biased), conversions=moves
+    )
 
 
-class _Facts:
+class _ArchitectureMetadata:
     """Facts of an architecture, each of the type that is expected."""
 
-    def __init__(self, file: Gguf, arch: str) -> None:
+    def __init__(self, file: GgufFile, arch: str) -> None:
         self._file = file
         self._arch = arch
 
     def count(self, name: str, default: int | None = None) -> int:
         """A number of things, at least one."""
-        found = self._file.facts.get(f"{self._arch}.{name}", default)
+        found = self._file.metadata.get(f"{self._arch}.{name}", default)
         if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-            raise self._wrong(name, found)
+            raise self._invalid_value(name, found)
         return found
 
     def number(self, name: str, default: float) -> float:
         """A number as its author wrote it, before it became a float32."""
-        found = self._file.facts.get(f"{self._arch}.{name}", default)
+        found = self._file.metadata.get(f"{self._arch}.{name}", default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
-            raise self._wrong(name, found)
+            raise self._invalid_value(name, found)
         return float(str(np.float32(found)))
 
-    def _wrong(self, name: str, found: object) -> UnusableModel:
+    def _invalid_value(self, name: str, found: object) -> UnusableModel:
         how = "lacks" if found is None else f"has {found!r:.60} as"
         return UnusableModel(f"{self._file.path} {how} {self._arch}.{name}, a number above 0")
 
 
-def _read_sizes(file: Gguf, facts: _Facts) -> _Sizes:
-    hidden, heads = facts.count("embedding_length"), facts.count("attention.head_count")
+def _read_sizes(file: GgufFile, metadata: _ArchitectureMetadata) -> _ModelSizes:
+    hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise UnusableModel(f"{file.path} lacks the tensor 'token_embd.weight'")
-    head = facts.count("attention.key_length", max(hidden // heads, 1))
+    head = metadata.count("attention.key_length", max(hidden // heads, 1))
     for name in ("attention.value_length", "rope.dimension_count"):
-        if facts.count(name, head) != head:
+        if metadata.count(name, head) != head:
             raise UnusableModel(
-                f"{file.path} has heads of {head} and {name} of {facts.count(name)}; such models "
+                f"{file.path} has heads of {head} and {name} of {metadata.count(name)}; such models "
                 "are not converted"
             )
-    return _Sizes(
+    return _ModelSizes(
         hidden=hidden,
-        inner=facts.count("feed_forward_length"),
+        inner=metadata.count("feed_forward_length"),
         heads=heads,
-        kv_heads=facts.count("attention.head_count_kv", heads),
+        kv_heads=metadata.count("attention.head_count_kv", heads),
         head=head,
         vocab=embedding.shape[0],
-        layers=facts.count("block_count"),
+        layers=metadata.count("block_count"),
     )
 
 
-def _optional_biases(file: Gguf, family: Family) -> frozenset[str]:
+def _optional_biases(file: GgufFile, architecture: GgufArchitecture) -> frozenset[str]:
     """Parts of a llama that have a bias; transformers knows all of a kind, or none."""
-    if not family.is_interleaved:
+    if not architecture.is_interleaved:
         return frozenset()
     attention = [part for part in _MATRICES if part.startswith("attn")]
     inner = [part for part in _MATRICES if part.startswith("ffn")]
@@ -192,23 +194,27 @@ def _optional_biases(file: Gguf, family: Family) -> frozenset[str]:
     return frozenset(part for kind in kinds for part in kind)
 
 
-def _moves(file: Gguf, family: Family, sizes: _Sizes, biased: frozenset[str]) -> Iterator[Move]:
-    for part, name in _WHOLE.items():
+def _plan_tensors(
+    file: GgufFile, architecture: GgufArchitecture, sizes: _ModelSizes, biased: frozenset[str]
+) -> Iterator[TensorConversion]:
+    for part, name in _TOP_LEVEL.items():
         # Without a head of its own, the model predicts with its embedding.
         if part != "output" or "output.weight" in file.tensors:
-            yield _move(file, f"{part}.weight", f"{name}.weight", sizes.shape_of(part))
-    norms = _NORMS | (_HEAD_NORMS if family.has_head_norms else {})
-    heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads} if family.is_interleaved else {}
+            yield _plan_tensor(file, f"{part}.weight", f"{name}.weight", sizes.shape_of(part))
+    norms = _NORMS | (_HEAD_NORMS if architecture.has_head_norms else {})
+    heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads} if architecture.is_interleaved else {}
     for layer in range(sizes.layers):
         for part, name in (_MATRICES | norms).items():
             shape, turned = sizes.shape_of(part), heads.get(part, 0)
             source, target = f"blk.{layer}.{part}", f"model.layers.{layer}.{name}"
-            yield _move(file, f"{source}.weight", f"{target}.weight", shape, turned)
+            yield _plan_tensor(file, f"{source}.weight", f"{target}.weight", shape, turned)
             if part in biased:
-                yield _move(file, f"{source}.bias", f"{target}.bias", shape[:1], turned)
+                yield _plan_tensor(file, f"{source}.bias", f"{target}.bias", shape[:1], turned)
 
 
-def _move(file: Gguf, source: str, target: str, shape: tuple[int, ...], num_heads: int = 0) -> Move:
+def _plan_tensor(
+    file: GgufFile, source: str, target: str, shape: tuple[int, ...], num_heads: int = 0
+) -> TensorConversion:
     stored = file.tensors.get(source)
     if stored is None:
         raise UnusableModel(f"{file.path} lacks the tensor {source!r}")
@@ -216,19 +222,23 @@ def _move(file: Gguf, source: str, target: str, shape: tuple[int, ...], num_head
         raise UnusableModel(
             f"tensor {source!r} of {file.path} has the shape {stored.shape}, expected {shape}"
         )
-    return Move(stored=stored, name=target, num_heads=num_heads)
+    return TensorConversion(tensor=stored, name=target, num_heads=num_heads)
 
 
-def _config(
-    file: Gguf, family: Family, facts: _Facts, sizes: _Sizes, biased: frozenset[str]
+def _build_config(
+    file: GgufFile,
+    architecture: GgufArchitecture,
+    metadata: _ArchitectureMetadata,
+    sizes: _ModelSizes,
+    biased: frozenset[str],
 ) -> dict[str, Any]:
     biases = {}
-    if family.is_interleaved:
+    if architecture.is_interleaved:
         biases = {"attention_bias": "attn_output" in biased, "mlp_bias": "ffn_up" in biased}
-    context = facts.count("context_length")
+    context = metadata.count("context_length")
     return {
-        "architectures": [family.class_name],
-        "model_type": family.model_type,
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
         "vocab_size": sizes.vocab,
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.inner,
@@ -237,12 +247,12 @@ def _config(
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head,
         "max_position_embeddings": context,
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon", 1e-6),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", 1e-6),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "use_cache": True,
-        **read_rotation(file, facts.number("rope.freq_base", 10000.0), sizes.head),
-        **family.fixed,
+        **read_rope_config(file, metadata.number("rope.freq_base", 10000.0), sizes.head),
+        **architecture.fixed_config,
         **biases,
     }

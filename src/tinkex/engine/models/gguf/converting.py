@@ -13,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinkex.checkpoint.atomic import new_directory
-from tinkex.engine.models.folders import Folder, read_folder
-from tinkex.engine.models.gguf.architectures import Move, Plan, make_plan
-from tinkex.engine.models.gguf.reading import Gguf, read_gguf
-from tinkex.engine.models.gguf.tokens import UnknownTokenizer, end_tokens
+from tinkex.engine.models.folders import ModelFolder, read_model_folder
+from tinkex.engine.models.gguf.architectures import (
+    ConversionPlan,
+    TensorConversion,
+    plan_conversion,
+)
+from tinkex.engine.models.gguf.reading import GgufFile, read_gguf
+from tinkex.engine.models.gguf.tokens import UnsupportedTokenizer, special_token_ids
 from tinkex.engine.models.gguf.vocabulary import to_json, tokenizer_files
 from tinkex.engine.models.weight_files import UnusableModel, read_header, read_json
 from tinkex.logs import get_logger
@@ -27,84 +31,84 @@ OnProgress = Callable[[int, int], None]
 #: Where a folder says which file it was made from.
 ORIGIN_NAME = "origin.json"
 #: Raised when the same file would become another folder, so that old folders are made anew.
-VERSION = 1
+CONVERTER_VERSION = 1
 WEIGHTS_NAME = "model.safetensors"
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+_DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 #: How many numbers are unpacked at a time.
 _CHUNK_NUMBERS = 1 << 20
 #: Left free on a disk beside the folder.
 _SPARE_BYTES = 64 << 20
 
 
-def convert(
+def convert_gguf(
     source: Path,
     target: Path,
     *,
     files: Mapping[str, bytes] | None = None,
     on_progress: OnProgress = lambda done, total: None,
-) -> Folder:
+) -> ModelFolder:
     """Turn a GGUF file into a folder, with more `files` beside if there are; replaces the folder.
 
     What was converted before, from the same bytes, is taken as it is.
     """
     try:
-        digest = digest_of(source)
+        digest = file_sha256(source)
         if (found := find_converted(target, digest)) is not None:
             LOG.info("%s was converted before: %s", source, target)
             return found
         file = read_gguf(source)
-        plan = make_plan(file)
-        _check_room(target, _total_bytes(plan))
+        plan = plan_conversion(file)
+        _check_disk_space(target, _total_bytes(plan))
         with new_directory(target) as scratch:
             written = _write_folder(scratch, file, plan, on_progress)
             _verify(scratch, plan, written)
-            origin = _origin(source, digest, scratch, written)
+            origin = _origin_json(source, digest, scratch, written)
             _write_files(scratch, {**(files or {}), ORIGIN_NAME: origin})
     except OSError as error:
         raise UnusableModel(
             f"{source} cannot be converted into {target}: {error.strerror or error}"
         ) from error
-    return read_folder(target)
+    return read_model_folder(target)
 
 
-def find_converted(target: Path, digest: str) -> Folder | None:
+def find_converted(target: Path, digest: str) -> ModelFolder | None:
     """The folder that was made from a file of this digest; None if there is none, or no whole."""
     try:
-        origin, folder = read_json(target / ORIGIN_NAME), read_folder(target)
+        origin, folder = read_json(target / ORIGIN_NAME), read_model_folder(target)
         told = (origin.get("sha256"), origin.get("version"), origin.get("weights_bytes"))
-        is_same = told == (digest, VERSION, folder.weights.num_file_bytes)
+        is_same = told == (digest, CONVERTER_VERSION, folder.weights.num_file_bytes)
         return folder if is_same else None
     except UnusableModel:
         return None
 
 
-def digest_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _origin(source: Path, digest: str, scratch: Path, written: str) -> bytes:
+def _origin_json(source: Path, digest: str, scratch: Path, written: str) -> bytes:
     about = {
         "file": source.name,
         "sha256": digest,
-        "version": VERSION,
+        "version": CONVERTER_VERSION,
         "weights_bytes": (scratch / WEIGHTS_NAME).stat().st_size,
         "weights_sha256": written,
     }
     return to_json(about)
 
 
-def _total_bytes(plan: Plan) -> int:
-    return sum(_num_bytes(move) for move in plan.moves)
+def _total_bytes(plan: ConversionPlan) -> int:
+    return sum(_converted_bytes(move) for move in plan.conversions)
 
 
-def _num_bytes(move: Move) -> int:
-    return move.stored.size * _SIZES[move.stored.encoding.dtype]
+def _converted_bytes(conversion: TensorConversion) -> int:
+    return conversion.tensor.size * _DTYPE_SIZES[conversion.tensor.encoding.dtype]
 
 
-def _check_room(target: Path, num_bytes: int) -> None:
+def _check_disk_space(target: Path, num_bytes: int) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes + _SPARE_BYTES:
@@ -118,22 +122,24 @@ def _check_room(target: Path, num_bytes: int) -> None:
 # --- what is written ------------------------------------------------------------------------
 
 
-def _write_folder(scratch: Path, file: Gguf, plan: Plan, on_progress: OnProgress) -> str:
+def _write_folder(
+    scratch: Path, file: GgufFile, plan: ConversionPlan, on_progress: OnProgress
+) -> str:
     """Write everything but the origin; returns the digest of the weights as they were made."""
-    ends = end_tokens(file)
+    ends = special_token_ids(file)
     config = {**plan.config, **ends, "dtype": _commonest_dtype(plan)}
     _write_files(scratch, {"config.json": to_json(config), "generation_config.json": to_json(ends)})
     try:
         _write_files(scratch, tokenizer_files(file))
-    except UnknownTokenizer as error:
+    except UnsupportedTokenizer as error:
         LOG.warning("%s: the folder has none, so put the model's own there", error.message)
     with (scratch / WEIGHTS_NAME).open("wb") as target, file.path.open("rb") as source:
-        header = _header(plan)
+        header = _safetensors_header(plan)
         made = hashlib.sha256(header)
         target.write(header)
         done, total = 0, _total_bytes(plan)
-        for move in plan.moves:
-            for chunk in _chunks(source, file.path, move):
+        for move in plan.conversions:
+            for chunk in _tensor_chunks(source, file.path, move):
                 made.update(chunk)
                 target.write(chunk)
                 done += len(chunk)
@@ -141,11 +147,11 @@ def _write_folder(scratch: Path, file: Gguf, plan: Plan, on_progress: OnProgress
     return made.hexdigest()
 
 
-def _commonest_dtype(plan: Plan) -> str:
+def _commonest_dtype(plan: ConversionPlan) -> str:
     counts: dict[str, int] = {}
-    for move in plan.moves:
-        dtype = move.stored.encoding.dtype
-        counts[dtype] = counts.get(dtype, 0) + move.stored.size
+    for move in plan.conversions:
+        dtype = move.tensor.encoding.dtype
+        counts[dtype] = counts.get(dtype, 0) + move.tensor.size
     return _DTYPE_NAMES[max(counts, key=lambda dtype: counts[dtype])]
 
 
@@ -154,22 +160,24 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def _header(plan: Plan) -> bytes:
+def _safetensors_header(plan: ConversionPlan) -> bytes:
     """What a safetensors file begins with: the name, type, shape and place of each tensor."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for move in plan.moves:
-        start, end = end, end + _num_bytes(move)
-        shape, dtype = list(move.stored.shape), move.stored.encoding.dtype
+    for move in plan.conversions:
+        start, end = end, end + _converted_bytes(move)
+        shape, dtype = list(move.tensor.shape), move.tensor.encoding.dtype
         table[move.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _chunks(source: BinaryIO, path: Path, move: Move) -> Iterator[memoryview]:
+def _tensor_chunks(
+    source: BinaryIO, path: Path, conversion: TensorConversion
+) -> Iterator[memoryview]:
     """A tensor's numbers in order, some rows at a time."""
-    stored, encoding = move.stored, move.stored.encoding
+    stored, encoding = conversion.tensor, conversion.tensor.encoding
     source.seek(stored.offset)
     raw = np.frombuffer(source.read(stored.num_bytes), np.uint8)
     if raw.nbytes != stored.num_bytes:
@@ -177,8 +185,8 @@ def _chunks(source: BinaryIO, path: Path, move: Move) -> Iterator[memoryview]:
     # Rows are whole blocks, so that they change places while they are packed.
     num_rows = stored.shape[0] if len(stored.shape) > 1 or encoding.is_plain else 1
     rows = raw.reshape(num_rows, -1)
-    if move.num_heads:
-        rows = rows[row_order(num_rows, move.num_heads)]
+    if conversion.num_heads:
+        rows = rows[row_order(num_rows, conversion.num_heads)]
     step = max(1, _CHUNK_NUMBERS * num_rows // stored.size)
     for start in range(0, num_rows, step):
         packed = np.ascontiguousarray(rows[start : start + step])
@@ -194,11 +202,11 @@ def row_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
     return pairs.swapaxes(1, 2).ravel()
 
 
-def _verify(scratch: Path, plan: Plan, written: str) -> None:
+def _verify(scratch: Path, plan: ConversionPlan, written: str) -> None:
     """Read back what was written: every tensor, its shape, and every byte."""
-    read_folder(scratch)
+    read_model_folder(scratch)
     weights = scratch / WEIGHTS_NAME
     found = {name: entry["shape"] for name, entry in read_header(weights).items()}
-    expected = {move.name: list(move.stored.shape) for move in plan.moves}
-    if found != expected or digest_of(weights) != written:
+    expected = {move.name: list(move.tensor.shape) for move in plan.conversions}
+    if found != expected or file_sha256(weights) != written:
         raise UnusableModel(f"the converted weights in {scratch} are not those of the file")
