@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: TID253
 
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
 from tinkex.pipeline.state import capture_rng, restore_rng
 from tinkex.pipeline.step_files import StepContent, read_step, write_step
@@ -54,7 +54,7 @@ def prune_checkpoints(ckpt_root: StrPath, keep_last: int) -> None:
     """
     if keep_last > 0:
         clean_root(Path(ckpt_root))
-    prune_steps(Path(ckpt_root), Retention(keep_last=keep_last))
+    prune_steps(Path(ckpt_root), StepRetention(keep_last=keep_last))
 
 
 def save_checkpoint(

@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     APIResponse = AsyncAPIResponse = HttpResponse
 
 #: Where each public name lives; nothing is imported before it is asked for.
-_HOMES = {
+_NAMES_BY_MODULE = {
     "tinkex.as_tinker": "install_as_tinker",
     "tinkex.client.admin": "AdminClient",
     "tinkex.client.config": "Config",
@@ -127,15 +127,15 @@ _HOMES = {
         "TrainingRun"
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULE_BY_NAME = {name: home for home, names in _NAMES_BY_MODULE.items() for name in names.split()}
 _MODULES = ("auth", "types")
 #: What scripts may find in the official package although it does not export it.
-_UNEXPORTED = {
+_UNEXPORTED_NAMES = {
     "APIResponse": ("tinkex.client.http", "HttpResponse"),
     "AsyncAPIResponse": ("tinkex.client.http", "HttpResponse"),
 }
 
-__all__ = sorted([*_HOME_OF, *_MODULES, "__title__", "__version__"])
+__all__ = sorted([*_MODULE_BY_NAME, *_MODULES, "__title__", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -143,7 +143,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("tinkex.settings").package_version()
     if name in (*_MODULES, "lib"):
         return importlib.import_module(f"tinkex.{name}")
-    home, attribute = _UNEXPORTED.get(name) or (_HOME_OF.get(name), name)
+    home, attribute = _UNEXPORTED_NAMES.get(name) or (_MODULE_BY_NAME.get(name), name)
     if home is None:
         raise AttributeError(f"module 'tinkex' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), attribute)
@@ -155,7 +155,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class _OfficialPaths:
+class _OfficialPathFinder:
     """Finds the modules that only the official package has files for, such as `tinkex.lib`."""
 
     @staticmethod
@@ -166,4 +166,4 @@ class _OfficialPaths:
         return importlib.import_module("tinkex.official_paths").find_spec(fullname)
 
 
-sys.meta_path.append(_OfficialPaths)
+sys.meta_path.append(_OfficialPathFinder)

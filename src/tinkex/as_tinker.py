@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-THEIRS, OURS = "tinker", "tinkex"
+OFFICIAL_PACKAGE, THIS_PACKAGE = "tinker", "tinkex"
 USAGE = "usage: python -m tinkex.as_tinker (SCRIPT | -m MODULE) [ARGUMENTS ...]"
 
 
@@ -29,25 +29,25 @@ def install_as_tinker() -> None:
 
     Raises ImportError if the official package is imported already.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _TinkerFinder) for finder in sys.meta_path):
         return
-    if THEIRS in sys.modules:
+    if OFFICIAL_PACKAGE in sys.modules:
         raise ImportError(
             "the official package `tinker` is imported already; call install_as_tinker() first",
-            name=THEIRS,
+            name=OFFICIAL_PACKAGE,
         )
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _TinkerFinder())
 
 
-class _Finder:
+class _TinkerFinder:
     """Finds `tinker` and `tinker.*`: the modules of this package with the same paths."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         """How to import a module of the official package."""
         root, _, below = fullname.partition(".")
-        if root != THEIRS:
+        if root != OFFICIAL_PACKAGE:
             return None
-        ours = f"{OURS}.{below}" if below else OURS
+        ours = f"{THIS_PACKAGE}.{below}" if below else THIS_PACKAGE
         try:
             found = importlib.util.find_spec(ours)
         except ModuleNotFoundError:
@@ -55,23 +55,23 @@ class _Finder:
         if found is None:
             return None
         is_package = found.submodule_search_locations is not None
-        return ModuleSpec(fullname, _Loader(ours), is_package=is_package)
+        return ModuleSpec(fullname, _AliasLoader(ours), is_package=is_package)
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
         """The metadata of `tinker`: scripts look up its version."""
-        if getattr(context, "name", None) == THEIRS:
-            yield _Metadata()
+        if getattr(context, "name", None) == OFFICIAL_PACKAGE:
+            yield _TinkerMetadata()
 
 
-class _Loader(Loader):
+class _AliasLoader(Loader):
     """Makes a module that passes every lookup on to ours."""
 
-    def __init__(self, ours: str) -> None:
-        self._ours = ours
+    def __init__(self, module_name: str) -> None:
+        self._module_name = module_name
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module the names of ours."""
-        ours = importlib.import_module(self._ours)
+        ours = importlib.import_module(self._module_name)
         vars(module).update(
             __getattr__=lambda name: getattr(ours, name),
             __dir__=lambda: dir(ours),
@@ -79,25 +79,25 @@ class _Loader(Loader):
         )
         if hasattr(ours, "__all__"):
             vars(module)["__all__"] = ours.__all__
-        if self._ours == OURS:
-            vars(module)["__version__"] = _version()
+        if self._module_name == THIS_PACKAGE:
+            vars(module)["__version__"] = _official_version()
 
 
-class _Metadata(Distribution):
+class _TinkerMetadata(Distribution):
     """What `importlib.metadata` says of `tinker`."""
 
     def read_text(self, filename: str) -> str | None:
         """The one file there is."""
         if filename != "METADATA":
             return None
-        return f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {_version()}\n"
+        return f"Metadata-Version: 2.1\nName: {OFFICIAL_PACKAGE}\nVersion: {_official_version()}\n"
 
     def locate_file(self, path: Any) -> Any:
         """Where a file of this package is."""
         return Path(__file__).parent / path
 
 
-def _version() -> str:
+def _official_version() -> str:
     """The version of the official package that this one stands for."""
     version: str = importlib.import_module("tinkex.client.transport").WIRE_VERSION
     return version

@@ -49,7 +49,7 @@ class Clock:
         """Seconds since 1970."""
         return self._elapsed() + self.offset
 
-    def follow(self, offset: float) -> None:
+    def adopt_offset(self, offset: float) -> None:
         """Adopt the offset of the process that started this one."""
         self.offset = offset
 
@@ -74,7 +74,7 @@ def utc_now() -> datetime:
     return datetime.fromtimestamp(now(), UTC)
 
 
-def to_wall(moment: float) -> float:
+def to_wall_time(timestamp: float) -> float:
     """What the wall clock will say at a moment of `now()`, for a deadline that a client checks."""
     # Whole seconds: without a jump, the same moment always gives the same result.
-    return moment + round(wall_now() - now())
+    return timestamp + round(wall_now() - now())

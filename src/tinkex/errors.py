@@ -46,7 +46,7 @@ class RequestErrorCategory(StrEnum):
         return next((member for member in cls if member.value == lowered), cls.Unknown)
 
 
-class Verdict(NamedTuple):
+class FailureClass(NamedTuple):
     """What a failure means for the caller."""
 
     is_user_error: bool
@@ -54,38 +54,38 @@ class Verdict(NamedTuple):
 
 
 #: Client errors that are not the user's fault.
-NOT_THE_USERS = frozenset({408, 409, 410, 429})
+NOT_USER_ERROR_STATUSES = frozenset({408, 409, 410, 429})
 #: Client errors that may pass if tried again. 410 is absent: a promise that is gone stays gone.
-MAY_PASS = frozenset({408, 409, 429})
+RETRYABLE_STATUSES = frozenset({408, 409, 429})
 
 
-def judge(
+def classify_failure(
     status: int | None,
     category: RequestErrorCategory | None = None,
     should_retry: bool | None = None,
-) -> Verdict:
+) -> FailureClass:
     """Judge a failure by header, then category, then status: the only place that does.
 
     `should_retry` is the server's `x-should-retry`; `status` None means no answer arrived.
     """
-    by_status = _judge_status(status)
+    by_status = _classify_status(status)
     if should_retry is True:
-        return Verdict(is_user_error=False, is_retryable=True)
+        return FailureClass(is_user_error=False, is_retryable=True)
     if should_retry is False:
-        return Verdict(by_status.is_user_error, is_retryable=False)
+        return FailureClass(by_status.is_user_error, is_retryable=False)
     if category is RequestErrorCategory.User:
-        return Verdict(is_user_error=True, is_retryable=False)
+        return FailureClass(is_user_error=True, is_retryable=False)
     if category is not None:
-        return Verdict(is_user_error=False, is_retryable=True)
+        return FailureClass(is_user_error=False, is_retryable=True)
     return by_status
 
 
-def _judge_status(status: int | None) -> Verdict:
+def _classify_status(status: int | None) -> FailureClass:
     if status is None or status >= 500:
-        return Verdict(is_user_error=False, is_retryable=True)
+        return FailureClass(is_user_error=False, is_retryable=True)
     if 400 <= status < 500:
-        return Verdict(status not in NOT_THE_USERS, status in MAY_PASS)
-    return Verdict(is_user_error=False, is_retryable=False)
+        return FailureClass(status not in NOT_USER_ERROR_STATUSES, status in RETRYABLE_STATUSES)
+    return FailureClass(is_user_error=False, is_retryable=False)
 
 
 class TinkexError(Exception):
@@ -94,7 +94,7 @@ class TinkexError(Exception):
     hint: str | None = None
     status: int | None = None
     category: RequestErrorCategory = RequestErrorCategory.Unknown
-    verdict: Verdict = Verdict(is_user_error=False, is_retryable=False)
+    verdict: FailureClass = FailureClass(is_user_error=False, is_retryable=False)
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         self.message = message or (type(self).__doc__ or "").partition("\n")[0]
@@ -133,28 +133,28 @@ def _rebuild(
 #: The official package calls the root TinkerError.
 TinkerError = TinkexError
 
-_USERS_FAULT = Verdict(is_user_error=True, is_retryable=False)
+_USER_ERROR = FailureClass(is_user_error=True, is_retryable=False)
 
 
 class ConfigError(TinkexError, ValueError):
     """A setting is missing or wrong."""
 
     category = RequestErrorCategory.User
-    verdict = _USERS_FAULT
+    verdict = _USER_ERROR
 
 
 class InvalidInput(TinkexError, ValueError):
     """The input was refused before anything was sent."""
 
     category = RequestErrorCategory.User
-    verdict = _USERS_FAULT
+    verdict = _USER_ERROR
 
 
 class ClientClosed(TinkexError, RuntimeError):
     """The client is closed."""
 
     category = RequestErrorCategory.User
-    verdict = _USERS_FAULT
+    verdict = _USER_ERROR
     hint = "Create a new ServiceClient; a closed one cannot be used again."
 
 
@@ -162,7 +162,7 @@ class WrongThread(TinkexError, RuntimeError):
     """A blocking call was made on an I/O thread, which would wait for itself."""
 
     category = RequestErrorCategory.User
-    verdict = _USERS_FAULT
+    verdict = _USER_ERROR
     hint = (
         "In a callback, use the future's value only when it is done, or await on a loop of yours."
     )
@@ -172,7 +172,7 @@ class StoreError(TinkexError):
     """The server's database cannot be used now."""
 
     category = RequestErrorCategory.Server
-    verdict = Verdict(is_user_error=False, is_retryable=True)
+    verdict = FailureClass(is_user_error=False, is_retryable=True)
 
 
 class StoreBusy(StoreError):
@@ -222,7 +222,7 @@ class APIError(TinkexError):
 class APIConnectionError(APIError):
     """No answer arrived; the request may or may not have reached the server."""
 
-    verdict = judge(None)
+    verdict = classify_failure(None)
     category = RequestErrorCategory.Server
 
     def __init__(
@@ -251,7 +251,7 @@ class ConnectTimeoutError(APITimeoutError):
 class ResultTimeoutError(APITimeoutError):
     """The work did not end within poll_timeout_seconds; it may still end on the server."""
 
-    verdict = Verdict(is_user_error=False, is_retryable=False)
+    verdict = FailureClass(is_user_error=False, is_retryable=False)
     hint = "Raise poll_timeout_seconds, or set it to None to wait for ever."
 
 
@@ -289,14 +289,14 @@ class APIStatusError(APIError):
         self.response = response
         self.status_code = getattr(response, "status_code", self.status_code)
         self.status = self.status_code
-        self.verdict = judge(self.status_code, category, should_retry)
+        self.verdict = classify_failure(self.status_code, category, should_retry)
         self.should_retry = should_retry
         self.retry_after_seconds = retry_after_seconds
         self.hint = self.default_hint
-        self.category = category or _category_of(self.verdict)
+        self.category = category or _category_from_class(self.verdict)
 
 
-def _category_of(verdict: Verdict) -> RequestErrorCategory:
+def _category_from_class(verdict: FailureClass) -> RequestErrorCategory:
     return RequestErrorCategory.User if verdict.is_user_error else RequestErrorCategory.Server
 
 
@@ -377,7 +377,7 @@ class RequestFailedError(TinkexError):
         super().__init__(message)
         self.request_id = request_id
         self.category = category
-        self.verdict = judge(None, category)
+        self.verdict = classify_failure(None, category)
 
 
 class ExperimentalWarning(FutureWarning):

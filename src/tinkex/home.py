@@ -13,7 +13,7 @@ class Home(NamedTuple):
 
     root: Path
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make the directory, for its owner's eyes only; one that is there stays as it is."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,6 +101,6 @@ class Home(NamedTuple):
         """States of models in training, from which they come back after a crash."""
         return self.root / "snapshots"
 
-    def checkpoint(self, checkpoint_id: str) -> Path:
+    def checkpoint_directory(self, checkpoint_id: str) -> Path:
         """The directory of a checkpoint; the id is one the server made, never a client's word."""
         return self.checkpoints / checkpoint_id

@@ -47,7 +47,7 @@ def parse_tinker_path(text: str) -> TinkerPath:
     """Take a tinker:// path apart, or say which part is wrong."""
     shape = f"expected {PATH_SHAPE}"
     if not isinstance(text, str) or not text.startswith(SCHEME):
-        raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}{_completion(text)}")
+        raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}{_suggest_path(text)}")
     parts = text.removeprefix(SCHEME).split("/")
     if len(parts) != 3 or not all(parts):
         raise InvalidInput(f"Invalid tinker path: {text!r}; {shape}")
@@ -57,7 +57,7 @@ def parse_tinker_path(text: str) -> TinkerPath:
     return TinkerPath(check_id("run id", parts[0]), parts[1], check_name(parts[2]))
 
 
-def _completion(text: object) -> str:
+def _suggest_path(text: object) -> str:
     """How a path without its scheme, or a bare id, is completed."""
     parts = text.split("/") if isinstance(text, str) else []
     if len(parts) == 3 and all(parts) and parts[1] in TYPE_BY_SEGMENT:

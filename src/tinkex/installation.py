@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tinkex.settings import package_records
+from tinkex.settings import find_dist_info
 
 #: What each extra brings that commands look for, as modules and as packages.
-LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+EXTRA_PACKAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "server": {
             "litestar": "litestar",
@@ -43,8 +43,8 @@ def missing_libraries(*extras: str) -> list[str]:
     return [
         package
         for extra in extras
-        for module, package in LIBRARIES[extra].items()
-        if not _is_there(module)
+        for module, package in EXTRA_PACKAGES[extra].items()
+        if not _is_importable(module)
     ]
 
 
@@ -53,31 +53,31 @@ def install_command(*extras: str) -> str:
     prefix, suffix = Path(sys.prefix), f"[{','.join(extras)}]" if extras else ""
     if (prefix / "pipx_metadata.json").is_file():
         # pip keeps the copy that is there, wherever it came from, and adds what it lacks.
-        return f"pipx runpip {prefix.name} install {_quoted(f'tinkex{suffix}')}"
-    source = _source()
-    checkout = _checkout(source)
+        return f"pipx runpip {prefix.name} install {_shell_quote(f'tinkex{suffix}')}"
+    source = _direct_url()
+    checkout = _editable_directory(source)
     is_uv_tool = (prefix / "uv-receipt.toml").is_file()
     install = "uv tool install --force" if is_uv_tool else _pip_install()
     if checkout is not None:
-        return f"{install} -e {_quoted(f'{checkout}{suffix}')}"
+        return f"{install} -e {_shell_quote(f'{checkout}{suffix}')}"
     # uv makes the environment of a tool anew, and must know where to take tinkex from.
     origin = f" @ {source['url']}" if is_uv_tool and "url" in source else ""
-    return f"{install} {_quoted(f'tinkex{suffix}{origin}')}"
+    return f"{install} {_shell_quote(f'tinkex{suffix}{origin}')}"
 
 
 def _pip_install() -> str:
     """A pip that installs for this Python; a bare `pip` may belong to another one."""
     python = Path(sys.executable)
-    if not _is_there("pip"):
+    if not _is_importable("pip"):
         return f"uv pip install --python {shlex.quote(str(python))}"
     found = shutil.which("pip")
     is_ours = found is not None and Path(found).parent == python.parent
     return "pip install" if is_ours else f"{shlex.quote(str(python))} -m pip install"
 
 
-def _source() -> Mapping[str, Any]:
+def _direct_url() -> Mapping[str, Any]:
     """Where the installer took this copy from; empty if it came from a package index."""
-    records = package_records()
+    records = find_dist_info()
     try:
         found = json.loads((records / "direct_url.json").read_bytes()) if records else {}
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def _source() -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _checkout(source: Mapping[str, Any]) -> Path | None:
+def _editable_directory(source: Mapping[str, Any]) -> Path | None:
     """The directory that an editable copy runs from."""
     details, url = source.get("dir_info"), source.get("url")
     if not isinstance(details, dict) or not details.get("editable") or not isinstance(url, str):
@@ -93,7 +93,7 @@ def _checkout(source: Mapping[str, Any]) -> Path | None:
     return Path(unquote(urlsplit(url).path))
 
 
-def _is_there(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -101,5 +101,5 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _quoted(text: str) -> str:
+def _shell_quote(text: str) -> str:
     return f"'{text}'" if "'" not in text else shlex.quote(text)

@@ -17,7 +17,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 #: Modules of `tinker.types` that are not simply the snake case of the one class in them.
-_GROUPED: Mapping[str, str] = {
+_TYPE_MODULES: Mapping[str, str] = {
     "billing_usage_request": "GetBillingUsageRequest",
     "billing_usage_response": """
         BillingEventInfo BillingUsageEvent BillingUsageResponse BillingUsageSession
@@ -63,7 +63,7 @@ _GROUPED: Mapping[str, str] = {
 _CLIENTS = "AdminClient RestClient SamplingClient ServiceClient TrainingClient"
 #: Everything else: a module below tinkex, and the names in it by the module that has them. A
 #: name that differs from ours is written theirs=ours.
-_OTHERS: Mapping[str, Mapping[str, str]] = {
+_OTHER_MODULES: Mapping[str, Mapping[str, str]] = {
     "types.topk_logprobs": {
         "tinkex.types.sampling": """
             TopkLogprobs MASK_LOGPROB=FILLER_LOGPROB topk_to_lists=TopkLogprobs.to_rows
@@ -101,33 +101,33 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
     },
     "_response": {"tinkex": "APIResponse AsyncAPIResponse"},
 }
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 #: The names of a module, and for each the module and attribute it stands for.
-Names = Mapping[str, tuple[str, str]]
+ModuleNames = Mapping[str, tuple[str, str]]
 
 
 @cache
-def official_modules() -> Mapping[str, Names]:
+def official_modules() -> Mapping[str, ModuleNames]:
     """Every module, by its path below the package."""
     found: dict[str, dict[str, tuple[str, str]]] = {}
-    for path, sources in _OTHERS.items():
+    for path, sources in _OTHER_MODULES.items():
         found[path] = {
             theirs: (source, ours or theirs)
             for source, names in sources.items()
             for theirs, _, ours in (name.partition("=") for name in names.split())
         }
-    for module, names in _GROUPED.items():
+    for module, names in _TYPE_MODULES.items():
         found[f"types.{module}"] = {name: ("tinkex.types", name) for name in names.split()}
     grouped = {name for names in found.values() for name in names}
-    for name in set(importlib.import_module("tinkex.types").__all__) | _LONELY:
+    for name in set(importlib.import_module("tinkex.types").__all__) | _UNEXPORTED_TYPES:
         if name not in grouped:
-            found[f"types.{_WORD.sub('_', name).lower()}"] = {name: ("tinkex.types", name)}
+            found[f"types.{_WORD_BOUNDARY.sub('_', name).lower()}"] = {name: ("tinkex.types", name)}
     return MappingProxyType(found)
 
 
 #: Types that `tinker.types` does not export and that still have a module.
-_LONELY = {"EventType", "GenericEvent", "TryAgainResponse"}
+_UNEXPORTED_TYPES = {"EventType", "GenericEvent", "TryAgainResponse"}
 
 
 def find_spec(fullname: str) -> ModuleSpec | None:
@@ -139,14 +139,14 @@ def find_spec(fullname: str) -> ModuleSpec | None:
     # A type module of the official package also has the types that it imports.
     fallback = "tinkex.types" if path.startswith("types.") else None
     is_package = any(other.startswith(f"{path}.") for other in modules)
-    loader = NameLoader(modules[path], fallback)
+    loader = LazyNameLoader(modules[path], fallback)
     return ModuleSpec(fullname, loader, is_package=is_package)
 
 
-class NameLoader(Loader):
+class LazyNameLoader(Loader):
     """Makes a module whose names are looked up when they are first used."""
 
-    def __init__(self, names: Names, fallback: str | None = None) -> None:
+    def __init__(self, names: ModuleNames, fallback: str | None = None) -> None:
         self._names = names
         self._fallback = fallback
 
@@ -155,7 +155,7 @@ class NameLoader(Loader):
         exported = sorted(name for name in self._names if not name.startswith("_"))
 
         def lookup(name: str) -> Any:
-            value = self._find(module.__name__, name)
+            value = self._resolve(module.__name__, name)
             setattr(module, name, value)
             return value
 
@@ -163,7 +163,7 @@ class NameLoader(Loader):
             __getattr__=lookup, __dir__=lambda: exported, __all__=exported, __doc__=__doc__
         )
 
-    def _find(self, module: str, name: str) -> Any:
+    def _resolve(self, module: str, name: str) -> Any:
         source, attribute = self._names.get(name, (self._fallback, name))
         if source is None or name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ if sys.platform != "win32":
 
 HEALTH_PATH = "/api/v1/healthz"
 READY_PATH = "/readyz"
-_MAX_HEAD_BYTES = 4096
+_MAX_STATUS_BYTES = 4096
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +49,12 @@ def read_state(home: Home) -> ServerState | None:
 def find_server(home: Home, timeout_seconds: float = 2.0) -> ServerState | None:
     """The server that runs in a home and answers, if there is one."""
     state = read_state(home)
-    if state is None or not is_alive(state.pid):
+    if state is None or not is_process_alive(state.pid):
         return None
-    return state if status_of(state.url + HEALTH_PATH, timeout_seconds) == 200 else None
+    return state if get_http_status(state.url + HEALTH_PATH, timeout_seconds) == 200 else None
 
 
-def lock_holder(home: Home) -> Holder | None:
+def find_lock_holder(home: Home) -> LockHolder | None:
     """The supervisor that has the home, also while it starts or stops; None if nobody has it.
 
     A supervisor that was killed has its home until its processes noticed.
@@ -67,40 +67,40 @@ def lock_holder(home: Home) -> Holder | None:
     except FileNotFoundError:
         return None
     except BlockingIOError:
-        return Holder.read(home.server_lock.read_bytes())
+        return LockHolder.parse(home.server_lock.read_bytes())
 
 
-class Holder(NamedTuple):
+class LockHolder(NamedTuple):
     """The supervisor that a lock file names; it means nothing unless the file is locked."""
 
     pid: int
-    started: str
+    start_time: str
     """When the process began, as the system counts; empty where it does not say."""
 
     @classmethod
-    def current(cls) -> Holder:
+    def current(cls) -> LockHolder:
         """This process."""
-        return cls(os.getpid(), _started(os.getpid()))
+        return cls(os.getpid(), _process_start_time(os.getpid()))
 
     @classmethod
-    def read(cls, content: bytes) -> Holder | None:
+    def parse(cls, content: bytes) -> LockHolder | None:
         """What a lock file says."""
         pid, _, started = content.decode("ascii", errors="replace").partition(" ")
         return cls(int(pid), started.strip()) if pid.isdecimal() else None
 
-    def write(self) -> bytes:
+    def encode(self) -> bytes:
         """What a lock file should say."""
-        return f"{self.pid} {self.started}".encode()
+        return f"{self.pid} {self.start_time}".encode()
 
     @property
     def is_alive(self) -> bool:
         """Whether that process exists; one that has its pid by chance is another one."""
-        if not is_alive(self.pid):
+        if not is_process_alive(self.pid):
             return False
-        return not self.started or _started(self.pid) in {"", self.started}
+        return not self.start_time or _process_start_time(self.pid) in {"", self.start_time}
 
 
-def _started(pid: int) -> str:
+def _process_start_time(pid: int) -> str:
     """When a process began, in the system's own count; empty where that cannot be known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
@@ -109,7 +109,7 @@ def _started(pid: int) -> str:
         return ""
 
 
-def is_alive(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     """Whether a process of this id exists; it may be another one by now."""
     try:
         os.kill(pid, 0)
@@ -117,10 +117,10 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return not _has_ended(pid)
+    return not _is_zombie(pid)
 
 
-def _has_ended(pid: int) -> bool:
+def _is_zombie(pid: int) -> bool:
     """Whether a process only waits for its parent to ask how it ended; some never do."""
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -130,7 +130,7 @@ def _has_ended(pid: int) -> bool:
     return state == b"Z"
 
 
-def status_of(url: str, timeout_seconds: float) -> int | None:
+def get_http_status(url: str, timeout_seconds: float) -> int | None:
     """The status that a GET answers with; None if no answer comes in time.
 
     A socket is enough for this, and an HTTP library would be loaded by every command.
@@ -141,17 +141,17 @@ def status_of(url: str, timeout_seconds: float) -> int | None:
     try:
         with socket.create_connection((host, port), timeout_seconds) as connection:
             connection.sendall(request.encode())
-            words = _first_line(connection).split()
+            words = _read_status_line(connection).split()
     except OSError:
         return None
     is_answer = len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit()
     return int(words[1]) if is_answer else None
 
 
-def _first_line(connection: socket.socket) -> bytes:
+def _read_status_line(connection: socket.socket) -> bytes:
     head = b""
-    while b"\n" not in head and len(head) < _MAX_HEAD_BYTES:
-        part = connection.recv(_MAX_HEAD_BYTES)
+    while b"\n" not in head and len(head) < _MAX_STATUS_BYTES:
+        part = connection.recv(_MAX_STATUS_BYTES)
         if not part:
             break
         head += part

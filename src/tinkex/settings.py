@@ -16,9 +16,9 @@ HOSTED_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 #: Where people look at the hosted service.
 HOSTED_CONSOLE_URL = "https://tinker.thinkingmachines.ai"
 
-_YES = frozenset({"1", "true", "yes", "on"})
-_NO = frozenset({"0", "false", "no", "off", ""})
-_SECRET = frozenset({"api_key", "credential_command", "access_client_secret"})
+_TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+_FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
+_SECRET_FIELDS = frozenset({"api_key", "credential_command", "access_client_secret"})
 
 
 class Environment(NamedTuple):
@@ -55,7 +55,9 @@ class Environment(NamedTuple):
 
     def __repr__(self) -> str:
         # No secret may get into a traceback or a log.
-        shown = {name: value for name, value in self._asdict().items() if name not in _SECRET}
+        shown = {
+            name: value for name, value in self._asdict().items() if name not in _SECRET_FIELDS
+        }
         return f"Environment({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -83,20 +85,22 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     env = os.environ if environ is None else environ
     user_home = Path(env.get("HOME") or Path.home())
     return Environment(
-        api_key=_first(env, "TINKEX_API_KEY", "TINKER_API_KEY"),
-        api_key_variable="TINKEX_API_KEY" if _first(env, "TINKEX_API_KEY") else "TINKER_API_KEY",
-        base_url=_first(env, "TINKEX_BASE_URL", "TINKER_BASE_URL"),
-        credential_command=_first(env, "TINKER_CREDENTIAL_CMD"),
-        project_id=_first(env, "TINKER_PROJECT_ID"),
-        tags=_tags(env.get("TINKER_TAGS", "")),
-        log_level=_log_level(_first(env, "TINKEX_LOG", "TINKER_LOG")),
-        telemetry=_flag(env, "TINKEX_TELEMETRY"),
-        access_client_id=_first(env, "CLOUDFLARE_ACCESS_CLIENT_ID"),
-        access_client_secret=_first(env, "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+        api_key=_first_set(env, "TINKEX_API_KEY", "TINKER_API_KEY"),
+        api_key_variable="TINKEX_API_KEY"
+        if _first_set(env, "TINKEX_API_KEY")
+        else "TINKER_API_KEY",
+        base_url=_first_set(env, "TINKEX_BASE_URL", "TINKER_BASE_URL"),
+        credential_command=_first_set(env, "TINKER_CREDENTIAL_CMD"),
+        project_id=_first_set(env, "TINKER_PROJECT_ID"),
+        tags=_parse_tags(env.get("TINKER_TAGS", "")),
+        log_level=_check_log_level(_first_set(env, "TINKEX_LOG", "TINKER_LOG")),
+        telemetry=_parse_flag(env, "TINKEX_TELEMETRY"),
+        access_client_id=_first_set(env, "CLOUDFLARE_ACCESS_CLIENT_ID"),
+        access_client_secret=_first_set(env, "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
         credentials_file=user_home / ".tinker" / "credentials.json",
-        home=_directory(_first(env, "TINKEX_HOME"), user_home),
-        profile=_first(env, "TINKEX_PROFILE"),
-        max_unsized_download_bytes=_count(env, "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"),
+        home=_home_directory(_first_set(env, "TINKEX_HOME"), user_home),
+        profile=_first_set(env, "TINKEX_PROFILE"),
+        max_unsized_download_bytes=_parse_count(env, "TINKEX_MAX_UNSIZED_DOWNLOAD_BYTES"),
     )
 
 
@@ -105,11 +109,11 @@ def read_variables(
 ) -> dict[str, str]:
     """Those of the named variables that are set; an empty one counts as unset."""
     env = os.environ if environ is None else environ
-    found = {name: _first(env, name) for name in names}
+    found = {name: _first_set(env, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def given_variables(
+def read_set_variables(
     names: Iterable[str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Those of the named variables that are set, an empty one included: it may mean "none"."""
@@ -126,7 +130,7 @@ def child_environment(
 
 def package_version() -> str:
     """The version of this package, as installed."""
-    records = package_records()
+    records = find_dist_info()
     if records is not None:
         return records.name.removeprefix("tinkex-").removesuffix(".dist-info")
     # Late: a whole mail parser stands behind it, and few ways to install need it.
@@ -135,7 +139,7 @@ def package_version() -> str:
     return version("tinkex")
 
 
-def package_records() -> Path | None:
+def find_dist_info() -> Path | None:
     """Where the installer wrote down what it knows about this package, if it is a directory."""
     for place in sys.path:
         try:
@@ -148,17 +152,17 @@ def package_records() -> Path | None:
     return None
 
 
-def _first(env: Mapping[str, str], *names: str) -> str | None:
+def _first_set(env: Mapping[str, str], *names: str) -> str | None:
     return next((env[name].strip() for name in names if env.get(name, "").strip()), None)
 
 
-def _directory(text: str | None, user_home: Path) -> Path:
+def _home_directory(text: str | None, user_home: Path) -> Path:
     if text is None:
         return user_home / ".tinkex"
-    return expanded(text)
+    return expand_path(text)
 
 
-def expanded(path: str | Path) -> Path:
+def expand_path(path: str | Path) -> Path:
     """A path that means the same wherever it is used: absolute, `~` replaced."""
     try:
         return Path(path).expanduser().absolute()
@@ -166,7 +170,7 @@ def expanded(path: str | Path) -> Path:
         raise ConfigError(f"{str(path)!r} names a user who has no home here") from None
 
 
-def _log_level(text: str | None) -> str | None:
+def _check_log_level(text: str | None) -> str | None:
     if text is None:
         return None
     # Late: the command line asks for much here before it needs a log.
@@ -179,19 +183,19 @@ def _log_level(text: str | None) -> str | None:
     return text
 
 
-def _tags(text: str) -> tuple[str, ...]:
+def _parse_tags(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tag.strip() for tag in text.split(",") if tag.strip()))
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
+def _parse_flag(env: Mapping[str, str], name: str) -> bool:
     text = env.get(name, "").strip()
-    if text.lower() not in _YES | _NO:
+    if text.lower() not in _TRUE_WORDS | _FALSE_WORDS:
         raise ConfigError(f"{name} must be 1, 0, true, false, yes, no, on or off; got {text!r}")
-    return text.lower() in _YES
+    return text.lower() in _TRUE_WORDS
 
 
-def _count(env: Mapping[str, str], name: str) -> int | None:
-    text = _first(env, name)
+def _parse_count(env: Mapping[str, str], name: str) -> int | None:
+    text = _first_set(env, name)
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:

@@ -18,7 +18,7 @@ from rich.progress import (
 MIN_BAR_COLUMNS = 64
 
 
-def make_step_bar(console: Console, *, label: str = "", auto_refresh: bool = True) -> Progress:
+def make_step_progress(console: Console, *, label: str = "", auto_refresh: bool = True) -> Progress:
     """A bar of steps that disappears at its end; its description is the newest metrics."""
     is_narrow = console.width < MIN_BAR_COLUMNS
     columns: tuple[ProgressColumn, ...] = (
@@ -33,6 +33,6 @@ def make_step_bar(console: Console, *, label: str = "", auto_refresh: bool = Tru
     )
 
 
-def stderr_console(stream: TextIO, *, width: int | None = None, is_colored: bool) -> Console:
+def make_terminal_console(stream: TextIO, *, width: int | None = None, is_colored: bool) -> Console:
     """A console that draws in place on a terminal."""
     return Console(file=stream, force_terminal=True, no_color=not is_colored, width=width)

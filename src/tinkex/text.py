@@ -35,7 +35,7 @@ MAX_CACHED = 32
 #: How long the hub may take to say that it is there.
 _HUB_SECONDS = 5.0
 
-_LOCAL = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
+_LOCAL_PATH = re.compile(r"[/~\\]|\.\.?[/\\]|\.\.?$|[A-Za-z]:[/\\]")
 
 Loader = Callable[[str], object]
 
@@ -83,10 +83,10 @@ def _without_revision(name: str) -> str:
 
 def _is_local(name: str) -> bool:
     # Drive letters, colons and any number of slashes are part of a folder's name, not a revision.
-    return _LOCAL.match(name) is not None or ("\0" not in name and Path(name).is_dir())
+    return _LOCAL_PATH.match(name) is not None or ("\0" not in name and Path(name).is_dir())
 
 
-class _Slot:
+class _CacheEntry:
     """The place of one tokenizer; whoever holds the lock is loading it."""
 
     def __init__(self) -> None:
@@ -94,28 +94,28 @@ class _Slot:
         self.tokenizer: Tokenizer | None = None
 
 
-class _Cache:
+class _TokenizerCache:
     """Loaded tokenizers, the latest used last; a failure leaves its slot empty."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
         self._lock = Lock()
-        self._slots: OrderedDict[object, _Slot] = OrderedDict()
+        self._entries: OrderedDict[object, _CacheEntry] = OrderedDict()
 
     def get(self, key: object, load: Callable[[], Tokenizer]) -> Tokenizer:
         """The tokenizer under `key`; `load` runs once, however many threads ask."""
         with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-            self._slots.move_to_end(key)
-            if len(self._slots) > self._max_entries:
-                self._slots.popitem(last=False)
+            slot = self._entries.setdefault(key, _CacheEntry())
+            self._entries.move_to_end(key)
+            if len(self._entries) > self._max_entries:
+                self._entries.popitem(last=False)
         with slot.lock:
             if slot.tokenizer is None:
                 slot.tokenizer = load()
             return slot.tokenizer
 
 
-_CACHE = _Cache(MAX_CACHED)
+_CACHE = _TokenizerCache(MAX_CACHED)
 
 
 def load_tokenizer(
@@ -137,7 +137,7 @@ def load_tokenizer(
 
 def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tokenizer:
     try:
-        found = loader(tokenizer_id) if loader else _load_by_default(tokenizer_id, revision)
+        found = loader(tokenizer_id) if loader else _load_pretrained(tokenizer_id, revision)
     except Exception as error:  # tokenizers raises plain Exception, a loader may raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"Failed to load tokenizer {tokenizer_id!r}: {reason}"
@@ -154,7 +154,7 @@ def _load(tokenizer_id: str, revision: str | None, loader: Loader | None) -> Tok
     return found
 
 
-def _load_by_default(tokenizer_id: str, revision: str | None) -> object:
+def _load_pretrained(tokenizer_id: str, revision: str | None) -> object:
     source = tokenizer_id
     if _is_local(tokenizer_id):
         source = str(Path(tokenizer_id).expanduser())
@@ -164,7 +164,7 @@ def _load_by_default(tokenizer_id: str, revision: str | None) -> object:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        return _load_file(source)
+        return _load_tokenizer_json(source)
     how: dict[str, Any] = {}
     if revision is not None:
         # Code from the hub runs only at the very revision that was pinned here.
@@ -193,7 +193,7 @@ def _check_hub() -> None:
         ) from error
 
 
-def _load_file(folder: str) -> Tokenizer:
+def _load_tokenizer_json(folder: str) -> Tokenizer:
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError("transformers is not installed, and there is no local copy")
@@ -225,8 +225,10 @@ def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> 
     try:
         found = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"The text {_short(text)} cannot be tokenized: {error}") from error
-    return _ids(found)
+        raise InvalidInput(
+            f"The text {_truncated_repr(text)} cannot be tokenized: {error}"
+        ) from error
+    return _to_token_ids(found)
 
 
 def render_chat(
@@ -239,7 +241,7 @@ def render_chat(
     apply = getattr(tokenizer, "apply_chat_template", None)
     if apply is None or getattr(tokenizer, "chat_template", "") is None:
         raise InvalidInput(
-            f"The tokenizer {_name_of(tokenizer)} has no chat template",
+            f"The tokenizer {_tokenizer_name(tokenizer)} has no chat template",
             hint="Use the tokenizer of an instruct model, or write the prompt as plain text.",
         )
     try:
@@ -251,14 +253,14 @@ def render_chat(
         )
     except Exception as error:  # a template raises what its author chose
         raise InvalidInput(
-            f"The chat template of {_name_of(tokenizer)} refused the messages: {error}"
+            f"The chat template of {_tokenizer_name(tokenizer)} refused the messages: {error}"
         ) from error
-    return _ids(found)
+    return _to_token_ids(found)
 
 
 def _check_messages(messages: Sequence[Mapping[str, object]]) -> None:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise InvalidInput(f"messages must be a list of messages, got {_short(messages)}")
+        raise InvalidInput(f"messages must be a list of messages, got {_truncated_repr(messages)}")
     if not messages:
         raise InvalidInput("messages must hold at least one message, got []")
     for index, message in enumerate(messages):
@@ -267,17 +269,23 @@ def _check_messages(messages: Sequence[Mapping[str, object]]) -> None:
 
 def _check_message(where: str, message: Mapping[str, object]) -> None:
     if not isinstance(message, Mapping):
-        raise InvalidInput(f"{where} must have a role and a content, got {_short(message)}")
+        raise InvalidInput(
+            f"{where} must have a role and a content, got {_truncated_repr(message)}"
+        )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise InvalidInput(f"{where} has no role such as 'user' or 'assistant': {_short(message)}")
+        raise InvalidInput(
+            f"{where} has no role such as 'user' or 'assistant': {_truncated_repr(message)}"
+        )
     if content is None and message.get("tool_calls"):
         return
     if not isinstance(content, str | list):
-        raise InvalidInput(f"{where} has no text or parts as its content: {_short(message)}")
+        raise InvalidInput(
+            f"{where} has no text or parts as its content: {_truncated_repr(message)}"
+        )
 
 
-def _ids(found: Any) -> list[int]:
+def _to_token_ids(found: Any) -> list[int]:
     # A bare tokenizers.Tokenizer answers with an object that has .ids, others with a mapping.
     found = getattr(found, "ids", found)
     if isinstance(found, Mapping):
@@ -285,10 +293,10 @@ def _ids(found: Any) -> list[int]:
     return [int(token) for token in found]
 
 
-def _name_of(tokenizer: object) -> str:
+def _tokenizer_name(tokenizer: object) -> str:
     return repr(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
 
 
-def _short(value: object) -> str:
+def _truncated_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

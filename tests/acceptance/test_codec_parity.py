@@ -31,7 +31,7 @@ from tinkex.wire.proto import (
     encode_forward_backward_request,
     encode_sample_response,
 )
-from tinkex.wire.proto.wire_format import read_singular, to_uint32, varint
+from tinkex.wire.proto.wire_format import encode_varint, read_singular, to_uint32
 
 
 # --- our values as the official package's ---------------------------------------------------
@@ -237,21 +237,21 @@ def streams(draw: st.DrawFn) -> bytes:
     data = b""
     for _ in range(draw(st.integers(0, 5))):
         number, wire_type = draw(st.integers(0, 40)), draw(st.integers(0, 7))
-        data += varint(number << 3 | wire_type)
+        data += encode_varint(number << 3 | wire_type)
         if wire_type == 0:
             spare = draw(st.integers(0, 2))
-            number_bytes = bytearray(varint(draw(NUMBERS)))
+            number_bytes = bytearray(encode_varint(draw(NUMBERS)))
             if len(number_bytes) + spare <= 10 and spare:
                 number_bytes[-1] |= 0x80
                 number_bytes += b"\x80" * (spare - 1) + b"\x00"
             data += bytes(number_bytes)
         elif wire_type == 2:
             payload = draw(st.binary(max_size=5))
-            data += varint(len(payload)) + payload
+            data += encode_varint(len(payload)) + payload
         elif wire_type in (1, 5):
             data += bytes(8 if wire_type == 1 else 4)
         elif wire_type == 3 and draw(st.booleans()):
-            data += varint(8) + b"\x05" + varint(number << 3 | 4)
+            data += encode_varint(8) + b"\x05" + encode_varint(number << 3 | 4)
     return data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.acceptance.processes.serving import PATIENCE
 from tinkex.home import Home
-from tinkex.presence import lock_holder
+from tinkex.presence import find_lock_holder
 
 ROOT = Path(__file__).parents[2]
 #: Nothing of whoever runs the tests, and no package index.
@@ -53,7 +53,7 @@ def test_without_an_index_the_demo_goes_all_the_way_with_the_model_of_the_packag
     # Plain text: nothing that only a terminal understands.
     assert "\x1b" not in said and "\r" not in said
     assert (Path(printed.strip()) / "adapter_model.safetensors").is_file()
-    assert lock_holder(Home(home)) is None
+    assert find_lock_holder(Home(home)) is None
     # What is printed works as it is printed, although `tinkex` is not on the search path.
     typed = f"set -e; echo 'What is 5 plus 3?' | {chat}; {chat.partition(' chat ')[0]} serve stop"
     again = subprocess.run(
@@ -81,4 +81,4 @@ def test_ctrl_c_in_the_middle_ends_with_130_and_a_sentence_and_no_server(tmp_pat
     assert process.returncode == 130, said
     assert said.rstrip().endswith("Interrupted: the server is stopped. Run it again to start over.")
     assert "Traceback" not in said
-    assert lock_holder(Home(home)) is None
+    assert find_lock_holder(Home(home)) is None

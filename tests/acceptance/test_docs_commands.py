@@ -18,7 +18,7 @@ import pytest
 from tests.integration.store.postgres import PostgresServer, find_programs
 from tests.ports import free_port
 from tinkex.home import Home
-from tinkex.presence import lock_holder
+from tinkex.presence import find_lock_holder
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "server").glob("*.md"))
@@ -83,7 +83,7 @@ def run_page(tmp_path: Path) -> Iterator[Callable[..., None]]:
 
     yield run
     for lock in tmp_path.rglob("server.lock"):
-        if lock_holder(Home(lock.parent)) is not None:
+        if find_lock_holder(Home(lock.parent)) is not None:
             command = [sys.executable, "-m", "tinkex", "serve", "stop", "--home", str(lock.parent)]
             subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
 

@@ -21,7 +21,7 @@ from tests.integration.small_disk import leave_free
 from tests.unit.engine.gguf_files import write_gguf
 from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.manifest import check_manifest, write_manifest
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.engine.checkpoints import merging, snapshots
 from tinkex.engine.checkpoints.files import write_checkpoint
 from tinkex.engine.fake import files as fake_files
@@ -61,7 +61,7 @@ def write_beside_step(target: Path) -> None:
     def save(weights: Mapping[str, Tensor]) -> None:
         torch.save(dict(weights), target / "weights.pth")
 
-    writer = StepWriter(target, Retention())
+    writer = StepWriter(target, StepRetention())
     try:
         writer.save(1, CONTENT, also=save)
     finally:

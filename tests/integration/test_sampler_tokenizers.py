@@ -15,7 +15,7 @@ from tinkex.errors import InvalidInput
 from tinkex.models import TINY_FOLDER
 from tinkex.testing import Fault, StubServer
 from tinkex.text import load_tokenizer
-from tinkex.tokenizer_files import digest_of, read_tokenizer
+from tinkex.tokenizer_files import digest_files, read_tokenizer_files
 
 LLAMA = "meta-llama/Llama-3.2-1B"
 
@@ -48,7 +48,7 @@ def test_the_server_knows_best(
 
 
 # --- from the server -------------------------------------------------------------------------
-TINY_FILES = read_tokenizer(TINY_FOLDER)
+TINY_FILES = read_tokenizer_files(TINY_FOLDER)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def offer(server: StubServer, files: dict[str, bytes], digest: str = "") -> None
     body = {
         "base_model": LLAMA,
         "tokenizer_id": LLAMA,
-        "digest": digest or digest_of(files),
+        "digest": digest or digest_files(files),
         "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
     }
     server.inject("get_tokenizer", Fault(status=200, body=body), times=None)
@@ -80,12 +80,12 @@ def test_the_tokenizer_is_fetched_once_and_kept_by_its_digest(
 
     found = [sampler.get_tokenizer(), training.get_tokenizer(), sampler.get_tokenizer()]
 
-    folder = home / "tokenizers" / digest_of(TINY_FILES)
+    folder = home / "tokenizers" / digest_files(TINY_FILES)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == TINY_FILES
     expected = load_tokenizer(str(TINY_FOLDER)).encode("Hello there")
     assert all(each.encode("Hello there") == expected for each in found)
     asked = [dict(call.query) for call in server.calls("get_tokenizer")]
-    with_files = {"base_model": LLAMA, "digest": digest_of(TINY_FILES)}
+    with_files = {"base_model": LLAMA, "digest": digest_files(TINY_FILES)}
     assert asked == [
         {"base_model": LLAMA},
         with_files,
@@ -134,7 +134,7 @@ def test_the_cache_is_bounded(
     digests = []
     for age in (30, 20, 10):
         files = {**TINY_FILES, "chat_template.jinja": str(age).encode()}
-        digests.append(digest_of(files))
+        digests.append(digest_files(files))
         server.clear_faults()
         offer(server, files)
         sampler.get_tokenizer()

@@ -23,7 +23,7 @@ from tests.integration.conftest import PATIENCE
 from tinkex import types
 from tinkex.testing import Fault, StubServer
 from tinkex.types.base import decode_hook
-from tinkex.wire.compression import compress
+from tinkex.wire.compression import compress_zstd
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 from tinkex.wire.proto import (
     decode_forward_backward_output,
@@ -344,7 +344,7 @@ def test_a_large_result_is_announced_by_its_size(wire: Wire) -> None:
     model_id = wire.model()
     request = training_request(model_id, 1, num_tokens=80_000)
     headers = {"Content_Type": PROTO, "Content_Encoding": "zstd"}
-    packed = compress(encode_forward_backward_request(request, False))
+    packed = compress_zstd(encode_forward_backward_request(request, False))
     promise = wire.ok("forward_backward", packed, headers=headers)
     announced = wire.retrieve(promise, PROTO, is_size_enough=True).json
     content = wire.retrieve(promise, PROTO).content

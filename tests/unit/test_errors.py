@@ -25,6 +25,7 @@ from tinkex.errors import (
     ClientClosed,
     ConfigError,
     DownloadError,
+    FailureClass,
     InternalServerError,
     InvalidInput,
     PromiseExpiredError,
@@ -33,10 +34,9 @@ from tinkex.errors import (
     RequestFailedError,
     ResultTimeoutError,
     TinkexError,
-    Verdict,
     WrongThread,
+    classify_failure,
     error_class_for,
-    judge,
 )
 
 #: Every status that anything in the protocol, or a proxy on the way, gives a meaning to.
@@ -47,22 +47,22 @@ HEADERS = [None, True, False]
 
 def truth(
     status: int | None, category: RequestErrorCategory | None, should_retry: bool | None
-) -> Verdict:
+) -> FailureClass:
     """The table of the protocol's description, row by row: the first that fits wins."""
     is_4xx = status is not None and 400 <= status < 500
     blamed_by_status = is_4xx and status not in {408, 409, 410, 429}
     rows = [
-        (should_retry is True, Verdict(False, True)),
-        (should_retry is False, Verdict(blamed_by_status, False)),
-        (category == "user", Verdict(True, False)),
-        (category in {"server", "unknown"}, Verdict(False, True)),
-        (status == 408, Verdict(False, True)),
-        (status == 429, Verdict(False, True)),
-        (status == 409, Verdict(False, True)),
-        (status == 410, Verdict(False, False)),
-        (is_4xx, Verdict(True, False)),
-        (status is not None and status >= 500, Verdict(False, True)),
-        (status is None, Verdict(False, True)),
+        (should_retry is True, FailureClass(False, True)),
+        (should_retry is False, FailureClass(blamed_by_status, False)),
+        (category == "user", FailureClass(True, False)),
+        (category in {"server", "unknown"}, FailureClass(False, True)),
+        (status == 408, FailureClass(False, True)),
+        (status == 429, FailureClass(False, True)),
+        (status == 409, FailureClass(False, True)),
+        (status == 410, FailureClass(False, False)),
+        (is_4xx, FailureClass(True, False)),
+        (status is not None and status >= 500, FailureClass(False, True)),
+        (status is None, FailureClass(False, True)),
     ]
     return next(verdict for is_match, verdict in rows if is_match)
 
@@ -78,7 +78,7 @@ def status_error(status: int, **options: Any) -> APIStatusError:
 def test_the_judge_follows_the_table_everywhere() -> None:
     rows = list(itertools.product([None, *STATUSES], CATEGORIES, HEADERS))
     assert len(rows) > 600
-    wrong = [row for row in rows if judge(*row) != truth(*row)]
+    wrong = [row for row in rows if classify_failure(*row) != truth(*row)]
     assert wrong == []
 
 
@@ -99,7 +99,7 @@ def test_error_objects_carry_the_judges_word(status: int) -> None:
 
 def test_a_redirect_or_other_oddity_is_nobodys_fault_and_final() -> None:
     for status in (100, 204, 302, 304, 399):
-        assert judge(status) == Verdict(is_user_error=False, is_retryable=False)
+        assert classify_failure(status) == FailureClass(is_user_error=False, is_retryable=False)
 
 
 @pytest.mark.parametrize("category", list(RequestErrorCategory))
@@ -112,14 +112,14 @@ def test_a_failed_request_is_judged_by_its_category(category: RequestErrorCatego
 
 def test_failures_without_an_answer_may_pass_and_are_nobodys_fault() -> None:
     for error in (APIConnectionError(), APITimeoutError()):
-        assert error.verdict == judge(None) == Verdict(False, True)
+        assert error.verdict == classify_failure(None) == FailureClass(False, True)
         assert error.category is RequestErrorCategory.Server
         assert error.status is None
 
 
 def test_an_answer_that_makes_no_sense_is_never_blamed_on_the_user() -> None:
     error = APIResponseValidationError(answer(200), "<html>")
-    assert error.verdict == Verdict(is_user_error=False, is_retryable=False)
+    assert error.verdict == FailureClass(is_user_error=False, is_retryable=False)
     assert error.category is RequestErrorCategory.Server
     assert (error.status_code, error.body) == (200, "<html>")
     assert "expected schema" in str(error)
@@ -127,7 +127,7 @@ def test_an_answer_that_makes_no_sense_is_never_blamed_on_the_user() -> None:
 
 def test_what_is_refused_here_is_the_users_to_fix() -> None:
     for cls in (ConfigError, InvalidInput, ClientClosed):
-        assert cls("x").verdict == Verdict(is_user_error=True, is_retryable=False)
+        assert cls("x").verdict == FailureClass(is_user_error=True, is_retryable=False)
         assert cls("x").category is RequestErrorCategory.User
     assert issubclass(ConfigError, ValueError)
     assert issubclass(InvalidInput, ValueError)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tinkex import installation
-from tinkex.installation import LIBRARIES, install_command, missing_libraries
+from tinkex.installation import EXTRA_PACKAGES, install_command, missing_libraries
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "tinkex"
@@ -104,11 +104,11 @@ def test_what_is_missing_is_named_as_a_package(monkeypatch: pytest.MonkeyPatch) 
     assert missing_libraries("server", "torch") == ["prometheus-client", "torch"]
 
 
-@pytest.mark.parametrize("extra", LIBRARIES)
+@pytest.mark.parametrize("extra", EXTRA_PACKAGES)
 def test_the_libraries_are_those_of_the_extra(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {line.partition(">")[0] for line in project["optional-dependencies"][extra]}
-    assert set(LIBRARIES[extra].values()) <= named
+    assert set(EXTRA_PACKAGES[extra].values()) <= named
 
 
 def test_one_module_alone_writes_commands_that_install() -> None:

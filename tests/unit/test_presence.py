@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.presence import (
-    Holder,
+    LockHolder,
     ServerState,
+    find_lock_holder,
     find_server,
-    is_alive,
-    lock_holder,
+    is_process_alive,
     read_state,
 )
 
@@ -30,7 +30,7 @@ STATE = ServerState(pid=1, url="http://127.0.0.1:1", version="0", started_at=1.0
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     found = Home(tmp_path / "deep" / "home")
-    found.make()
+    found.create()
     return found
 
 
@@ -48,13 +48,13 @@ def test_a_home_is_for_its_owner_alone(home: Home) -> None:
 def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"the home .*file/home cannot be made: Not a directory"):
-        Home(tmp_path / "file" / "home").make()
+        Home(tmp_path / "file" / "home").create()
 
 
 def test_no_file_no_server(home: Home) -> None:
     assert read_state(home) is None
     assert find_server(home) is None
-    assert lock_holder(home) is None
+    assert find_lock_holder(home) is None
 
 
 def test_what_was_written_is_read(home: Home) -> None:
@@ -78,15 +78,15 @@ def test_a_server_that_died_is_no_server(home: Home) -> None:
 
 
 def test_living_and_dead_processes() -> None:
-    assert is_alive(os.getpid())
-    assert not is_alive(gone())
+    assert is_process_alive(os.getpid())
+    assert not is_process_alive(gone())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells the dead from the living")
 def test_a_dead_process_that_nobody_waited_for_is_dead() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not is_alive(process.pid)
+    assert not is_process_alive(process.pid)
     process.wait()
 
 
@@ -95,26 +95,26 @@ def test_the_holder_of_a_lock_is_known_while_it_holds(home: Home) -> None:
         file.write("4711")
         file.flush()
         # Nobody holds it: what is written there is history.
-        assert lock_holder(home) is None
+        assert find_lock_holder(home) is None
         fcntl.flock(file, fcntl.LOCK_EX)
-        held = lock_holder(home)
+        held = find_lock_holder(home)
         assert held is not None
         assert held.pid == 4711
-    assert lock_holder(home) is None
+    assert find_lock_holder(home) is None
 
 
 def test_a_pid_that_another_program_has_by_now_is_not_the_holder() -> None:
-    me = Holder.current()
+    me = LockHolder.current()
     assert me.is_alive
-    assert Holder.read(me.write()) == me
-    if me.started:
-        assert not me._replace(started=str(int(me.started) - 1)).is_alive
+    assert LockHolder.parse(me.encode()) == me
+    if me.start_time:
+        assert not me._replace(started=str(int(me.start_time) - 1)).is_alive
     # Older versions wrote the pid alone.
-    assert Holder(os.getpid(), "").is_alive
-    assert not Holder(gone(), "").is_alive
+    assert LockHolder(os.getpid(), "").is_alive
+    assert not LockHolder(gone(), "").is_alive
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_of_a_lock_file_are_a_holder_or_none(content: bytes) -> None:
-    held = Holder.read(content)
+    held = LockHolder.parse(content)
     assert held is None or held.pid >= 0

@@ -10,28 +10,28 @@ import pytest
 from tinkex import tokenizer_files
 from tinkex.errors import InvalidInput
 from tinkex.models import TINY_FOLDER
-from tinkex.tokenizer_files import check_tokenizer, digest_of, read_tokenizer
+from tinkex.tokenizer_files import check_tokenizer_files, digest_files, read_tokenizer_files
 
 
 def test_a_model_folder_gives_its_tokenizer_and_nothing_else() -> None:
-    files = read_tokenizer(TINY_FOLDER)
+    files = read_tokenizer_files(TINY_FOLDER)
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= files.keys()
     assert "model.safetensors" not in files and "generation_config.json" not in files
     assert list(json.loads(files["config.json"])) == ["model_type"]
-    check_tokenizer(files, digest_of(files))
+    check_tokenizer_files(files, digest_files(files))
 
 
 def test_a_folder_without_a_tokenizer_gives_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenization_mine.py").write_text("print('code')")
-    assert read_tokenizer(tmp_path) == {}
+    assert read_tokenizer_files(tmp_path) == {}
 
 
 def test_the_digest_covers_names_and_contents() -> None:
     one = {"vocab.json": b"ab", "merges.txt": b"c"}
-    assert digest_of(one) == digest_of(dict(reversed(one.items())))
+    assert digest_files(one) == digest_files(dict(reversed(one.items())))
     others = ({"vocab.json": b"a", "merges.txt": b"bc"}, {"vocab.txt": b"ab", "merges.txt": b"c"})
-    assert digest_of(one) not in {digest_of(other) for other in others}
+    assert digest_files(one) not in {digest_files(other) for other in others}
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_the_digest_covers_names_and_contents() -> None:
 )
 def test_what_no_tokenizer_has_is_refused(files: dict[str, bytes], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
-        check_tokenizer(files, digest_of(files))
+        check_tokenizer_files(files, digest_files(files))
 
 
 def test_a_wrong_digest_is_refused() -> None:
     with pytest.raises(InvalidInput, match="do not have the digest"):
-        check_tokenizer({"vocab.txt": b"x"}, "0" * 64)
+        check_tokenizer_files({"vocab.txt": b"x"}, "0" * 64)
 
 
 def test_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_files, "MAX_BYTES", 5)
     (tmp_path / "vocab.txt").write_bytes(b"123456")
     with pytest.raises(InvalidInput, match="the tokenizer has 6 bytes; at most 5 are sent"):
-        read_tokenizer(tmp_path)
+        read_tokenizer_files(tmp_path)
     with pytest.raises(InvalidInput, match="the tokenizer has 6 bytes; at most 5 are read"):
-        check_tokenizer({"vocab.txt": b"123456"}, "")
+        check_tokenizer_files({"vocab.txt": b"123456"}, "")

@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 from tinkex.checkpoint.manifest import (
     MANIFEST_NAME,
+    downloadable_names,
     manifest_name,
-    offered_names,
     parse_manifest,
     read_manifest,
     read_manifest_bytes,
@@ -36,14 +36,14 @@ class FileSegment(NamedTuple):
     size: int
 
 
-Segment: TypeAlias = bytes | FileSegment
+ArchiveSegment: TypeAlias = bytes | FileSegment
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
     """What will be read, and how much that is."""
 
-    segments: Sequence[Segment]
+    segments: Sequence[ArchiveSegment]
     size: int
     etag: str
     """A strong entity tag, with its quotes: equal tags mean equal bytes."""
@@ -61,7 +61,7 @@ class ArchivePlan:
     def _read(self, start: int, stop: int) -> Iterator[bytes]:
         offset = 0
         for segment in self.segments:
-            size = _size(segment)
+            size = _segment_size(segment)
             first, last = max(start - offset, 0), min(stop - offset, size)
             if first < last and isinstance(segment, bytes):
                 yield segment[first:last]
@@ -81,44 +81,44 @@ def plan_archive(directory: Path) -> ArchivePlan:
     offered = manifest_name(directory)
     if offered == MANIFEST_NAME:
         sizes[MANIFEST_NAME] = len(content)
-    segments: list[Segment] = []
+    segments: list[ArchiveSegment] = []
     for name in sorted(sizes):
         is_manifest = name == offered
         body = content if is_manifest else FileSegment(directory / name, sizes[name])
-        segments += [_header(name, sizes[name]), body, bytes(-sizes[name] % tarfile.BLOCKSIZE)]
+        segments += [_tar_header(name, sizes[name]), body, bytes(-sizes[name] % tarfile.BLOCKSIZE)]
     segments.append(bytes(2 * tarfile.BLOCKSIZE))
     # The manifest has every name, size and digest, so it stands for the whole.
-    return _plan(segments, f"tar-{hashlib.sha256(content).hexdigest()}")
+    return _make_plan(segments, f"tar-{hashlib.sha256(content).hexdigest()}")
 
 
 def plan_file(path: Path) -> ArchivePlan:
     """Plan one file of a directory that has a manifest; CheckpointError if it is not listed."""
-    directory = _home(path)
+    directory = _manifest_directory(path)
     name = path.relative_to(directory).as_posix()
-    if name == MANIFEST_NAME and name in offered_names(directory):
+    if name == MANIFEST_NAME and name in downloadable_names(directory):
         content = read_manifest_bytes(directory)
-        return _plan([content], hashlib.sha256(content).hexdigest())
+        return _make_plan([content], hashlib.sha256(content).hexdigest())
     entry = read_manifest(directory).files.get(name)
     if entry is None:
         raise CheckpointError(f"{name!r} is not in the {MANIFEST_NAME} of {directory.name!r}")
-    return _plan([FileSegment(path, entry.size)], entry.sha256)
+    return _make_plan([FileSegment(path, entry.size)], entry.sha256)
 
 
-def _plan(segments: Sequence[Segment], tag: str) -> ArchivePlan:
-    return ArchivePlan(segments, sum(map(_size, segments)), f'"{tag}"')
+def _make_plan(segments: Sequence[ArchiveSegment], tag: str) -> ArchivePlan:
+    return ArchivePlan(segments, sum(map(_segment_size, segments)), f'"{tag}"')
 
 
-def _size(segment: Segment) -> int:
+def _segment_size(segment: ArchiveSegment) -> int:
     return len(segment) if isinstance(segment, bytes) else segment.size
 
 
-def _header(name: str, size: int) -> bytes:
+def _tar_header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o644, 0
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-def _home(path: Path) -> Path:
+def _manifest_directory(path: Path) -> Path:
     """The nearest directory above that has a manifest."""
     if ".." not in path.parts:
         for directory in path.parents:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tinkex.checkpoint.disk import disk_errors
+from tinkex.checkpoint.disk import convert_disk_full
 from tinkex.ids import new_id
 
 #: Names that begin so are being written, or were when their writer died.
@@ -23,35 +23,35 @@ def new_directory(final: Path) -> Iterator[Path]:
     disk is an OSError about `final`, however the library that wrote reports it.
     """
     scratch = final.with_name(f"{SCRATCH_PREFIX}{new_id()}")
-    with disk_errors(final):
+    with convert_disk_full(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         scratch.mkdir()
     try:
-        with disk_errors(final):
+        with convert_disk_full(final):
             yield scratch
-            sync_tree(scratch)
+            fsync_tree(scratch)
             if final.exists():
                 remove_directory(final)
             scratch.rename(final)
-            sync(final.parent)
+            fsync_path(final.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+def write_file_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that is seen whole or not at all, readable by its owner alone by default."""
     scratch = path.with_name(f"{SCRATCH_PREFIX}{new_id()}")
-    with disk_errors(path):
+    with convert_disk_full(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with disk_errors(path):
+        with convert_disk_full(path):
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             scratch.replace(path)
-            sync(path.parent)
+            fsync_path(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -77,14 +77,14 @@ def remove_scratch(parent: Path) -> int:
     return len(left)
 
 
-def sync_tree(directory: Path) -> None:
+def fsync_tree(directory: Path) -> None:
     """Make sure that every file below, and every name, is on disk."""
     for path in directory.rglob("*"):
-        sync(path)
-    sync(directory)
+        fsync_path(path)
+    fsync_path(directory)
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Make sure that a file's content, or a directory's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 #: What the system reports when there is no space left, or none for this user.
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The system's sentence about it.
-DISK_FULL = os.strerror(errno.ENOSPC)
+DISK_FULL_MESSAGE = os.strerror(errno.ENOSPC)
 #: How libraries report it without an errno: safetensors and other Rust code, SQLite, and the zip
 #: writer of torch, which hides the reason.
-_TEXTS = (
-    *(os.strerror(code).lower() for code in sorted(FULL)),
-    *(f"(os error {code})" for code in sorted(FULL)),
+_DISK_FULL_TEXTS = (
+    *(os.strerror(code).lower() for code in sorted(DISK_FULL_ERRNOS)),
+    *(f"(os error {code})" for code in sorted(DISK_FULL_ERRNOS)),
     "database or disk is full",
     "] . unexpected pos ",
     "iostream error",
@@ -29,25 +29,25 @@ def is_disk_full(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, OSError) and error.errno is not None:
-            if error.errno in FULL:
+            if error.errno in DISK_FULL_ERRNOS:
                 return True
-        elif _mentions_full(error):
+        elif _has_disk_full_text(error):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def _mentions_full(error: BaseException) -> bool:
+def _has_disk_full_text(error: BaseException) -> bool:
     text = str(error).lower()
-    return any(part in text for part in _TEXTS)
+    return any(part in text for part in _DISK_FULL_TEXTS)
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def convert_disk_full(path: Path) -> Iterator[None]:
     """Raise a full disk as `OSError(ENOSPC)` about `path`; every other error passes unchanged."""
     try:
         yield
     except Exception as error:
         if not is_disk_full(error):
             raise
-        raise OSError(errno.ENOSPC, DISK_FULL, str(path)) from error
+        raise OSError(errno.ENOSPC, DISK_FULL_MESSAGE, str(path)) from error

@@ -14,15 +14,15 @@ from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, list_files
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 from tinkex.installation import install_command
 
-SUFFIX = ".age"
+AGE_SUFFIX = ".age"
 #: More than any file of secret keys has.
 MAX_IDENTITY_BYTES = 2**20
-_SSH_KINDS = ("ssh-ed25519 ", "ssh-rsa ")
+_SSH_KEY_TYPES = ("ssh-ed25519 ", "ssh-rsa ")
 
 
 def check_recipients(recipients: Sequence[str]) -> None:
     """Refuse what nothing can be encrypted to, by the first that is wrong."""
-    _parse_all(_library(), recipients)
+    _parse_recipients(_import_pyrage(), recipients)
 
 
 def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
@@ -30,10 +30,10 @@ def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
 
     A failure leaves some files in the clear: encrypt where nobody looks yet.
     """
-    library = _library()
-    keys = _parse_all(library, recipients)
+    library = _import_pyrage()
+    keys = _parse_recipients(library, recipients)
     for path in list(list_files(directory)):
-        target = path.with_name(path.name + SUFFIX)
+        target = path.with_name(path.name + AGE_SUFFIX)
         try:
             library.encrypt_file(str(path), str(target), keys)
         except (library.EncryptError, OSError) as error:
@@ -43,7 +43,7 @@ def encrypt_directory(directory: Path, recipients: Sequence[str]) -> None:
 
 def read_identities(path: Path) -> list[Any]:
     """The secret keys of an age identity file or of an SSH private key."""
-    library = _library()
+    library = _import_pyrage()
     try:
         with path.open("rb") as file:
             content = file.read(MAX_IDENTITY_BYTES)
@@ -70,10 +70,10 @@ def decrypt_directory(directory: Path, identities: Sequence[Any]) -> None:
 
     A failure leaves some files encrypted: decrypt in a directory that is discarded then.
     """
-    library = _library()
+    library = _import_pyrage()
     files = list(list_files(directory))
-    encrypted = [path for path in files if path.suffix == SUFFIX]
-    has_manifest = directory / f"{MANIFEST_NAME}{SUFFIX}" in encrypted
+    encrypted = [path for path in files if path.suffix == AGE_SUFFIX]
+    has_manifest = directory / f"{MANIFEST_NAME}{AGE_SUFFIX}" in encrypted
     # Older servers offered one file in the clear: the manifest of the encrypted files.
     allowed = set() if has_manifest else {directory / MANIFEST_NAME}
     for path in set(files) - set(encrypted) - allowed:
@@ -97,7 +97,7 @@ def decrypt_directory(directory: Path, identities: Sequence[Any]) -> None:
         write_manifest(directory)
 
 
-def _library() -> Any:
+def _import_pyrage() -> Any:
     try:
         return importlib.import_module("pyrage")
     except ImportError:
@@ -106,17 +106,17 @@ def _library() -> Any:
         ) from None
 
 
-def _parse_all(library: Any, recipients: Sequence[str]) -> list[Any]:
+def _parse_recipients(library: Any, recipients: Sequence[str]) -> list[Any]:
     if not recipients:
         raise InvalidInput("there is no age recipient to encrypt to")
-    return [_parse(library, text.strip()) for text in recipients]
+    return [_parse_recipient(library, text.strip()) for text in recipients]
 
 
-def _parse(library: Any, text: str) -> Any:
+def _parse_recipient(library: Any, text: str) -> Any:
     # A secret that was pasted by mistake must not end up in a message.
     if text.upper().startswith(("AGE-SECRET-KEY", "-----BEGIN")):
         raise InvalidInput("an age recipient is a public key, and a secret one was given")
-    room = library.ssh if text.startswith(_SSH_KINDS) else library.x25519
+    room = library.ssh if text.startswith(_SSH_KEY_TYPES) else library.x25519
     try:
         return room.Recipient.from_str(text)
     except library.RecipientError as error:

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import CheckpointError
-from tinkex.types.base import learned
+from tinkex.types.base import preload_type
 
 MANIFEST_NAME = "manifest.json"
 #: The manifest of encrypted files: the server verifies them by it and never offers it, because
@@ -20,7 +20,7 @@ SERVER_MANIFEST_NAME = ".server-manifest.json"
 MAX_MANIFEST_BYTES = 32 * 2**20
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+class ManifestFile(msgspec.Struct, frozen=True):
     """What a file is expected to be."""
 
     size: int
@@ -31,7 +31,7 @@ class FileEntry(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """Every file below a directory by its path, except for the manifest itself."""
 
-    files: dict[str, FileEntry]
+    files: dict[str, ManifestFile]
 
     @property
     def total_bytes(self) -> int:
@@ -41,10 +41,12 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def write_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
     """List the files of a directory, and write the list beside them."""
-    manifest = Manifest({file: _describe(directory / file) for file in _names(directory, name)})
+    manifest = Manifest(
+        {file: _hash_file(directory / file) for file in _file_names(directory, name)}
+    )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     # As readable as the files beside it, which are made as the process makes files.
-    write_file(directory / name, text + b"\n", mode=0o666)
+    write_file_atomic(directory / name, text + b"\n", mode=0o666)
     return manifest
 
 
@@ -54,7 +56,7 @@ def manifest_name(directory: Path) -> str:
     return SERVER_MANIFEST_NAME if is_encrypted else MANIFEST_NAME
 
 
-def offered_names(directory: Path) -> list[str]:
+def downloadable_names(directory: Path) -> list[str]:
     """The files of a directory that may be downloaded: all but the server's own manifest."""
     own = [] if manifest_name(directory) == SERVER_MANIFEST_NAME else [MANIFEST_NAME]
     return [*read_manifest(directory).files, *own]
@@ -87,11 +89,11 @@ def read_manifest_bytes(directory: Path) -> bytes:
 def parse_manifest(directory: Path, content: bytes) -> Manifest:
     """Read a manifest's content, and refuse names that lead out of the directory."""
     try:
-        manifest = msgspec.json.decode(content, type=learned(Manifest))
+        manifest = msgspec.json.decode(content, type=preload_type(Manifest))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r}: {error}") from None
     for name in manifest.files:
-        if not _is_inside(name):
+        if not _is_safe_name(name):
             raise CheckpointError(f"{MANIFEST_NAME} of {directory.name!r} lists {name!r}")
     return manifest
 
@@ -107,11 +109,11 @@ def check_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _check_file(directory: Path, name: str, expected: FileEntry) -> None:
+def _check_file(directory: Path, name: str, expected: ManifestFile) -> None:
     try:
         size = (directory / name).stat().st_size
         # The size is cheap to ask for, and tells of most mishaps.
-        found = _describe(directory / name) if size == expected.size else None
+        found = _hash_file(directory / name) if size == expected.size else None
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(f"{name!r} of {directory.name!r}: {reason}") from error
@@ -139,17 +141,17 @@ def list_files(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def _names(directory: Path, manifest: str) -> list[str]:
+def _file_names(directory: Path, manifest: str) -> list[str]:
     names = sorted(path.relative_to(directory).as_posix() for path in list_files(directory))
     return [name for name in names if name != manifest]
 
 
-def _describe(path: Path) -> FileEntry:
+def _hash_file(path: Path) -> ManifestFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-        return FileEntry(file.tell(), digest.hexdigest())
+        return ManifestFile(file.tell(), digest.hexdigest())
 
 
-def _is_inside(name: str) -> bool:
+def _is_safe_name(name: str) -> bool:
     path = PurePosixPath(name)
     return str(path) == name and name != "." and ".." not in path.parts and not path.is_absolute()

@@ -9,7 +9,7 @@ from tinkex.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class StepRetention:
     """What a run wants to keep of its steps."""
 
     keep_last: int = 3
@@ -22,9 +22,9 @@ class Retention:
             raise ConfigError(f"keep_every must not be negative, got {self.keep_every}")
 
 
-def choose_kept(
+def choose_steps_to_keep(
     steps: Iterable[int],
-    retention: Retention,
+    retention: StepRetention,
     *,
     best: int | None = None,
     pinned: Iterable[int] = (),

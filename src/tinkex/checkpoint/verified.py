@@ -11,18 +11,18 @@ from tinkex.checkpoint.manifest import Manifest, check_manifest, manifest_name, 
 from tinkex.errors import CheckpointError
 
 #: How many checkpoints a process remembers as verified.
-MAX_REMEMBERED = 4096
+MAX_VERIFIED = 4096
 
 #: Name, size, time of the last change in nanoseconds, and inode of each file.
-Identity = tuple[tuple[str, int, int, int], ...]
+FileIdentities = tuple[tuple[str, int, int, int], ...]
 
 
 class VerifiedCheckpoints:
     """Remembers which directories were found whole; a file that changed is hashed again."""
 
-    def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
-        self._max_remembered = max_remembered
-        self._known: OrderedDict[Path, Identity] = OrderedDict()
+    def __init__(self, max_verified: int = MAX_VERIFIED) -> None:
+        self._max_verified = max_verified
+        self._verified: OrderedDict[Path, FileIdentities] = OrderedDict()
         self._lock = threading.Lock()
 
     def verify(self, directory: Path, name: object) -> None:
@@ -34,34 +34,36 @@ class VerifiedCheckpoints:
             raise CheckpointError(f"checkpoint {name} has no files: it was deleted or has expired")
         try:
             manifest = read_manifest(directory)
-            identity = _identify(directory, manifest)
+            identity = _directory_identity(directory, manifest)
             with self._lock:
-                is_known = self._known.get(directory) == identity
+                is_known = self._verified.get(directory) == identity
             if not is_known:
                 check_manifest(directory)
-                self._remember(directory, identity)
+                self._store(directory, identity)
         except CheckpointError as error:
             raise CheckpointError(
                 f"checkpoint {name} is damaged on the server: {error.message}"
             ) from error.__cause__
 
-    def remember(self, directory: Path) -> None:
+    def mark_verified(self, directory: Path) -> None:
         """Take a directory as verified: this process has just written it and its manifest."""
-        self._remember(directory, _identify(directory, read_manifest(directory)))
+        self._store(directory, _directory_identity(directory, read_manifest(directory)))
 
-    def _remember(self, directory: Path, identity: Identity) -> None:
+    def _store(self, directory: Path, identity: FileIdentities) -> None:
         with self._lock:
-            self._known[directory] = identity
-            self._known.move_to_end(directory)
-            if len(self._known) > self._max_remembered:
-                self._known.popitem(last=False)
+            self._verified[directory] = identity
+            self._verified.move_to_end(directory)
+            if len(self._verified) > self._max_verified:
+                self._verified.popitem(last=False)
 
 
-def _identify(directory: Path, manifest: Manifest) -> Identity:
-    return tuple(_identities(directory, (manifest_name(directory), *sorted(manifest.files))))
+def _directory_identity(directory: Path, manifest: Manifest) -> FileIdentities:
+    return tuple(_file_identities(directory, (manifest_name(directory), *sorted(manifest.files))))
 
 
-def _identities(directory: Path, names: tuple[str, ...]) -> Iterator[tuple[str, int, int, int]]:
+def _file_identities(
+    directory: Path, names: tuple[str, ...]
+) -> Iterator[tuple[str, int, int, int]]:
     for name in names:
         try:
             found = (directory / name).stat()

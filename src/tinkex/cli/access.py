@@ -70,7 +70,7 @@ def has_no_records(context: Context) -> bool:
     """
     from tinkex.cli.client import config_of
     from tinkex.home import Home
-    from tinkex.presence import lock_holder
+    from tinkex.presence import find_lock_holder
     from tinkex.settings import read_variables
 
     config = config_of(context)
@@ -79,7 +79,7 @@ def has_no_records(context: Context) -> bool:
     home = Home(config.local_home)
     # With settings of its own the server may keep its records elsewhere.
     has_settings = home.config_file.exists() or bool(read_variables(["TINKEX_STORE"]))
-    return not home.store_file.exists() and not has_settings and lock_holder(home) is None
+    return not home.store_file.exists() and not has_settings and find_lock_holder(home) is None
 
 
 def _local(config: Config, root: Path) -> Access:

@@ -24,7 +24,7 @@ from rich.table import Column
 from rich.text import Text
 
 from tinkex.cli.context import Screen
-from tinkex.step_bars import make_step_bar, stderr_console
+from tinkex.step_bars import make_step_progress, make_terminal_console
 
 
 class RateColumn(ProgressColumn):
@@ -38,7 +38,7 @@ class RateColumn(ProgressColumn):
 
 def make_steps(screen: Screen) -> Progress:
     """The bar of training steps on stderr."""
-    return make_step_bar(_console(screen))
+    return make_step_progress(_console(screen))
 
 
 def make_waiting(screen: Screen) -> Progress:
@@ -65,4 +65,4 @@ def make_progress(screen: Screen, unit: Literal["items", "bytes"]) -> Progress:
 
 
 def _console(screen: Screen) -> Console:
-    return stderr_console(sys.stderr, width=screen.width, is_colored=screen.is_colored)
+    return make_terminal_console(sys.stderr, width=screen.width, is_colored=screen.is_colored)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tinkex import errors as sdk
-from tinkex.checkpoint.disk import DISK_FULL, is_disk_full
+from tinkex.checkpoint.disk import DISK_FULL_MESSAGE, is_disk_full
 from tinkex.cli.format import plain_line, wrapped
 from tinkex.errors import ConfigError, TinkexError
 
@@ -62,7 +62,7 @@ class CliError(TinkexError):
     """A command cannot do what was asked."""
 
     category = sdk.RequestErrorCategory.User
-    verdict = sdk.Verdict(is_user_error=True, is_retryable=False)
+    verdict = sdk.FailureClass(is_user_error=True, is_retryable=False)
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ def report(error: BaseException, context: Context) -> Failure:
 def _full(error: BaseException) -> ConfigError:
     place = error.filename if isinstance(error, OSError) else None
     return ConfigError(
-        f"{place or 'The disk'} cannot be written: {DISK_FULL}",
+        f"{place or 'The disk'} cannot be written: {DISK_FULL_MESSAGE}",
         hint="Free some space, then run the same command again.",
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tinkex import clock
-from tinkex.checkpoint.encryption import SUFFIX as ENCRYPTED_SUFFIX
+from tinkex.checkpoint.encryption import AGE_SUFFIX as ENCRYPTED_SUFFIX
 from tinkex.checkpoint.encryption import decrypt_directory, read_identities
 from tinkex.checkpoint.manifest import check_manifest, read_manifest
 from tinkex.client.archive import Progress, exclusive, extract_archive, publish_directory

@@ -15,7 +15,7 @@ from tinkex.client.loop import together
 from tinkex.client.transport import PROTO_TYPE, Outgoing, outgoing
 from tinkex.errors import APIStatusError
 from tinkex.wire.codec import encode_json
-from tinkex.wire.compression import compress
+from tinkex.wire.compression import compress_zstd
 from tinkex.wire.endpoints import FORWARD, FORWARD_BACKWARD
 from tinkex.wire.proto import encode_forward_backward_request
 
@@ -113,7 +113,7 @@ class BatchSender:
         headers = {"content-type": PROTO_TYPE}
         body = chunk.body
         if self._holder.flags.proto_compress_fwdbwd and len(body) >= COMPRESS_FROM_BYTES:
-            body = await asyncio.to_thread(compress, body)
+            body = await asyncio.to_thread(compress_zstd, body)
             headers["content-encoding"] = "zstd"
         return outgoing(FORWARD_BACKWARD, body, headers=headers)
 

@@ -14,7 +14,7 @@ from tinkex.client.credentials import JWT_PREFIX, Credential, TokenSource, find_
 from tinkex.client.http import HttpClient
 from tinkex.client.loop import IO
 from tinkex.client.transport import Transport
-from tinkex.errors import ConfigError, TinkexError, Verdict
+from tinkex.errors import ConfigError, FailureClass, TinkexError
 from tinkex.settings import HOSTED_BASE_URL
 from tinkex.wire.endpoints import AUTH_TOKEN
 
@@ -133,7 +133,7 @@ class Identity:
             return (await plain.call(AUTH_TOKEN)).jwt
         except TinkexError as error:
             # Tried often enough here: the request that needs the token must not start over.
-            error.verdict = Verdict(error.is_user_error, is_retryable=False)
+            error.verdict = FailureClass(error.is_user_error, is_retryable=False)
             raise
 
     def _renew(self) -> None:

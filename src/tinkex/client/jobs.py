@@ -16,7 +16,7 @@ from tinkex.client.transport import Outgoing, Transport, outgoing
 from tinkex.errors import APIResponseValidationError
 from tinkex.wire.codec import decode_json
 from tinkex.wire.endpoints import Endpoint
-from tinkex.wire.results import decode_result, unwrapped
+from tinkex.wire.results import decode_result, unwrap_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def _decode_at_once(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any
     """The result itself; ValueError for an answer that says nothing of it, as {} would."""
     result = decode_result(endpoint, response.content, response.is_proto)
     names = set(getattr(endpoint.promised, "__struct_fields__", ())) - {"type"}
-    if names and not names & unwrapped(response.json()).keys():
+    if names and not names & unwrap_result(response.json()).keys():
         raise ValueError(f"no field of {endpoint.name} is there")
     return result
 

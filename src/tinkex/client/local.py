@@ -18,7 +18,7 @@ from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
-from tinkex.presence import ServerState, find_server, lock_holder
+from tinkex.presence import ServerState, find_lock_holder, find_server
 from tinkex.settings import package_version, read_variables
 
 if sys.platform != "win32":
@@ -69,7 +69,7 @@ def ensure_server(home: Home, *, needs_worker: bool = True) -> LocalServer:
     """The server of a home. Whoever asks while it is being started waits for the same one."""
     state = find_server(home)
     if state is None or (needs_worker and state.worker_wakeup is not None):
-        home.make()
+        home.create()
         progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
         with _explained(home), contextlib.closing(progress), _starting(home, progress):
             state = _start(home, progress, needs_worker=needs_worker)
@@ -141,7 +141,7 @@ def _start(home: Home, progress: _Progress, *, needs_worker: bool) -> ServerStat
             before = _log_size(home)
             process = _launch(home, needs_worker=needs_worker)
         # Somebody else's server may have the home already, and be about to answer.
-        elif process and process.returncode is not None and lock_holder(home) is None:
+        elif process and process.returncode is not None and find_lock_holder(home) is None:
             raise _failed(home, before, f"ended with exit code {process.returncode}")
         if time.monotonic() > ends_at:
             raise _failed(home, before, f"does not answer after {START_SECONDS:g} s")
@@ -151,7 +151,7 @@ def _start(home: Home, progress: _Progress, *, needs_worker: bool) -> ServerStat
 
 def _is_held(home: Home) -> bool:
     """Whether a server has the home: it is about to answer, or to end."""
-    holder = lock_holder(home)
+    holder = find_lock_holder(home)
     return holder is not None and holder.is_alive
 
 

@@ -38,8 +38,8 @@ from tinkex.errors import (
 from tinkex.logs import get_logger
 from tinkex.types import FutureRetrieveRequest
 from tinkex.wire.endpoints import RETRIEVE_FUTURE, Endpoint
-from tinkex.wire.faults import read_fault
-from tinkex.wire.results import decode_result, is_binary
+from tinkex.wire.faults import parse_error_body
+from tinkex.wire.results import decode_result, has_proto_result
 
 logger = get_logger(__name__)
 
@@ -147,7 +147,7 @@ def is_bad_answer(error: TinkexError) -> bool:
     if error.should_retry is not None:
         return False
     # A proxy's page of text is a hiccup; a JSON object with a reason is the server speaking.
-    has_reason = isinstance(error.body, dict) and read_fault(error.body) is not None
+    has_reason = isinstance(error.body, dict) and parse_error_body(error.body) is not None
     return error.status == 400 or (error.status == 500 and has_reason)
 
 
@@ -193,7 +193,7 @@ def _pending(body: dict[str, Any], response: HttpResponse) -> Pending:
 
 
 def _failure(body: dict[str, Any]) -> RequestFailedError:
-    fault = read_fault(body)
+    fault = parse_error_body(body)
     if fault is None:
         return RequestFailedError("The server says the request failed, without a reason")
     return RequestFailedError(
@@ -300,6 +300,6 @@ def _poll_headers(
     }
     if iteration == 0:
         headers["x-tinker-create-promise-roundtrip-time"] = f"{submit_seconds:.6f}"
-    if is_binary(endpoint):
+    if has_proto_result(endpoint):
         headers["accept"] = PROTO_TYPE
     return headers

@@ -15,7 +15,7 @@ from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.settings import read_environment
 from tinkex.text import Tokenizer, load_tokenizer, resolve_tokenizer_id
-from tinkex.tokenizer_files import check_tokenizer
+from tinkex.tokenizer_files import check_tokenizer_files
 from tinkex.wire.endpoints import GET_TOKENIZER
 
 #: How many tokenizers stay on disk; those unused for longest are removed.
@@ -51,7 +51,7 @@ async def fetch_tokenizer(holder: Holder, base_model: str, home: Home) -> Path |
         if error.status_code in _NOT_OFFERED:
             return None
         raise
-    check_tokenizer(found.files, about.digest)
+    check_tokenizer_files(found.files, about.digest)
     try:
         _keep(folder, found.files)
     except (OSError, CheckpointError) as error:

@@ -15,7 +15,7 @@ from tinkex.client.archive import BLOCK_BYTES, Progress
 from tinkex.client.disk_budget import DiskBudget
 from tinkex.client.partial_file import PartialFile, ResumeInfo
 from tinkex.client.retry import RetryPolicy, backoff, retry_after, should_retry
-from tinkex.errors import DownloadError, TinkexError, Verdict, judge
+from tinkex.errors import DownloadError, FailureClass, TinkexError, classify_failure
 
 _WAITS = RetryPolicy()
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-[0-9]+|\*)/([0-9]{1,18}|\*)")
@@ -40,7 +40,7 @@ Fetch = Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[ResponseS
 class _Broken(DownloadError):
     """This attempt failed; the next may not."""
 
-    verdict = Verdict(is_user_error=False, is_retryable=True)
+    verdict = FailureClass(is_user_error=False, is_retryable=True)
     retry_after_seconds: float | None = None
 
 
@@ -168,7 +168,7 @@ class FileTransfer:
 
     def _refusal(self, response: ResponseStream) -> DownloadError:
         text = f"the server answered {response.status}"
-        verdict = judge(response.status, should_retry=should_retry(response.headers))
+        verdict = classify_failure(response.status, should_retry=should_retry(response.headers))
         if verdict.is_retryable:
             broken = _Broken(text)
             broken.retry_after_seconds = retry_after(response.headers)

@@ -44,8 +44,8 @@ from tinkex.logs import OncePerMinute, get_logger
 from tinkex.settings import package_version
 from tinkex.types import ClientConfigResponse
 from tinkex.wire.codec import decode_json, encode_json
-from tinkex.wire.endpoints import Body, Endpoint
-from tinkex.wire.faults import read_fault
+from tinkex.wire.endpoints import BodyFormat, Endpoint
+from tinkex.wire.faults import parse_error_body
 from tinkex.wire.messages import Empty
 
 ReplyT = TypeVar("ReplyT")
@@ -84,7 +84,7 @@ def outgoing(
     if wanted:
         path += "?" + urlencode(wanted)
     body: bytes | None = None
-    if endpoint.body is not Body.NONE:
+    if endpoint.body is not BodyFormat.NONE:
         body = message if isinstance(message, bytes) else encode_json(message or {})
     return Outgoing(
         endpoint=endpoint,
@@ -296,7 +296,7 @@ class Transport:
         except ValueError:
             body = response.text
         asked, is_page = should_retry(response.headers), response.is_web_page
-        fault = None if is_page else read_fault(body)
+        fault = None if is_page else parse_error_body(body)
         text = (fault.message if fault else str(body))[:500] or "empty answer"
         if is_page:
             text = self._describe_page(response)

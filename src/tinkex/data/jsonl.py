@@ -15,10 +15,10 @@ from tinkex.errors import InvalidInput
 
 RowT = TypeVar("RowT")
 _BOM = b"\xef\xbb\xbf"
-_SHOWN_LETTERS = 80
+_MAX_REPR_LENGTH = 80
 
 
-class Line(NamedTuple):
+class JsonlLine(NamedTuple):
     """A line that is not blank."""
 
     number: int
@@ -31,30 +31,30 @@ class Line(NamedTuple):
         return int.from_bytes(hashlib.blake2b(self.content, digest_size=8).digest(), "little")
 
 
-def read_lines(path: Path, limit: int = 0) -> Iterator[Line]:
+def read_lines(path: Path, limit: int = 0) -> Iterator[JsonlLine]:
     """The lines of a file that are not blank, at most `limit` if that is not 0."""
     num_found = 0
-    with _opened(path) as file:
+    with _open_file(path) as file:
         for number, line in enumerate(file, start=1):
-            content = _content(line, number)
+            content = _strip_line(line, number)
             if not content:
                 continue
-            yield Line(number, content)
+            yield JsonlLine(number, content)
             num_found += 1
             if num_found == limit:
                 return
     if not num_found:
-        raise _without_rows(path)
+        raise _no_rows_error(path)
 
 
-def parse_line(path: Path, line: Line, parse: Callable[[Any], RowT]) -> RowT:
+def parse_line(path: Path, line: JsonlLine, parse: Callable[[Any], RowT]) -> RowT:
     """A line as a row; errors name the file and the line."""
     where = f"{path}, line {line.number}"
     try:
         value = msgspec.json.decode(line.content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"{where} is not JSON ({error}): {shown(line.content.decode(errors='replace'))}",
+            f"{where} is not JSON ({error}): {truncated_repr(line.content.decode(errors='replace'))}",
             hint="Repair the line or remove it; each line is one JSON object.",
         ) from error
     try:
@@ -65,71 +65,71 @@ def parse_line(path: Path, line: Line, parse: Callable[[Any], RowT]) -> RowT:
         ) from None
 
 
-class RowFile(Generic[RowT]):
+class JsonlFile(Generic[RowT]):
     """The rows of one file, all checked at the start; memory holds only their offsets."""
 
     def __init__(self, path: Path, parse: Callable[[Any], RowT]) -> None:
         self.path = path
         self._parse = parse
-        self._starts = array("q")
-        self._lines = array("q")
+        self._offsets = array("q")
+        self._line_numbers = array("q")
         self.digest = self._scan()
         """The SHA-256 of the file's content."""
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._offsets)
 
-    def take(self, numbers: Iterable[int]) -> list[RowT]:
+    def read_rows(self, numbers: Iterable[int]) -> list[RowT]:
         """The rows with these numbers, counted from 0, in this order."""
-        with _opened(self.path) as file:
+        with _open_file(self.path) as file:
             found = []
             for number in numbers:
-                file.seek(self._starts[number])
-                line = Line(self._lines[number], file.readline())
-                found.append(self._read(line))
+                file.seek(self._offsets[number])
+                line = JsonlLine(self._line_numbers[number], file.readline())
+                found.append(self._parse_row(line))
         return found
 
-    def place(self, number: int) -> str:
+    def describe_location(self, number: int) -> str:
         """The file and the line of a row, for messages."""
-        return f"{self.path}, line {self._lines[number]}"
+        return f"{self.path}, line {self._line_numbers[number]}"
 
     def _scan(self) -> str:
         digest = hashlib.sha256()
         start = 0
-        with _opened(self.path) as file:
+        with _open_file(self.path) as file:
             for number, content in enumerate(file, start=1):
                 digest.update(content)
-                if _content(content, number):
-                    self._read(Line(number, content))
-                    self._starts.append(start)
-                    self._lines.append(number)
+                if _strip_line(content, number):
+                    self._parse_row(JsonlLine(number, content))
+                    self._offsets.append(start)
+                    self._line_numbers.append(number)
                 start += len(content)
-        if not self._starts:
-            raise _without_rows(self.path)
+        if not self._offsets:
+            raise _no_rows_error(self.path)
         return digest.hexdigest()
 
-    def _read(self, line: Line) -> RowT:
-        content = _content(line.content, line.number)
+    def _parse_row(self, line: JsonlLine) -> RowT:
+        content = _strip_line(line.content, line.number)
         return parse_line(self.path, line._replace(content=content), self._parse)
 
 
 def digest_file(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def shown(value: object) -> str:
+def truncated_repr(value: object) -> str:
     """A value for messages, cut if it is long."""
     text = repr(value)
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
+    return text if len(text) <= _MAX_REPR_LENGTH else f"{text[:_MAX_REPR_LENGTH]}..."
 
 
-def _content(line: bytes, number: int) -> bytes:
+def _strip_line(line: bytes, number: int) -> bytes:
     return (line.removeprefix(_BOM) if number == 1 else line).strip()
 
 
-def _opened(path: Path) -> BufferedReader:
+def _open_file(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
@@ -139,7 +139,7 @@ def _opened(path: Path) -> BufferedReader:
         ) from error
 
 
-def _without_rows(path: Path) -> InvalidInput:
+def _no_rows_error(path: Path) -> InvalidInput:
     return InvalidInput(
         f"{path} has no rows; expected one JSON object per line",
         hint="Fill the file, or name another one.",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from tinkex.engine.models.room import choose_evictions
-from tinkex.jobs.bench import Bench
-from tinkex.jobs.recovery import ModelAway, Residents
-from tinkex.jobs.snapshots import Snapshots
+from tinkex.jobs.bench import WorkerContext
+from tinkex.jobs.recovery import ModelUnavailable, ResidentModels
+from tinkex.jobs.snapshots import SnapshotWriter
 from tinkex.logs import get_logger
 from tinkex.store import runs
-from tinkex.store.records import Job, Run
+from tinkex.store.records import JobRecord, RunRecord
 
 LOG = get_logger(__name__)
 
@@ -23,32 +23,32 @@ class AdapterMemory:
 
     def __init__(
         self,
-        bench: Bench,
-        residents: Residents,
-        snapshots: Snapshots,
-        is_busy: Callable[[Run], bool],
+        context: WorkerContext,
+        resident_models: ResidentModels,
+        snapshots: SnapshotWriter,
+        is_busy: Callable[[RunRecord], bool],
     ) -> None:
-        self._bench = bench
-        self._residents = residents
+        self._context = context
+        self._resident_models = resident_models
         self._snapshots = snapshots
         self._is_busy = is_busy
-        residents.make_room = self._make_room
+        resident_models.free_memory = self._free_memory
 
-    def portions(self, turn: Sequence[Job]) -> Iterator[list[Job]]:
+    def split_by_memory(self, batch: Sequence[JobRecord]) -> Iterator[list[JobRecord]]:
         """Split a turn so that the models of each portion fit into memory together.
 
         Models that are in memory come first: they can be evicted once their work is done.
         """
-        here = [job for job in turn if job.run_id is None or job.run_id in self._residents]
+        here = [job for job in batch if job.run_id is None or job.run_id in self._resident_models]
         if here:
             yield here
-        budget = self._bench.engine.max_adapter_bytes
-        portion: list[Job] = []
+        budget = self._context.engine.max_adapter_bytes
+        portion: list[JobRecord] = []
         num_bytes = 0
-        for job in turn:
+        for job in batch:
             if job in here or job.run_id is None:
                 continue
-            size = self._residents.size_of(job.run_id)
+            size = self._resident_models.memory_bytes_of(job.run_id)
             if portion and num_bytes + size > budget:
                 yield portion
                 portion, num_bytes = [], 0
@@ -59,29 +59,29 @@ class AdapterMemory:
 
     def evict(self, run_id: str) -> bool:
         """Write a model to disk if it changed, and drop it; False if it cannot be written."""
-        is_written = self._snapshots.take_now(self._residents.get(run_id))
+        is_written = self._snapshots.snapshot_and_wait(self._resident_models.get(run_id))
         if is_written:
-            self._residents.drop(run_id)
+            self._resident_models.drop(run_id)
         return is_written
 
     def evict_idle(self) -> None:
         """Drop models whose sessions are over; they come back when they are needed."""
-        loaded = [one.run.id for one in self._residents if not self._is_busy(one.run)]
+        loaded = [one.run.id for one in self._resident_models if not self._is_busy(one.run)]
         if loaded:
-            for run_id in self._bench.database.write(lambda db: runs.idle(db, loaded)):
+            for run_id in self._context.database.write(lambda db: runs.list_idle(db, loaded)):
                 self.evict(run_id)
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _free_memory(self, num_bytes: int) -> None:
         """Evict models until so many bytes fit into the budget; raises if a write fails."""
-        budget = self._bench.engine.max_adapter_bytes
-        held = {resident.run.id: resident.memory_bytes for resident in self._residents}
-        if sum(held.values()) + num_bytes + self._snapshots.num_bytes <= budget:
+        budget = self._context.engine.max_adapter_bytes
+        held = {resident.run.id: resident.memory_bytes for resident in self._resident_models}
+        if sum(held.values()) + num_bytes + self._snapshots.pending_bytes <= budget:
             return
         self._snapshots.wait()
-        busy = {one.run.id for one in self._residents if self._is_busy(one.run)}
+        busy = {one.run.id for one in self._resident_models if self._is_busy(one.run)}
         for run_id in choose_evictions(num_bytes, budget, held, busy):
             if not self.evict(run_id):
-                raise ModelAway(
+                raise ModelUnavailable(
                     "the server has no memory for this model: others cannot be written to disk; "
                     "try again, or ask the operator to free disk space"
                 )

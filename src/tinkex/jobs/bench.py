@@ -13,39 +13,41 @@ from tinkex.ids import TinkerPath
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store import checkpoints
 from tinkex.store.database import Database
-from tinkex.store.records import Job, Run
+from tinkex.store.records import JobRecord, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ModelTask:
     """A promise of a model's, with what it was asked for."""
 
-    job: Job
-    run: Run
+    job: JobRecord
+    run: RunRecord
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class WorkerContext:
     """What the worker works with."""
 
     engine: Engine
     database: Database
     home: Home
-    verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
+    verified_checkpoints: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
     """Checkpoints whose files this process has compared with their manifest, or has written."""
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
-    kept_unnamed: int = 3
+    max_unnamed_weights: int = 3
     """How many unnamed sampler weights a model keeps."""
 
-    def admit_checkpoint(self, run: Run, path: TinkerPath | None, num_bytes: int = 0) -> None:
+    def check_checkpoint_quota(
+        self, run: RunRecord, path: TinkerPath | None, num_bytes: int = 0
+    ) -> None:
         """Refuse a checkpoint that the quotas of the model's tenant do not allow."""
         # Asked in line with the writes, so that a save just before this one counts.
         self.database.write(
-            lambda db: self.quotas.admit_checkpoint(db, run.tenant_id, path, num_bytes)
+            lambda db: self.quotas.check_checkpoint(db, run.tenant_id, path, num_bytes)
         )
 
-    def refuse_taken(self, path: TinkerPath) -> None:
+    def check_path_unused(self, path: TinkerPath) -> None:
         """Refuse a checkpoint's name that is in use."""
         # Asked in line with the writes, so that a save just before this one counts.
         now = clock.now()

@@ -8,7 +8,7 @@ from tinkex import clock
 from tinkex.jobs.outcomes import Effect
 from tinkex.store import audit, checkpoints, runs, samplers, sessions, usage
 from tinkex.store.database import Connection
-from tinkex.store.records import AuditEntry, Checkpoint, Job, RunState, Sampler
+from tinkex.store.records import AuditRecord, CheckpointRecord, JobRecord, RunState, SamplerRecord
 
 
 def set_run_state(run_id: str, state: RunState) -> Effect:
@@ -16,12 +16,12 @@ def set_run_state(run_id: str, state: RunState) -> Effect:
     return lambda db: runs.set_state(db, run_id, state)
 
 
-def count_usage(job: Job, *, run_id: str, base_model: str, kind: str, amount: int) -> Effect:
+def count_usage(job: JobRecord, *, run_id: str, base_model: str, kind: str, amount: int) -> Effect:
     """Add to what a tenant has used."""
 
     def effect(db: Connection) -> None:
         if amount > 0:
-            usage.add(
+            usage.add_usage(
                 db,
                 tenant_id=job.tenant_id,
                 session_id=job.session_id,
@@ -35,59 +35,59 @@ def count_usage(job: Job, *, run_id: str, base_model: str, kind: str, amount: in
     return effect
 
 
-def enter_checkpoint(job: Job, saved: Checkpoint) -> tuple[Effect, ...]:
+def insert_checkpoint(job: JobRecord, checkpoint: CheckpointRecord) -> tuple[Effect, ...]:
     """Make saved weights known, in place of those that had the same address."""
 
     def enter(db: Connection) -> None:
-        before = checkpoints.find(db, saved.path, saved.created_at)
+        before = checkpoints.find(db, checkpoint.path, checkpoint.created_at)
         if before is not None:
-            checkpoints.delete(db, before.id, saved.created_at)
-        session = sessions.find(db, saved.session_id)
-        project_id = session.project_id if session is not None else saved.project_id
-        checkpoints.insert(db, replace(saved, project_id=project_id))
+            checkpoints.delete(db, before.id, checkpoint.created_at)
+        session = sessions.find(db, checkpoint.session_id)
+        project_id = session.project_id if session is not None else checkpoint.project_id
+        checkpoints.insert(db, replace(checkpoint, project_id=project_id))
 
-    if saved.is_ephemeral:
+    if checkpoint.is_ephemeral:
         return (enter,)
     counted = count_usage(
-        job, run_id=saved.run_id, base_model=saved.base_model, kind="checkpoint", amount=1
+        job, run_id=checkpoint.run_id, base_model=checkpoint.base_model, kind="checkpoint", amount=1
     )
-    return enter, counted, _note_saved(job, saved)
+    return enter, counted, _audit_saved(job, checkpoint)
 
 
-def _note_saved(job: Job, saved: Checkpoint) -> Effect:
-    entry = AuditEntry(
+def _audit_saved(job: JobRecord, checkpoint: CheckpointRecord) -> Effect:
+    entry = AuditRecord(
         tenant_id=job.tenant_id,
-        at=saved.created_at,
+        at=checkpoint.created_at,
         event="checkpoint_saved",
         details={
-            "checkpoint_id": saved.path.checkpoint_id,
-            "tinker_path": str(saved.path),
+            "checkpoint_id": checkpoint.path.checkpoint_id,
+            "tinker_path": str(checkpoint.path),
             "request_id": job.id,
         },
-        run_id=saved.run_id,
-        tinker_path=str(saved.path),
+        run_id=checkpoint.run_id,
+        tinker_path=str(checkpoint.path),
     )
-    return lambda db: audit.note(db, entry)
+    return lambda db: audit.insert_audit(db, entry)
 
 
-def supersede_unnamed(saved: Checkpoint, kept: int) -> Effect:
+def delete_surplus_unnamed(checkpoint: CheckpointRecord, num_kept: int) -> Effect:
     """Delete the model's older unnamed sampler weights, so that they do not pile up."""
 
     def effect(db: Connection) -> None:
-        checkpoints.supersede(db, saved.run_id, kept, saved.created_at)
+        checkpoints.delete_surplus_unnamed(db, checkpoint.run_id, num_kept, checkpoint.created_at)
 
     return effect
 
 
-def open_sampler(sampler_id: str, saved: Checkpoint) -> Effect:
+def insert_sampler(sampler_id: str, checkpoint: CheckpointRecord) -> Effect:
     """Open a sampling session on weights that are saved for it alone."""
-    sampler = Sampler(
+    sampler = SamplerRecord(
         id=sampler_id,
-        tenant_id=saved.tenant_id,
-        session_id=saved.session_id,
-        base_model=saved.base_model,
+        tenant_id=checkpoint.tenant_id,
+        session_id=checkpoint.session_id,
+        base_model=checkpoint.base_model,
         model_path=None,
-        checkpoint_id=saved.id,
-        created_at=saved.created_at,
+        checkpoint_id=checkpoint.id,
+        created_at=checkpoint.created_at,
     )
     return lambda db: samplers.insert(db, sampler)

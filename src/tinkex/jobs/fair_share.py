@@ -10,40 +10,50 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 #: Tenants whose virtual time is kept before those that are behind are forgotten.
-MAX_REMEMBERED = 1024
+MAX_TENANTS = 1024
 
 
 class FairShare:
     """The virtual time of every tenant; all tenants have the same weight."""
 
     def __init__(self) -> None:
-        self._times: dict[str, float] = {}
-        self._clock = 0.0
+        self._virtual_times: dict[str, float] = {}
+        self._virtual_clock = 0.0
         """The virtual time of the tenant that was picked last."""
 
     def __len__(self) -> int:
-        return len(self._times)
+        return len(self._virtual_times)
 
     def join(self, tenant_id: str) -> None:
         """Note that a tenant without work has work again."""
-        self._times[tenant_id] = max(self._times.get(tenant_id, 0.0), self._clock)
+        self._virtual_times[tenant_id] = max(
+            self._virtual_times.get(tenant_id, 0.0), self._virtual_clock
+        )
 
     def leave(self, tenant_id: str) -> None:
         """Note that a tenant has no more work; what it was served ahead of others is kept."""
-        if self._times.get(tenant_id, 0.0) <= self._clock:
-            self._times.pop(tenant_id, None)
-        if len(self._times) > MAX_REMEMBERED:
-            self._times = {name: time for name, time in self._times.items() if time > self._clock}
+        if self._virtual_times.get(tenant_id, 0.0) <= self._virtual_clock:
+            self._virtual_times.pop(tenant_id, None)
+        if len(self._virtual_times) > MAX_TENANTS:
+            self._virtual_times = {
+                name: time
+                for name, time in self._virtual_times.items()
+                if time > self._virtual_clock
+            }
 
     def pick(self, tenant_id: str, num_tokens: float) -> None:
         """Serve a tenant, and charge it for the tokens."""
-        self._clock = max(self._clock, self._times.get(tenant_id, 0.0))
+        self._virtual_clock = max(self._virtual_clock, self._virtual_times.get(tenant_id, 0.0))
         self.charge(tenant_id, num_tokens)
 
     def charge(self, tenant_id: str, num_tokens: float) -> None:
         """Charge a tenant for tokens that it was served; negative numbers are refunds."""
-        self._times[tenant_id] = self._times.get(tenant_id, self._clock) + num_tokens
+        self._virtual_times[tenant_id] = (
+            self._virtual_times.get(tenant_id, self._virtual_clock) + num_tokens
+        )
 
-    def order(self, tenant_ids: Iterable[str]) -> list[str]:
+    def sort_least_served(self, tenant_ids: Iterable[str]) -> list[str]:
         """Tenants, least served first; of two that are equal the first stays first."""
-        return sorted(tenant_ids, key=lambda each: self._times.get(each, self._clock))
+        return sorted(
+            tenant_ids, key=lambda each: self._virtual_times.get(each, self._virtual_clock)
+        )

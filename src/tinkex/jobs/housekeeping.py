@@ -10,8 +10,8 @@ from functools import partial
 from tinkex import clock
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.errors import StoreError
-from tinkex.jobs.bench import Bench
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.bench import WorkerContext
+from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.payloads import LoadPayload
 from tinkex.logs import get_logger
 from tinkex.store import checkpoints, history, jobs, processes, retention, runs, sessions
@@ -21,13 +21,13 @@ from tinkex.wire.codec import decode_json
 
 LOG = get_logger(__name__)
 #: How often rows of long ago are looked for, which takes longer than the rest.
-HISTORY_SECONDS = 600.0
+HISTORY_INTERVAL_SECONDS = 600.0
 #: Processes that were not seen for so long are forgotten.
-DEAD_SECONDS = 300.0
+DEAD_PROCESS_SECONDS = 300.0
 #: A larger difference between the wall clock and the server's clock is logged.
-JUMP_SECONDS = 60.0
+CLOCK_JUMP_SECONDS = 60.0
 #: Directories without a row are left alone for so long: somebody may be about to enter them.
-ORPHAN_SECONDS = 3600.0
+ORPHAN_AGE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class HousekeepingPolicy:
     """What is kept, for how long."""
 
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
-    every_seconds: float = 2.0
+    interval_seconds: float = 2.0
     """How often to look for what can go."""
     session_seconds: float = 120.0
     """A session without a heartbeat for so long is over."""
@@ -51,107 +51,107 @@ class HousekeepingPolicy:
 class Housekeeper:
     """A thread that tidies."""
 
-    def __init__(self, bench: Bench, policy: HousekeepingPolicy) -> None:
-        self._bench = bench
+    def __init__(self, context: WorkerContext, policy: HousekeepingPolicy) -> None:
+        self._context = context
         self._policy = policy
-        self._ended = threading.Event()
-        self._history_at = 0.0
-        self._ahead_seconds = 0.0
+        self._stop_event = threading.Event()
+        self._next_history_at = 0.0
+        self._logged_jump_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
 
-    def open(self) -> None:
+    def start(self) -> None:
         """Begin."""
         self._thread.start()
 
     def close(self) -> None:
         """Finish the portion at hand, then end."""
-        self._ended.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        self._guarded(self._remove_orphans)
-        while not self._ended.wait(self._policy.every_seconds):
-            self._guarded(self.tidy)
+        self._run_logged(self._remove_orphans)
+        while not self._stop_event.wait(self._policy.interval_seconds):
+            self._run_logged(self.run_once)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _run_logged(self, task: Callable[[], None]) -> None:
         try:
-            work()
+            task()
         except (StoreError, OSError) as error:
             LOG.warning("cannot tidy up now: %s", error)
         except Exception:
             # One bad round must not be the last: the house would grow for ever.
             LOG.exception("tidying up failed")
 
-    def tidy(self) -> None:
+    def run_once(self) -> None:
         """One round."""
-        database, now = self._bench.database, clock.now()
+        database, now = self._context.database, clock.now()
         unseen_since = now - self._policy.session_seconds
-        database.write(lambda db: sessions.expire(db, unseen_since=unseen_since, now=now))
-        before, after = now - DEAD_SECONDS, now + DEAD_SECONDS
-        database.write(lambda db: processes.forget_dead(db, before=before, after=after))
-        while database.write(self._sweep).has_more and not self._ended.is_set():
+        database.write(lambda db: sessions.expire_unseen(db, unseen_since=unseen_since, now=now))
+        before, after = now - DEAD_PROCESS_SECONDS, now + DEAD_PROCESS_SECONDS
+        database.write(lambda db: processes.delete_dead_processes(db, before=before, after=after))
+        while database.write(self._sweep).has_more and not self._stop_event.is_set():
             continue
-        self._remove_doomed(now)
-        self._release_models(now)
-        if now >= self._history_at:
-            self._history_at = now + HISTORY_SECONDS
-            history.drop_old(database, self._policy.retention, now)
+        self._remove_deleted_checkpoints(now)
+        self._unload_unused_models(now)
+        if now >= self._next_history_at:
+            self._next_history_at = now + HISTORY_INTERVAL_SECONDS
+            history.delete_old(database, self._policy.retention, now)
         retention.vacuum(database)
-        self._report_jump(clock.wall_now() - now)
+        self._log_clock_jump(clock.wall_now() - now)
 
-    def _report_jump(self, ahead_seconds: float) -> None:
+    def _log_clock_jump(self, ahead_seconds: float) -> None:
         """Log that the wall clock was set, once for each time."""
-        if abs(ahead_seconds - self._ahead_seconds) > JUMP_SECONDS:
+        if abs(ahead_seconds - self._logged_jump_seconds) > CLOCK_JUMP_SECONDS:
             LOG.warning(
                 "the wall clock is now %+.0f s from the server's clock, which keeps its own time; "
                 "restart the server to adopt the new time",
                 ahead_seconds,
             )
-            self._ahead_seconds = ahead_seconds
+            self._logged_jump_seconds = ahead_seconds
 
-    def _sweep(self, db: Connection) -> retention.Swept:
+    def _sweep(self, db: Connection) -> retention.SweepResult:
         return retention.sweep(db, self._policy.retention, clock.now())
 
-    def _remove_doomed(self, now: float) -> None:
+    def _remove_deleted_checkpoints(self, now: float) -> None:
         """Remove the files of deleted and expired checkpoints, then their rows."""
-        database, home = self._bench.database, self._bench.home
-        doomed = database.write(lambda db: self._doomed(db, now))
+        database, home = self._context.database, self._context.home
+        doomed = database.write(lambda db: self._collect_deletable(db, now))
         for checkpoint_id in doomed:
-            remove_directory(home.checkpoint(checkpoint_id))
+            remove_directory(home.checkpoint_directory(checkpoint_id))
 
         def forget(db: Connection) -> None:
             for checkpoint_id in doomed:
-                checkpoints.forget(db, checkpoint_id)
+                checkpoints.delete_row(db, checkpoint_id)
 
         if doomed:
             database.write(forget)
 
-    def _release_models(self, now: float) -> None:
+    def _unload_unused_models(self, now: float) -> None:
         """Remove the states of models that nobody will train on."""
         policy = self._policy
 
         def work(db: Connection) -> list[str]:
-            runs.release(
+            runs.unload_unused(
                 db,
                 finished_before=now - policy.finished_seconds,
                 expired_before=now - policy.expired_seconds,
             )
-            return runs.forget_unloaded(db)
+            return runs.clear_unloaded(db)
 
-        for name in self._bench.database.write(work):
-            remove_directory(self._bench.home.snapshots / name)
+        for name in self._context.database.write(work):
+            remove_directory(self._context.home.snapshots / name)
 
-    def _doomed(self, db: Connection, now: float) -> list[str]:
+    def _collect_deletable(self, db: Connection, now: float) -> list[str]:
         policy = self._policy
         find = partial(
-            checkpoints.doomed,
+            checkpoints.collect_deletable,
             ephemeral_seconds=policy.ephemeral_seconds,
             finished_seconds=policy.finished_seconds,
         )
         found = find(db, now)
         # Looking for those who still need them takes a while, and most often there are none.
-        loads = jobs.kept_payloads(db, Kind.LOAD_WEIGHTS) if found else []
+        loads = jobs.list_payloads_of_kind(db, JobKind.LOAD_WEIGHTS) if found else []
         needed = {decode_json(load, LoadPayload).checkpoint_id for load in loads if load}
         # Whoever was promised to load weights gets them, and again after a crash.
         if needed.isdisjoint(found):
@@ -160,12 +160,12 @@ class Housekeeper:
 
     def _remove_orphans(self) -> None:
         """Remove directories that a crash left between their writing and their row."""
-        home = self._bench.home
+        home = self._context.home
         if not home.checkpoints.is_dir():
             return
-        known = self._bench.database.read(checkpoints.known_ids)
+        known = self._context.database.read(checkpoints.list_ids)
         # The kernel stamps files with the wall clock, which may have jumped either way since.
-        before = min(clock.now(), clock.wall_now()) - ORPHAN_SECONDS
+        before = min(clock.now(), clock.wall_now()) - ORPHAN_AGE_SECONDS
         for path in home.checkpoints.iterdir():
             is_known = path.name in known and not path.name.startswith(SCRATCH_PREFIX)
             if not is_known and path.stat().st_mtime < before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class JobKind(StrEnum):
     """A kind of work, named like its endpoint."""
 
     CREATE_MODEL = "create_model"
@@ -22,6 +22,6 @@ class Kind(StrEnum):
 
 
 #: Passes of several models can share one run of the engine.
-PASSES = frozenset({Kind.FORWARD, Kind.FORWARD_BACKWARD})
+PASS_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD})
 #: Results that cross the wire as protobuf.
-BINARY = frozenset({Kind.FORWARD, Kind.FORWARD_BACKWARD, Kind.SAMPLE})
+PROTO_RESULT_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD, JobKind.SAMPLE})

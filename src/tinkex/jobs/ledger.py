@@ -13,52 +13,52 @@ from typing import NamedTuple
 
 from tinkex import clock
 from tinkex.errors import StoreUnavailable, TinkexError
-from tinkex.jobs.bells import Ringer
-from tinkex.jobs.outcomes import Failed, Outcome
+from tinkex.jobs.bells import WakeupSender
+from tinkex.jobs.outcomes import Failed, JobOutcome
 from tinkex.store import jobs, leases, steps
 from tinkex.store.database import Connection, Database
-from tinkex.store.records import Job, Step
+from tinkex.store.records import JobRecord, StepRecord
 
 #: Commits under way before the engine waits for one.
-MAX_PENDING = 32
+MAX_PENDING_COMMITS = 32
 
 
 class LeaseLost(TinkexError):
     """Another worker serves this store."""
 
 
-class Entry(NamedTuple):
+class ResultEntry(NamedTuple):
     """A promise and what came of it."""
 
-    job: Job
-    outcome: Outcome
+    job: JobRecord
+    outcome: JobOutcome
     applied: int | None
     started_at: float
 
 
-class Ledger:
+class ResultLog:
     """The worker's side of the store."""
 
     def __init__(self, database: Database, epoch: int) -> None:
         self._database = database
         self._epoch = epoch
-        self._ringer = Ringer(database, "api")
+        self._wakeup_sender = WakeupSender(database, "api")
         self._pending: deque[Future[list[str]]] = deque()
         self._has_failed = False
 
     def start(self, job_ids: Sequence[str]) -> None:
         """Note that these are being done."""
         ids, now = list(job_ids), clock.now()
-        self._push(self._write(lambda db: _start(db, ids, now)))
+        self._track(self._write(lambda db: _mark_started(db, ids, now)))
 
-    def finish(self, entries: Sequence[Entry]) -> None:
+    def finish(self, entries: Sequence[ResultEntry]) -> None:
         """Write outcomes down, and tell whoever waits once they are on disk."""
         written, now = list(entries), clock.now()
-        future = self._write(lambda db: _finish(db, written, now))
-        future.add_done_callback(self._tell)
-        self._push(future)
+        future = self._write(lambda db: _store_results(db, written, now))
+        future.add_done_callback(self._notify_waiters)
+        self._track(future)
 
-    def guard(self, db: Connection) -> None:
+    def check_fence(self, db: Connection) -> None:
         """Raise if this worker may not write: a write failed before, or another has taken over.
 
         The engine goes on while commits are under way. What it did after the one that failed must
@@ -66,14 +66,14 @@ class Ledger:
         """
         if self._has_failed:
             raise StoreUnavailable("a write before this one failed; the worker begins again")
-        if not leases.holds(db, "worker", self._epoch):
+        if not leases.has_lease(db, "worker", self._epoch):
             raise LeaseLost("another worker serves this store now; this one ends")
 
     def _write(self, work: Callable[[Connection], list[str]]) -> Future[list[str]]:
         def guarded(db: Connection) -> list[str]:
             is_written = False
             try:
-                self.guard(db)
+                self.check_fence(db)
                 told = work(db)
                 is_written = True
             finally:
@@ -82,17 +82,17 @@ class Ledger:
             return told
 
         future = self._database.write_soon(guarded)
-        future.add_done_callback(self._note_failure)
+        future.add_done_callback(self._record_failure)
         return future
 
-    def _note_failure(self, future: Future[list[str]]) -> None:
+    def _record_failure(self, future: Future[list[str]]) -> None:
         # On the writer's thread, before it begins with what comes after.
         self._has_failed = self._has_failed or future.exception() is not None
 
-    def _push(self, future: Future[list[str]]) -> None:
+    def _track(self, future: Future[list[str]]) -> None:
         self._pending.append(future)
         self.check()
-        while len(self._pending) > MAX_PENDING:
+        while len(self._pending) > MAX_PENDING_COMMITS:
             self._pending.popleft().result()
 
     def check(self) -> None:
@@ -107,30 +107,30 @@ class Ledger:
 
     def close(self) -> None:
         """Give the bell back."""
-        self._ringer.close()
+        self._wakeup_sender.close()
 
-    def _tell(self, future: Future[list[str]]) -> None:
+    def _notify_waiters(self, future: Future[list[str]]) -> None:
         if future.exception() is None:
-            self._ringer.ring(future.result())
+            self._wakeup_sender.notify(future.result())
 
 
-def _start(db: Connection, ids: list[str], now: float) -> list[str]:
-    jobs.start(db, ids, now)
+def _mark_started(db: Connection, ids: list[str], now: float) -> list[str]:
+    jobs.mark_started(db, ids, now)
     return []
 
 
-def _finish(db: Connection, entries: list[Entry], now: float) -> list[str]:
+def _store_results(db: Connection, entries: list[ResultEntry], now: float) -> list[str]:
     for entry in entries:
         # What was cancelled meanwhile is over already, and stays so.
-        if jobs.finish(db, _ending(entry, now)):
-            _write_down(db, entry, now)
+        if jobs.finish(db, _job_ending(entry, now)):
+            _apply_effects(db, entry, now)
     return [entry.job.id for entry in entries]
 
 
-def _ending(entry: Entry, now: float) -> jobs.Ending:
+def _job_ending(entry: ResultEntry, now: float) -> jobs.JobEnding:
     outcome = entry.outcome
     if isinstance(outcome, Failed):
-        return jobs.Ending(
+        return jobs.JobEnding(
             job=entry.job,
             error=outcome.message,
             category=outcome.category,
@@ -138,7 +138,7 @@ def _ending(entry: Entry, now: float) -> jobs.Ending:
             started_at=entry.started_at,
             finished_at=now,
         )
-    return jobs.Ending(
+    return jobs.JobEnding(
         job=entry.job,
         result=outcome.result,
         applied=entry.applied,
@@ -147,13 +147,13 @@ def _ending(entry: Entry, now: float) -> jobs.Ending:
     )
 
 
-def _write_down(db: Connection, entry: Entry, now: float) -> None:
+def _apply_effects(db: Connection, entry: ResultEntry, now: float) -> None:
     for effect in entry.outcome.effects:
         effect(db)
     if isinstance(entry.outcome, Failed):
         return
     job = entry.job
-    step = Step(
+    step = StepRecord(
         session_id=job.session_id,
         run_id=job.run_id,
         sampler_id=job.sampler_id,

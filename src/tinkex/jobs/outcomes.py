@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tinkex.checkpoint.disk import DISK_FULL, is_disk_full
+from tinkex.checkpoint.disk import DISK_FULL_MESSAGE, is_disk_full
 from tinkex.engine.protocol import StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
 from tinkex.logs import get_logger
@@ -18,16 +18,16 @@ Effect: TypeAlias = Callable[[Connection], None]
 
 
 #: A metric of a pass that the store alone keeps: what its tokens weigh together.
-TOTAL_WEIGHT = "weight:sum"
+TOTAL_WEIGHT_METRIC = "weight:sum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Completed:
     """It worked."""
 
     result: bytes
     """As it goes to the client."""
-    is_change: bool = False
+    is_model_change: bool = False
     """Whether it changed its model, so that it is replayed after a crash."""
     num_tokens: int = 0
     metrics: Mapping[str, float] | None = None
@@ -40,35 +40,35 @@ class Failed:
 
     message: str
     category: RequestErrorCategory
-    is_change: bool = False
+    is_model_change: bool = False
     """Whether it changed its model all the same."""
     num_tokens: int = 0
     effects: tuple[Effect, ...] = ()
 
 
-Outcome: TypeAlias = Done | Failed
+JobOutcome: TypeAlias = Completed | Failed
 CANCELLED = Failed(message="the request was cancelled", category=RequestErrorCategory.User)
 
 
-def failure_of(error: Exception, what: str) -> Failed:
+def to_failed(error: Exception, operation: str) -> Failed:
     """An exception as the client is told it; what nobody foresaw is logged in full."""
     if isinstance(error, InvalidInput):
         is_change = isinstance(error, StepRefused)
         return Failed(
-            message=error.message, category=RequestErrorCategory.User, is_change=is_change
+            message=error.message, category=RequestErrorCategory.User, is_model_change=is_change
         )
     if isinstance(error, TinkexError):
         return Failed(message=error.message, category=error.category)
     if isinstance(error, ValueError):
         return Failed(message=str(error), category=RequestErrorCategory.User)
     if is_disk_full(error):
-        LOG.error("%s failed: %s", what, error)
-        reason = f"the server could not use its disk: {DISK_FULL}"
+        LOG.error("%s failed: %s", operation, error)
+        reason = f"the server could not use its disk: {DISK_FULL_MESSAGE}"
         return Failed(message=reason, category=RequestErrorCategory.Server)
     if isinstance(error, OSError) and error.strerror:
-        LOG.error("%s failed: %s", what, error)
+        LOG.error("%s failed: %s", operation, error)
         reason = f"the server could not use its disk: {error.strerror}"
         return Failed(message=reason, category=RequestErrorCategory.Server)
-    LOG.error("%s failed", what, exc_info=error)
-    reason = f"{what} failed in the server: {type(error).__name__}: {error}"
+    LOG.error("%s failed", operation, exc_info=error)
+    reason = f"{operation} failed in the server: {type(error).__name__}: {error}"
     return Failed(message=reason, category=RequestErrorCategory.Server)

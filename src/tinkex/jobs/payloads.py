@@ -25,7 +25,7 @@ class LoadPayload(Message):
     with_optimizer: bool
 
 
-def read(payload: bytes, type_: type[T]) -> T:
+def decode_payload(payload: bytes, type_: type[T]) -> T:
     """A request of this type; InvalidInput if it is none."""
     try:
         return decode_json(payload, type_)
@@ -33,7 +33,7 @@ def read(payload: bytes, type_: type[T]) -> T:
         raise InvalidInput(f"the request cannot be read: {error}") from None
 
 
-def read_pass(
+def decode_pass_payload(
     payload: bytes, *, is_proto: bool, is_forward_only: bool
 ) -> types.ForwardBackwardInput:
     """The examples and the loss of a pass, however it was written."""
@@ -44,5 +44,5 @@ def read_pass(
         # The older way to say so is an endpoint of its own, with a name of its own for the input.
         found = msgspec.json.decode(payload)
         if isinstance(found, dict) and "forward_input" in found:
-            return read(payload, types.ForwardRequest).forward_input
-    return read(payload, types.ForwardBackwardRequest).forward_backward_input
+            return decode_payload(payload, types.ForwardRequest).forward_input
+    return decode_payload(payload, types.ForwardBackwardRequest).forward_backward_input

@@ -20,18 +20,18 @@ from tinkex.errors import (
     PromiseExpiredError,
     RateLimitError,
 )
-from tinkex.jobs.bells import Ringer
-from tinkex.jobs.kinds import PASSES, Kind
+from tinkex.jobs.bells import WakeupSender
+from tinkex.jobs.kinds import PASS_KINDS, JobKind
 from tinkex.jobs.outcomes import CANCELLED
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.store import jobs
 from tinkex.store.database import Connection, Database
-from tinkex.store.records import Job, NewJob
+from tinkex.store.records import JobRecord, NewJob
 
-Prepare: TypeAlias = Callable[[Connection], None]
+PrepareJob: TypeAlias = Callable[[Connection], None]
 _TAG_LENGTH = 12
 #: Before a job id, this tells the worker to stop it.
-CANCEL_MARK = "-"
+CANCEL_PREFIX = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,35 +62,39 @@ class JobQueue:
         self._limits = limits
         self._quotas = quotas or QuotaChecks()
         self._secret = secret
-        self._worker = Ringer(database, "worker")
-        self._waiting = Ringer(database, "api")
+        self._worker_wakeup = WakeupSender(database, "worker")
+        self._api_wakeup = WakeupSender(database, "api")
 
-    def submit(self, new: NewJob, prepare: Prepare | None = None) -> Future[Job]:
+    def submit(self, new_job: NewJob, prepare: PrepareJob | None = None) -> Future[JobRecord]:
         """Make a promise, or find the one that was made for the same key before.
 
         `prepare` runs in the same transaction, before a new promise is stored; what it raises
         refuses the promise.
         """
-        named = replace(new, id=new.id or self._new_id(new.tenant_id))
+        named = replace(new_job, id=new_job.id or self._new_id(new_job.tenant_id))
 
-        def work(db: Connection) -> tuple[Job, bool]:
-            before = jobs.by_key(db, named.key) if named.key is not None else None
+        def work(db: Connection) -> tuple[JobRecord, bool]:
+            before = jobs.find_by_key(db, named.key) if named.key is not None else None
             if before is not None:
-                return _same(before, named), False
-            self._check_room(db, named)
+                return _check_same_request(before, named), False
+            self._check_limits(db, named)
             if not named.is_cancelled:
-                self._quotas.admit(db, named)
+                self._quotas.check_job(db, named)
             if prepare is not None:
                 prepare(db)
             job = jobs.insert(db, named, clock.now())
             assert job is not None  # writers take turns, so nobody came between
             return job, True
 
-        done: Future[Job] = Future()
-        self._database.write_soon(work).add_done_callback(lambda future: self._tell(future, done))
+        done: Future[JobRecord] = Future()
+        self._database.write_soon(work).add_done_callback(
+            lambda future: self._resolve_submit(future, done)
+        )
         return done
 
-    def _tell(self, written: Future[tuple[Job, bool]], done: Future[Job]) -> None:
+    def _resolve_submit(
+        self, written: Future[tuple[JobRecord, bool]], done: Future[JobRecord]
+    ) -> None:
         error = written.exception()
         if error is not None:
             done.set_exception(error)
@@ -98,43 +102,45 @@ class JobQueue:
         job, is_new = written.result()
         done.set_result(job)
         if is_new:
-            self._worker.ring()
+            self._worker_wakeup.notify()
 
-    def _check_room(self, db: Connection, new: NewJob) -> None:
+    def _check_limits(self, db: Connection, new_job: NewJob) -> None:
         limits = self._limits
-        load = jobs.load_of(db, new.tenant_id)
+        load = jobs.get_load(db, new_job.tenant_id)
         if load.num_jobs >= limits.max_jobs_per_tenant:
-            raise self._refusal(f"{load.num_jobs} of your requests are waiting, which is the limit")
-        if load.num_bytes and load.num_bytes + len(new.payload) > limits.max_bytes_per_tenant:
-            raise self._refusal(f"{load.num_bytes} bytes of your requests are waiting")
+            raise self._rate_limit_error(
+                f"{load.num_jobs} of your requests are waiting, which is the limit"
+            )
+        if load.num_bytes and load.num_bytes + len(new_job.payload) > limits.max_bytes_per_tenant:
+            raise self._rate_limit_error(f"{load.num_bytes} bytes of your requests are waiting")
         # The common road asks only about one tenant; everybody together is the rare case.
-        if load.num_jobs == 0 and jobs.load_of(db).num_jobs >= limits.max_jobs:
-            raise self._refusal("the server's queue is full")
+        if load.num_jobs == 0 and jobs.get_load(db).num_jobs >= limits.max_jobs:
+            raise self._rate_limit_error("the server's queue is full")
 
-    def _refusal(self, reason: str) -> RateLimitError:
+    def _rate_limit_error(self, reason: str) -> RateLimitError:
         seconds = self._limits.retry_after_seconds
         return RateLimitError(f"{reason}; try again in {seconds:g} s", retry_after_seconds=seconds)
 
     # --- what came of it -------------------------------------------------------------------
-    def find(self, tenant_id: str, request_id: str) -> Job:
+    def find(self, tenant_id: str, request_id: str) -> JobRecord:
         """A promise of this tenant; 410 if it was forgotten, 404 if it never was."""
         job = self._database.read(lambda db: jobs.find(db, request_id))
-        return self._owned(job, tenant_id, request_id)
+        return self._check_owner(job, tenant_id, request_id)
 
-    def outcome(self, tenant_id: str, request_id: str) -> jobs.Outcome:
+    def find_with_result(self, tenant_id: str, request_id: str) -> jobs.JobWithResult:
         """A promise of this tenant with its result, if it is over."""
-        found = self._database.read(lambda db: jobs.outcome(db, request_id))
-        job = self._owned(found.job if found is not None else None, tenant_id, request_id)
-        return found if found is not None else jobs.Outcome(job, None)
+        found = self._database.read(lambda db: jobs.find_with_result(db, request_id))
+        job = self._check_owner(found.job if found is not None else None, tenant_id, request_id)
+        return found if found is not None else jobs.JobWithResult(job, None)
 
     def mark_fetched(self, job_ids: Sequence[str]) -> None:
         """Note that results reached their clients, so that they need not be kept for long."""
         ids, now = list(job_ids), clock.now()
         self._database.write_soon(lambda db: jobs.mark_fetched(db, ids, now))
 
-    def finished_among(self, job_ids: Sequence[str]) -> list[str]:
+    def list_finished(self, job_ids: Sequence[str]) -> list[str]:
         """Which of these promises are over."""
-        return self._database.read(lambda db: jobs.finished_among(db, job_ids))
+        return self._database.read(lambda db: jobs.list_finished(db, job_ids))
 
     def cancel(self, tenant_id: str, request_id: str) -> Future[bool]:
         """Cancel a sample or a pass; other work, and what is over, stays as it is. True if it did.
@@ -144,17 +150,17 @@ class JobQueue:
         """
 
         def work(db: Connection) -> bool:
-            job = self._owned(jobs.find(db, request_id), tenant_id, request_id)
-            if job.is_over:
+            job = self._check_owner(jobs.find(db, request_id), tenant_id, request_id)
+            if job.is_finished:
                 return False
             now = clock.now()
-            if job.kind in PASSES:
+            if job.kind in PASS_KINDS:
                 return jobs.request_cancel(db, job.id, now)
-            if job.kind != Kind.SAMPLE:
+            if job.kind != JobKind.SAMPLE:
                 return False
             return jobs.finish(
                 db,
-                jobs.Ending(
+                jobs.JobEnding(
                     job=job,
                     error=CANCELLED.message,
                     category=CANCELLED.category,
@@ -164,47 +170,49 @@ class JobQueue:
             )
 
         future = self._database.write_soon(work)
-        future.add_done_callback(lambda done: self._tell_cancelled(done, request_id))
+        future.add_done_callback(lambda done: self._notify_cancelled(done, request_id))
         return future
 
-    def _tell_cancelled(self, done: Future[bool], request_id: str) -> None:
+    def _notify_cancelled(self, done: Future[bool], request_id: str) -> None:
         if done.exception() is None and done.result():
-            self._worker.ring([CANCEL_MARK + request_id])
-            self._waiting.ring([request_id])
+            self._worker_wakeup.notify([CANCEL_PREFIX + request_id])
+            self._api_wakeup.notify([request_id])
 
     def wake_worker(self) -> None:
         """Have the worker look for what it should do, jobs or not."""
-        self._worker.ring()
+        self._worker_wakeup.notify()
 
     def close(self) -> None:
         """Give back what is held."""
-        self._worker.close()
-        self._waiting.close()
+        self._worker_wakeup.close()
+        self._api_wakeup.close()
 
     # --- ids -------------------------------------------------------------------------------
     def _new_id(self, tenant_id: str) -> str:
         unique = uuid.uuid4().hex
-        return f"{unique}-{self._tag(tenant_id, unique)}"
+        return f"{unique}-{self._id_tag(tenant_id, unique)}"
 
-    def _tag(self, tenant_id: str, unique: str) -> str:
+    def _id_tag(self, tenant_id: str, unique: str) -> str:
         text = f"{tenant_id}:{unique}".encode()
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:_TAG_LENGTH]
 
-    def _owned(self, job: Job | None, tenant_id: str, request_id: str) -> Job:
+    def _check_owner(self, job: JobRecord | None, tenant_id: str, request_id: str) -> JobRecord:
         if job is not None and job.tenant_id == tenant_id:
             return job
         # The tag says whether this tenant was ever given the id, long after the row is gone.
         unique, _, tag = request_id.partition("-")
-        if job is None and hmac.compare_digest(tag.encode(), self._tag(tenant_id, unique).encode()):
+        if job is None and hmac.compare_digest(
+            tag.encode(), self._id_tag(tenant_id, unique).encode()
+        ):
             raise PromiseExpiredError(f"promise {request_id!r} has expired; submit the work again")
         raise NotFoundError(f"there is no promise {request_id!r}")
 
 
-def _same(before: Job, new: NewJob) -> Job:
-    if before.tenant_id != new.tenant_id:
+def _check_same_request(existing: JobRecord, new_job: NewJob) -> JobRecord:
+    if existing.tenant_id != new_job.tenant_id:
         raise NotFoundError("there is no such model")
-    if before.kind != new.kind:
+    if existing.kind != new_job.kind:
         raise BadRequestError(
-            f"this sequence number was used for {before.kind} before, and now for {new.kind}"
+            f"this sequence number was used for {existing.kind} before, and now for {new_job.kind}"
         )
-    return before
+    return existing

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tinkex import clock
 from tinkex.errors import PermissionDeniedError, RateLimitError
 from tinkex.ids import TinkerPath
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.store import quotas, runs
 from tinkex.store.database import Connection
 from tinkex.store.quotas import Quotas
@@ -16,9 +16,11 @@ from tinkex.store.records import NewJob
 from tinkex.store.usage import HOUR_SECONDS
 from tinkex.units import format_count
 
-_ASK = "or ask the operator of the server to raise the quota"
-_FINISH = f"finish sessions that are no longer needed with `tinkex session finish`, {_ASK}"
-_DELETE = f"delete checkpoints with `tinkex checkpoint delete`, {_ASK}"
+_ASK_OPERATOR = "or ask the operator of the server to raise the quota"
+_FINISH_SESSIONS = (
+    f"finish sessions that are no longer needed with `tinkex session finish`, {_ASK_OPERATOR}"
+)
+_DELETE_CHECKPOINTS = f"delete checkpoints with `tinkex checkpoint delete`, {_ASK_OPERATOR}"
 #: When a client should come again whose own open requests may use up the rest of its tokens.
 _OPEN_RETRY_SECONDS = 2.0
 
@@ -42,99 +44,103 @@ class QuotaChecks:
 
     defaults: Quotas = field(default_factory=Quotas)
 
-    def admit(self, db: Connection, new: NewJob) -> None:
+    def check_job(self, db: Connection, new_job: NewJob) -> None:
         """Refuse a job that makes one model too many or needs too many tokens."""
-        allowed = quotas.of_tenant(db, new.tenant_id, self.defaults)
-        if allowed.models and _makes_model(db, new):
-            used = quotas.num_models(db, new.tenant_id)
+        allowed = quotas.get_quotas(db, new_job.tenant_id, self.defaults)
+        if allowed.models and _is_model_creation(db, new_job):
+            used = quotas.count_models(db, new_job.tenant_id)
             if used >= allowed.models:
-                raise _exceeded(
-                    f"{used} of {format_count(allowed.models, 'model')}", "models", _FINISH
+                raise _quota_exceeded(
+                    f"{used} of {format_count(allowed.models, 'model')}", "models", _FINISH_SESSIONS
                 )
-        if allowed.tokens_per_hour and new.num_tokens:
-            _check_tokens(db, new, allowed.tokens_per_hour, clock.now())
+        if allowed.tokens_per_hour and new_job.num_tokens:
+            _check_tokens(db, new_job, allowed.tokens_per_hour, clock.now())
 
-    def admit_checkpoint(
+    def check_checkpoint(
         self, db: Connection, tenant_id: str, path: TinkerPath | None, num_bytes: int = 0
     ) -> None:
         """Refuse one more checkpoint; one at the same path is replaced, and does not count.
 
         Without a path it is one of unnamed sampler weights, which are not counted, only weighed.
         """
-        allowed = quotas.of_tenant(db, tenant_id, self.defaults)
+        allowed = quotas.get_quotas(db, tenant_id, self.defaults)
         if not allowed.checkpoints and not allowed.stored_bytes:
             return
-        stored = quotas.stored(db, tenant_id, clock.now(), path)
+        stored = quotas.sum_stored(db, tenant_id, clock.now(), path)
         most = allowed.checkpoints
         if path is not None and most and stored.num_checkpoints >= most:
             words = f"{stored.num_checkpoints:,} of {format_count(most, 'checkpoint')}"
-            raise _exceeded(words, "checkpoints", _DELETE)
+            raise _quota_exceeded(words, "checkpoints", _DELETE_CHECKPOINTS)
         most = allowed.stored_bytes
         if most and stored.num_bytes + max(1, num_bytes) > most:
             words = f"{stored.num_bytes:,} of {format_count(most, 'byte')} of checkpoints"
             more = f", and this one has {num_bytes:,}" if num_bytes else ""
-            raise _exceeded(words + more, "stored_bytes", _DELETE)
+            raise _quota_exceeded(words + more, "stored_bytes", _DELETE_CHECKPOINTS)
 
-    def admit_session(self, db: Connection, tenant_id: str, now: float) -> None:
+    def check_session(self, db: Connection, tenant_id: str, now: float) -> None:
         """Refuse one more session than a tenant may create in an hour."""
-        most = quotas.of_tenant(db, tenant_id, self.defaults).sessions_per_hour
+        most = quotas.get_quotas(db, tenant_id, self.defaults).sessions_per_hour
         if not most:
             return
-        used = quotas.sessions_this_hour(db, tenant_id, now)
+        used = quotas.count_sessions_this_hour(db, tenant_id, now)
         if used >= most:
             seconds = HOUR_SECONDS - now % HOUR_SECONDS
             raise RateLimitError(
                 f"quota exceeded: {used:,} of {most:,} sessions of this hour are created (quota "
                 f"'sessions_per_hour'); use one session for more work, try again in "
-                f"{seconds:.0f} s, {_ASK}",
+                f"{seconds:.0f} s, {_ASK_OPERATOR}",
                 retry_after_seconds=seconds,
             )
 
-    def uses(self, db: Connection, tenant_id: str, now: float) -> list[QuotaUse]:
+    def list_usage(self, db: Connection, tenant_id: str, now: float) -> list[QuotaUse]:
         """What a tenant uses of each quota."""
-        allowed = quotas.of_tenant(db, tenant_id, self.defaults)
-        stored = quotas.stored(db, tenant_id, now)
+        allowed = quotas.get_quotas(db, tenant_id, self.defaults)
+        stored = quotas.sum_stored(db, tenant_id, now)
         used = {
-            "models": quotas.num_models(db, tenant_id),
+            "models": quotas.count_models(db, tenant_id),
             "checkpoints": stored.num_checkpoints,
             "stored_bytes": stored.num_bytes,
-            "tokens_per_hour": quotas.tokens_this_hour(db, tenant_id, now),
-            "sessions_per_hour": quotas.sessions_this_hour(db, tenant_id, now),
+            "tokens_per_hour": quotas.count_tokens_this_hour(db, tenant_id, now),
+            "sessions_per_hour": quotas.count_sessions_this_hour(db, tenant_id, now),
         }
         return [QuotaUse(name, used[name], getattr(allowed, name)) for name in Quotas.names()]
 
 
-def _makes_model(db: Connection, new: NewJob) -> bool:
-    if new.kind == Kind.CREATE_MODEL:
+def _is_model_creation(db: Connection, new_job: NewJob) -> bool:
+    if new_job.kind == JobKind.CREATE_MODEL:
         return True
     # Weights can also be loaded into a model that is made for them.
-    is_first = new.kind == Kind.LOAD_WEIGHTS and new.position == 0 and new.run_id is not None
-    return is_first and runs.find(db, new.run_id or "") is None
+    is_first = (
+        new_job.kind == JobKind.LOAD_WEIGHTS
+        and new_job.position == 0
+        and new_job.run_id is not None
+    )
+    return is_first and runs.find(db, new_job.run_id or "") is None
 
 
-def _check_tokens(db: Connection, new: NewJob, limit: int, now: float) -> None:
+def _check_tokens(db: Connection, new_job: NewJob, limit: int, now: float) -> None:
     """Refuse more tokens than are left of this hour, with those of open requests counted as used.
 
     With nothing open, a request that is larger than what is left is admitted: it would wait
     for ever if it were larger than the quota.
     """
-    used = quotas.tokens_this_hour(db, new.tenant_id, now)
+    used = quotas.count_tokens_this_hour(db, new_job.tenant_id, now)
     if used >= limit:
         seconds = HOUR_SECONDS - now % HOUR_SECONDS
         raise RateLimitError(
             f"quota exceeded: {used:,} of {limit:,} tokens of this hour are used (quota "
-            f"'tokens_per_hour'); try again in {seconds:.0f} s, {_ASK}",
+            f"'tokens_per_hour'); try again in {seconds:.0f} s, {_ASK_OPERATOR}",
             retry_after_seconds=seconds,
         )
-    waiting = quotas.tokens_waiting(db, new.tenant_id)
-    if waiting and used + waiting + new.num_tokens > limit:
+    waiting = quotas.count_open_tokens(db, new_job.tenant_id)
+    if waiting and used + waiting + new_job.num_tokens > limit:
         raise RateLimitError(
             f"quota exceeded: {used:,} of {limit:,} tokens of this hour are used, and your open "
             f"requests may use {waiting:,} more (quota 'tokens_per_hour'); try again in "
-            f"{_OPEN_RETRY_SECONDS:g} s, {_ASK}",
+            f"{_OPEN_RETRY_SECONDS:g} s, {_ASK_OPERATOR}",
             retry_after_seconds=_OPEN_RETRY_SECONDS,
         )
 
 
-def _exceeded(used: str, name: str, remedy: str) -> QuotaExceeded:
+def _quota_exceeded(used: str, name: str, remedy: str) -> QuotaExceeded:
     return QuotaExceeded(f"quota exceeded: {used} are in use (quota {name!r}); {remedy}")

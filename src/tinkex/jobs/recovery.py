@@ -14,38 +14,38 @@ from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.protocol import check_adapter_size
 from tinkex.errors import CheckpointError, RequestErrorCategory, StoreError, TinkexError
 from tinkex.ids import new_id
-from tinkex.jobs.bench import Bench, Task
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.bench import ModelTask, WorkerContext
+from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.operations import replay
-from tinkex.jobs.training import spec_of
+from tinkex.jobs.training import adapter_spec
 from tinkex.logs import get_logger
 from tinkex.store import jobs, runs
-from tinkex.store.records import Job, Run, RunState
+from tinkex.store.records import JobRecord, RunRecord, RunState
 
 LOG = get_logger(__name__)
 #: Payloads that are in memory at once during a replay.
-MAX_READ = 8
+MAX_REPLAY_PAYLOADS = 8
 
 
-class StateLost(TinkexError):
+class ModelStateCorrupted(TinkexError):
     """A model's state on disk is damaged."""
 
     category = RequestErrorCategory.Server
 
 
-class ModelAway(TinkexError):
+class ModelUnavailable(TinkexError):
     """A model cannot be brought into memory now, though nothing of it is lost."""
 
     category = RequestErrorCategory.Server
 
 
-class ModelGone(TinkexError):
+class ModelDeleted(TinkexError):
     """There is no such model to work on."""
 
     category = RequestErrorCategory.User
 
 
-_GONE = {
+_UNUSABLE_STATES = {
     RunState.FAILED: "could not be made",
     RunState.UNLOADED: "was unloaded",
     RunState.CORRUPTED: "has lost its state; make a new one from your last checkpoint",
@@ -53,13 +53,13 @@ _GONE = {
 
 
 @dataclass(slots=True)
-class Resident:
+class ResidentModel:
     """A model in the engine's memory, and how far it is from its snapshot."""
 
-    run: Run
+    run: RunRecord
     applied: int
     """How many operations changed it so far."""
-    saved: int
+    snapshot_applied: int
     """How many of them its newest snapshot covers, or the one that is being written."""
     changed_at: float = field(default_factory=time.monotonic)
     """When the oldest change happened that no snapshot covers."""
@@ -67,89 +67,89 @@ class Resident:
     """Payloads that are kept because no snapshot covers them."""
     memory_bytes: int = 0
     """What it counts for in the memory budget: the most that training it takes."""
-    is_untrained: bool = False
+    is_freshly_created: bool = False
     """Whether its creation is all that happened to it, so that its seed reproduces it."""
 
     @property
     def num_changes(self) -> int:
         """Changes that no snapshot covers and that a snapshot is needed for."""
-        return 0 if self.is_untrained else self.applied - self.saved
+        return 0 if self.is_freshly_created else self.applied - self.snapshot_applied
 
 
-class Residents:
+class ResidentModels:
     """The models in memory.
 
     `make_room` is called with the memory that a model takes before it is read; it raises if there
     is none.
     """
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._by_id: OrderedDict[str, Resident] = OrderedDict()
-        self.make_room: Callable[[int], None] = lambda num_bytes: None
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._by_id: OrderedDict[str, ResidentModel] = OrderedDict()
+        self.free_memory: Callable[[int], None] = lambda num_bytes: None
 
-    def __iter__(self) -> Iterator[Resident]:
+    def __iter__(self) -> Iterator[ResidentModel]:
         """The models, longest unused first."""
         return iter(list(self._by_id.values()))
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._by_id
 
-    def get(self, run_id: str) -> Resident:
+    def get(self, run_id: str) -> ResidentModel:
         """A model, brought into memory if it is not there; raises if it cannot be."""
         found = self._by_id.get(run_id)
         if found is not None:
             self._by_id.move_to_end(run_id)
             return found
-        run = self._find(run_id)
-        num_bytes = self._size(run)
-        self.make_room(num_bytes)
+        run = self._find_usable_run(run_id)
+        num_bytes = self._required_bytes(run)
+        self.free_memory(num_bytes)
         last_kind = self._restore(run)
-        resident = Resident(
+        resident = ResidentModel(
             run=run,
             applied=run.applied,
-            saved=run.snapshot_applied,
+            snapshot_applied=run.snapshot_applied,
             memory_bytes=num_bytes,
-            is_untrained=run.snapshot is None and last_kind == Kind.CREATE_MODEL,
+            is_freshly_created=run.snapshot is None and last_kind == JobKind.CREATE_MODEL,
         )
         self._by_id[run_id] = resident
         return resident
 
-    def size_of(self, run_id: str) -> int:
+    def memory_bytes_of(self, run_id: str) -> int:
         """The memory that a model takes or would take; 0 if it cannot be used at all."""
         found = self._by_id.get(run_id)
         if found is not None:
             return found.memory_bytes
         try:
-            return self._size(self._find(run_id))
-        except (ModelGone, ModelAway):
+            return self._required_bytes(self._find_usable_run(run_id))
+        except (ModelDeleted, ModelUnavailable):
             return 0
 
-    def _find(self, run_id: str) -> Run:
+    def _find_usable_run(self, run_id: str) -> RunRecord:
         # In line with the writes, so that everything that is done counts.
-        run = self._bench.database.write(lambda db: runs.find(db, run_id))
+        run = self._context.database.write(lambda db: runs.find(db, run_id))
         if run is None:
-            raise ModelGone(f"there is no model {run_id}")
-        if run.state in _GONE:
-            raise ModelGone(f"model {run_id} {_GONE[RunState(run.state)]}")
+            raise ModelDeleted(f"there is no model {run_id}")
+        if run.state in _UNUSABLE_STATES:
+            raise ModelDeleted(f"model {run_id} {_UNUSABLE_STATES[RunState(run.state)]}")
         return run
 
-    def _size(self, run: Run) -> int:
+    def _required_bytes(self, run: RunRecord) -> int:
         try:
-            check_adapter_size(self._bench.engine, spec_of(run))
-            return self._bench.engine.training_bytes(spec_of(run))
+            check_adapter_size(self._context.engine, adapter_spec(run))
+            return self._context.engine.training_bytes(adapter_spec(run))
         except TinkexError as error:
             if run.applied == 0:
                 # Its first operation fails for the same reason, and reports it.
                 return 0
-            raise ModelAway(f"model {run.id} cannot be brought back now: {error}") from error
+            raise ModelUnavailable(f"model {run.id} cannot be brought back now: {error}") from error
 
     def drop(self, run_id: str) -> None:
         """Forget a model's memory."""
         self._by_id.pop(run_id, None)
-        self._bench.engine.drop(run_id)
+        self._context.engine.drop(run_id)
 
-    def _restore(self, run: Run) -> str | None:
+    def _restore(self, run: RunRecord) -> str | None:
         """Bring a model back; returns the kind of the last operation that was replayed, if any."""
         if run.applied == 0:
             return None
@@ -160,8 +160,8 @@ class Residents:
             # The model is not to blame: it comes back when the worker begins again.
             raise
         except Exception as error:  # noqa: BLE001 - one model must not stop the others
-            self._bench.engine.drop(run.id)
-            self._give_up(run, error)
+            self._context.engine.drop(run.id)
+            self._raise_unavailable(run, error)
         seconds, num_replayed = time.monotonic() - started, run.applied - run.snapshot_applied
         # Models that take turns in memory come back often, and nothing is replayed for them.
         level = logging.INFO if num_replayed else logging.DEBUG
@@ -170,51 +170,53 @@ class Residents:
         )
         return last_kind
 
-    def _give_up(self, run: Run, error: Exception) -> NoReturn:
-        if not _is_damage(error):
+    def _raise_unavailable(self, run: RunRecord, error: Exception) -> NoReturn:
+        if not _is_corruption(error):
             LOG.error("%s cannot be brought back now", run.id, exc_info=error)
-            raise ModelAway(f"model {run.id} cannot be brought back now: {error}") from error
+            raise ModelUnavailable(f"model {run.id} cannot be brought back now: {error}") from error
         LOG.error("the state of %s is lost: %s", run.id, error)
-        self._bench.database.write(lambda db: runs.set_state(db, run.id, RunState.CORRUPTED))
-        raise StateLost(
+        self._context.database.write(lambda db: runs.set_state(db, run.id, RunState.CORRUPTED))
+        raise ModelStateCorrupted(
             f"the state of model {run.id} is damaged ({error}); make a new one from your last "
             "checkpoint"
         ) from error
 
-    def _rebuild(self, run: Run) -> str | None:
-        engine, last_kind = self._bench.engine, None
+    def _rebuild(self, run: RunRecord) -> str | None:
+        engine, last_kind = self._context.engine, None
         engine.drop(run.id)
         if run.snapshot is not None:
-            directory = self._bench.home.snapshots / run.snapshot
+            directory = self._context.home.snapshots / run.snapshot
             check_manifest(directory)
-            engine.restore(run.id, spec_of(run), directory)
+            engine.restore(run.id, adapter_spec(run), directory)
         applied = run.snapshot_applied
         while applied < run.applied:
-            for job, payload in self._changes(run.id, applied):
+            for job, payload in self._changes_after(run.id, applied):
                 if job.applied != applied + 1:
-                    raise StateLost(f"operation {applied + 1} of {run.applied} is missing")
-                replay(self._bench, Task(job, run, payload))
+                    raise ModelStateCorrupted(
+                        f"operation {applied + 1} of {run.applied} is missing"
+                    )
+                replay(self._context, ModelTask(job, run, payload))
                 applied, last_kind = job.applied, job.kind
         return last_kind
 
-    def _changes(self, run_id: str, applied: int) -> list[tuple[Job, bytes]]:
-        found = self._bench.database.read(
-            lambda db: jobs.changes_after(db, run_id, applied, limit=MAX_READ)
+    def _changes_after(self, run_id: str, applied: int) -> list[tuple[JobRecord, bytes]]:
+        found = self._context.database.read(
+            lambda db: jobs.list_changes_after(db, run_id, applied, limit=MAX_REPLAY_PAYLOADS)
         )
         if not found:
-            raise StateLost(f"operation {applied + 1} is missing")
+            raise ModelStateCorrupted(f"operation {applied + 1} is missing")
         return found
 
 
-def _is_damage(error: Exception) -> bool:
+def _is_corruption(error: Exception) -> bool:
     """Whether a state can never be read again; a disk or an engine may only be in trouble now."""
-    if isinstance(error, StateLost):
+    if isinstance(error, ModelStateCorrupted):
         return True
     cause = error.__cause__
     is_trouble = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
     return isinstance(error, CheckpointError) and not is_trouble
 
 
-def snapshot_directory(snapshots: Path, run_id: str, applied: int) -> Path:
+def new_snapshot_directory(snapshots: Path, run_id: str, applied: int) -> Path:
     """A place for a model's state after so many changes, which nothing else has ever had."""
     return snapshots / f"{run_id.replace(':', '_')}-{applied}-{new_id()[:8]}"

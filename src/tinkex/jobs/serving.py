@@ -13,7 +13,7 @@ from tinkex.store.database import Connection, Database
 
 LOG = get_logger(__name__)
 #: The name of the setting that holds them.
-SETTING = "base_models"
+BASE_MODELS_SETTING = "base_models"
 #: The name of the setting that tells which settings of the server they were published for.
 SOURCE_SETTING = "base_models_source"
 
@@ -36,10 +36,12 @@ class ServedModels:
 
     def publish(self, db: Connection) -> None:
         """Write down what the engine serves now."""
-        settings.put(db, SETTING, [asdict(model) for model in self._engine.base_models()])
+        settings.put(
+            db, BASE_MODELS_SETTING, [asdict(model) for model in self._engine.base_models()]
+        )
         settings.put(db, SOURCE_SETTING, self._source)
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
         """Refresh the engine's models; publish them if they changed, now or when the store can."""
         self._is_stale = self._refresh() or self._is_stale
         if not self._is_stale:

@@ -10,52 +10,52 @@ import msgspec
 from tinkex import types
 from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass
 from tinkex.jobs import payloads
-from tinkex.jobs.bench import Bench, Task
+from tinkex.jobs.bench import ModelTask, WorkerContext
 from tinkex.jobs.effects import count_usage, set_run_state
-from tinkex.jobs.kinds import Kind
-from tinkex.jobs.outcomes import TOTAL_WEIGHT, Done, Failed, Outcome
-from tinkex.store.records import Run, RunState
-from tinkex.types.base import learned
+from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.outcomes import TOTAL_WEIGHT_METRIC, Completed, Failed, JobOutcome
+from tinkex.store.records import RunRecord, RunState
+from tinkex.types.base import preload_type
 from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import encode_forward_backward_output
 
 
-def spec_of(run: Run) -> AdapterSpec:
+def adapter_spec(run: RunRecord) -> AdapterSpec:
     """How a model's adapter is made."""
-    return msgspec.convert(run.spec, learned(AdapterSpec))
+    return msgspec.convert(run.spec, preload_type(AdapterSpec))
 
 
 # --- passes ------------------------------------------------------------------------------------
-def read_pass(task: Task) -> Pass:
+def parse_pass(task: ModelTask) -> Pass:
     """A pass as the engine takes it; raises if the payload is none."""
-    is_forward_only = task.job.kind == Kind.FORWARD
-    work = payloads.read_pass(
+    is_forward_only = task.job.kind == JobKind.FORWARD
+    work = payloads.decode_pass_payload(
         task.payload, is_proto=task.job.is_proto, is_forward_only=is_forward_only
     )
     return Pass(adapter_id=task.run.id, request=work, is_forward_only=is_forward_only)
 
 
-def pass_outcome(
-    task: Task, asked: Pass, result: types.ForwardBackwardOutput | EngineFailure
-) -> Outcome:
+def make_pass_outcome(
+    task: ModelTask, request: Pass, result: types.ForwardBackwardOutput | EngineFailure
+) -> JobOutcome:
     """What the engine said about one pass."""
     if isinstance(result, EngineFailure):
         return Failed(message=result.message, category=result.category)
     run = task.run
-    num_tokens = sum(datum.model_input.length for datum in asked.request.data)
+    num_tokens = sum(datum.model_input.length for datum in request.request.data)
     counted = count_usage(
         task.job, run_id=run.id, base_model=run.base_model, kind="training", amount=num_tokens
     )
-    return Done(
+    return Completed(
         result=encode_forward_backward_output(result),
-        is_change=not asked.is_forward_only,
+        is_model_change=not request.is_forward_only,
         num_tokens=num_tokens,
-        metrics=dict(result.metrics) | _total_weight(asked.request.data),
+        metrics=dict(result.metrics) | _total_weight_metric(request.request.data),
         effects=(counted,),
     )
 
 
-def _total_weight(data: Sequence[types.Datum]) -> dict[str, float]:
+def _total_weight_metric(data: Sequence[types.Datum]) -> dict[str, float]:
     """What a loss is divided by to compare steps; nothing if it does not weigh its tokens."""
     weights = [datum.loss_fn_inputs.get("weights") for datum in data]
     if all(one is None for one in weights):
@@ -67,30 +67,30 @@ def _total_weight(data: Sequence[types.Datum]) -> dict[str, float]:
         else abs(one.array).sum()
         for datum, one in zip(data, weights, strict=True)
     )
-    return {TOTAL_WEIGHT: float(sum(totals))}
+    return {TOTAL_WEIGHT_METRIC: float(sum(totals))}
 
 
 # --- other operations ----------------------------------------------------------------------------
-def create(bench: Bench, task: Task) -> Done:
+def create_model(context: WorkerContext, task: ModelTask) -> Completed:
     """Make a model."""
     run = task.run
-    bench.engine.create(run.id, spec_of(run))
-    return Done(
+    context.engine.create(run.id, adapter_spec(run))
+    return Completed(
         result=encode_json(types.CreateModelResponse(model_id=run.id)),
-        is_change=True,
+        is_model_change=True,
         effects=(set_run_state(run.id, RunState.READY),),
     )
 
 
-def load(bench: Bench, task: Task) -> Done:
+def load_weights(context: WorkerContext, task: ModelTask) -> Completed:
     """Load weights into a model; as a model's first operation, make it of them."""
-    run, engine = task.run, bench.engine
-    request = payloads.read(task.payload, payloads.LoadPayload)
-    directory = bench.home.checkpoint(request.checkpoint_id)
-    bench.verified.verify(directory, request.path)
+    run, engine = task.run, context.engine
+    request = payloads.decode_payload(task.payload, payloads.LoadPayload)
+    directory = context.home.checkpoint_directory(request.checkpoint_id)
+    context.verified_checkpoints.verify(directory, request.path)
     is_first = not engine.has_adapter(run.id)
     if is_first:
-        engine.create(run.id, spec_of(run))
+        engine.create(run.id, adapter_spec(run))
     try:
         engine.load(run.id, directory, with_optimizer=request.with_optimizer)
     except Exception:
@@ -99,22 +99,22 @@ def load(bench: Bench, task: Task) -> Done:
         raise
     reply = types.LoadWeightsResponse(path=request.path, model_id=run.id, type="load_weights")
     effects = (set_run_state(run.id, RunState.READY),) if is_first else ()
-    return Done(result=encode_json(reply), is_change=True, effects=effects)
+    return Completed(result=encode_json(reply), is_model_change=True, effects=effects)
 
 
-def optim_step(bench: Bench, task: Task) -> Done:
+def optim_step(context: WorkerContext, task: ModelTask) -> Completed:
     """Take an optimizer step."""
-    request = payloads.read(task.payload, types.OptimStepRequest)
-    metrics: Mapping[str, float] = bench.engine.optim_step(task.run.id, request.optim_params)
+    request = payloads.decode_payload(task.payload, types.OptimStepRequest)
+    metrics: Mapping[str, float] = context.engine.optim_step(task.run.id, request.optim_params)
     # JSON has no NaN, and clients refuse what would stand there instead.
     told = {name: value for name, value in metrics.items() if math.isfinite(value)}
     reply = types.OptimStepResponse(metrics=told)
-    return Done(result=encode_json(reply), is_change=True, metrics=metrics)
+    return Completed(result=encode_json(reply), is_model_change=True, metrics=metrics)
 
 
-def unload(bench: Bench, task: Task) -> Done:
+def unload_model(context: WorkerContext, task: ModelTask) -> Completed:
     """Forget a model's live state; its checkpoints stay."""
     run = task.run
-    bench.engine.drop(run.id)
+    context.engine.drop(run.id)
     reply = types.UnloadModelResponse(model_id=run.id, type="unload_model")
-    return Done(result=encode_json(reply), effects=(set_run_state(run.id, RunState.UNLOADED),))
+    return Completed(result=encode_json(reply), effects=(set_run_state(run.id, RunState.UNLOADED),))

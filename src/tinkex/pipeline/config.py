@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.arguments import DEVICES, is_device
-from tinkex.settings import given_variables
+from tinkex.settings import read_set_variables
 
 T = TypeVar("T")
 STAGES = ("pretrain", "sft", "dpo", "r1")
@@ -291,7 +291,7 @@ def read_config(
     *, is_smoke: bool = False, environ: Mapping[str, str] | None = None
 ) -> PipelineConfig:
     """Read all variables; one that makes no sense is an error that names it."""
-    given = given_variables([*variable_names(), *ALIASES], environ)
+    given = read_set_variables([*variable_names(), *ALIASES], environ)
     for other, name in ALIASES.items():
         given.setdefault(name, given.get(other, ""))
     values: dict[str, Any] = dict(SMOKE_FIELDS) if is_smoke else {}
@@ -306,7 +306,7 @@ def read_config(
 
 def notes(environ: Mapping[str, str] | None = None) -> list[str]:
     """A sentence about each variable that is set and changes nothing."""
-    given = given_variables(WITHOUT_MEANING, environ)
+    given = read_set_variables(WITHOUT_MEANING, environ)
     return [f"{name} changes nothing: {WITHOUT_MEANING[name]}" for name in given if given[name]]
 
 

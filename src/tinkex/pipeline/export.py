@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from tinkex.checkpoint.atomic import new_directory, write_file
+from tinkex.checkpoint.atomic import new_directory, write_file_atomic
 from tinkex.pipeline.model import is_moe
 from tinkex.pipeline.tokenizer import TextTokenizer
 
@@ -46,7 +46,7 @@ def write_legacy(weights: Mapping[str, Tensor], path: Path) -> None:
         table[name] = halves[key]
     buffer = io.BytesIO()
     torch.save(table, buffer)
-    write_file(path, buffer.getvalue(), mode=0o644)
+    write_file_atomic(path, buffer.getvalue(), mode=0o644)
 
 
 def export_folder(model: PreTrainedModel, tokenizer: TextTokenizer, directory: Path) -> None:

@@ -13,10 +13,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.logs import get_logger
 from tinkex.pipeline.stage import TrainPlan
-from tinkex.step_bars import make_step_bar, stderr_console
+from tinkex.step_bars import make_step_progress, make_terminal_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -76,7 +76,7 @@ class JsonLines:
         if self._path.exists():
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = "".join(f"{line}\n" for line in lines_until(lines, step))
-            write_file(self._path, kept.encode(), mode=0o644)
+            write_file_atomic(self._path, kept.encode(), mode=0o644)
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -171,8 +171,8 @@ class Console:
 
     def _draw(self, step: int, values: Mapping[str, float]) -> None:
         if self._bar is None:
-            console = stderr_console(self._stream, is_colored="NO_COLOR" not in os.environ)
-            self._bar = make_step_bar(console, label=self._label, auto_refresh=False)
+            console = make_terminal_console(self._stream, is_colored="NO_COLOR" not in os.environ)
+            self._bar = make_step_progress(console, label=self._label, auto_refresh=False)
             self._bar.add_task("", total=self._total_steps, completed=step)
             self._bar.start()
             # A trainer that is killed cannot bring a hidden cursor back.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from tinkex.checkpoint.disk import DISK_FULL, is_disk_full
+from tinkex.checkpoint.disk import DISK_FULL_MESSAGE, is_disk_full
 from tinkex.errors import TinkexError
 
 _FAILED, _INTERRUPTED = 1, 130
@@ -46,7 +46,7 @@ def _tell(text: str) -> None:
 def _sentence(error: Exception) -> str:
     if not isinstance(error, TinkexError) and is_disk_full(error):
         place = error.filename if isinstance(error, OSError) else None
-        return f"{place or 'the disk'}: {DISK_FULL}"
+        return f"{place or 'the disk'}: {DISK_FULL_MESSAGE}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the disk'}: {error.strerror}"
     return str(error) or "there is not enough memory"

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
 from tinkex.logs import get_logger
 from tinkex.pipeline.distributed import Ranks
@@ -37,7 +37,7 @@ class Saver:
         self, stage: Stage, plan: TrainPlan, ranks: Ranks, config: Mapping[str, Any]
     ) -> None:
         self._stage, self._plan, self._ranks, self._config = stage, plan, ranks, config
-        retention = Retention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
+        retention = StepRetention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
         self._writer = StepWriter(plan.checkpoint_root, retention)
         self._open = ExitStack()
         self._saved_at = time.monotonic()

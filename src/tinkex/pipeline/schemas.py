@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from tinkex.data import layouts
-from tinkex.data.jsonl import shown
+from tinkex.data.jsonl import truncated_repr
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.chat import MARKS, ROLES, Message
 
@@ -52,13 +52,13 @@ class PairRow:
 
 def parse_text(value: Any) -> TextRow:
     """A row of text."""
-    row = layouts.as_mapping(value, _TEXT)
+    row = layouts.check_mapping(value, _TEXT)
     ids = row.get("ids")
     if ids is not None:
         if not isinstance(ids, list) or not ids or not all(_is_id(token) for token in ids):
-            raise InvalidInput(f"ids is {shown(ids)}; expected a list of tokens")
+            raise InvalidInput(f"ids is {truncated_repr(ids)}; expected a list of tokens")
         return TextRow("", tuple(ids))
-    text = layouts.text_field(row, "text", _TEXT)
+    text = layouts.get_text_field(row, "text", _TEXT)
     if not text.strip():
         raise InvalidInput("text is empty; expected something to learn from")
     return TextRow(_unmarked("text", text))
@@ -66,7 +66,7 @@ def parse_text(value: Any) -> TextRow:
 
 def parse_chat(value: Any) -> ChatRow:
     """A row with a conversation, in any of the layouts."""
-    row = layouts.as_mapping(value, _CHAT)
+    row = layouts.check_mapping(value, _CHAT)
     messages = _conversation(row)
     if not any(message["role"] == "assistant" for message in messages):
         raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
@@ -75,8 +75,8 @@ def parse_chat(value: Any) -> ChatRow:
 
 def parse_pair(value: Any) -> PairRow:
     """A row with two answers to compare."""
-    row = layouts.as_mapping(value, _PAIR)
-    names = layouts.answers_of(row)
+    row = layouts.check_mapping(value, _PAIR)
+    names = layouts.find_preference_fields(row)
     if names is None:
         raise InvalidInput(f"found {_keys(row)}; expected {_PAIR}")
     asked = _asked(row)
@@ -101,7 +101,7 @@ PARSERS: Mapping[str, Callable[[Any], TextRow | ChatRow | PairRow]] = {
 
 def parse_any(value: Any) -> TextRow | ChatRow | PairRow:
     """A row of whichever stage, as a tokenizer is trained on all of them."""
-    row = layouts.as_mapping(value, f"{_TEXT}, {_CHAT}, or {_PAIR}")
+    row = layouts.check_mapping(value, f"{_TEXT}, {_CHAT}, or {_PAIR}")
     if "text" in row or "ids" in row:
         return parse_text(row)
     if any(name in row for name in ("chosen", "preferred")):
@@ -113,10 +113,10 @@ def parse_any(value: Any) -> TextRow | ChatRow | PairRow:
 
 
 def _conversation(row: Mapping[str, Any]) -> Messages:
-    name = layouts.conversation_field(row)
+    name = layouts.find_message_list_field(row)
     if name is not None:
         return _messages(name, row[name])
-    turns = layouts.turns_of(row, _CHAT)
+    turns = layouts.to_prompt_response_messages(row, _CHAT)
     if turns is None:
         raise InvalidInput(f"found {_keys(row)}; expected {_CHAT}")
     return _messages("row", turns)
@@ -141,26 +141,30 @@ def _answered(asked: Messages, name: str, given: Any) -> Messages:
 
 def _messages(name: str, given: Any) -> Messages:
     if not isinstance(given, list) or not given:
-        raise InvalidInput(f"{name} is {shown(given)}; expected a list of messages")
+        raise InvalidInput(f"{name} is {truncated_repr(given)}; expected a list of messages")
     return tuple(_message(f"{name}[{index}]", message) for index, message in enumerate(given))
 
 
 def _message(where: str, given: Any) -> Message:
     if not isinstance(given, dict):
-        raise InvalidInput(f"{where} is {shown(given)}; expected a role and a content")
+        raise InvalidInput(f"{where} is {truncated_repr(given)}; expected a role and a content")
     role = given.get("role", given.get("from"))
-    role = layouts.ROLES.get(role, role) if isinstance(role, str) else role
+    role = layouts.SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise InvalidInput(f"{where} has the role {shown(role)}; expected one of {_list(ROLES)}")
+        raise InvalidInput(
+            f"{where} has the role {truncated_repr(role)}; expected one of {_list(ROLES)}"
+        )
     content = given.get("content", given.get("value"))
     calls = given.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise InvalidInput(f"{where} has the tool_calls {shown(calls)}; expected a list of objects")
+        raise InvalidInput(
+            f"{where} has the tool_calls {truncated_repr(calls)}; expected a list of objects"
+        )
     if calls:
         _unmarked(where, msgspec.json.encode(calls).decode())
         content = "" if content is None else content
     if not isinstance(content, str) or not (content or calls):
-        raise InvalidInput(f"{where} has the content {shown(content)}; expected text")
+        raise InvalidInput(f"{where} has the content {truncated_repr(content)}; expected text")
     message: dict[str, Any] = {"role": role, "content": _unmarked(where, content)}
     thought = given.get("reasoning_content")
     if isinstance(thought, str) and thought:
@@ -171,7 +175,7 @@ def _message(where: str, given: Any) -> Message:
 def _tools(row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Any, ...]:
     tools = row.get("tools") or []
     if not isinstance(tools, list):
-        raise InvalidInput(f"tools is {shown(tools)}; expected a list")
+        raise InvalidInput(f"tools is {truncated_repr(tools)}; expected a list")
     if tools and not messages:
         raise InvalidInput("there are tools and no messages")
     _unmarked("tools", msgspec.json.encode(tools).decode())
@@ -198,4 +202,4 @@ def _keys(row: Mapping[str, Any]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    return shown(", ".join(names))
+    return truncated_repr(", ".join(names))

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from tinkex.checkpoint.atomic import new_directory, sync_tree
+from tinkex.checkpoint.atomic import fsync_tree, new_directory
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.errors import CheckpointError
 from tinkex.pipeline.exact_json import encode_exact, readable
@@ -72,7 +72,7 @@ def write_step(
             _write_files(scratch, content, texts)
             write_manifest(scratch)
             # Slow, so it comes first: while the old version is aside, the step has no name.
-            sync_tree(scratch)
+            fsync_tree(scratch)
             if went_back_to is not None:
                 abandon_later(root, went_back_to)
             _set_aside(final, aside)

@@ -8,13 +8,13 @@ from itertools import count
 from pathlib import Path
 
 from tinkex.checkpoint.atomic import (
+    fsync_path,
     remove_directory,
     remove_scratch,
-    sync,
-    write_file,
+    write_file_atomic,
 )
 from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest, read_manifest
-from tinkex.checkpoint.retention import Retention, choose_kept
+from tinkex.checkpoint.retention import StepRetention, choose_steps_to_keep
 from tinkex.errors import CheckpointError
 from tinkex.logs import get_logger
 
@@ -133,7 +133,7 @@ def latest_step(root: Path, *, below: int | None = None, is_deep: bool = False) 
 
 
 def prune_steps(
-    root: Path, retention: Retention, *, best: int | None = None, newest: int | None = None
+    root: Path, retention: StepRetention, *, best: int | None = None, newest: int | None = None
 ) -> list[Path]:
     """Remove the steps nobody wants and the broken ones below the newest good; returns them.
 
@@ -147,7 +147,7 @@ def prune_steps(
     broken = {path: problem_of(path) for _, path in steps}
     valid = [step for step, path in steps if broken[path] is None]
     pinned = [step for step, path in steps if (path / PIN_FILE).exists()]
-    kept = choose_kept(valid, retention, best=best, pinned=pinned)
+    kept = choose_steps_to_keep(valid, retention, best=best, pinned=pinned)
     last = max(valid, default=-1)
     removed = []
     for step, path in steps:
@@ -170,8 +170,8 @@ def abandon_later(root: Path, step: int) -> Path | None:
     folder.mkdir()
     for path in later:
         path.rename(folder / path.name)
-    sync(folder)
-    sync(root)
+    fsync_path(folder)
+    fsync_path(root)
     log.warning(
         "training goes on from step %d, so %d later checkpoints are moved to %s",
         *(step, len(later), folder),
@@ -181,7 +181,7 @@ def abandon_later(root: Path, step: int) -> Path | None:
 
 def point_latest(root: Path, path: Path) -> None:
     """Write down which step is the newest, for those who look with other programs."""
-    write_file(root / LATEST_FILE, f"{path.name}\n".encode(), mode=0o644)
+    write_file_atomic(root / LATEST_FILE, f"{path.name}\n".encode(), mode=0o644)
 
 
 def clean_root(root: Path) -> int:

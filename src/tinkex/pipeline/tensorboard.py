@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import TinkexError
 from tinkex.installation import install_command
 from tinkex.logs import get_logger
@@ -195,7 +195,7 @@ def _served_directory(url: str) -> str | None:
 
 def _write_record(logdir: Path, url: str, pid: int) -> None:
     record = {"url": url, "pid": pid, "owner": os.getpid(), "logdir": str(logdir)}
-    write_file(logdir / RECORD_FILE, json.dumps(record).encode() + b"\n")
+    write_file_atomic(logdir / RECORD_FILE, json.dumps(record).encode() + b"\n")
 
 
 def _end(pid: int, process: subprocess.Popen[bytes] | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_log
 
-from tinkex.checkpoint.atomic import remove_scratch, write_file
+from tinkex.checkpoint.atomic import remove_scratch, write_file_atomic
 from tinkex.pipeline.arguments import Arguments
 from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.distributed import Ranks, open_ranks
@@ -105,7 +105,7 @@ def write_result(result: TrainResult, out_dir: Path) -> None:
         "digest": digest_weights(out_dir / EXPORT_NAME),
     }
     text = json.dumps(told, indent=2, allow_nan=False) + "\n"
-    write_file(out_dir / RESULT, text.encode(), mode=0o644)
+    write_file_atomic(out_dir / RESULT, text.encode(), mode=0o644)
 
 
 def moved(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinkex.checkpoint.disk import disk_errors
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.disk import convert_disk_full
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.pipeline.step_files import StepContent, write_step
 from tinkex.pipeline.steps import prune_steps
 
@@ -64,7 +64,7 @@ class Snapshot:
 class StepWriter:
     """Writes one step at a time in a thread; who saves faster than the disk writes, waits."""
 
-    def __init__(self, root: Path, retention: Retention) -> None:
+    def __init__(self, root: Path, retention: StepRetention) -> None:
         self._root = root
         self._retention = retention
         self._snapshot = Snapshot()
@@ -102,7 +102,7 @@ class StepWriter:
         self.went_back_to = None
         if also is not None:
             # It may write with any library.
-            with disk_errors(self._root):
+            with convert_disk_full(self._root):
                 also(content.weights)
         prune_steps(self._root, self._retention, best=best, newest=step)
         return path

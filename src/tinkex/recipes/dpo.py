@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.recipes.method import Method, Setting, Submitted, Tell, batches_of
 from tinkex.recipes.plan import DpoPlan
 from tinkex.recipes.rendering import Example
@@ -108,7 +108,7 @@ class Dpo(Method[DpoPlan, PreferenceRow]):
     def __init__(
         self,
         setting: Setting[DpoPlan],
-        rows: RowFile[PreferenceRow],
+        rows: JsonlFile[PreferenceRow],
         reference_path: str | None = None,
     ) -> None:
         super().__init__(setting, rows)
@@ -139,7 +139,7 @@ class Dpo(Method[DpoPlan, PreferenceRow]):
         num_tokens = sum(datum.model_input.length for datum in data)
         return Submitted(batch.epoch, num_tokens, passed, stepped, metrics.pop("loss"), metrics)
 
-    def evaluate(self, rows: RowFile[PreferenceRow]) -> dict[str, float]:
+    def evaluate(self, rows: JsonlFile[PreferenceRow]) -> dict[str, float]:
         """Loss, margin and the share of pairs whose chosen answer is preferred."""
         plan = self.setting.plan
         found: list[Preference] = []
@@ -158,11 +158,11 @@ class Dpo(Method[DpoPlan, PreferenceRow]):
             return ahead[1]
         return self._score(self.rows, self.batch(step).rows)
 
-    def _score(self, rows: RowFile[PreferenceRow], numbers: Sequence[int]) -> Scored:
+    def _score(self, rows: JsonlFile[PreferenceRow], numbers: Sequence[int]) -> Scored:
         pairs = []
-        for number, row in zip(numbers, rows.take(numbers), strict=True):
+        for number, row in zip(numbers, rows.read_rows(numbers), strict=True):
             chosen, rejected = self.setting.renderer.pair(row)
-            if self.setting.has_lesson(rows.place(number), chosen, rejected):
+            if self.setting.has_lesson(rows.describe_location(number), chosen, rejected):
                 score = self._reference.compute_logprobs
                 scoring = (score(chosen.model_input), score(rejected.model_input))
                 pairs.append(Pair(chosen, rejected, scoring))

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tinkex.checkpoint.atomic import remove_scratch, write_file
+from tinkex.checkpoint.atomic import remove_scratch, write_file_atomic
 from tinkex.errors import InvalidInput
 from tinkex.recipes.plan import changes_between
 
@@ -140,7 +140,7 @@ class Journal:
         if by_step or self.metrics_file.exists():
             kept = [by_step[number] for number in sorted(by_step)]
             content = b"".join(msgspec.json.encode(row) + b"\n" for row in kept)
-            write_file(self.metrics_file, content, _MODE)
+            write_file_atomic(self.metrics_file, content, _MODE)
 
     def measure(self, row: Mapping[str, Any]) -> None:
         """Add the figures of one step."""
@@ -171,4 +171,4 @@ def _read_row(line: bytes) -> dict[str, Any] | None:
 
 def _write(path: Path, content: Any) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(content), indent=2)
-    write_file(path, encoded + b"\n", _MODE)
+    write_file_atomic(path, encoded + b"\n", _MODE)

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.client.training import TrainingClient
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.recipes.plan import Plan
 from tinkex.recipes.rendering import Example, Renderer
 from tinkex.recipes.schedule import Batch, batch_at
@@ -102,7 +102,7 @@ class Method(ABC, Generic[PlanT, RowT]):
     is_measured_here: ClassVar[bool] = True
 
     def __init__(
-        self, setting: Setting[PlanT], rows: RowFile[RowT], reference_path: str | None = None
+        self, setting: Setting[PlanT], rows: JsonlFile[RowT], reference_path: str | None = None
     ) -> None:
         self.setting = setting
         self.rows = rows
@@ -114,7 +114,7 @@ class Method(ABC, Generic[PlanT, RowT]):
         """Send the passes and the optimizer step of a step counted from 0."""
 
     @abstractmethod
-    def evaluate(self, rows: RowFile[RowT]) -> dict[str, float]:
+    def evaluate(self, rows: JsonlFile[RowT]) -> dict[str, float]:
         """Measure rows with the weights that the last submitted step leads to."""
 
     def settle(self) -> None:

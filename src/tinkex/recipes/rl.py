@@ -15,7 +15,7 @@ from statistics import fmean
 from tinkex.client.future import APIFuture
 from tinkex.client.sampling import SamplingClient
 from tinkex.client.service import ServiceClient
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.errors import APIResponseValidationError
 from tinkex.recipes.method import Method, Setting, Submitted, Tell, batches_of
 from tinkex.recipes.plan import RlPlan
@@ -95,7 +95,7 @@ class Rl(Method[RlPlan, PromptRow]):
     def __init__(
         self,
         setting: Setting[RlPlan],
-        rows: RowFile[PromptRow],
+        rows: JsonlFile[PromptRow],
         reference_path: str | None = None,
         *,
         reward: Reward,
@@ -126,7 +126,7 @@ class Rl(Method[RlPlan, PromptRow]):
             measure=partial(measure_kl, data),
         )
 
-    def evaluate(self, rows: RowFile[PromptRow]) -> dict[str, float]:
+    def evaluate(self, rows: JsonlFile[PromptRow]) -> dict[str, float]:
         """The mean reward of one answer per prompt."""
         groups: list[Group] = []
         for numbers in batches_of(len(rows), self.setting.plan.batch_size):
@@ -134,14 +134,14 @@ class Rl(Method[RlPlan, PromptRow]):
         return {f"eval_{name}": value for name, value in _sum_up(groups).items()}
 
     def _draw(
-        self, rows: RowFile[PromptRow], numbers: Sequence[int], num_answers: int, when: object
+        self, rows: JsonlFile[PromptRow], numbers: Sequence[int], num_answers: int, when: object
     ) -> list[Group]:
         """Ask for all answers at once, then reward them as they come."""
         sampler = self.setting.training.save_weights_and_get_sampling_client()
         drawn = []
-        for number, row in zip(numbers, rows.take(numbers), strict=True):
+        for number, row in zip(numbers, rows.read_rows(numbers), strict=True):
             prompt = self.setting.renderer.prompt(row.prompt)
-            if self._fits(rows.place(number), prompt):
+            if self._fits(rows.describe_location(number), prompt):
                 seed = seed_of(self.setting.plan.seed, when, number)
                 drawn.append((row, prompt, self._ask(sampler, prompt, num_answers, seed)))
         return [self._judge(row, prompt, future.result()) for row, prompt, future in drawn]

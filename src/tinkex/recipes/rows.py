@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tinkex.data import layouts
-from tinkex.data.jsonl import shown
+from tinkex.data.jsonl import truncated_repr
 from tinkex.errors import InvalidInput
 
 Messages: TypeAlias = tuple[Mapping[str, Any], ...]
@@ -57,13 +57,18 @@ class PromptRow:
 
 def parse_sft(value: Any) -> ChatRow | TextRow:
     """A row to learn from: a conversation in any layout, or a prompt and its completion."""
-    row = layouts.as_mapping(value, _SFT)
-    name = layouts.conversation_field(row)
+    row = layouts.check_mapping(value, _SFT)
+    name = layouts.find_message_list_field(row)
     if name is not None:
         return _learnable(_messages(name, row[name], _CHAT))
-    if "prompt" not in row and (turns := layouts.turns_of(row, _SFT)) is not None:
+    if (
+        "prompt" not in row
+        and (turns := layouts.to_prompt_response_messages(row, _SFT)) is not None
+    ):
         return _learnable(_messages("row", turns, _SFT))
-    prompt, completion = (layouts.text_field(row, name, _SFT) for name in ("prompt", "completion"))
+    prompt, completion = (
+        layouts.get_text_field(row, name, _SFT) for name in ("prompt", "completion")
+    )
     if not completion:
         raise InvalidInput("completion is empty, so there is nothing to learn")
     return TextRow(prompt, completion)
@@ -77,8 +82,8 @@ def _learnable(messages: Messages) -> ChatRow:
 
 def parse_preference(value: Any) -> PreferenceRow:
     """A row with two answers to compare."""
-    row = layouts.as_mapping(value, _PAIR)
-    names = layouts.answers_of(row) or layouts.ANSWERS[0]
+    row = layouts.check_mapping(value, _PAIR)
+    names = layouts.find_preference_fields(row) or layouts.PREFERENCE_FIELDS[0]
     if "prompt" not in row and all(isinstance(row.get(name), list) for name in names):
         return _split_pair(row, names)
     prompt = _prompt(row, _PAIR)
@@ -100,20 +105,20 @@ def _split_pair(row: Mapping[str, Any], names: tuple[str, str]) -> PreferenceRow
 
 def _differing(row: PreferenceRow, names: tuple[str, str]) -> PreferenceRow:
     if row.chosen == row.rejected:
-        raise InvalidInput(f"{names[0]} and {names[1]} are the same: {shown(row.chosen)}")
+        raise InvalidInput(f"{names[0]} and {names[1]} are the same: {truncated_repr(row.chosen)}")
     return row
 
 
 def parse_prompt(value: Any) -> PromptRow:
     """A row to be answered and rewarded."""
-    row = layouts.as_mapping(value, _ASK)
+    row = layouts.check_mapping(value, _ASK)
     return PromptRow(_prompt(row, _ASK), row)
 
 
 def _prompt(row: Mapping[str, Any], expected: str) -> Prompt:
     if isinstance(row.get("prompt"), list):
         return _messages("prompt", row["prompt"], expected)
-    prompt = layouts.text_field(row, "prompt", expected)
+    prompt = layouts.get_text_field(row, "prompt", expected)
     if not prompt:
         raise InvalidInput("prompt is empty; expected text or messages")
     return prompt
@@ -125,8 +130,8 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
     if isinstance(given, list) and len(given) == 1:
         given = _messages(name, given, _PAIR)[0].get("content")
     if name in row and not isinstance(given, str):
-        raise InvalidInput(f"{name} is {shown(row[name])}; expected text")
-    answer = given if isinstance(given, str) else layouts.text_field(row, name, _PAIR)
+        raise InvalidInput(f"{name} is {truncated_repr(row[name])}; expected text")
+    answer = given if isinstance(given, str) else layouts.get_text_field(row, name, _PAIR)
     if not answer:
         raise InvalidInput(f"{name} is empty; expected an answer")
     return answer
@@ -134,21 +139,21 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
 
 def _messages(name: str, given: Any, expected: str) -> Messages:
     if not isinstance(given, list) or not given:
-        raise InvalidInput(f"{name} is {shown(given)}; expected {expected}")
+        raise InvalidInput(f"{name} is {truncated_repr(given)}; expected {expected}")
     return tuple(_message(f"{name}[{index}]", message) for index, message in enumerate(given))
 
 
 def _message(where: str, given: Any) -> Mapping[str, Any]:
     """A message with role and content; further fields are kept for the chat template."""
     if not isinstance(given, dict):
-        raise InvalidInput(f"{where} is {shown(given)}; expected a role and a content")
+        raise InvalidInput(f"{where} is {truncated_repr(given)}; expected a role and a content")
     message = _renamed(given)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise InvalidInput(f"{where} has no role such as 'user' or 'assistant'")
     has_calls = content is None and bool(message.get("tool_calls"))
     if not has_calls and not isinstance(content, str | list):
-        raise InvalidInput(f"{where} has the content {shown(content)}; expected text")
+        raise InvalidInput(f"{where} has the content {truncated_repr(content)}; expected text")
     return message
 
 
@@ -158,7 +163,7 @@ def _renamed(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role" if is_own else "from")
     if isinstance(role, str):
         # A template may know a role "developer" or "function" of its own.
-        role = (layouts.SPEAKERS if is_own else layouts.ROLES).get(role, role)
+        role = (layouts.ROLE_ALIASES if is_own else layouts.SHAREGPT_ROLES).get(role, role)
     if is_own and role == message["role"] and "value" not in message:
         return message
     content = message.get("content", message.get("value"))

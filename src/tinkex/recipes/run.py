@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
 from tinkex.recipes.journal import Journal, Progress
@@ -28,7 +28,7 @@ from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)
 RowT = TypeVar("RowT")
-MakeMethod = Callable[[Setting[PlanT], RowFile[RowT], str | None], Method[PlanT, RowT]]
+MakeMethod = Callable[[Setting[PlanT], JsonlFile[RowT], str | None], Method[PlanT, RowT]]
 
 logger = get_logger(__name__)
 #: How many steps are sent before the oldest is waited for.
@@ -57,8 +57,8 @@ class Data(Generic[RowT]):
     """The files of a plan, opened and checked; it needs no server."""
 
     def __init__(self, plan: Plan, parse: Callable[[Any], RowT]) -> None:
-        self.rows = RowFile(plan.data, parse)
-        self.eval_rows = None if plan.eval_data is None else RowFile(plan.eval_data, parse)
+        self.rows = JsonlFile(plan.data, parse)
+        self.eval_rows = None if plan.eval_data is None else JsonlFile(plan.eval_data, parse)
 
 
 class _Sent(NamedTuple):
@@ -266,7 +266,7 @@ class Run(Generic[PlanT, RowT]):
         # Complete from here on: whatever becomes of the samples, all is trained and saved.
         self._complete(self._result(saved.path))
         sampler = method.setting.training.create_sampling_client(saved.path)
-        prompts = choose_prompts(self.plan.samples, self.rows.take([0])[0])
+        prompts = choose_prompts(self.plan.samples, self.rows.read_rows([0])[0])
         samples = draw_samples(
             sampler, method.setting.renderer, prompts, self.plan, tell=self._tell
         )

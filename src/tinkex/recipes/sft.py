@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinkex.client.service import ServiceClient
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.recipes.method import Method, Submitted, Tell, batches_of
 from tinkex.recipes.plan import SftPlan
 from tinkex.recipes.rendering import Example
@@ -60,7 +60,7 @@ class Sft(Method[SftPlan, SftRow]):
             metrics={"learned_tokens": num_learned},
         )
 
-    def evaluate(self, rows: RowFile[SftRow]) -> dict[str, float]:
+    def evaluate(self, rows: JsonlFile[SftRow]) -> dict[str, float]:
         """The mean loss of a learned token."""
         loss_sum, num_learned = 0.0, 0
         for numbers in batches_of(len(rows), self.setting.plan.batch_size):
@@ -74,10 +74,10 @@ class Sft(Method[SftPlan, SftRow]):
                 num_learned += example.num_learned
         return {"eval_loss": loss_sum / num_learned} if num_learned else {}
 
-    def _examples(self, rows: RowFile[SftRow], numbers: Sequence[int]) -> list[Example]:
+    def _examples(self, rows: JsonlFile[SftRow], numbers: Sequence[int]) -> list[Example]:
         return [
             example
-            for number, row in zip(numbers, rows.take(numbers), strict=True)
+            for number, row in zip(numbers, rows.read_rows(numbers), strict=True)
             for example in self.setting.renderer.examples(row)
-            if self.setting.has_lesson(rows.place(number), example)
+            if self.setting.has_lesson(rows.describe_location(number), example)
         ]

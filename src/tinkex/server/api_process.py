@@ -109,7 +109,7 @@ class ApiServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what is being asked, hold nobody, and close."""
-        self._services.waiters.release()
+        self._services.waiters.release_all()
         await super().shutdown(sockets)
 
 

@@ -38,7 +38,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        services.waiters.open()
+        services.waiters.start()
         flushing = asyncio.create_task(_keep_flushing(services))
         try:
             yield

@@ -8,7 +8,7 @@ from tinkex import clock
 from tinkex.server.call import Identity
 from tinkex.store import audit
 from tinkex.store.database import Connection
-from tinkex.store.records import AuditEntry, Checkpoint
+from tinkex.store.records import AuditRecord, CheckpointRecord
 
 
 def note_event(db: Connection, identity: Identity, event: str, **details: Any) -> None:
@@ -17,7 +17,7 @@ def note_event(db: Connection, identity: Identity, event: str, **details: Any) -
 
 
 def note_checkpoint(
-    db: Connection, identity: Identity, event: str, checkpoint: Checkpoint, **details: Any
+    db: Connection, identity: Identity, event: str, checkpoint: CheckpointRecord, **details: Any
 ) -> None:
     """Write down what was done to a checkpoint."""
     named = {"checkpoint_id": checkpoint.path.checkpoint_id, "tinker_path": str(checkpoint.path)}
@@ -29,9 +29,9 @@ def _note(
     identity: Identity,
     event: str,
     details: dict[str, Any],
-    checkpoint: Checkpoint | None = None,
+    checkpoint: CheckpointRecord | None = None,
 ) -> None:
-    entry = AuditEntry(
+    entry = AuditRecord(
         tenant_id=identity.tenant_id,
         at=clock.now(),
         event=event,
@@ -39,4 +39,4 @@ def _note(
         run_id=checkpoint.run_id if checkpoint is not None else None,
         tinker_path=str(checkpoint.path) if checkpoint is not None else None,
     )
-    audit.note(db, entry)
+    audit.insert_audit(db, entry)

@@ -14,7 +14,7 @@ from tinkex.errors import AuthenticationError
 from tinkex.ids import new_id
 from tinkex.server.call import Identity, Services, in_thread
 from tinkex.store import keys
-from tinkex.store.records import Tenant
+from tinkex.store.records import TenantRecord
 
 ISSUER = "passport-tinkex"
 MISSING = "the X-API-Key header is missing; send your key in it"
@@ -83,7 +83,7 @@ async def _find(services: Services, credential: str) -> Identity | str:
     """The credential's owner, or the sentence that refuses it; both are remembered for a moment."""
     if len(credential) > MAX_CREDENTIAL_CHARS:
         return WRONG
-    memory, digest = services.memory, keys.digest(credential)
+    memory, digest = services.memory, keys.hash_key(credential)
     known = memory.known.get(digest) or memory.unknown.get(digest)
     if known is not None:
         return known
@@ -98,7 +98,7 @@ async def _find(services: Services, credential: str) -> Identity | str:
 def _look_up(services: Services, credential: str) -> Identity | str:
     """The credential's owner, or the sentence that refuses it."""
     if credential.startswith(keys.KEY_PREFIX):
-        key = services.database.read(lambda db: keys.by_secret(db, credential))
+        key = services.database.read(lambda db: keys.find_by_secret(db, credential))
         if key is None:
             return WRONG
         return Identity(tenant_id=key.tenant_id, key_id=key.id)
@@ -107,14 +107,14 @@ def _look_up(services: Services, credential: str) -> Identity | str:
         return WRONG
     if claims.ends_at <= clock.now():
         return EXPIRED
-    key = services.database.read(lambda db: keys.by_id(db, claims.key_id))
+    key = services.database.read(lambda db: keys.find_by_id(db, claims.key_id))
     if key is None or key.revoked_at is not None or key.tenant_id != claims.tenant:
         return WRONG
     return Identity(tenant_id=key.tenant_id, key_id=key.id, expires_at=claims.ends_at)
 
 
 # --- tokens --------------------------------------------------------------------------------
-def issue_token(secret: bytes, identity: Identity, tenant: Tenant, seconds: float) -> str:
+def issue_token(secret: bytes, identity: Identity, tenant: TenantRecord, seconds: float) -> str:
     """A token that stands for a key until it expires, no later than the caller's credential.
 
     So a stolen token cannot be renewed for ever: only the key itself starts a new lifetime.
@@ -129,8 +129,8 @@ def issue_token(secret: bytes, identity: Identity, tenant: Tenant, seconds: floa
         # A tenant is called by an address or by any other name; only the first is an email.
         email=tenant.name if "@" in tenant.name else "",
         iss=ISSUER,
-        iat=int(clock.to_wall(now)),
-        exp=int(clock.to_wall(ends_at)),
+        iat=int(clock.to_wall_time(now)),
+        exp=int(clock.to_wall_time(ends_at)),
         jti=new_id(),
         tenant=identity.tenant_id,
         key_id=identity.key_id,

@@ -11,16 +11,16 @@ from tinkex.engine.models.sources import unknown_model_message
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import BadRequestError, StoreUnavailable
 from tinkex.ids import PATH_SHAPE, looks_like_checkpoint
-from tinkex.jobs.serving import SETTING
+from tinkex.jobs.serving import BASE_MODELS_SETTING
 from tinkex.store import settings
 from tinkex.store.database import Connection
-from tinkex.types.base import learned
+from tinkex.types.base import preload_type
 
 
 def served_models(db: Connection) -> list[BaseModel]:
     """All base models; none until the first worker has started."""
-    found: Any = settings.get(db, SETTING) or []
-    return msgspec.convert(found, learned(list[BaseModel]), strict=False)
+    found: Any = settings.get(db, BASE_MODELS_SETTING) or []
+    return msgspec.convert(found, preload_type(list[BaseModel]), strict=False)
 
 
 def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:
@@ -39,7 +39,7 @@ def check_sampleable(db: Connection, name: str) -> BaseModel:
 
 
 def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
-    if settings.get(db, SETTING) is None:
+    if settings.get(db, BASE_MODELS_SETTING) is None:
         raise StoreUnavailable("the server is starting and serves no base model yet; try again")
     fit = [model for model in served_models(db) if is_fit(model)]
     found = find_model(fit, name)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.store.database import Database
-from tinkex.store.settings import store_id
+from tinkex.store.settings import get_or_create_store_id
 
 
 def bind(home: Home, database: Database) -> None:
     """Note which store a home belongs to, or refuse to serve it with another."""
-    found = database.write(store_id)
+    found = database.write(get_or_create_store_id)
     try:
         known = home.store_id_file.read_text("ascii").strip()
     except FileNotFoundError:
-        write_file(home.store_id_file, f"{found}\n".encode())
+        write_file_atomic(home.store_id_file, f"{found}\n".encode())
         return
     if known != found:
         raise ConfigError(

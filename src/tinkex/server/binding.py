@@ -33,7 +33,7 @@ from tinkex.server.queries import read_query
 from tinkex.server.refusals import Refused, crash, refusal
 from tinkex.types import ForwardRequest
 from tinkex.wire.codec import decode_json, encode_json
-from tinkex.wire.endpoints import ENDPOINTS, PREFIX, Body, Endpoint
+from tinkex.wire.endpoints import ENDPOINTS, PREFIX, BodyFormat, Endpoint
 from tinkex.wire.messages import Empty
 from tinkex.wire.proto import decode_forward_backward_request
 
@@ -186,11 +186,11 @@ class Bound:
     ) -> tuple[Any, bytes, bool]:
         """The decoded message, its bytes, and whether they are protobuf."""
         row = self.row
-        if row.body is Body.NONE:
+        if row.body is BodyFormat.NONE:
             return _NOTHING, b"", False
         is_packed = check_encoding(headers.get("content-encoding", "").strip().lower())
         is_proto = "protobuf" in headers.get("content-type", "")
-        if is_proto and row.body is not Body.PROTO:
+        if is_proto and row.body is not BodyFormat.PROTO:
             raise UnsupportedMedia(f"{row.name} takes application/json, not protobuf")
         limit, length = self._max_bytes, headers.get("content-length")
         body = await read_body(receive, length, limit, self._intake.body_seconds, hold.grow)

@@ -12,7 +12,7 @@ from tinkex.engine.protocol import BaseModel
 from tinkex.home import Home
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
-from tinkex.jobs.waiting import Waiters
+from tinkex.jobs.waiting import FutureWaiters
 from tinkex.server.config import ServerConfig
 from tinkex.server.recent import Recent
 from tinkex.server.tenant_slots import TenantSlots
@@ -79,7 +79,7 @@ class Services:
     home: Home
     database: Database
     queue: JobQueue
-    waiters: Waiters
+    waiters: FutureWaiters
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     secret: bytes
     """Signs tokens and download URLs; all processes of a store share it."""

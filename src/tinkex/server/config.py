@@ -12,7 +12,7 @@ from typing import Any
 from tinkex.engine.config import EngineConfig
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.jobs.backlog import TurnLimits
+from tinkex.jobs.backlog import BatchLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
 from tinkex.store.quotas import Quotas
@@ -275,9 +275,9 @@ class ServerConfig:
         )
 
     @property
-    def turn_limits(self) -> TurnLimits:
+    def turn_limits(self) -> BatchLimits:
         """How much one turn of the engine may take."""
-        return TurnLimits(
+        return BatchLimits(
             gap_seconds=self.gap_seconds,
             max_pass_tokens=self.engine_config.micro_batch_tokens,
         )

@@ -14,7 +14,7 @@ import msgspec
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
-from tinkex.settings import expanded, read_environment, read_variables
+from tinkex.settings import expand_path, read_environment, read_variables
 
 FIELDS = tuple(row.name for row in fields(ServerConfig))
 #: TINKEX_API_KEY is what a client sends, and must not open a server by accident. TINKEX_LOG is the
@@ -39,7 +39,7 @@ def read_config(
     given = {name: value for name, value in flags.items() if value is not None}
     told = {name: value for name, value in from_variables(environ).items() if name not in given}
     default_home = read_environment(environ).home
-    home = expanded(given.get("home") or told.get("home") or default_home)
+    home = expand_path(given.get("home") or told.get("home") or default_home)
     found = from_file(file) if file is not None else _from_home(home)
     return ServerConfig(**{**found, **told, **given, "home": home})
 
@@ -114,7 +114,7 @@ def _converted(name: str, value: Any, origin: str, *, strict: bool = True) -> An
 
 def _as_path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
-        return expanded(value)
+        return expand_path(value)
     raise ValueError(value)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tinkex import types
 from tinkex.errors import UnprocessableEntityError
 from tinkex.server.describe import moment
-from tinkex.store.records import Checkpoint, Usage
+from tinkex.store.records import CheckpointRecord, UsageRecord
 
 HOUR_SECONDS = 3600
 MAX_SPAN = timedelta(days=14)
@@ -63,7 +63,7 @@ class Use:
     info: Any
 
 
-def uses_of(rows: Iterable[Usage]) -> dict[tuple[int, str, str, str], Use]:
+def uses_of(rows: Iterable[UsageRecord]) -> dict[tuple[int, str, str, str], Use]:
     """What was counted, with the runs of a session added up."""
     amounts: dict[tuple[int, str, str, str], int] = {}
     for row in rows:
@@ -75,7 +75,7 @@ def uses_of(rows: Iterable[Usage]) -> dict[tuple[int, str, str, str], Use]:
     }
 
 
-def storage_of(kept: Iterable[Checkpoint], span: Span, now: float) -> Iterator[Use]:
+def storage_of(kept: Iterable[CheckpointRecord], span: Span, now: float) -> Iterator[Use]:
     """What checkpoints took that are still there, in gigabyte hours."""
     totals: dict[tuple[int, str, str], float] = {}
     for checkpoint in kept:

@@ -19,7 +19,7 @@ from tinkex.server.operations import model_id_of
 from tinkex.server.ownership import open_session_of
 from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint, RunState, Session
+from tinkex.store.records import CheckpointRecord, RunState, SessionRecord
 
 DEFAULT_PROJECT = "default"
 
@@ -30,7 +30,7 @@ class Destination:
 
     tenant_id: str
     run_id: str
-    session: Session
+    session: SessionRecord
     is_new: bool
     """Whether the session has to be entered as well."""
 
@@ -51,10 +51,10 @@ def destination_of(
     return Destination(tenant_id=tenant_id, run_id=run_id, session=session, is_new=False)
 
 
-def _new_session(tenant_id: str, request: types.CopyWeightsRequest) -> Session:
+def _new_session(tenant_id: str, request: types.CopyWeightsRequest) -> SessionRecord:
     """A session that holds a copy and is over: nothing can be trained in it."""
     now = clock.now()
-    return Session(
+    return SessionRecord(
         id=new_id(),
         tenant_id=tenant_id,
         project_id=check_project(request.destination_project_id or DEFAULT_PROJECT),
@@ -94,8 +94,12 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def enter_copy(
-    db: Connection, source: Checkpoint, copy_id: str, place: Destination, ttl_seconds: int | None
-) -> Checkpoint:
+    db: Connection,
+    source: CheckpointRecord,
+    copy_id: str,
+    place: Destination,
+    ttl_seconds: int | None,
+) -> CheckpointRecord:
     """Make a copy known, as the only checkpoint of a model that is not in memory."""
     now = clock.now()
     session = place.session

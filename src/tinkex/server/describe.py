@@ -10,8 +10,8 @@ from typing import Any, cast
 from tinkex import types
 from tinkex.server.call import Identity
 from tinkex.server.run_summaries import RunSummary
-from tinkex.store.records import Checkpoint, Run, RunState, Session
-from tinkex.store.searching import SessionFacts
+from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SessionRecord
+from tinkex.store.searching import SessionWithStorage
 
 _FINISHED: Mapping[str, types.ClientSessionFinishReason] = {
     "success": types.ClientSessionFinishSuccess(),
@@ -40,7 +40,7 @@ def texts(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
     }
 
 
-def describe_checkpoint(checkpoint: Checkpoint) -> types.Checkpoint:
+def describe_checkpoint(checkpoint: CheckpointRecord) -> types.Checkpoint:
     """A checkpoint as lists show it."""
     path, expires_at = checkpoint.path, checkpoint.expires_at
     return types.Checkpoint(
@@ -56,7 +56,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> types.Checkpoint:
 
 
 def describe_run(
-    run: Run, newest: Mapping[str, Checkpoint], summary: RunSummary | None
+    run: RunRecord, newest: Mapping[str, CheckpointRecord], summary: RunSummary | None
 ) -> types.TrainingRun:
     """A run as lists show it, with its newest checkpoint of each kind.
 
@@ -83,7 +83,7 @@ def describe_run(
     )
 
 
-def describe_session(facts: SessionFacts) -> types.SessionSummary:
+def describe_session(facts: SessionWithStorage) -> types.SessionSummary:
     """A session as a search shows it."""
     session = facts.session
     return types.SessionSummary(
@@ -99,7 +99,7 @@ def describe_session(facts: SessionFacts) -> types.SessionSummary:
     )
 
 
-def _status(session: Session) -> types.SessionStatus:
+def _status(session: SessionRecord) -> types.SessionStatus:
     if session.finished_at is not None:
         reason = _FINISHED[session.finish_reason or "success"]
         return types.ClientSessionFinished(reason=reason, detail=session.finish_detail)

@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Receive, Send
 
 from tinkex import clock
 from tinkex.checkpoint.archive import ArchivePlan, plan_archive, plan_file
-from tinkex.checkpoint.manifest import offered_names
+from tinkex.checkpoint.manifest import downloadable_names
 from tinkex.errors import CheckpointError, NotFoundError, TinkexError
 from tinkex.logs import get_logger
 from tinkex.server.call import Answer, Services, in_thread
@@ -116,10 +116,10 @@ def _place(path_params: Mapping[str, Any]) -> Place:
 def _plan(services: Services, place: Place) -> ArchivePlan:
     """What will be read; only what the checkpoint's manifest names is ever opened."""
     now = clock.now()
-    found = services.database.read(lambda db: checkpoints.by_id(db, place.owner_id, now))
+    found = services.database.read(lambda db: checkpoints.find_by_id(db, place.owner_id, now))
     if found is None:
         raise NotFoundError("the checkpoint was deleted or has expired")
-    directory = services.home.checkpoint(found.id)
+    directory = services.home.checkpoint_directory(found.id)
     services.verified.verify(directory, found.path)
     if place.shelf is Shelf.ARCHIVE:
         return plan_archive(directory)
@@ -127,7 +127,7 @@ def _plan(services: Services, place: Place) -> ArchivePlan:
 
 
 def _plan_file(directory: Path, name: str) -> ArchivePlan:
-    if name not in offered_names(directory):
+    if name not in downloadable_names(directory):
         raise NotFoundError(f"the checkpoint has no file {name!r:.200}")
     return plan_file(directory / name)
 
@@ -158,8 +158,8 @@ def _trace(services: Services, session_id: str) -> Stream:
         session = sessions.find(db, session_id)
         if session is None:
             raise NotFoundError(f"there is no session {session_id!r}")
-        done = steps.of_session(db, session_id, limit=MAX_STEPS)
-        waiting = jobs.open_of_session(db, session.tenant_id, session_id, limit=MAX_STEPS)
+        done = steps.list_by_session(db, session_id, limit=MAX_STEPS)
+        waiting = jobs.list_open_by_session(db, session.tenant_id, session_id, limit=MAX_STEPS)
         return write_trace(session, trace_events(session, done, waiting, clock.now()))
 
     headers = {"content-type": "application/json", "cache-control": "no-store"}

@@ -70,7 +70,7 @@ def begin() -> Orders:
     # The thread that commits must not wait long for one that computes.
     sys.setswitchinterval(SWITCH_SECONDS)
     orders = receive_orders()
-    clock.CLOCK.follow(orders.clock_offset)
+    clock.CLOCK.adopt_offset(orders.clock_offset)
     attach_logger(orders.config.log_level)
     end_with_parent()
     return orders

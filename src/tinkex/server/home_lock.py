@@ -12,7 +12,7 @@ from pathlib import Path
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
-from tinkex.presence import Holder, read_state
+from tinkex.presence import LockHolder, read_state
 
 #: How long the processes of a server that was killed may take to notice.
 AFTERLIFE_SECONDS = 5.0
@@ -31,7 +31,7 @@ class HomeLock:
     @classmethod
     def take(cls, home: Home) -> HomeLock:
         """Take a home, or say who has it."""
-        home.make()
+        home.create()
         descriptor = os.open(home.server_lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(descriptor, home)
@@ -39,7 +39,7 @@ class HomeLock:
             os.close(descriptor)
             raise
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, Holder.current().write(), 0)
+        os.pwrite(descriptor, LockHolder.current().encode(), 0)
         return cls(descriptor)
 
     def is_in(self, home: Home) -> bool:
@@ -61,7 +61,7 @@ def _lock(descriptor: int, home: Home) -> None:
     ends_at = time.monotonic() + AFTERLIFE_SECONDS
     has_ended_orphans = False
     while not _is_locked(descriptor):
-        holder = Holder.read(os.pread(descriptor, 64, 0))
+        holder = LockHolder.parse(os.pread(descriptor, 64, 0))
         if holder is not None and holder.is_alive:
             raise _taken(home, holder)
         # The children of a killed supervisor hold the lock until they notice.
@@ -118,7 +118,7 @@ def _is_same(path: Path, file: os.stat_result) -> bool:
         return False
 
 
-def _taken(home: Home, holder: Holder | None) -> ConfigError:
+def _taken(home: Home, holder: LockHolder | None) -> ConfigError:
     state = read_state(home)
     if holder is not None and not holder.is_alive:
         return ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinkex import clock
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
@@ -27,17 +27,17 @@ def prepare_keys(config: ServerConfig, home: Home, database: Database) -> None:
             hint="Run `tinkex key create` first, or pass --api-key.",
         )
     secret = _read(home)
-    if secret is not None and database.read(lambda db: keys.by_secret(db, secret)) is not None:
+    if secret is not None and database.read(lambda db: keys.find_by_secret(db, secret)) is not None:
         return
-    fresh = keys.new_secret()
+    fresh = keys.generate_key()
     database.write(lambda db: _insert(db, fresh, "home"))
-    write_file(home.key_file, fresh.encode() + b"\n", mode=0o600)
+    write_file_atomic(home.key_file, fresh.encode() + b"\n", mode=0o600)
     LOG.info("a key of the tenant %r is in %s", DEFAULT_TENANT, home.key_file)
 
 
 def _insert(db: Connection, secret: str, name: str) -> None:
     now = clock.now()
-    tenant = keys.tenant_named(db, DEFAULT_TENANT, now)
+    tenant = keys.get_or_create_tenant(db, DEFAULT_TENANT, now)
     keys.insert_key(db, tenant.id, secret, name=name, now=now)
 
 

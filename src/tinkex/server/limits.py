@@ -18,7 +18,7 @@ from tinkex.types import (
     SampleRequest,
     TensorData,
 )
-from tinkex.wire.compression import content_size, decompress
+from tinkex.wire.compression import decompress_zstd, zstd_content_size
 
 #: Sparse tensors are filled up with zeros before they are used; this many cells of one request.
 MAX_CELLS: Final = 64 * 1024 * 1024
@@ -128,13 +128,13 @@ def check_encoding(encoding: str) -> bool:
 
 def unpacked_bytes(body: bytes, max_bytes: int) -> int:
     """How much memory the content of a zstd body may take: what it says, or else the limit."""
-    num_bytes = content_size(body)
+    num_bytes = zstd_content_size(body)
     return max_bytes if num_bytes is None else min(num_bytes, max_bytes)
 
 
 def unpack(body: bytes, max_bytes: int) -> bytes:
     """The content of a zstd body, at most so many bytes of it."""
-    return decompress(body, max_bytes)
+    return decompress_zstd(body, max_bytes)
 
 
 class _Metadata(msgspec.Struct):

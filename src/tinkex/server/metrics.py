@@ -6,7 +6,7 @@ import os
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tinkex.store.figures import Figures
+from tinkex.store.figures import StoreStats
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 """One per process, as the counters are."""
@@ -65,7 +65,7 @@ class RequestMeter:
         self._seconds.observe(seconds)
 
 
-def write_metrics(figures: Figures | None, now: float) -> bytes:
+def write_metrics(figures: StoreStats | None, now: float) -> bytes:
     """Everything that is counted, as Prometheus reads it; no figures means no database."""
     PROCESS.labels(str(os.getpid())).set(1)
     STORE_UP.set(figures is not None)

@@ -15,8 +15,8 @@ from tinkex.errors import BadRequestError
 from tinkex.server.checks import MAX_NUMBER, check_number
 from tinkex.store import runs
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint, Run, RunState, Session
-from tinkex.types.base import encode_hook, learned
+from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SessionRecord
+from tinkex.types.base import encode_hook, preload_type
 
 MAX_RANK = 512
 DEFAULT_RANK = 32
@@ -41,7 +41,7 @@ def new_spec(request: types.CreateModelRequest) -> AdapterSpec:
     )
 
 
-def loaded_spec(request: types.LoadWeightsRequest, source: Checkpoint) -> AdapterSpec:
+def loaded_spec(request: types.LoadWeightsRequest, source: CheckpointRecord) -> AdapterSpec:
     """What a checkpoint needs; its optimizer goes along only if its state does."""
     saved = spec_of(source)
     optimizer = saved.optimizer
@@ -50,9 +50,9 @@ def loaded_spec(request: types.LoadWeightsRequest, source: Checkpoint) -> Adapte
     return replace(saved, base_model=request.base_model or saved.base_model, optimizer=optimizer)
 
 
-def spec_of(source: Checkpoint | Run) -> AdapterSpec:
+def spec_of(source: CheckpointRecord | RunRecord) -> AdapterSpec:
     """How the adapter of a model or checkpoint was made."""
-    return msgspec.convert(source.spec, learned(AdapterSpec))
+    return msgspec.convert(source.spec, preload_type(AdapterSpec))
 
 
 def optimizer_of(config: types.OptimizerConfig) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def optimizer_of(config: types.OptimizerConfig) -> dict[str, Any]:
 
 def add_run(
     db: Connection,
-    session: Session,
+    session: SessionRecord,
     run_id: str,
     spec: AdapterSpec,
     user_metadata: Mapping[str, Any] | None,
@@ -78,7 +78,7 @@ def add_run(
     if runs.find(db, run_id) is not None:
         raise BadRequestError(f"model {run_id!r} exists already; use another model_seq_id")
     now = clock.now()
-    run = Run(
+    run = RunRecord(
         id=run_id,
         tenant_id=session.tenant_id,
         session_id=session.id,

@@ -12,7 +12,7 @@ import contextlib
 
 from tinkex import clock
 from tinkex.errors import StoreError
-from tinkex.jobs.bells import Bell
+from tinkex.jobs.bells import WakeupListener
 from tinkex.jobs.serving import SOURCE_SETTING
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
@@ -28,7 +28,7 @@ LOOK_SECONDS = 2.0
 
 def needs_worker(db: Connection, config: ServerConfig) -> bool:
     """Whether jobs are unfinished, or the stored list of base models has other settings."""
-    if jobs.load_of(db).num_jobs > 0:
+    if jobs.get_load(db).num_jobs > 0:
         return True
     return bool(settings.get(db, SOURCE_SETTING) != models_digest(config))
 
@@ -52,7 +52,7 @@ class StandIn:
     def __init__(self, config: ServerConfig, database: Database) -> None:
         self._config = config
         self._database = database
-        self._bell = Bell(database, "worker")
+        self._bell = WakeupListener(database, "worker")
         self._closing = contextlib.ExitStack()
         self._closing.callback(database.close)
         self._closing.callback(self._leave)
@@ -79,12 +79,14 @@ class StandIn:
 
     def _look(self) -> None:
         """What a worker does for those who read, and the search for work; on its own thread."""
-        self._bell.stay()
+        self._bell.heartbeat()
         now = clock.now()
         unseen_since = now - self._config.session_seconds
-        self._database.write(lambda db: sessions.expire(db, unseen_since=unseen_since, now=now))
+        self._database.write(
+            lambda db: sessions.expire_unseen(db, unseen_since=unseen_since, now=now)
+        )
         if self._database.read(lambda db: needs_worker(db, self._config)):
-            self._bell.ring_self()
+            self._bell.wake()
 
     def _leave(self) -> None:
         try:

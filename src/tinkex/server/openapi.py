@@ -13,7 +13,7 @@ from tinkex.server.binding import OPEN
 from tinkex.server.call import Handler
 from tinkex.server.queries import QUERY
 from tinkex.server.schemas import describe, ref, schema_name
-from tinkex.wire.endpoints import ENDPOINTS, PREFIX, Body, Endpoint
+from tinkex.wire.endpoints import ENDPOINTS, PREFIX, BodyFormat, Endpoint
 
 JSON = "application/json"
 PROTO = "application/x-protobuf"
@@ -104,7 +104,7 @@ def _operation(row: Endpoint[Any, Any], summary: str) -> dict[str, Any]:
         "parameters": _parameters(row),
         "responses": _responses(row),
     }
-    if row.body is not Body.NONE:
+    if row.body is not BodyFormat.NONE:
         operation["requestBody"] = _request_body(row)
     if row.promised is not None:
         name = schema_name(row.promised)
@@ -147,7 +147,7 @@ def _request_body(row: Endpoint[Any, Any]) -> dict[str, Any]:
     if row.name in _EXAMPLES:
         json_form["examples"] = {"typical": {"value": _EXAMPLES[row.name]}}
     content: dict[str, Any] = {JSON: json_form}
-    if row.body is Body.PROTO:
+    if row.body is BodyFormat.PROTO:
         content = {PROTO: {"schema": _BYTES}, **content}
     return {
         "description": "May be compressed, with Content-Encoding: zstd.",
@@ -160,7 +160,7 @@ def _responses(row: Endpoint[Any, Any]) -> dict[str, Any]:
     statuses = set(_ERRORS)
     if row.name in OPEN:
         statuses = {500}
-    elif row.body is Body.NONE:
+    elif row.body is BodyFormat.NONE:
         statuses -= {413, 415}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(row)}}
     if row.name == "checkpoint_archive":

@@ -7,8 +7,8 @@ from typing import Any
 
 from tinkex import clock, types
 from tinkex.errors import PromiseExpiredError
-from tinkex.jobs.kinds import Kind
-from tinkex.jobs.queue import Prepare
+from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.queue import PrepareJob
 from tinkex.server.call import Call, Services
 from tinkex.server.checks import check_number
 from tinkex.server.ownership import open_session_of, trainable_run_of
@@ -22,7 +22,7 @@ TOUCH_SECONDS = 1.0
 
 
 async def submit(
-    services: Services, new: NewJob, prepare: Prepare | None = None
+    services: Services, new: NewJob, prepare: PrepareJob | None = None
 ) -> types.UntypedAPIFuture:
     """Make a promise and name it, once it is on disk."""
     job = await settled(services.queue.submit(new, prepare))
@@ -30,19 +30,19 @@ async def submit(
     return types.UntypedAPIFuture(
         request_id=job.id,
         model_id=job.run_id,
-        sample_sequence_ids=sequence_ids if job.kind == Kind.SAMPLE else None,
+        sample_sequence_ids=sequence_ids if job.kind == JobKind.SAMPLE else None,
     )
 
 
 async def submit_operation(
     services: Services,
     call: Call[Any],
-    kind: Kind,
+    kind: JobKind,
     model_id: str,
     seq_id: int | None,
     *,
     payload: bytes | None = None,
-    also: Prepare | None = None,
+    also: PrepareJob | None = None,
 ) -> types.UntypedAPIFuture:
     """Promise an operation on a model, in its place among the model's operations.
 
@@ -58,7 +58,7 @@ async def submit_operation(
 async def submit_pass(
     services: Services,
     call: Call[Any],
-    kind: Kind,
+    kind: JobKind,
     model_id: str,
     seq_id: int | None,
     num_tokens: int,
@@ -69,7 +69,7 @@ async def submit_pass(
 
 
 async def use_up_number(
-    services: Services, call: Call[Any], kind: Kind, model_id: str, seq_id: int | None
+    services: Services, call: Call[Any], kind: JobKind, model_id: str, seq_id: int | None
 ) -> None:
     """Note that a request was refused, so that the model's next operation does not wait for it."""
     if seq_id is None:
@@ -79,7 +79,7 @@ async def use_up_number(
     await submit(services, new, _preparation(call, model_id, seq_id))
 
 
-def _new_operation(call: Call[Any], kind: Kind, model_id: str, seq_id: int | None) -> NewJob:
+def _new_operation(call: Call[Any], kind: JobKind, model_id: str, seq_id: int | None) -> NewJob:
     check_number("seq_id", seq_id)
     return NewJob(
         id="",
@@ -95,8 +95,8 @@ def _new_operation(call: Call[Any], kind: Kind, model_id: str, seq_id: int | Non
 
 
 def _preparation(
-    call: Call[Any], model_id: str, seq_id: int | None, also: Prepare | None = None
-) -> Prepare:
+    call: Call[Any], model_id: str, seq_id: int | None, also: PrepareJob | None = None
+) -> PrepareJob:
     """What is checked and done in the transaction that stores an operation."""
     tenant_id, now = call.tenant_id, clock.now()
 

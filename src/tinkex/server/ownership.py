@@ -12,7 +12,7 @@ from tinkex.errors import BadRequestError, NotFoundError
 from tinkex.ids import TYPE_BY_SEGMENT, TinkerPath, check_id, check_name
 from tinkex.store import checkpoints, runs, samplers, sessions
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint, Run, RunState, Sampler, Session
+from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SamplerRecord, SessionRecord
 
 _TRAINABLE = frozenset({RunState.CREATING, RunState.READY})
 _WHY_NOT = {
@@ -25,7 +25,7 @@ _WHY_NOT = {
 }
 
 
-def session_of(db: Connection, tenant_id: str, session_id: str) -> Session:
+def session_of(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
     """A session of this tenant."""
     found = sessions.find(db, check_id("session id", session_id))
     if found is None or found.tenant_id != tenant_id:
@@ -33,7 +33,7 @@ def session_of(db: Connection, tenant_id: str, session_id: str) -> Session:
     return found
 
 
-def open_session_of(db: Connection, tenant_id: str, session_id: str) -> Session:
+def open_session_of(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
     """A session of this tenant in which new things can be made."""
     found = session_of(db, tenant_id, session_id)
     if found.finished_at is not None:
@@ -43,7 +43,7 @@ def open_session_of(db: Connection, tenant_id: str, session_id: str) -> Session:
     return found
 
 
-def run_of(db: Connection, tenant_id: str, run_id: str, what: str = "model") -> Run:
+def run_of(db: Connection, tenant_id: str, run_id: str, what: str = "model") -> RunRecord:
     """A model of this tenant, whatever its state."""
     found = runs.find(db, check_id(f"{what} id", run_id))
     if found is None or found.tenant_id != tenant_id:
@@ -51,7 +51,7 @@ def run_of(db: Connection, tenant_id: str, run_id: str, what: str = "model") -> 
     return found
 
 
-def trainable_run_of(db: Connection, tenant_id: str, run_id: str) -> Run:
+def trainable_run_of(db: Connection, tenant_id: str, run_id: str) -> RunRecord:
     """A model of this tenant that takes operations."""
     found = run_of(db, tenant_id, run_id)
     if found.state not in _TRAINABLE:
@@ -59,7 +59,7 @@ def trainable_run_of(db: Connection, tenant_id: str, run_id: str) -> Run:
     return found
 
 
-def sampler_of(db: Connection, tenant_id: str, sampler_id: str) -> Sampler:
+def sampler_of(db: Connection, tenant_id: str, sampler_id: str) -> SamplerRecord:
     """A sampling session of this tenant."""
     found = samplers.find(db, check_id("sampling session id", sampler_id))
     if found is None or found.tenant_id != tenant_id:
@@ -75,7 +75,7 @@ def path_of(run_id: str, checkpoint_id: str) -> TinkerPath:
     return TinkerPath(check_id("run id", run_id), segment, check_name(name))
 
 
-def checkpoint_of(db: Connection, tenant_id: str, path: TinkerPath, now: float) -> Checkpoint:
+def checkpoint_of(db: Connection, tenant_id: str, path: TinkerPath, now: float) -> CheckpointRecord:
     """A checkpoint of this tenant."""
     found = checkpoints.find(db, path, now)
     if found is None or found.tenant_id != tenant_id:
@@ -85,7 +85,7 @@ def checkpoint_of(db: Connection, tenant_id: str, path: TinkerPath, now: float) 
 
 def readable_checkpoint(
     db: Connection, readers: Collection[str], path: TinkerPath, now: float
-) -> Checkpoint:
+) -> CheckpointRecord:
     """A checkpoint that one of these tenants owns, or that everybody may read."""
     found = checkpoints.find(db, path, now)
     if found is None or not (found.is_public or found.tenant_id in readers):

@@ -21,7 +21,7 @@ from tinkex.ids import new_id
 from tinkex.logs import get_logger
 from tinkex.server.call import Answer
 from tinkex.wire.codec import encode_json
-from tinkex.wire.faults import write_fault
+from tinkex.wire.faults import make_error_body
 from tinkex.wire.proto import WireError
 
 LOG = get_logger(__name__)
@@ -66,7 +66,7 @@ def fault(
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
     """An error as an answer; its body is never empty."""
-    body = encode_json(write_fault(message, category))
+    body = encode_json(make_error_body(message, category))
     return Answer(status=status, body=body, headers=headers or {})
 
 

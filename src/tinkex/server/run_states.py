@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tinkex.store.records import Run, RunState, Session
+from tinkex.store.records import RunRecord, RunState, SessionRecord
 
 #: A run whose client sent or received something within this time counts as training.
 ACTIVE_SECONDS = 15.0
@@ -38,7 +38,7 @@ _STATE_BY_REASON = {
 
 
 def derive_state(
-    run: Run, session: Session, workload: Workload, active_at: float, now: float
+    run: RunRecord, session: SessionRecord, workload: Workload, active_at: float, now: float
 ) -> RunProgressState:
     """The state of a run; `active_at` is when it was last used or completed an operation."""
     if run.state in {RunState.FAILED, RunState.CORRUPTED}:
@@ -56,7 +56,7 @@ def derive_state(
     return RunProgressState.TRAINING if is_active else RunProgressState.IDLE
 
 
-def _ending(run: Run, session: Session) -> RunProgressState | None:
+def _ending(run: RunRecord, session: SessionRecord) -> RunProgressState | None:
     """How a run without open operations ended; None if its client can continue it."""
     if session.finished_at is not None:
         return _STATE_BY_REASON.get(session.finish_reason or "", RunProgressState.FINISHED)
@@ -65,7 +65,7 @@ def _ending(run: Run, session: Session) -> RunProgressState | None:
     return RunProgressState.FINISHED if run.state == RunState.UNLOADED else None
 
 
-def name_of(run: Run, session: Session) -> str | None:
+def name_of(run: RunRecord, session: SessionRecord) -> str | None:
     """The name of a run: its own, else that of its session."""
     named = (run.user_metadata or {}).get("name")
     return named if isinstance(named, str) and named.strip() else session.display_name

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from tinkex import types
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.server.updates import update_of
 from tinkex.store import steps
 from tinkex.store.database import Connection
-from tinkex.store.records import Run, Step
+from tinkex.store.records import RunRecord, StepRecord
 
-Numbered = tuple[int, Step]
+Numbered = tuple[int, StepRecord]
 #: By the end of a metric's name; all others are means.
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "sum": math.fsum,
@@ -22,23 +22,23 @@ _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def newest_steps(db: Connection, run: Run, limit: int) -> list[types.RunStep]:
+def newest_steps(db: Connection, run: RunRecord, limit: int) -> list[types.RunStep]:
     """The newest optimizer steps of a run, oldest first."""
     # One more, to know where the first one begins.
-    ends = steps.last_closed_by(db, run.id, Kind.OPTIM_STEP, limit=limit + 1)
+    ends = steps.last_numbers_of_kind(db, run.id, JobKind.OPTIM_STEP, limit=limit + 1)
     after, ends = (ends[0], ends[1:]) if len(ends) > limit else (0, ends)
     if not ends:
         return []
-    return fold(steps.between(db, run.id, after, ends[-1]), run.num_steps - len(ends))
+    return fold(steps.list_between(db, run.id, after, ends[-1]), run.num_steps - len(ends))
 
 
-def steps_after(db: Connection, run: Run, after: int, limit: int) -> list[types.RunStep]:
+def steps_after(db: Connection, run: RunRecord, after: int, limit: int) -> list[types.RunStep]:
     """The first optimizer steps of a run after a cursor, oldest first."""
-    ends = steps.closed_by(db, run.id, Kind.OPTIM_STEP, after_no=after, limit=limit)
+    ends = steps.first_numbers_of_kind(db, run.id, JobKind.OPTIM_STEP, after_no=after, limit=limit)
     if not ends:
         return []
-    num_before = run.num_steps - steps.count_after(db, run.id, Kind.OPTIM_STEP, after)
-    return fold(steps.between(db, run.id, after, ends[-1]), num_before)
+    num_before = run.num_steps - steps.count_after(db, run.id, JobKind.OPTIM_STEP, after)
+    return fold(steps.list_between(db, run.id, after, ends[-1]), num_before)
 
 
 def fold(rows: Sequence[Numbered], num_before: int = 0) -> list[types.RunStep]:
@@ -46,12 +46,12 @@ def fold(rows: Sequence[Numbered], num_before: int = 0) -> list[types.RunStep]:
     found: list[types.RunStep] = []
     passes: list[Numbered] = []
     for no, step in rows:
-        if step.kind == Kind.FORWARD_BACKWARD:
+        if step.kind == JobKind.FORWARD_BACKWARD:
             passes.append((no, step))
-        elif step.kind == Kind.OPTIM_STEP:
+        elif step.kind == JobKind.OPTIM_STEP:
             found.append(_run_step(num_before + len(found) + 1, passes, (no, step)))
             passes = []
-        elif step.kind == Kind.LOAD_WEIGHTS:
+        elif step.kind == JobKind.LOAD_WEIGHTS:
             # Loading drops the gradients that were gathered.
             passes = []
     return found
@@ -72,7 +72,7 @@ def _run_step(place: int, passes: Sequence[Numbered], end: Numbered) -> types.Ru
     )
 
 
-def _merged(passes: Sequence[Step]) -> dict[str, float]:
+def _merged(passes: Sequence[StepRecord]) -> dict[str, float]:
     """The metrics of some passes as one; the end of a name says how they are put together."""
     told = [step.metrics or {} for step in passes]
     weights = [step.num_tokens for step in passes]

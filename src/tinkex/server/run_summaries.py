@@ -9,15 +9,15 @@ from tinkex.server.run_states import RunProgressState, Workload, derive_state, n
 from tinkex.server.run_steps import newest_steps
 from tinkex.store import overview, sessions
 from tinkex.store.database import Connection
-from tinkex.store.records import Run, Session
+from tinkex.store.records import RunRecord, SessionRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A training run at one moment."""
 
-    run: Run
-    session: Session
+    run: RunRecord
+    session: SessionRecord
     name: str | None
     state: RunProgressState
     workload: Workload
@@ -27,15 +27,15 @@ class RunSummary:
     """When it was last used, or completed an optimizer step."""
 
 
-def summarize(db: Connection, found: Sequence[Run], now: float) -> list[RunSummary]:
+def summarize(db: Connection, found: Sequence[RunRecord], now: float) -> list[RunSummary]:
     """What is known about these runs, which all belong to one tenant."""
     if not found:
         return []
     session_ids = {run.session_id for run in found}
     tenant_id = found[0].tenant_id
-    known = sessions.by_id(db, session_ids)
-    work = overview.open_work_of_runs(db, tenant_id, [run.id for run in found])
-    sampling = overview.sampling_sessions(db, tenant_id, session_ids)
+    known = sessions.find_many(db, session_ids)
+    work = overview.open_jobs_by_run(db, tenant_id, [run.id for run in found])
+    sampling = overview.sessions_with_open_samples(db, tenant_id, session_ids)
     summaries = []
     for run in found:
         num_queued, num_running = work.get(run.id, (0, 0))
@@ -59,7 +59,7 @@ def summarize(db: Connection, found: Sequence[Run], now: float) -> list[RunSumma
     return summaries
 
 
-def _newest(db: Connection, run: Run) -> tuple[dict[str, float], float]:
+def _newest(db: Connection, run: RunRecord) -> tuple[dict[str, float], float]:
     """The metrics of the newest optimizer step, and when the run was last active."""
     found = newest_steps(db, run, 1)
     if not found:

@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from tinkex import clock
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
-from tinkex.presence import HEALTH_PATH, READY_PATH, ServerState, status_of
+from tinkex.presence import HEALTH_PATH, READY_PATH, ServerState, get_http_status
 from tinkex.server.belonging import bind
 from tinkex.server.children import Child, Role
 from tinkex.server.config import ServerConfig
@@ -80,7 +80,7 @@ def _listen(config: ServerConfig, home: Home) -> socket.socket:
         listener = listen(config.host, int(home.port_file.read_text("ascii")))
     except (OSError, ValueError):  # of which ConfigError is one
         listener = listen(config.host, 0)
-    write_file(home.port_file, str(listener.getsockname()[1]).encode())
+    write_file_atomic(home.port_file, str(listener.getsockname()[1]).encode())
     return listener
 
 
@@ -172,7 +172,7 @@ class Supervisor:
         return state
 
     def _publish(self, state: ServerState) -> None:
-        write_file(self._home.state_file, msgspec.json.encode(state))
+        write_file_atomic(self._home.state_file, msgspec.json.encode(state))
 
     async def _start_worker_on_demand(self, stand_in: StandIn, state: ServerState) -> None:
         await stand_in.wait_for_work()
@@ -185,7 +185,7 @@ class Supervisor:
 
     async def _answers(self, path: str, *statuses: int) -> None:
         url = self._url + path
-        while await asyncio.to_thread(status_of, url, _PROBE_SECONDS) not in statuses:
+        while await asyncio.to_thread(get_http_status, url, _PROBE_SECONDS) not in statuses:
             await asyncio.sleep(_PROBE_AGAIN_SECONDS)
 
     # --- the end ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tinkex.store.records import Job, Session, Step
+from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
 Event: TypeAlias = dict[str, Any]
 #: Everything of a session is one process to the viewers.
@@ -40,7 +40,7 @@ class _Tracks:
 
 
 def trace_events(
-    session: Session, steps: Iterable[Step], waiting: Iterable[Job], now: float
+    session: SessionRecord, steps: Iterable[StepRecord], waiting: Iterable[JobRecord], now: float
 ) -> Iterator[Event]:
     """All events of a session; times are microseconds since it began."""
     yield _label("process_name", session.display_name or f"session {session.id}")
@@ -57,7 +57,7 @@ def trace_events(
         yield from _waiting_events(job, track, begin, now)
 
 
-def _track_of(item: Step | Job) -> str:
+def _track_of(item: StepRecord | JobRecord) -> str:
     return item.run_id or item.sampler_id or OTHER
 
 
@@ -65,7 +65,7 @@ def _label(what: str, name: str, track: int = 0) -> Event:
     return {"ph": "M", "name": what, "pid": PROCESS, "tid": track, "args": {"name": name}}
 
 
-def _step_events(step: Step, track: int, begin: float) -> Iterator[Event]:
+def _step_events(step: StepRecord, track: int, begin: float) -> Iterator[Event]:
     queued, started = _micros(step.queued_at - begin), _micros(step.started_at - begin)
     finished = max(started, _micros(step.finished_at - begin))
     yield from _span(f"{step.kind} waits", "queued", track, step.job_id, (queued, started))
@@ -81,7 +81,7 @@ def _step_events(step: Step, track: int, begin: float) -> Iterator[Event]:
     yield from _counters(step, finished)
 
 
-def _counters(step: Step, at: int) -> Iterator[Event]:
+def _counters(step: StepRecord, at: int) -> Iterator[Event]:
     name = _track_of(step)
     metrics = _finite(step)
     if "loss:sum" in metrics:
@@ -91,7 +91,7 @@ def _counters(step: Step, at: int) -> Iterator[Event]:
         yield _event("C", f"tokens {name}", 0, at) | {"args": {"tokens": step.num_tokens}}
 
 
-def _waiting_events(job: Job, track: int, begin: float, now: float) -> Iterator[Event]:
+def _waiting_events(job: JobRecord, track: int, begin: float, now: float) -> Iterator[Event]:
     """Work that is not over yet, drawn up to now."""
     queued, end = _micros(job.created_at - begin), _micros(now - begin)
     started = end if job.started_at is None else _micros(job.started_at - begin)
@@ -123,12 +123,12 @@ def _micros(seconds: float) -> int:
     return max(0, round(seconds * 1_000_000))
 
 
-def _finite(step: Step) -> dict[str, float]:
+def _finite(step: StepRecord) -> dict[str, float]:
     metrics = step.metrics or {}
     return {name: value for name, value in metrics.items() if isfinite(value)}
 
 
-def write_trace(session: Session, events: Iterable[Event]) -> Iterator[bytes]:
+def write_trace(session: SessionRecord, events: Iterable[Event]) -> Iterator[bytes]:
     """The trace as JSON, piece by piece, so that its length does not matter."""
     about = msgspec.json.encode({"session_id": session.id, "started_at": session.created_at})
     yield b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":['

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.types import TensorData
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 from tinkex.wire.proto.json_twins import JSON_FIELDS
@@ -14,7 +14,7 @@ from tinkex.wire.proto.json_twins import JSON_FIELDS
 
 def json_twin(kind: str, result: bytes) -> bytes:
     """A result of one of the BINARY kinds as JSON."""
-    if kind == Kind.SAMPLE:
+    if kind == JobKind.SAMPLE:
         return msgspec.json.encode(_plain(decode_sample_response(result)))
     return msgspec.json.encode(_plain(decode_forward_backward_output(result)))
 

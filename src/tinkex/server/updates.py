@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-from tinkex.jobs.outcomes import TOTAL_WEIGHT
+from tinkex.jobs.outcomes import TOTAL_WEIGHT_METRIC
 from tinkex.server.headlines import is_headline
-from tinkex.store.records import Step
+from tinkex.store.records import StepRecord
 
 LOSS = "loss:sum"
 #: Passes that the speed is measured over.
@@ -36,7 +36,9 @@ class Update:
         return self.loss if metric == "loss" else self.metrics.get(metric)
 
 
-def update_of(passes: Sequence[tuple[int, Step]], end: tuple[int, Step] | None) -> Update:
+def update_of(
+    passes: Sequence[tuple[int, StepRecord]], end: tuple[int, StepRecord] | None
+) -> Update:
     """The update that some passes make, with its optimizer step or before it."""
     steps = [step for _, step in passes]
     last_no, last = end if end is not None else passes[-1]
@@ -53,17 +55,17 @@ def update_of(passes: Sequence[tuple[int, Step]], end: tuple[int, Step] | None) 
     )
 
 
-def _reported(step: Step | None) -> dict[str, float]:
+def _reported(step: StepRecord | None) -> dict[str, float]:
     """The metrics of an optimizer step that say how training goes."""
     told = (step.metrics or {}) if step is not None else {}
     return {name: told[name] for name in told if is_headline(name) and isfinite(told[name])}
 
 
-def loss_per_token(passes: Sequence[Step]) -> float | None:
+def loss_per_token(passes: Sequence[StepRecord]) -> float | None:
     """The mean loss of the tokens of some passes, as they are weighed if they are."""
     told = [(step.num_tokens, step.metrics) for step in passes if step.metrics is not None]
     counted = [(num, metrics) for num, metrics in told if LOSS in metrics]
-    weight = sum(metrics.get(TOTAL_WEIGHT, num) for num, metrics in counted)
+    weight = sum(metrics.get(TOTAL_WEIGHT_METRIC, num) for num, metrics in counted)
     if weight <= 0:
         return None
     loss = sum(metrics[LOSS] for _, metrics in counted) / weight
@@ -71,7 +73,7 @@ def loss_per_token(passes: Sequence[Step]) -> float | None:
     return loss if isfinite(loss) else None
 
 
-def tokens_per_second(passes: Sequence[Step]) -> float | None:
+def tokens_per_second(passes: Sequence[StepRecord]) -> float | None:
     """How fast some passes were, with the pauses between them."""
     if not passes:
         return None

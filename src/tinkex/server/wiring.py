@@ -19,7 +19,7 @@ from tinkex.server.model_list import ModelList
 from tinkex.server.pulse import Pulse
 from tinkex.settings import package_version
 from tinkex.store import jobs
-from tinkex.store.database import Database, shown_url
+from tinkex.store.database import Database, redact_url
 from tinkex.store.migrations import migrate
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def open_database(config: ServerConfig) -> Database:
 @contextlib.contextmanager
 def open_store(config: ServerConfig) -> Iterator[Database]:
     """The store of a server, made or brought up to date first, until the block ends."""
-    Home(config.home).make()
+    Home(config.home).create()
     database = open_database(config)
     try:
         try:
             migrate(database)
         except StoreUnavailable as error:
             error.hint = (
-                f"The store is {shown_url(config.store_url)}: see that it is there, that it may be "
+                f"The store is {redact_url(config.store_url)}: see that it is there, that it may be "
                 "written, and that tinkex made it; or restore it from a backup."
             )
             raise
@@ -60,20 +60,20 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
 @contextlib.contextmanager
 def open_services(config: ServerConfig) -> Iterator[Services]:
     """What an API process works with, until the block ends."""
-    from tinkex.jobs.bells import Bell
+    from tinkex.jobs.bells import WakeupListener
     from tinkex.jobs.queue import JobQueue
     from tinkex.jobs.quotas import QuotaChecks
-    from tinkex.jobs.waiting import Waiters
+    from tinkex.jobs.waiting import FutureWaiters
     from tinkex.server.call import Services
-    from tinkex.store.settings import secret
+    from tinkex.store.settings import get_or_create_secret
 
     with contextlib.ExitStack() as stack:
         database = open_database(config)
         stack.callback(database.close)
-        signing = database.write(secret)
-        bell = Bell(database, "api")
+        signing = database.write(get_or_create_secret)
+        bell = WakeupListener(database, "api")
         stack.callback(bell.close)
-        stack.enter_context(Pulse("bell", bell.stay, PULSE_SECONDS))
+        stack.enter_context(Pulse("bell", bell.heartbeat, PULSE_SECONDS))
         quotas = QuotaChecks(config.quotas)
         queue = JobQueue(database, config.queue_limits, signing, quotas)
         stack.callback(queue.close)
@@ -83,7 +83,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
             database=database,
             queue=queue,
             quotas=quotas,
-            waiters=Waiters(queue, bell),
+            waiters=FutureWaiters(queue, bell),
             secret=signing,
         )
 
@@ -151,13 +151,13 @@ def _register_tokenizers(config: ServerConfig) -> None:
     from tinkex.engine.models.hub_cache import register_tokenizer, unregister_tokenizer
     from tinkex.engine.models.sources import is_folder_location, merge_sources
     from tinkex.models import built_in
-    from tinkex.settings import expanded
+    from tinkex.settings import expand_path
 
     for name, place in merge_sources(built_in(), config.models).items():
         if not config.register_tokenizers:
             unregister_tokenizer(name)
         elif is_folder_location(place):
-            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, expanded(place)))
+            LOG.debug("tokenizer of %s: %s", name, register_tokenizer(name, expand_path(place)))
 
 
 def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[], bool]]:
@@ -195,7 +195,7 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
             models_source=models_source,
         )
         # Not among the worker's own chores: it is as alive in the middle of a long turn.
-        stack.enter_context(Pulse("bell", worker.stay, PULSE_SECONDS))
+        stack.enter_context(Pulse("bell", worker.heartbeat, PULSE_SECONDS))
         yield worker
 
 
@@ -208,7 +208,7 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
     from tinkex.store.retention import RetentionPolicy
 
     return WorkerConfig(
-        turns=config.turn_limits,
+        batch_limits=config.turn_limits,
         snapshots=SnapshotPolicy(
             max_changes=config.snapshot_changes, max_seconds=config.snapshot_seconds
         ),
@@ -220,7 +220,7 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
         ),
         max_attempts=config.max_attempts,
         quotas=QuotaChecks(config.quotas),
-        kept_unnamed=config.keep_sampler_weights,
+        max_unnamed_weights=config.keep_sampler_weights,
         # The home's lock sees to it that an owner has one worker at a time.
         owner=f"{socket.gethostname()}:{config.home}",
     )
@@ -228,5 +228,5 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
 
 def _note_work(database: Database, home: Home) -> None:
     """A server with work is not idle, even if nobody asks for the results yet."""
-    if database.read(jobs.load_of).num_jobs:
+    if database.read(jobs.get_load).num_jobs:
         home.activity_file.touch()

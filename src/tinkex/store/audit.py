@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tinkex.store.records import AuditEntry
+from tinkex.store.records import AuditRecord
 from tinkex.store.schema import audit
 
-_COLUMNS = [column for column in audit.c if column.name != "no"]
+_AUDIT_COLUMNS = [column for column in audit.c if column.name != "no"]
 
 
-def note(db: sa.Connection, entry: AuditEntry) -> None:
+def insert_audit(db: sa.Connection, entry: AuditRecord) -> None:
     """Write down an event."""
-    db.execute(sa.insert(audit).values(entry.values()))
+    db.execute(sa.insert(audit).values(entry.to_columns()))
 
 
-def entries(
+def list_audit(
     db: sa.Connection,
     tenant_id: str,
     *,
@@ -25,12 +25,12 @@ def entries(
     until: float,
     events: Sequence[str] | None,
     limit: int = 1000,
-) -> list[AuditEntry]:
+) -> list[AuditRecord]:
     """A tenant's events from `since` to just before `until`, newest first; None is every kind."""
-    query = sa.select(*_COLUMNS).where(
+    query = sa.select(*_AUDIT_COLUMNS).where(
         audit.c.tenant_id == tenant_id, audit.c.at >= since, audit.c.at < until
     )
     if events is not None:
         query = query.where(audit.c.event.in_(events))
     ordered = query.order_by(audit.c.at.desc(), audit.c.no.desc()).limit(limit)
-    return [AuditEntry.of(row) for row in db.execute(ordered)]
+    return [AuditRecord.from_row(row) for row in db.execute(ordered)]

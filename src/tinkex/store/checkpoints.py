@@ -8,13 +8,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tinkex.ids import EXTERNAL_SEGMENT, TinkerPath
-from tinkex.store.records import Checkpoint
+from tinkex.store.records import CheckpointRecord
 from tinkex.store.schema import checkpoints, jobs, samplers, sessions
 
 _NEWEST_FIRST = (checkpoints.c.created_at.desc(), checkpoints.c.id.desc())
 
 
-class Storage(NamedTuple):
+class ProjectStorage(NamedTuple):
     """What a project keeps."""
 
     project_id: str
@@ -22,13 +22,13 @@ class Storage(NamedTuple):
     num_bytes: int
 
 
-def _is_there(now: float) -> sa.ColumnElement[bool]:
+def _is_live(now: float) -> sa.ColumnElement[bool]:
     is_young = sa.or_(checkpoints.c.expires_at.is_(None), checkpoints.c.expires_at > now)
     return sa.and_(checkpoints.c.deleted_at.is_(None), is_young)
 
 
 def _is_listed(now: float) -> sa.ColumnElement[bool]:
-    return sa.and_(_is_there(now), ~checkpoints.c.is_ephemeral)
+    return sa.and_(_is_live(now), ~checkpoints.c.is_ephemeral)
 
 
 def _is_at(path: TinkerPath) -> sa.ColumnElement[bool]:
@@ -39,47 +39,47 @@ def _is_at(path: TinkerPath) -> sa.ColumnElement[bool]:
     )
 
 
-def insert(db: sa.Connection, checkpoint: Checkpoint) -> None:
+def insert(db: sa.Connection, checkpoint: CheckpointRecord) -> None:
     """Store new weights; one that expired at the same path makes room."""
     now = checkpoint.created_at
     old = sa.and_(_is_at(checkpoint.path), checkpoints.c.deleted_at.is_(None))
     db.execute(
         sa.update(checkpoints).where(old, checkpoints.c.expires_at <= now).values(deleted_at=now)
     )
-    db.execute(sa.insert(checkpoints).values(checkpoint.values()))
+    db.execute(sa.insert(checkpoints).values(checkpoint.to_columns()))
 
 
-def find(db: sa.Connection, path: TinkerPath, now: float) -> Checkpoint | None:
+def find(db: sa.Connection, path: TinkerPath, now: float) -> CheckpointRecord | None:
     """Weights by their address, unless they are deleted or expired."""
-    return _one(db, sa.and_(_is_at(path), _is_there(now)))
+    return _find_one(db, sa.and_(_is_at(path), _is_live(now)))
 
 
-def by_id(db: sa.Connection, checkpoint_id: str, now: float) -> Checkpoint | None:
+def find_by_id(db: sa.Connection, checkpoint_id: str, now: float) -> CheckpointRecord | None:
     """Weights by id, unless they are deleted or expired."""
-    return _one(db, sa.and_(checkpoints.c.id == checkpoint_id, _is_there(now)))
+    return _find_one(db, sa.and_(checkpoints.c.id == checkpoint_id, _is_live(now)))
 
 
-def _one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> Checkpoint | None:
+def _find_one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> CheckpointRecord | None:
     row = db.execute(sa.select(checkpoints).where(condition)).one_or_none()
-    return None if row is None else Checkpoint.of(row)
+    return None if row is None else CheckpointRecord.from_row(row)
 
 
-def _is_shown(now: float, with_external: bool) -> sa.ColumnElement[bool]:
+def _is_listed_in(now: float, with_external: bool) -> sa.ColumnElement[bool]:
     if with_external:
         return _is_listed(now)
     return sa.and_(_is_listed(now), checkpoints.c.segment != EXTERNAL_SEGMENT)
 
 
-def of_run(
+def list_by_run(
     db: sa.Connection, run_id: str, now: float, *, with_external: bool = True
-) -> list[Checkpoint]:
+) -> list[CheckpointRecord]:
     """What a model has saved, newest first, without the ephemeral."""
-    is_wanted = sa.and_(checkpoints.c.run_id == run_id, _is_shown(now, with_external))
+    is_wanted = sa.and_(checkpoints.c.run_id == run_id, _is_listed_in(now, with_external))
     query = sa.select(checkpoints).where(is_wanted)
-    return [Checkpoint.of(row) for row in db.execute(query.order_by(*_NEWEST_FIRST))]
+    return [CheckpointRecord.from_row(row) for row in db.execute(query.order_by(*_NEWEST_FIRST))]
 
 
-def page(
+def list_page(
     db: sa.Connection,
     tenant_id: str,
     *,
@@ -87,18 +87,18 @@ def page(
     offset: int,
     now: float,
     with_external: bool = True,
-) -> tuple[list[Checkpoint], int]:
+) -> tuple[list[CheckpointRecord], int]:
     """What a tenant has saved, newest first, without the ephemeral, and how many in all."""
-    is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_shown(now, with_external))
+    is_wanted = sa.and_(checkpoints.c.tenant_id == tenant_id, _is_listed_in(now, with_external))
     count = sa.select(sa.func.count()).select_from(checkpoints).where(is_wanted)
     query = sa.select(checkpoints).where(is_wanted).order_by(*_NEWEST_FIRST)
     rows = db.execute(query.limit(limit).offset(offset))
-    return [Checkpoint.of(row) for row in rows], db.scalar(count) or 0
+    return [CheckpointRecord.from_row(row) for row in rows], db.scalar(count) or 0
 
 
-def newest(
+def newest_by_run(
     db: sa.Connection, run_ids: Sequence[str], now: float
-) -> dict[tuple[str, str], Checkpoint]:
+) -> dict[tuple[str, str], CheckpointRecord]:
     """The newest of each model and segment, without the ephemeral."""
     place = sa.func.row_number().over(
         partition_by=(checkpoints.c.run_id, checkpoints.c.segment), order_by=_NEWEST_FIRST
@@ -109,7 +109,7 @@ def newest(
         .subquery()
     )
     query = sa.select(checkpoints).join(ranked, ranked.c.id == checkpoints.c.id)
-    found = [Checkpoint.of(row) for row in db.execute(query.where(ranked.c.place == 1))]
+    found = [CheckpointRecord.from_row(row) for row in db.execute(query.where(ranked.c.place == 1))]
     return {(checkpoint.run_id, checkpoint.segment): checkpoint for checkpoint in found}
 
 
@@ -132,7 +132,9 @@ def delete(db: sa.Connection, checkpoint_id: str, now: float) -> bool:
     return bool(db.execute(sa.update(checkpoints).where(is_it).values(deleted_at=now)).rowcount)
 
 
-def storage(db: sa.Connection, tenant_id: str, project_id: str | None, now: float) -> list[Storage]:
+def storage_by_project(
+    db: sa.Connection, tenant_id: str, project_id: str | None, now: float
+) -> list[ProjectStorage]:
     """What a tenant keeps in each project, or in one."""
     query = sa.select(
         checkpoints.c.project_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes)
@@ -140,18 +142,20 @@ def storage(db: sa.Connection, tenant_id: str, project_id: str | None, now: floa
     if project_id is not None:
         query = query.where(checkpoints.c.project_id == project_id)
     grouped = query.group_by(checkpoints.c.project_id).order_by(checkpoints.c.project_id)
-    return [Storage(project, count, int(size)) for project, count, size in db.execute(grouped)]
+    return [
+        ProjectStorage(project, count, int(size)) for project, count, size in db.execute(grouped)
+    ]
 
 
 # --- the end of weights ----------------------------------------------------------------------
-def doomed(
+def collect_deletable(
     db: sa.Connection,
     now: float,
     limit: int = 100,
     *,
     ephemeral_seconds: float = 3600.0,
     finished_seconds: float = 60.0,
-    needed: Collection[str] = (),
+    in_use: Collection[str] = (),
 ) -> list[str]:
     """Weights whose files may go: deleted, expired, or ephemeral of a session that is over.
 
@@ -160,13 +164,13 @@ def doomed(
     All of them count as deleted from now on; `forget` them when their files are gone. Those that
     are needed still stay.
     """
-    is_free = checkpoints.c.id.not_in(needed)
+    is_free = checkpoints.c.id.not_in(in_use)
     gone = sa.select(checkpoints.c.id).where(checkpoints.c.deleted_at.is_not(None), is_free)
     found = list(db.scalars(gone.limit(limit)))
     orphaned = _orphaned(now - finished_seconds, now - ephemeral_seconds)
     for ripe in (_expired(now), orphaned):
         if len(found) < limit:
-            found += _delete_some(db, ripe.where(is_free).limit(limit - len(found)), now)
+            found += _mark_deleted(db, ripe.where(is_free).limit(limit - len(found)), now)
     return found
 
 
@@ -187,12 +191,12 @@ def _orphaned(finished_before: float, expired_before: float) -> sa.Select[str]:
             checkpoints.c.is_ephemeral,
             checkpoints.c.deleted_at.is_(None),
             is_over,
-            ~_is_awaited(),
+            ~_has_open_samples(),
         )
     )
 
 
-def supersede(db: sa.Connection, run_id: str, kept: int, now: float) -> int:
+def delete_surplus_unnamed(db: sa.Connection, run_id: str, num_kept: int, now: float) -> int:
     """Delete a model's unnamed sampler weights but the `kept` used last; returns how many.
 
     Weights that a sample waits for stay until the next call.
@@ -212,14 +216,14 @@ def supersede(db: sa.Connection, run_id: str, kept: int, now: float) -> int:
             checkpoints.c.deleted_at.is_(None),
         )
         .order_by(newest_use.desc(), *_NEWEST_FIRST)
-        .offset(kept)
+        .offset(num_kept)
     )
     is_surplus = checkpoints.c.id.in_(list(db.scalars(surplus)))
-    chosen = sa.select(checkpoints.c.id).where(is_surplus, ~_is_awaited())
-    return len(_delete_some(db, chosen, now))
+    chosen = sa.select(checkpoints.c.id).where(is_surplus, ~_has_open_samples())
+    return len(_mark_deleted(db, chosen, now))
 
 
-def _is_awaited() -> sa.ColumnElement[bool]:
+def _has_open_samples() -> sa.ColumnElement[bool]:
     """Whether a sample of these weights waits or runs."""
     return (
         sa.exists()
@@ -233,17 +237,17 @@ def _is_awaited() -> sa.ColumnElement[bool]:
     )
 
 
-def _delete_some(db: sa.Connection, query: sa.Select[str], now: float) -> list[str]:
+def _mark_deleted(db: sa.Connection, query: sa.Select[str], now: float) -> list[str]:
     ids: list[str] = list(db.scalars(query))
     db.execute(sa.update(checkpoints).where(checkpoints.c.id.in_(ids)).values(deleted_at=now))
     return ids
 
 
-def forget(db: sa.Connection, checkpoint_id: str) -> None:
+def delete_row(db: sa.Connection, checkpoint_id: str) -> None:
     """Remove what is known of weights; their files must be gone."""
     db.execute(sa.delete(checkpoints).where(checkpoints.c.id == checkpoint_id))
 
 
-def known_ids(db: sa.Connection) -> set[str]:
+def list_ids(db: sa.Connection) -> set[str]:
     """Whose files have a reason to be there."""
     return set(db.scalars(sa.select(checkpoints.c.id)))

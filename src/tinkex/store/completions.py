@@ -10,16 +10,16 @@ import sqlalchemy as sa
 from tinkex.store.schema import completions
 
 
-class Completion(NamedTuple):
+class SampleCompletion(NamedTuple):
     """A sample that is over; no size is a failure."""
 
     job_id: str
     result_bytes: int | None
 
 
-def since(
+def list_completions(
     db: sa.Connection, sampler_id: str, clone: int, cursor: int, limit: int
-) -> tuple[list[Completion], int]:
+) -> tuple[list[SampleCompletion], int]:
     """What came after the cursor, in its order, and the cursor after that."""
     query = (
         sa.select(completions.c.no, completions.c.job_id, completions.c.result_bytes)
@@ -32,12 +32,12 @@ def since(
         .limit(limit)
     )
     rows = db.execute(query).all()
-    return [Completion(row.job_id, row.result_bytes) for row in rows], (
+    return [SampleCompletion(row.job_id, row.result_bytes) for row in rows], (
         rows[-1].no if rows else cursor
     )
 
 
-def drop(db: sa.Connection, sampler_id: str, job_ids: Sequence[str]) -> None:
+def delete_completions(db: sa.Connection, sampler_id: str, job_ids: Sequence[str]) -> None:
     """Forget completions that their client has seen."""
     db.execute(
         sa.delete(completions).where(

@@ -24,15 +24,15 @@ from tinkex.store.faults import as_store_error
 T = TypeVar("T")
 Connection: TypeAlias = sa.Connection
 """What functions of this room take; others name it without knowing whose it is."""
-Work: TypeAlias = Callable[[sa.Connection], T]
-_Item: TypeAlias = "tuple[Work[Any], Future[Any]] | None"
+TransactionWork: TypeAlias = Callable[[sa.Connection], T]
+_QueuedWrite: TypeAlias = "tuple[TransactionWork[Any], Future[Any]] | None"
 
 #: Writes that share one commit, at most.
-MAX_GROUP = 64
+MAX_WRITES_PER_COMMIT = 64
 #: How long a write waits for those of other processes.
-BUSY_SECONDS = 5.0
+LOCK_TIMEOUT_SECONDS = 5.0
 #: How soon a writer of SQLite asks again whether it is its turn.
-_TURN_SECONDS = 0.0005
+_LOCK_RETRY_SECONDS = 0.0005
 #: Any number that nothing else in the database uses: PostgreSQL writers take turns by it.
 WRITER_LOCK = 0x74696E6B6578
 #: Facts about a SQLite file, told to a new one; the first must come before the first table.
@@ -51,16 +51,16 @@ _MAX_CONNECTIONS = 24
 class Database:
     """A database by URL, e.g. `sqlite:////home/me/.tinkex/store.db` or `postgresql://...`."""
 
-    def __init__(self, url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(self, url: str, *, busy_seconds: float = LOCK_TIMEOUT_SECONDS) -> None:
         self.engine = _create_engine(url, busy_seconds)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._busy_seconds = busy_seconds
-        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedWrite] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def read(self, work: Work[T]) -> T:
+    def read(self, work: TransactionWork[T]) -> T:
         """Run work that changes nothing, on this thread."""
         try:
             with self.engine.connect() as db:
@@ -68,11 +68,11 @@ class Database:
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise as_store_error(error) from error
 
-    def write(self, work: Work[T]) -> T:
+    def write(self, work: TransactionWork[T]) -> T:
         """Run work in a transaction, and wait until it is on disk."""
         return self.write_soon(work).result()
 
-    def write_soon(self, work: Work[T]) -> Future[T]:
+    def write_soon(self, work: TransactionWork[T]) -> Future[T]:
         """Have work run in a transaction; the future is done when it is on disk.
 
         Writes take effect in the order of these calls. One that is cancelled before its turn is
@@ -84,7 +84,9 @@ class Database:
                 future.set_exception(StoreUnavailable("the server's database is closed"))
                 return future
             if self._writer is None:
-                self._writer = threading.Thread(target=self._run, name="store-writer", daemon=True)
+                self._writer = threading.Thread(
+                    target=self._writer_loop, name="store-writer", daemon=True
+                )
                 self._writer.start()
             self._queue.put((work, future))
         return future
@@ -98,11 +100,11 @@ class Database:
             self._writer.join()
         self.engine.dispose()
 
-    def _run(self) -> None:
+    def _writer_loop(self) -> None:
         while (first := self._queue.get()) is not None:
             group = [first]
             is_last = False
-            while len(group) < MAX_GROUP and not is_last:
+            while len(group) < MAX_WRITES_PER_COMMIT and not is_last:
                 try:
                     item = self._queue.get_nowait()
                 except queue.Empty:
@@ -111,15 +113,15 @@ class Database:
                     is_last = True
                 else:
                     group.append(item)
-            self._commit([item for item in group if item[1].set_running_or_notify_cancel()])
+            self._commit_group([item for item in group if item[1].set_running_or_notify_cancel()])
             if is_last:
                 return
 
-    def _commit(self, group: list[tuple[Work[Any], Future[Any]]]) -> None:
+    def _commit_group(self, group: list[tuple[TransactionWork[Any], Future[Any]]]) -> None:
         """Run a group in one transaction; one that fails is undone alone."""
         try:
             with self.begin() as db:
-                outcomes = [_attempt(db, work) for work, _ in group]
+                outcomes = [_run_in_savepoint(db, work) for work, _ in group]
         except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
             # The driver's own errors too: a writer that ends would leave later writes waiting.
             for _, future in group:
@@ -154,14 +156,14 @@ def _begin_immediate(db: sa.Connection, busy_seconds: float) -> None:
     cursor = db.connection.cursor()
     cursor.execute("PRAGMA busy_timeout = 0")
     try:
-        while not _tries(cursor, is_last=time.monotonic() >= ends_at):
-            time.sleep(_TURN_SECONDS)
+        while not _try_begin(cursor, is_last=time.monotonic() >= ends_at):
+            time.sleep(_LOCK_RETRY_SECONDS)
     finally:
         cursor.execute(f"PRAGMA busy_timeout = {round(busy_seconds * 1000)}")
         cursor.close()
 
 
-def _tries(cursor: Any, *, is_last: bool) -> bool:
+def _try_begin(cursor: Any, *, is_last: bool) -> bool:
     """Whether it is one's turn; the last try raises if it is not."""
     try:
         cursor.execute("BEGIN IMMEDIATE")
@@ -172,18 +174,20 @@ def _tries(cursor: Any, *, is_last: bool) -> bool:
     return True
 
 
-def _attempt(db: sa.Connection, work: Work[Any]) -> tuple[Any, Exception | None]:
+def _run_in_savepoint(
+    db: sa.Connection, work: TransactionWork[Any]
+) -> tuple[Any, Exception | None]:
     savepoint = db.begin_nested()
     try:
         result = work(db)
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whoever asked
-        _undo(savepoint, error)
+        _rollback(savepoint, error)
         return None, as_store_error(error) if isinstance(error, sa.exc.DBAPIError) else error
     savepoint.commit()
     return result, None
 
 
-def _undo(savepoint: sa.NestedTransaction, cause: Exception) -> None:
+def _rollback(savepoint: sa.NestedTransaction, cause: Exception) -> None:
     """Take one work back. If even that fails, the database has dropped the whole group."""
     try:
         savepoint.rollback()
@@ -191,7 +195,7 @@ def _undo(savepoint: sa.NestedTransaction, cause: Exception) -> None:
         raise (cause if isinstance(cause, sa.exc.SQLAlchemyError) else error) from None
 
 
-def shown_url(url: str) -> str:
+def redact_url(url: str) -> str:
     """A database's URL without its password."""
     return sa.make_url(url).render_as_string(hide_password=True)
 
@@ -231,7 +235,7 @@ def _create_postgresql(url: sa.URL, busy_seconds: float) -> sa.Engine:
     return engine
 
 
-def _prepare_file(cursor: Any, busy_seconds: float) -> None:
+def _initialize_file(cursor: Any, busy_seconds: float) -> None:
     """Tell a new file what it is; several may find it new at once, and SQLite does not wait."""
     ends_at = time.monotonic() + busy_seconds
     while cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -241,7 +245,7 @@ def _prepare_file(cursor: Any, busy_seconds: float) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() >= ends_at:
                 raise
-            time.sleep(_TURN_SECONDS)
+            time.sleep(_LOCK_RETRY_SECONDS)
 
 
 def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
@@ -260,7 +264,7 @@ def _create_sqlite(url: sa.URL, busy_seconds: float) -> sa.Engine:
         # We begin transactions ourselves: the driver would begin late, and read stale rows.
         connection.isolation_level = None
         cursor = connection.cursor()
-        _prepare_file(cursor, busy_seconds)
+        _initialize_file(cursor, busy_seconds)
         for pragma in _CONNECTION_PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()

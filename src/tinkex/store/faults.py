@@ -8,8 +8,18 @@ import sqlalchemy as sa
 
 from tinkex.errors import InvalidInput, StoreBusy, StoreFull, StoreUnavailable, TinkexError
 
-_FULL = ("database or disk is full", "no space left", "disk i/o error", "could not extend file")
-_BUSY = ("database is locked", "database table is locked", "deadlock detected", "lock timeout")
+_DISK_FULL_TEXTS = (
+    "database or disk is full",
+    "no space left",
+    "disk i/o error",
+    "could not extend file",
+)
+_BUSY_TEXTS = (
+    "database is locked",
+    "database table is locked",
+    "deadlock detected",
+    "lock timeout",
+)
 
 
 def as_store_error(error: sa.exc.SQLAlchemyError | sqlite3.Error) -> TinkexError:
@@ -17,10 +27,10 @@ def as_store_error(error: sa.exc.SQLAlchemyError | sqlite3.Error) -> TinkexError
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     first = str(cause).partition("\n")[0]
     text = first.lower()
-    if any(part in text for part in _FULL):
+    if any(part in text for part in _DISK_FULL_TEXTS):
         # SQLite speaks of I/O when there is no room for what it keeps beside the file.
         return StoreFull("the disk of the server is full or broken; free space, then try again")
-    if isinstance(error, sa.exc.TimeoutError) or any(part in text for part in _BUSY):
+    if isinstance(error, sa.exc.TimeoutError) or any(part in text for part in _BUSY_TEXTS):
         return StoreBusy("the server's database is busy; try again")
     if isinstance(error, sa.exc.DataError):
         return InvalidInput(f"a value cannot be stored: {first}")

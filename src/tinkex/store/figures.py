@@ -11,7 +11,7 @@ from tinkex.store.schema import jobs, processes, sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class StoreStats:
     """The numbers."""
 
     num_waiting: int
@@ -28,36 +28,36 @@ class Figures:
     """What the database takes on disk."""
 
 
-def gather(db: sa.Connection, *, alive_since: float) -> Figures:
+def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
     """The numbers as they are now."""
-    waiting, oldest = _promises(db, JobState.QUEUED)
-    running, _ = _promises(db, JobState.RUNNING)
-    return Figures(
+    waiting, oldest = _count_jobs(db, JobState.QUEUED)
+    running, _ = _count_jobs(db, JobState.RUNNING)
+    return StoreStats(
         num_waiting=waiting,
         num_running=running,
         oldest_waiting_at=oldest,
-        num_sessions=_count(
+        num_sessions=_count_rows(
             db, sessions, sessions.c.finished_at.is_(None), sessions.c.expired_at.is_(None)
         ),
-        num_workers=_count(
+        num_workers=_count_rows(
             db, processes, processes.c.role == "worker", processes.c.seen_at >= alive_since
         ),
-        store_bytes=_size(db),
+        store_bytes=_database_bytes(db),
     )
 
 
-def _promises(db: sa.Connection, state: JobState) -> tuple[int, float | None]:
+def _count_jobs(db: sa.Connection, state: JobState) -> tuple[int, float | None]:
     found = db.execute(
         sa.select(sa.func.count(), sa.func.min(jobs.c.created_at)).where(jobs.c.state == state)
     ).one()
     return found[0], found[1]
 
 
-def _count(db: sa.Connection, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
+def _count_rows(db: sa.Connection, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
     return db.scalar(sa.select(sa.func.count()).select_from(table).where(*conditions)) or 0
 
 
-def _size(db: sa.Connection) -> int:
+def _database_bytes(db: sa.Connection) -> int:
     if db.dialect.name != "sqlite":
         return db.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0
     num_pages = db.exec_driver_sql("PRAGMA page_count").scalar_one()

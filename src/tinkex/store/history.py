@@ -25,46 +25,48 @@ _MAX_ROWS = 500
 _MAX_HOURS = 24
 
 
-def drop_old(database: Database, policy: RetentionPolicy, now: float) -> None:
+def delete_old(database: Database, policy: RetentionPolicy, now: float) -> None:
     """Remove everything that is older than the policy says."""
     old_samplers = _old_samplers(now - policy.samplers_seconds)
-    _drop(database, old_samplers, lambda db, ids: _delete(db, samplers.c.id, ids))
-    _drop(database, _old_sessions(now - policy.sessions_seconds), _forget_sessions)
+    _delete_in_batches(
+        database, old_samplers, lambda db, ids: _delete_where_in(db, samplers.c.id, ids)
+    )
+    _delete_in_batches(database, _old_sessions(now - policy.sessions_seconds), _delete_sessions)
     before = math.floor((now - policy.usage_seconds) / HOUR_SECONDS)
     for tenant_id in database.read(lambda db: list(db.scalars(sa.select(tenants.c.id)))):
         is_old = sa.and_(usage.c.tenant_id == tenant_id, usage.c.hour < before)
         hours = sa.select(usage.c.hour).where(is_old).distinct()
-        _drop(database, hours, _forget_hours(tenant_id), _MAX_HOURS)
+        _delete_in_batches(database, hours, _delete_usage_hours(tenant_id), _MAX_HOURS)
 
 
-def _drop(
+def _delete_in_batches(
     database: Database,
     query: sa.Select[T],
-    forget: Callable[[sa.Connection, list[T]], None],
+    delete: Callable[[sa.Connection, list[T]], None],
     limit: int = _MAX_ROWS,
 ) -> None:
     """Forget what a query finds, some rows at a time."""
     while found := database.read(lambda db: list(db.scalars(query.limit(limit)))):
-        database.write(_bound(forget, found))
+        database.write(_bind_rows(delete, found))
 
 
-def _bound(
-    forget: Callable[[sa.Connection, list[T]], None], found: list[T]
+def _bind_rows(
+    delete: Callable[[sa.Connection, list[T]], None], found: list[T]
 ) -> Callable[[sa.Connection], None]:
-    return lambda db: forget(db, found)
+    return lambda db: delete(db, found)
 
 
-def _delete(db: sa.Connection, column: sa.Column[str], values: list[str]) -> None:
+def _delete_where_in(db: sa.Connection, column: sa.Column[str], values: list[str]) -> None:
     db.execute(sa.delete(column.table).where(column.in_(values)))
 
 
-def _over_at() -> sa.ColumnElement[float]:
+def _ended_at() -> sa.ColumnElement[float]:
     return sa.func.coalesce(sessions.c.finished_at, sessions.c.expired_at)
 
 
 def _old_samplers(before: float) -> sa.Select[str]:
     query = sa.select(samplers.c.id).join(sessions, sessions.c.id == samplers.c.session_id)
-    return query.where(_over_at() <= before)
+    return query.where(_ended_at() <= before)
 
 
 def _old_sessions(before: float) -> sa.Select[str]:
@@ -73,16 +75,16 @@ def _old_sessions(before: float) -> sa.Select[str]:
     has_model = sa.exists().where(
         runs.c.session_id == sessions.c.id, runs.c.state.in_([RunState.CREATING, RunState.READY])
     )
-    query = sa.select(sessions.c.id).where(_over_at() <= before)
+    query = sa.select(sessions.c.id).where(_ended_at() <= before)
     return query.where(~has_checkpoint.correlate(sessions), ~has_model.correlate(sessions))
 
 
-def _forget_sessions(db: sa.Connection, session_ids: list[str]) -> None:
+def _delete_sessions(db: sa.Connection, session_ids: list[str]) -> None:
     for column in (samplers.c.session_id, runs.c.session_id, sessions.c.id):
-        _delete(db, column, session_ids)
+        _delete_where_in(db, column, session_ids)
 
 
-def _forget_hours(tenant_id: str) -> Callable[[sa.Connection, list[int]], None]:
+def _delete_usage_hours(tenant_id: str) -> Callable[[sa.Connection, list[int]], None]:
     def forget(db: sa.Connection, hours: list[int]) -> None:
         is_old = sa.and_(usage.c.tenant_id == tenant_id, usage.c.hour.in_(hours))
         db.execute(sa.delete(usage).where(is_old))

@@ -8,67 +8,73 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_unless
-from tinkex.store.records import Job, JobState, NewJob
+from tinkex.store.dialects import insert_or_ignore
+from tinkex.store.records import JobRecord, JobState, NewJob
 from tinkex.store.schema import completions, jobs, runs
 
 #: Every column but the two that may be large.
-_HEADER = tuple(column for column in jobs.c if column.name not in {"key", "payload", "result"})
+_HEADER_COLUMNS = tuple(
+    column for column in jobs.c if column.name not in {"key", "payload", "result"}
+)
 # Statements of every request are built once: that takes longer than running them.
-_JOB: sa.BindParameter[str] = sa.bindparam("job_id")
-_FIND = sa.select(*_HEADER).where(jobs.c.id == _JOB)
-_FIND_OUTCOME = sa.select(*_HEADER, jobs.c.result).where(jobs.c.id == _JOB)
-_FINISH = sa.update(jobs).where(jobs.c.id == _JOB, jobs.c.finished_at.is_(None))
-_FOLLOWING = sa.bindparam("following", type_=sa.BigInteger)
+_JOB_ID_PARAM: sa.BindParameter[str] = sa.bindparam("job_id")
+_FIND = sa.select(*_HEADER_COLUMNS).where(jobs.c.id == _JOB_ID_PARAM)
+_FIND_OUTCOME = sa.select(*_HEADER_COLUMNS, jobs.c.result).where(jobs.c.id == _JOB_ID_PARAM)
+_FINISH = sa.update(jobs).where(jobs.c.id == _JOB_ID_PARAM, jobs.c.finished_at.is_(None))
+_NEXT_SEQ_PARAM = sa.bindparam("following", type_=sa.BigInteger)
 _ADVANCE = (
     sa.update(runs)
     .where(runs.c.id == sa.bindparam("advanced"))
-    .values(next_seq=sa.case((runs.c.next_seq < _FOLLOWING, _FOLLOWING), else_=runs.c.next_seq))
+    .values(
+        next_seq=sa.case(
+            (runs.c.next_seq < _NEXT_SEQ_PARAM, _NEXT_SEQ_PARAM), else_=runs.c.next_seq
+        )
+    )
 )
-_COMPLETE = sa.insert(completions)
-_BY_KEY = sa.select(*_HEADER).where(jobs.c.key == sa.bindparam("key"))
+_INSERT_COMPLETION = sa.insert(completions)
+_BY_KEY = sa.select(*_HEADER_COLUMNS).where(jobs.c.key == sa.bindparam("key"))
 _LOAD = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(jobs.c.payload_bytes), 0)).where(
     jobs.c.finished_at.is_(None)
 )
-_LOAD_OF = _LOAD.where(jobs.c.tenant_id == sa.bindparam("tenant_id"))
+_LOAD_OF_TENANT = _LOAD.where(jobs.c.tenant_id == sa.bindparam("tenant_id"))
 _QUEUED_AFTER = (
-    sa.select(*_HEADER)
+    sa.select(*_HEADER_COLUMNS)
     .where(jobs.c.state == JobState.QUEUED, jobs.c.no > sa.bindparam("no"))
     .order_by(jobs.c.no)
     .limit(sa.bindparam("limit", type_=sa.Integer))
 )
-_IDS: sa.BindParameter[str] = sa.bindparam("job_ids", expanding=True)
+_JOB_IDS_PARAM: sa.BindParameter[str] = sa.bindparam("job_ids", expanding=True)
 _PAYLOADS = sa.select(jobs.c.id, jobs.c.payload).where(
-    jobs.c.id.in_(_IDS), jobs.c.finished_at.is_(None)
+    jobs.c.id.in_(_JOB_IDS_PARAM), jobs.c.finished_at.is_(None)
 )
 _START = (
     sa.update(jobs)
-    .where(jobs.c.id.in_(_IDS), jobs.c.state == JobState.QUEUED)
+    .where(jobs.c.id.in_(_JOB_IDS_PARAM), jobs.c.state == JobState.QUEUED)
     .values(state=JobState.RUNNING, attempts=jobs.c.attempts + 1)
 )
 #: A clone of a sampling client counts its requests from its own number times this.
 CLONE_STRIDE = 1_000_000_000
 
 
-class Load(NamedTuple):
+class QueueLoad(NamedTuple):
     """How much a tenant has waiting."""
 
     num_jobs: int
     num_bytes: int
 
 
-class Outcome(NamedTuple):
+class JobWithResult(NamedTuple):
     """What came of a promise."""
 
-    job: Job
+    job: JobRecord
     result: bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class JobEnding:
     """How a promise ends."""
 
-    job: Job
+    job: JobRecord
     result: bytes | None = None
     error: str | None = None
     category: str | None = None
@@ -78,34 +84,38 @@ class Ending:
     finished_at: float
 
 
-def insert(db: sa.Connection, new: NewJob, now: float) -> Job | None:
+def insert(db: sa.Connection, new_job: NewJob, now: float) -> JobRecord | None:
     """Store a promise; None if its key was promised before."""
     values = {
-        "id": new.id,
-        "tenant_id": new.tenant_id,
-        "session_id": new.session_id,
-        "kind": new.kind,
-        "key": new.key,
-        "run_id": new.run_id,
-        "sampler_id": new.sampler_id,
-        "position": _last_position(db, new.run_id) if new.position is None else new.position,
+        "id": new_job.id,
+        "tenant_id": new_job.tenant_id,
+        "session_id": new_job.session_id,
+        "kind": new_job.kind,
+        "key": new_job.key,
+        "run_id": new_job.run_id,
+        "sampler_id": new_job.sampler_id,
+        "position": _next_position(db, new_job.run_id)
+        if new_job.position is None
+        else new_job.position,
         "state": JobState.QUEUED,
         "attempts": 0,
-        "payload": new.payload,
-        "payload_bytes": len(new.payload),
-        "is_proto": new.is_proto,
+        "payload": new_job.payload,
+        "payload_bytes": len(new_job.payload),
+        "is_proto": new_job.is_proto,
         "result_bytes": 0,
-        "num_sequences": new.num_sequences,
-        "num_tokens": new.num_tokens,
-        "base_model": new.base_model,
-        "cancelled_at": now if new.is_cancelled else None,
+        "num_sequences": new_job.num_sequences,
+        "num_tokens": new_job.num_tokens,
+        "base_model": new_job.base_model,
+        "cancelled_at": now if new_job.is_cancelled else None,
         "created_at": now,
     }
-    row = db.execute(insert_unless(db, jobs, "key", returning=_HEADER), values).one_or_none()
-    return None if row is None else Job.of(row)
+    row = db.execute(
+        insert_or_ignore(db, jobs, "key", returning=_HEADER_COLUMNS), values
+    ).one_or_none()
+    return None if row is None else JobRecord.from_row(row)
 
 
-def _last_position(db: sa.Connection, run_id: str | None) -> int:
+def _next_position(db: sa.Connection, run_id: str | None) -> int:
     if run_id is None:
         return 0
     known = db.scalar(
@@ -117,31 +127,31 @@ def _last_position(db: sa.Connection, run_id: str | None) -> int:
     return max(-1 if known is None else known, (following or 0) - 1) + 1
 
 
-def by_key(db: sa.Connection, key: str) -> Job | None:
+def find_by_key(db: sa.Connection, key: str) -> JobRecord | None:
     """The promise that was made for this key."""
     row = db.execute(_BY_KEY, {"key": key}).one_or_none()
-    return None if row is None else Job.of(row)
+    return None if row is None else JobRecord.from_row(row)
 
 
-def find(db: sa.Connection, job_id: str) -> Job | None:
+def find(db: sa.Connection, job_id: str) -> JobRecord | None:
     """A promise by id."""
     row = db.execute(_FIND, {"job_id": job_id}).one_or_none()
-    return None if row is None else Job.of(row)
+    return None if row is None else JobRecord.from_row(row)
 
 
-def outcome(db: sa.Connection, job_id: str) -> Outcome | None:
+def find_with_result(db: sa.Connection, job_id: str) -> JobWithResult | None:
     """A promise with its result, if there is one."""
     row = db.execute(_FIND_OUTCOME, {"job_id": job_id}).one_or_none()
     if row is None:
         return None
     *header, result = row
-    return Outcome(Job(**dict(zip(_HEADER_NAMES, header, strict=True))), result)
+    return JobWithResult(JobRecord(**dict(zip(_HEADER_NAMES, header, strict=True))), result)
 
 
-_HEADER_NAMES = [column.name for column in _HEADER]
+_HEADER_NAMES = [column.name for column in _HEADER_COLUMNS]
 
 
-def finished_among(db: sa.Connection, job_ids: Iterable[str]) -> list[str]:
+def list_finished(db: sa.Connection, job_ids: Iterable[str]) -> list[str]:
     """Which of these promises are over, or gone."""
     asked = list(job_ids)
     still_open = set(
@@ -156,15 +166,15 @@ def request_cancel(db: sa.Connection, job_id: str, now: float) -> bool:
     return bool(db.execute(statement.values(cancelled_at=now)).rowcount)
 
 
-def to_cancel(db: sa.Connection) -> list[str]:
+def list_cancel_requested(db: sa.Connection) -> list[str]:
     """Jobs that are marked for cancellation and not over."""
     is_open = sa.and_(jobs.c.finished_at.is_(None), jobs.c.cancelled_at.is_not(None))
     return list(db.scalars(sa.select(jobs.c.id).where(is_open)))
 
 
-def to_stop(db: sa.Connection, job_ids: Sequence[str]) -> list[str]:
+def list_to_stop(db: sa.Connection, job_ids: Sequence[str]) -> list[str]:
     """The jobs among these that are over, and all whose cancellation was requested."""
-    return [*finished_among(db, job_ids), *to_cancel(db)]
+    return [*list_finished(db, job_ids), *list_cancel_requested(db)]
 
 
 def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
@@ -176,40 +186,46 @@ def mark_fetched(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
     )
 
 
-def load_of(db: sa.Connection, tenant_id: str | None = None) -> Load:
+def get_load(db: sa.Connection, tenant_id: str | None = None) -> QueueLoad:
     """What is waiting or running, of one tenant or of all."""
     everybody = tenant_id is None
-    found = db.execute(_LOAD) if everybody else db.execute(_LOAD_OF, {"tenant_id": tenant_id})
+    found = (
+        db.execute(_LOAD) if everybody else db.execute(_LOAD_OF_TENANT, {"tenant_id": tenant_id})
+    )
     num_jobs, num_bytes = found.one()
-    return Load(num_jobs, int(num_bytes))
+    return QueueLoad(num_jobs, int(num_bytes))
 
 
-def open_of_session(db: sa.Connection, tenant_id: str, session_id: str, *, limit: int) -> list[Job]:
+def list_open_by_session(
+    db: sa.Connection, tenant_id: str, session_id: str, *, limit: int
+) -> list[JobRecord]:
     """What is waiting or running of a session, in the order of arrival."""
     is_open = sa.and_(jobs.c.tenant_id == tenant_id, jobs.c.finished_at.is_(None))
-    query = sa.select(*_HEADER).where(is_open, jobs.c.session_id == session_id)
-    return [Job.of(row) for row in db.execute(query.order_by(jobs.c.no).limit(limit))]
+    query = sa.select(*_HEADER_COLUMNS).where(is_open, jobs.c.session_id == session_id)
+    return [JobRecord.from_row(row) for row in db.execute(query.order_by(jobs.c.no).limit(limit))]
 
 
 # --- the worker's side -----------------------------------------------------------------------
-def queued_after(db: sa.Connection, no: int, limit: int = 1000) -> list[Job]:
+def list_queued_after(db: sa.Connection, no: int, limit: int = 1000) -> list[JobRecord]:
     """Promises that wait and arrived after this one, in the order of arrival."""
-    return [Job.of(row) for row in db.execute(_QUEUED_AFTER, {"no": no, "limit": limit})]
+    return [
+        JobRecord.from_row(row) for row in db.execute(_QUEUED_AFTER, {"no": no, "limit": limit})
+    ]
 
 
-def payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
+def get_payloads(db: sa.Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
     """The payloads of promises that are not over, by id."""
     found = db.execute(_PAYLOADS, {"job_ids": list(job_ids)})
     return {row.id: row.payload for row in found}
 
 
-def kept_payloads(db: sa.Connection, kind: str) -> list[bytes]:
+def list_payloads_of_kind(db: sa.Connection, kind: str) -> list[bytes]:
     """The payloads of a kind that are still to be done, or would be done again after a crash."""
     query = sa.select(jobs.c.payload).where(jobs.c.kind == kind, jobs.c.payload.is_not(None))
     return list(db.scalars(query))
 
 
-def start(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
+def mark_started(db: sa.Connection, job_ids: Sequence[str], now: float) -> None:
     """Note that the worker has taken promises; each time counts as an attempt."""
     db.execute(_START, {"job_ids": list(job_ids), "started_at": now})
 
@@ -223,14 +239,14 @@ def requeue_running(db: sa.Connection, job_ids: Sequence[str] | None = None) -> 
     return db.execute(statement.values(state=JobState.QUEUED, started_at=None)).rowcount
 
 
-def give_up(db: sa.Connection, *, max_attempts: int, reason: str, now: float) -> int:
+def fail_exhausted(db: sa.Connection, *, max_attempts: int, reason: str, now: float) -> int:
     """Fail what a worker had taken so often that it seems to kill it."""
-    query = sa.select(*_HEADER).where(
+    query = sa.select(*_HEADER_COLUMNS).where(
         jobs.c.state == JobState.RUNNING, jobs.c.attempts >= max_attempts
     )
-    doomed = [Job.of(row) for row in db.execute(query)]
+    doomed = [JobRecord.from_row(row) for row in db.execute(query)]
     for job in doomed:
-        ending = Ending(
+        ending = JobEnding(
             job=job,
             error=reason,
             category="server",
@@ -241,7 +257,7 @@ def give_up(db: sa.Connection, *, max_attempts: int, reason: str, now: float) ->
     return len(doomed)
 
 
-def finish(db: sa.Connection, ending: Ending) -> bool:
+def finish(db: sa.Connection, ending: JobEnding) -> bool:
     """Store how a promise ended; False if it was over before, and then nothing changes."""
     job = ending.job
     is_failure = ending.error is not None
@@ -262,22 +278,22 @@ def finish(db: sa.Connection, ending: Ending) -> bool:
         values["payload"] = None
     changed = db.execute(_FINISH, values).rowcount
     if changed and job.run_id is not None:
-        _advance(db, job, ending.applied)
+        _advance_run(db, job, ending.applied)
     if changed and job.sampler_id is not None:
-        _complete(db, job, None if is_failure else size, ending.finished_at)
+        _insert_completion(db, job, None if is_failure else size, ending.finished_at)
     return bool(changed)
 
 
-def _advance(db: sa.Connection, job: Job, applied: int | None) -> None:
+def _advance_run(db: sa.Connection, job: JobRecord, applied: int | None) -> None:
     values = {"advanced": job.run_id, "following": job.position + 1}
     if applied is not None:
         values["applied"] = applied
     db.execute(_ADVANCE, values)
 
 
-def _complete(db: sa.Connection, job: Job, size: int | None, now: float) -> None:
+def _insert_completion(db: sa.Connection, job: JobRecord, size: int | None, now: float) -> None:
     db.execute(
-        _COMPLETE,
+        _INSERT_COMPLETION,
         {
             "sampler_id": job.sampler_id,
             "clone": job.position // CLONE_STRIDE,
@@ -288,17 +304,17 @@ def _complete(db: sa.Connection, job: Job, size: int | None, now: float) -> None
     )
 
 
-def changes_after(
+def list_changes_after(
     db: sa.Connection, run_id: str, applied: int, *, limit: int
-) -> list[tuple[Job, bytes]]:
+) -> list[tuple[JobRecord, bytes]]:
     """What changed a run after a snapshot, in the order it happened, with payloads."""
     query = (
-        sa.select(*_HEADER, jobs.c.payload)
+        sa.select(*_HEADER_COLUMNS, jobs.c.payload)
         .where(jobs.c.run_id == run_id, jobs.c.applied > applied)
         .order_by(jobs.c.applied)
         .limit(limit)
     )
     found = []
     for *header, payload in db.execute(query):
-        found.append((Job(**dict(zip(_HEADER_NAMES, header, strict=True))), payload))
+        found.append((JobRecord(**dict(zip(_HEADER_NAMES, header, strict=True))), payload))
     return found

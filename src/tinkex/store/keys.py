@@ -10,42 +10,42 @@ import sqlalchemy as sa
 from tinkex.errors import InvalidInput
 from tinkex.ids import new_id
 from tinkex.store import audit
-from tinkex.store.dialects import insert_unless
-from tinkex.store.records import ApiKey, AuditEntry, Tenant
+from tinkex.store.dialects import insert_or_ignore
+from tinkex.store.records import ApiKeyRecord, AuditRecord, TenantRecord
 from tinkex.store.schema import api_keys, tenants
 
 KEY_PREFIX = "tml-"
 _SECRET_BYTES = 32
-_HINT_LETTERS = 8
+_HINT_LENGTH = 8
 
 
-def new_secret() -> str:
+def generate_key() -> str:
     """A fresh key."""
     return KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
-def digest(secret: str) -> str:
+def hash_key(secret: str) -> str:
     """What is kept of a key; keys are long and random, so a plain hash is enough."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def tenant_named(db: sa.Connection, name: str, now: float) -> Tenant:
+def get_or_create_tenant(db: sa.Connection, name: str, now: float) -> TenantRecord:
     """The tenant of this name, who is made if there is none."""
     values = {"id": new_id(), "name": name, "created_at": now}
-    db.execute(insert_unless(db, tenants, "name"), values)
-    return Tenant.of(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
+    db.execute(insert_or_ignore(db, tenants, "name"), values)
+    return TenantRecord.from_row(db.execute(sa.select(tenants).where(tenants.c.name == name)).one())
 
 
-def tenant_by_name(db: sa.Connection, name: str) -> Tenant | None:
+def find_tenant_by_name(db: sa.Connection, name: str) -> TenantRecord | None:
     """A tenant by name."""
     row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
-    return None if row is None else Tenant.of(row)
+    return None if row is None else TenantRecord.from_row(row)
 
 
-def find_tenant(db: sa.Connection, tenant_id: str) -> Tenant | None:
+def find_tenant(db: sa.Connection, tenant_id: str) -> TenantRecord | None:
     """A tenant by id."""
     row = db.execute(sa.select(tenants).where(tenants.c.id == tenant_id)).one_or_none()
-    return None if row is None else Tenant.of(row)
+    return None if row is None else TenantRecord.from_row(row)
 
 
 def insert_key(
@@ -56,57 +56,57 @@ def insert_key(
     name: str,
     note: str | None = None,
     now: float,
-) -> ApiKey:
+) -> ApiKeyRecord:
     """Let a key open a tenant's door; one that does so already stays as it is."""
     values = {
         "tenant_id": tenant_id,
         "name": name,
         "note": note,
-        "hint": secret[:_HINT_LETTERS] + "…",
-        "digest": digest(secret),
+        "hint": secret[:_HINT_LENGTH] + "…",
+        "digest": hash_key(secret),
         "created_at": now,
     }
     is_it = api_keys.c.digest == values["digest"]
-    is_new = _one(db, is_it) is None
-    db.execute(insert_unless(db, api_keys, "digest"), values)
-    key = _one(db, is_it)
+    is_new = _find_one(db, is_it) is None
+    db.execute(insert_or_ignore(db, api_keys, "digest"), values)
+    key = _find_one(db, is_it)
     assert key is not None
     if key.revoked_at is not None:
         raise InvalidInput(f"The key {key.hint} was revoked; use a new one")
     if key.tenant_id != tenant_id:
         raise InvalidInput(f"The key {key.hint} belongs to another tenant; use a new one")
     if is_new:
-        _note(db, key, "api_key_created", now)
+        _insert_audit(db, key, "api_key_created", now)
     return key
 
 
-def _note(db: sa.Connection, key: ApiKey, event: str, now: float) -> None:
+def _insert_audit(db: sa.Connection, key: ApiKeyRecord, event: str, now: float) -> None:
     details = {"key_id": key.id, "name": key.name, "hint": key.hint}
-    entry = AuditEntry(tenant_id=key.tenant_id, at=now, event=event, details=details)
-    audit.note(db, entry)
+    entry = AuditRecord(tenant_id=key.tenant_id, at=now, event=event, details=details)
+    audit.insert_audit(db, entry)
 
 
-def _one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> ApiKey | None:
+def _find_one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> ApiKeyRecord | None:
     row = db.execute(sa.select(api_keys).where(condition)).one_or_none()
-    return None if row is None else ApiKey.of(row)
+    return None if row is None else ApiKeyRecord.from_row(row)
 
 
-def by_secret(db: sa.Connection, secret: str) -> ApiKey | None:
+def find_by_secret(db: sa.Connection, secret: str) -> ApiKeyRecord | None:
     """The key that a caller shows, unless it was revoked."""
-    is_it = api_keys.c.digest == digest(secret)
-    return _one(db, sa.and_(is_it, api_keys.c.revoked_at.is_(None)))
+    is_it = api_keys.c.digest == hash_key(secret)
+    return _find_one(db, sa.and_(is_it, api_keys.c.revoked_at.is_(None)))
 
 
-def by_id(db: sa.Connection, key_id: int) -> ApiKey | None:
+def find_by_id(db: sa.Connection, key_id: int) -> ApiKeyRecord | None:
     """A key by its number, revoked or not."""
-    return _one(db, api_keys.c.id == key_id)
+    return _find_one(db, api_keys.c.id == key_id)
 
 
-def list_keys(db: sa.Connection) -> list[tuple[ApiKey, Tenant]]:
+def list_keys(db: sa.Connection) -> list[tuple[ApiKeyRecord, TenantRecord]]:
     """All keys with whom they let in, oldest first."""
-    owners = {row.id: Tenant.of(row) for row in db.execute(sa.select(tenants))}
+    owners = {row.id: TenantRecord.from_row(row) for row in db.execute(sa.select(tenants))}
     rows = db.execute(sa.select(api_keys).order_by(api_keys.c.id))
-    return [(ApiKey.of(row), owners[row.tenant_id]) for row in rows]
+    return [(ApiKeyRecord.from_row(row), owners[row.tenant_id]) for row in rows]
 
 
 def revoke(db: sa.Connection, key_id: int, now: float) -> bool:
@@ -114,9 +114,9 @@ def revoke(db: sa.Connection, key_id: int, now: float) -> bool:
     is_it = sa.and_(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
     if not db.execute(sa.update(api_keys).where(is_it).values(revoked_at=now)).rowcount:
         return False
-    key = by_id(db, key_id)
+    key = find_by_id(db, key_id)
     assert key is not None
-    _note(db, key, "api_key_revoked", now)
+    _insert_audit(db, key, "api_key_revoked", now)
     return True
 
 

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from tinkex.store.schema import leases
 
-_HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
-_HOLDS = sa.select(leases.c.name).where(_HELD)
-_KEEP = sa.update(leases).where(_HELD)
+_IS_HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
+_FIND_HELD = sa.select(leases.c.name).where(_IS_HELD)
+_UPDATE_HELD = sa.update(leases).where(_IS_HELD)
 #: The `until` of a lease that its owner gave back.
-_RELEASED = 0.0
+_RELEASED_UNTIL = 0.0
 
 
 class LeaseState(NamedTuple):
@@ -27,7 +27,7 @@ class LeaseState(NamedTuple):
     until: float
 
 
-def acquire(
+def acquire_lease(
     db: sa.Connection, name: str, owner: str, *, until: float, expired: LeaseState | None = None
 ) -> int | LeaseState:
     """Take a lease that is free, expired or already this owner's; returns the new epoch.
@@ -40,23 +40,23 @@ def acquire(
         db.execute(sa.insert(leases).values(name=name, owner=owner, epoch=1, until=until))
         return 1
     state = LeaseState(held.epoch, held.until)
-    if held.owner != owner and state.until != _RELEASED and state != expired:
+    if held.owner != owner and state.until != _RELEASED_UNTIL and state != expired:
         return state
     taken = {"owner": owner, "epoch": state.epoch + 1, "until": until}
     db.execute(sa.update(leases).where(leases.c.name == name).values(taken))
     return state.epoch + 1
 
 
-def renew(db: sa.Connection, name: str, epoch: int, *, until: float) -> bool:
+def renew_lease(db: sa.Connection, name: str, epoch: int, *, until: float) -> bool:
     """Keep a lease; False if another owner has taken it. Each renewal needs another `until`."""
-    return bool(db.execute(_KEEP, {"lease": name, "number": epoch, "until": until}).rowcount)
+    return bool(db.execute(_UPDATE_HELD, {"lease": name, "number": epoch, "until": until}).rowcount)
 
 
-def holds(db: sa.Connection, name: str, epoch: int) -> bool:
+def has_lease(db: sa.Connection, name: str, epoch: int) -> bool:
     """Whether nobody has taken the lease since; a late owner may go on until somebody does."""
-    return db.scalar(_HOLDS, {"lease": name, "number": epoch}) is not None
+    return db.scalar(_FIND_HELD, {"lease": name, "number": epoch}) is not None
 
 
-def release(db: sa.Connection, name: str, epoch: int) -> None:
+def release_lease(db: sa.Connection, name: str, epoch: int) -> None:
     """Let somebody else take the lease at once. The row stays: numbers must not begin anew."""
-    db.execute(_KEEP, {"lease": name, "number": epoch, "until": _RELEASED})
+    db.execute(_UPDATE_HELD, {"lease": name, "number": epoch, "until": _RELEASED_UNTIL})

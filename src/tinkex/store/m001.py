@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 #: What the databases do not spell alike.
-_WORDS = {
+_TYPE_NAMES = {
     "sqlite": {
         "counter": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT",
         "serial": "INTEGER",
@@ -24,7 +24,7 @@ _WORDS = {
     },
 }
 
-_TABLES = """
+_STATEMENTS = """
 CREATE TABLE settings (
     name TEXT NOT NULL,
     value {json} NOT NULL,
@@ -260,6 +260,6 @@ CREATE TABLE leases (
 
 def statements(dialect: str) -> Iterator[str]:
     """The statements that make the tables, in the words of a database."""
-    for statement in _TABLES.format_map(_WORDS[dialect]).split(";"):
+    for statement in _STATEMENTS.format_map(_TYPE_NAMES[dialect]).split(";"):
         if statement.strip():
             yield statement.strip()

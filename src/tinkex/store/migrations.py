@@ -11,7 +11,7 @@ from tinkex.store import m001
 from tinkex.store.database import Database
 
 #: Kept apart from the other tables: it says which of them are there.
-_versions = sa.Table(
+_version_table = sa.Table(
     "schema_version", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True)
 )
 
@@ -74,9 +74,9 @@ MIGRATIONS: list[Callable[[sa.Connection], None]] = [
 
 def migrate(database: Database) -> int:
     """Run what has not run, and return the store's version; processes may do so at once."""
-    version = database.read(_version)
+    version = database.read(_current_version)
     while version < len(MIGRATIONS):
-        version = database.write(_take_step)
+        version = database.write(_apply_next)
     if version > len(MIGRATIONS):
         raise ConfigError(
             f"the store has version {version}, and this program knows {len(MIGRATIONS)}; "
@@ -85,18 +85,18 @@ def migrate(database: Database) -> int:
     return version
 
 
-def _version(db: sa.Connection) -> int:
-    if not sa.inspect(db).has_table(_versions.name):
+def _current_version(db: sa.Connection) -> int:
+    if not sa.inspect(db).has_table(_version_table.name):
         return 0
-    return db.scalar(sa.select(sa.func.max(_versions.c.version))) or 0
+    return db.scalar(sa.select(sa.func.max(_version_table.c.version))) or 0
 
 
-def _take_step(db: sa.Connection) -> int:
+def _apply_next(db: sa.Connection) -> int:
     """Run the next step, unless somebody else has; one transaction with its number."""
-    version = _version(db)
+    version = _current_version(db)
     if version >= len(MIGRATIONS):
         return version
-    _versions.create(db, checkfirst=True)
+    _version_table.create(db, checkfirst=True)
     MIGRATIONS[version](db)
-    db.execute(sa.insert(_versions).values(version=version + 1))
+    db.execute(sa.insert(_version_table).values(version=version + 1))
     return version + 1

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from tinkex.store.records import JobState, Tenant
+from tinkex.store.records import JobState, TenantRecord
 from tinkex.store.schema import jobs, steps, tenants
 
 
-class OpenWork(NamedTuple):
+class OpenJobs(NamedTuple):
     """Promises of one kind that are not kept yet."""
 
     kind: str
@@ -21,7 +21,7 @@ class OpenWork(NamedTuple):
     """When the oldest of them was made."""
 
 
-def open_work(db: sa.Connection, tenant_id: str) -> list[OpenWork]:
+def open_jobs_by_kind(db: sa.Connection, tenant_id: str) -> list[OpenJobs]:
     """A tenant's promises that are not kept yet, by kind, the longest waiting first."""
     is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
     num_waiting = sa.func.sum(is_queued)
@@ -33,12 +33,12 @@ def open_work(db: sa.Connection, tenant_id: str) -> list[OpenWork]:
         .order_by(oldest_at, jobs.c.kind)
     )
     return [
-        OpenWork(kind, int(waiting), total - int(waiting), oldest)
+        OpenJobs(kind, int(waiting), total - int(waiting), oldest)
         for kind, waiting, total, oldest in db.execute(query)
     ]
 
 
-def open_work_of_runs(
+def open_jobs_by_run(
     db: sa.Connection, tenant_id: str, run_ids: Collection[str]
 ) -> dict[str, tuple[int, int]]:
     """How many operations of each of these models are queued and running, where there are any."""
@@ -57,7 +57,7 @@ def open_work_of_runs(
     }
 
 
-def sampling_sessions(
+def sessions_with_open_samples(
     db: sa.Connection, tenant_id: str, session_ids: Collection[str]
 ) -> frozenset[str]:
     """Which of these sessions have samples that are not drawn yet."""
@@ -70,14 +70,14 @@ def sampling_sessions(
     return frozenset(db.scalars(query.distinct()))
 
 
-def oldest_step(db: sa.Connection, run_id: str) -> int | None:
+def oldest_step_no(db: sa.Connection, run_id: str) -> int | None:
     """The number of the oldest step that is remembered of a model."""
     query = sa.select(sa.func.min(steps.c.no)).where(steps.c.run_id == run_id)
     found: int | None = db.scalar(query)
     return found
 
 
-def find_tenant_named(db: sa.Connection, name: str) -> Tenant | None:
+def find_tenant_by_name(db: sa.Connection, name: str) -> TenantRecord | None:
     """The tenant of this name, if there is one."""
     row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
-    return None if row is None else Tenant.of(row)
+    return None if row is None else TenantRecord.from_row(row)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_for
-from tinkex.store.records import Process
+from tinkex.store.dialects import dialect_insert
+from tinkex.store.records import ProcessRecord
 from tinkex.store.schema import processes
 
 
-def enter(db: sa.Connection, process: Process) -> None:
+def register_process(db: sa.Connection, process: ProcessRecord) -> None:
     """Write down that a process serves; what was known of the same id is replaced."""
-    values = process.values()
-    statement = insert_for(db.dialect.name, processes).values(values)
+    values = process.to_columns()
+    statement = dialect_insert(db.dialect.name, processes).values(values)
     db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
 
-def leave(db: sa.Connection, process_id: str) -> None:
+def unregister_process(db: sa.Connection, process_id: str) -> None:
     """Forget a process that has ended."""
     db.execute(sa.delete(processes).where(processes.c.id == process_id))
 
 
-def alive(db: sa.Connection, role: str, *, since: float) -> list[Process]:
+def list_alive_processes(db: sa.Connection, role: str, *, since: float) -> list[ProcessRecord]:
     """Processes of a role that were seen since then, oldest first."""
     query = sa.select(processes).where(processes.c.role == role, processes.c.seen_at >= since)
     ordered = query.order_by(processes.c.started_at, processes.c.id)
-    return [Process.of(row) for row in db.execute(ordered)]
+    return [ProcessRecord.from_row(row) for row in db.execute(ordered)]
 
 
-def forget_dead(db: sa.Connection, *, before: float, after: float) -> None:
+def delete_dead_processes(db: sa.Connection, *, before: float, after: float) -> None:
     """Delete processes last seen before a moment, or after one that has yet to come.
 
     The latter were entered by a server that stopped before its machine's clock was set back.

@@ -43,9 +43,9 @@ class Quotas:
         """All quotas, in the order in which they are shown."""
         return [field.name for field in fields(cls)]
 
-    def changed(self, own: Mapping[str, Any] | None) -> Self:
+    def with_overrides(self, overrides: Mapping[str, Any] | None) -> Self:
         """These quotas with a tenant's own in their place; names of later versions are ignored."""
-        known = {name: value for name, value in (own or {}).items() if name in self.names()}
+        known = {name: value for name, value in (overrides or {}).items() if name in self.names()}
         return replace(self, **known)
 
     @property
@@ -54,14 +54,14 @@ class Quotas:
         return not any(getattr(self, name) for name in self.names())
 
 
-class Stored(NamedTuple):
+class StoredCheckpoints(NamedTuple):
     """The checkpoints of a tenant."""
 
     num_checkpoints: int
     num_bytes: int
 
 
-_OWN = sa.select(tenants.c.quotas).where(tenants.c.id == sa.bindparam("tenant_id"))
+_FIND_OVERRIDES = sa.select(tenants.c.quotas).where(tenants.c.id == sa.bindparam("tenant_id"))
 _OPEN_TOKENS = sa.select(sa.func.coalesce(sa.func.sum(jobs.c.num_tokens), 0)).where(
     jobs.c.finished_at.is_(None), jobs.c.tenant_id == sa.bindparam("tenant_id")
 )
@@ -72,17 +72,17 @@ _HOUR_TOKENS = sa.select(sa.func.coalesce(sa.func.sum(usage.c.amount), 0)).where
 )
 
 
-def of_tenant(db: sa.Connection, tenant_id: str, defaults: Quotas) -> Quotas:
+def get_quotas(db: sa.Connection, tenant_id: str, defaults: Quotas) -> Quotas:
     """The quotas of a tenant: its own, and the defaults for the rest."""
-    return defaults.changed(db.scalar(_OWN, {"tenant_id": tenant_id}))
+    return defaults.with_overrides(db.scalar(_FIND_OVERRIDES, {"tenant_id": tenant_id}))
 
 
-def set_own(db: sa.Connection, tenant_id: str, own: Mapping[str, int] | None) -> None:
+def set_overrides(db: sa.Connection, tenant_id: str, overrides: Mapping[str, int] | None) -> None:
     """Replace the quotas that a tenant has of its own; None leaves it the defaults."""
-    db.execute(sa.update(tenants).where(tenants.c.id == tenant_id).values(quotas=own))
+    db.execute(sa.update(tenants).where(tenants.c.id == tenant_id).values(quotas=overrides))
 
 
-def num_models(db: sa.Connection, tenant_id: str) -> int:
+def count_models(db: sa.Connection, tenant_id: str) -> int:
     """Models that can be trained, in sessions that are not finished."""
     query = (
         sa.select(sa.func.count())
@@ -96,9 +96,9 @@ def num_models(db: sa.Connection, tenant_id: str) -> int:
     return db.scalar(query) or 0
 
 
-def stored(
+def sum_stored(
     db: sa.Connection, tenant_id: str, now: float, replaced: TinkerPath | None = None
-) -> Stored:
+) -> StoredCheckpoints:
     """What a tenant's checkpoints are, without the one that another is about to replace.
 
     Unnamed sampler weights count with their bytes.
@@ -117,16 +117,16 @@ def stored(
     num_named = sa.func.sum(sa.case((checkpoints.c.is_ephemeral, 0), else_=1))
     query = sa.select(num_named, sa.func.sum(checkpoints.c.size_bytes)).where(is_kept)
     count, num_bytes = db.execute(query).one()
-    return Stored(int(count or 0), int(num_bytes or 0))
+    return StoredCheckpoints(int(count or 0), int(num_bytes or 0))
 
 
-def tokens_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
+def count_tokens_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
     """Tokens that a tenant has used since the last full hour."""
     hour = int(now // HOUR_SECONDS)
     return int(db.scalar(_HOUR_TOKENS, {"tenant_id": tenant_id, "this_hour": hour}) or 0)
 
 
-def sessions_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
+def count_sessions_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
     """Sessions that a tenant has created since the last full hour."""
     since = now - now % HOUR_SECONDS
     query = sa.select(sa.func.count()).where(
@@ -135,6 +135,6 @@ def sessions_this_hour(db: sa.Connection, tenant_id: str, now: float) -> int:
     return db.scalar(query) or 0
 
 
-def tokens_waiting(db: sa.Connection, tenant_id: str) -> int:
+def count_open_tokens(db: sa.Connection, tenant_id: str) -> int:
     """The most tokens that a tenant's open requests will use."""
     return int(db.scalar(_OPEN_TOKENS, {"tenant_id": tenant_id}) or 0)

@@ -36,17 +36,17 @@ class Record:
     """What all rows have in common."""
 
     @classmethod
-    def of(cls, row: sa.Row[Any]) -> Self:
+    def from_row(cls, row: sa.Row[Any]) -> Self:
         """The record of a row that holds its columns and no others."""
         return cls(**row._mapping)
 
-    def values(self) -> dict[str, Any]:
+    def to_columns(self) -> dict[str, Any]:
         """Its columns, to be stored."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant(Record):
+class TenantRecord(Record):
     """Whose things are whose."""
 
     id: str
@@ -56,7 +56,7 @@ class Tenant(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey(Record):
+class ApiKeyRecord(Record):
     """A key, without the key."""
 
     id: int
@@ -70,7 +70,7 @@ class ApiKey(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session(Record):
+class SessionRecord(Record):
     """A client's session."""
 
     id: str
@@ -89,7 +89,7 @@ class Session(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Record):
+class RunRecord(Record):
     """A model in training."""
 
     id: str
@@ -110,7 +110,7 @@ class Run(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler(Record):
+class SamplerRecord(Record):
     """A sampling session."""
 
     id: str
@@ -126,7 +126,7 @@ class Sampler(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(Record):
+class CheckpointRecord(Record):
     """Saved weights."""
 
     id: str
@@ -178,7 +178,7 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Record):
+class JobRecord(Record):
     """A promise, without its payload and its result."""
 
     no: int
@@ -208,13 +208,13 @@ class Job(Record):
     """When the cancellation of a pass was requested; the worker ends it."""
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the outcome is known."""
         return self.state in {JobState.DONE, JobState.FAILED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Record):
+class StepRecord(Record):
     """What was done when."""
 
     session_id: str
@@ -231,7 +231,7 @@ class Step(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage(Record):
+class UsageRecord(Record):
     """How much of one thing was used within one hour."""
 
     tenant_id: str
@@ -244,7 +244,7 @@ class Usage(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry(Record):
+class AuditRecord(Record):
     """Something worth remembering that a tenant did."""
 
     tenant_id: str
@@ -256,7 +256,7 @@ class AuditEntry(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process(Record):
+class ProcessRecord(Record):
     """A process that serves this store."""
 
     id: str

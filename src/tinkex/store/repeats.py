@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_unless
+from tinkex.store.dialects import insert_or_ignore
 from tinkex.store.schema import repeats
 
 
-def recall(db: sa.Connection, tenant_id: str, endpoint: str, key: str) -> str | None:
+def find_response(db: sa.Connection, tenant_id: str, endpoint: str, key: str) -> str | None:
     """What this request was answered with before."""
     return db.scalar(
         sa.select(repeats.c.answer).where(
@@ -19,7 +19,7 @@ def recall(db: sa.Connection, tenant_id: str, endpoint: str, key: str) -> str | 
     )
 
 
-def remember(
+def save_response(
     db: sa.Connection, tenant_id: str, endpoint: str, key: str, answer: str, now: float
 ) -> None:
     """Keep an answer; the first one holds."""
@@ -30,4 +30,4 @@ def remember(
         "answer": answer,
         "created_at": now,
     }
-    db.execute(insert_unless(db, repeats, "tenant_id", "endpoint", "key"), values)
+    db.execute(insert_or_ignore(db, repeats, "tenant_id", "endpoint", "key"), values)

@@ -15,7 +15,7 @@ _DAY_SECONDS = 86_400.0
 #: Payloads and results that one sweep removes, at most: longer ones hold the writers up.
 _MAX_BYTES = 64 * 2**20
 #: SQLite pages that are given back in one transaction.
-_PAGES_PER_SLICE = 512
+_PAGES_PER_TRANSACTION = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SweepResult:
     """How many rows a sweep removed."""
 
     num_jobs: int = 0
@@ -66,21 +66,21 @@ class Swept:
     """Whether another sweep would find more at once."""
 
 
-def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2000) -> Swept:
+def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2000) -> SweepResult:
     """Remove what is no longer needed, at most about `limit` rows of each kind.
 
     Unfinished jobs stay. So do jobs that changed a run and are in no snapshot of it: after a
     crash they are replayed; only their results go.
     """
-    num_results, more_results = _drop_results(db, policy, now, limit)
-    num_jobs, more_jobs = _drop_jobs(db, policy, now, limit)
-    num_completions = _drop_old(db, completions, now - policy.completions_seconds, limit)
-    num_repeats = _drop_old(db, repeats, now - policy.repeats_seconds, limit)
-    num_steps = _drop_steps(db, policy.steps_per_session, limit)
-    num_steps += _drop_first(db, steps, steps.c.finished_at, now - policy.steps_seconds, limit)
-    num_audit = _drop_first(db, audit, audit.c.at, now - policy.audit_seconds, limit)
+    num_results, more_results = _clear_results(db, policy, now, limit)
+    num_jobs, more_jobs = _delete_jobs(db, policy, now, limit)
+    num_completions = _delete_oldest(db, completions, now - policy.completions_seconds, limit)
+    num_repeats = _delete_oldest(db, repeats, now - policy.repeats_seconds, limit)
+    num_steps = _trim_steps(db, policy.steps_per_session, limit)
+    num_steps += _delete_leading(db, steps, steps.c.finished_at, now - policy.steps_seconds, limit)
+    num_audit = _delete_leading(db, audit, audit.c.at, now - policy.audit_seconds, limit)
     counts = (num_completions, num_repeats, num_steps, num_audit)
-    return Swept(
+    return SweepResult(
         num_jobs=num_jobs,
         num_results=num_results,
         num_completions=num_completions,
@@ -95,29 +95,29 @@ def sweep(db: sa.Connection, policy: RetentionPolicy, now: float, limit: int = 2
 _SIZE = (jobs.c.payload_bytes + jobs.c.result_bytes).label("size")
 
 
-def _is_replayed() -> sa.ColumnElement[bool]:
+def _is_needed_for_replay() -> sa.ColumnElement[bool]:
     """Whether a crash now would need the job again."""
     behind = sa.exists().where(runs.c.id == jobs.c.run_id, jobs.c.applied > runs.c.snapshot_applied)
     return sa.and_(jobs.c.applied.is_not(None), behind)
 
 
-def _drop_jobs(
+def _delete_jobs(
     db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
 ) -> tuple[int, bool]:
-    is_wanted = ~_is_replayed()
-    ripe = _ripe(db, policy, now, limit, is_wanted)
+    is_wanted = ~_is_needed_for_replay()
+    ripe = _list_expired(db, policy, now, limit, is_wanted)
     surplus = _count_surplus(db, policy.max_fetched, is_wanted)
     if surplus > 0:
-        too_many = _sized(db, _oldest_fetched(is_wanted).limit(min(surplus, limit)))
+        too_many = _ids_with_sizes(db, _oldest_fetched(is_wanted).limit(min(surplus, limit)))
         ripe = list(dict(ripe + too_many).items())
-    ids = bite(ripe, limit, _MAX_BYTES)
-    _note_forgotten(db, ids)
+    ids = take_within_limits(ripe, limit, _MAX_BYTES)
+    _update_forgotten_seq(db, ids)
     db.execute(sa.delete(completions).where(completions.c.job_id.in_(ids)))
     db.execute(sa.delete(jobs).where(jobs.c.id.in_(ids)))
     return len(ids), len(ids) < len(ripe) or len(ids) >= limit
 
 
-def _note_forgotten(db: sa.Connection, job_ids: list[str]) -> None:
+def _update_forgotten_seq(db: sa.Connection, job_ids: list[str]) -> None:
     """Remember how far each run's jobs are gone: their keys no longer tell that they were done."""
     query = (
         sa.select(jobs.c.run_id, sa.func.max(jobs.c.position))
@@ -132,17 +132,17 @@ def _note_forgotten(db: sa.Connection, job_ids: list[str]) -> None:
         )
 
 
-def _drop_results(
+def _clear_results(
     db: sa.Connection, policy: RetentionPolicy, now: float, limit: int
 ) -> tuple[int, bool]:
-    is_wanted = sa.and_(jobs.c.result.is_not(None), _is_replayed())
-    ripe = _ripe(db, policy, now, limit, is_wanted)
-    ids = bite(ripe, limit, _MAX_BYTES)
+    is_wanted = sa.and_(jobs.c.result.is_not(None), _is_needed_for_replay())
+    ripe = _list_expired(db, policy, now, limit, is_wanted)
+    ids = take_within_limits(ripe, limit, _MAX_BYTES)
     db.execute(sa.update(jobs).where(jobs.c.id.in_(ids)).values(result=None))
     return len(ids), len(ids) < len(ripe) or len(ids) >= limit
 
 
-def _ripe(
+def _list_expired(
     db: sa.Connection,
     policy: RetentionPolicy,
     now: float,
@@ -160,7 +160,7 @@ def _ripe(
         )
         .order_by(jobs.c.finished_at)
     )
-    return _sized(db, fetched.limit(limit)) + _sized(db, unfetched.limit(limit))
+    return _ids_with_sizes(db, fetched.limit(limit)) + _ids_with_sizes(db, unfetched.limit(limit))
 
 
 def _oldest_fetched(is_wanted: sa.ColumnElement[bool]) -> sa.Select[str, int]:
@@ -168,19 +168,19 @@ def _oldest_fetched(is_wanted: sa.ColumnElement[bool]) -> sa.Select[str, int]:
     return query.order_by(jobs.c.fetched_at, jobs.c.no)
 
 
-def _sized(db: sa.Connection, query: sa.Select[str, int]) -> list[tuple[str, int]]:
+def _ids_with_sizes(db: sa.Connection, query: sa.Select[str, int]) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in db.execute(query)]
 
 
-def _count_surplus(db: sa.Connection, kept: int, is_wanted: sa.ColumnElement[bool]) -> int:
+def _count_surplus(db: sa.Connection, num_kept: int, is_wanted: sa.ColumnElement[bool]) -> int:
     fetched = sa.select(sa.func.count()).where(jobs.c.fetched_at.is_not(None))
     # Almost always the index alone can tell that there are few enough.
-    if (db.scalar(fetched) or 0) <= kept:
+    if (db.scalar(fetched) or 0) <= num_kept:
         return 0
-    return (db.scalar(fetched.where(is_wanted)) or 0) - kept
+    return (db.scalar(fetched.where(is_wanted)) or 0) - num_kept
 
 
-def bite(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes: int) -> list[str]:
+def take_within_limits(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes: int) -> list[str]:
     """The first rows that are few and small enough together; always one, if there is one."""
     chosen: list[str] = []
     total = 0
@@ -193,7 +193,7 @@ def bite(rows: Iterable[tuple[str, int]], max_rows: int, max_bytes: int) -> list
 
 
 # --- everything else -------------------------------------------------------------------------
-def _drop_old(db: sa.Connection, table: sa.Table, before: float, limit: int) -> int:
+def _delete_oldest(db: sa.Connection, table: sa.Table, before: float, limit: int) -> int:
     """Remove the oldest rows of a table that knows when they were made."""
     keys = list(table.primary_key)
     oldest = sa.select(*keys).where(table.c.created_at <= before)
@@ -202,20 +202,20 @@ def _drop_old(db: sa.Connection, table: sa.Table, before: float, limit: int) -> 
     return db.execute(sa.delete(table).where(is_chosen)).rowcount
 
 
-def _drop_steps(db: sa.Connection, kept: int, limit: int) -> int:
+def _trim_steps(db: sa.Connection, num_kept: int, limit: int) -> int:
     """Shorten the sessions that were busy of late: only those can have become too long."""
     recent = sa.select(steps.c.session_id).order_by(steps.c.no.desc()).limit(limit).subquery()
     removed = 0
     for session_id in db.scalars(sa.select(recent.c.session_id).distinct()).all():
         if removed >= limit:
             break
-        removed += _shorten(db, session_id, kept, limit - removed)
+        removed += _trim_session_steps(db, session_id, num_kept, limit - removed)
     return removed
 
 
-def _shorten(db: sa.Connection, session_id: str, kept: int, limit: int) -> int:
+def _trim_session_steps(db: sa.Connection, session_id: str, num_kept: int, limit: int) -> int:
     of_session = sa.select(steps.c.no).where(steps.c.session_id == session_id)
-    newest_surplus = db.scalar(of_session.order_by(steps.c.no.desc()).offset(kept).limit(1))
+    newest_surplus = db.scalar(of_session.order_by(steps.c.no.desc()).offset(num_kept).limit(1))
     if newest_surplus is None:
         return 0
     surplus = of_session.where(steps.c.no <= newest_surplus).order_by(steps.c.no).limit(limit)
@@ -223,7 +223,7 @@ def _shorten(db: sa.Connection, session_id: str, kept: int, limit: int) -> int:
     return db.execute(sa.delete(steps).where(is_surplus)).rowcount
 
 
-def _drop_first(
+def _delete_leading(
     db: sa.Connection, table: sa.Table, at: sa.Column[float], before: float, limit: int
 ) -> int:
     """Remove old rows of a table that is numbered as rows come: they are among the first."""
@@ -237,20 +237,20 @@ def vacuum(database: Database) -> int:
     if not database.is_sqlite:
         return 0
     freed = 0
-    while num_pages := database.write(_free_slice):
+    while num_pages := database.write(_free_pages):
         freed += num_pages
     # The file itself shrinks when the log is copied into it; this never waits for anybody.
     database.read(lambda db: db.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").all())
     return freed
 
 
-def _free_slice(db: sa.Connection) -> int:
+def _free_pages(db: sa.Connection) -> int:
     def count() -> int:
         return int(db.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
     before = count()
     # One by one: asked for more, SQLite gives one back per row of an answer that has no columns,
     # and Python's driver does not fetch such rows.
-    for _ in range(min(before, _PAGES_PER_SLICE)):
+    for _ in range(min(before, _PAGES_PER_TRANSACTION)):
         db.exec_driver_sql("PRAGMA incremental_vacuum(1)")
     return before - count()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tinkex.store.records import JobState, Run, RunState
+from tinkex.store.records import JobState, RunRecord, RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions
 
 # Statements of every request are built once: that takes longer than running them.
@@ -14,15 +14,15 @@ _FIND = sa.select(runs).where(runs.c.id == sa.bindparam("run_id"))
 _TOUCH = sa.update(runs).where(runs.c.id == sa.bindparam("run_id"))
 
 
-def insert(db: sa.Connection, run: Run) -> None:
+def insert(db: sa.Connection, run: RunRecord) -> None:
     """Store a new model."""
-    db.execute(sa.insert(runs).values(run.values()))
+    db.execute(sa.insert(runs).values(run.to_columns()))
 
 
-def find(db: sa.Connection, run_id: str) -> Run | None:
+def find(db: sa.Connection, run_id: str) -> RunRecord | None:
     """A model by id."""
     row = db.execute(_FIND, {"run_id": run_id}).one_or_none()
-    return None if row is None else Run.of(row)
+    return None if row is None else RunRecord.from_row(row)
 
 
 def touch(db: sa.Connection, run_id: str, now: float) -> None:
@@ -56,7 +56,7 @@ def set_snapshot(db: sa.Connection, run_id: str, directory: str, applied: int) -
     return before if before != directory else None
 
 
-def forget_unloaded(db: sa.Connection) -> list[str]:
+def clear_unloaded(db: sa.Connection) -> list[str]:
     """Drop what unloaded models would come back from; returns directories nobody needs now."""
     has_state = sa.or_(runs.c.snapshot.is_not(None), runs.c.snapshot_applied < runs.c.applied)
     query = sa.select(runs.c.id, runs.c.snapshot).where(
@@ -74,12 +74,12 @@ def forget_unloaded(db: sa.Connection) -> list[str]:
     return [row.snapshot for row in found if row.snapshot is not None]
 
 
-def snapshot_names(db: sa.Connection) -> set[str]:
+def list_snapshots(db: sa.Connection) -> set[str]:
     """The directories of all states that are in use."""
     return {name for name in db.scalars(sa.select(runs.c.snapshot)) if name is not None}
 
 
-def page(
+def list_page(
     db: sa.Connection,
     tenant_id: str,
     *,
@@ -88,27 +88,29 @@ def page(
     with_public: bool = False,
     project_id: str | None = None,
     search: str | None = None,
-) -> tuple[list[Run], int]:
+) -> tuple[list[RunRecord], int]:
     """A tenant's models, newest first, and how many there are in all.
 
     `with_public` adds those of others that have a published checkpoint; `search` is the beginning
     of an id or a part of a name.
     """
     mine = runs.c.tenant_id == tenant_id
-    condition = sa.or_(mine, runs.c.id.in_(_published())) if with_public else mine
+    condition = sa.or_(mine, runs.c.id.in_(_select_published())) if with_public else mine
     query = sa.select(runs).where(condition)
     if project_id is not None or search is not None:
         query = query.join(sessions, sessions.c.id == runs.c.session_id)
     if project_id is not None:
         query = query.where(sessions.c.project_id == project_id)
     if search is not None:
-        query = query.where(_is_like(tenant_id, search))
+        query = query.where(_is_search_match(tenant_id, search))
     total = db.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
     ordered = query.order_by(runs.c.created_at.desc(), runs.c.id.desc())
-    return [Run.of(row) for row in db.execute(ordered.limit(limit).offset(offset))], total
+    return [
+        RunRecord.from_row(row) for row in db.execute(ordered.limit(limit).offset(offset))
+    ], total
 
 
-def _is_like(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
+def _is_search_match(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
     """Whether an id begins so or a name contains it; names of others are not searched."""
     name = runs.c.user_metadata["name"].as_string()
     is_named = sa.or_(
@@ -123,26 +125,28 @@ def _is_like(tenant_id: str, search: str) -> sa.ColumnElement[bool]:
     )
 
 
-def rename(db: sa.Connection, run: Run, name: str | None) -> None:
+def rename(db: sa.Connection, run: RunRecord, name: str | None) -> None:
     """Set the name of a model, or remove it."""
     others = {key: value for key, value in (run.user_metadata or {}).items() if key != "name"}
     metadata = others if name is None else others | {"name": name}
     db.execute(sa.update(runs).where(runs.c.id == run.id).values(user_metadata=metadata or None))
 
 
-def _published() -> sa.Select[str]:
+def _select_published() -> sa.Select[str]:
     return sa.select(checkpoints.c.run_id).where(
         checkpoints.c.is_public, checkpoints.c.deleted_at.is_(None)
     )
 
 
-def of_session(db: sa.Connection, session_id: str) -> list[Run]:
+def list_by_session(db: sa.Connection, session_id: str) -> list[RunRecord]:
     """A session's models, oldest first."""
     query = sa.select(runs).where(runs.c.session_id == session_id)
-    return [Run.of(row) for row in db.execute(query.order_by(runs.c.created_at, runs.c.id))]
+    return [
+        RunRecord.from_row(row) for row in db.execute(query.order_by(runs.c.created_at, runs.c.id))
+    ]
 
 
-def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
+def list_idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
     """Which of these models nothing waits for and whose session is over: memory is not for them."""
     query = (
         sa.select(runs.c.id)
@@ -151,13 +155,13 @@ def idle(db: sa.Connection, run_ids: Sequence[str]) -> list[str]:
             runs.c.id.in_(run_ids),
             runs.c.state == RunState.READY,
             sa.or_(sessions.c.finished_at.is_not(None), sessions.c.expired_at.is_not(None)),
-            ~_has_work(),
+            ~_has_open_jobs(),
         )
     )
     return list(db.scalars(query))
 
 
-def _has_work() -> sa.ColumnElement[bool]:
+def _has_open_jobs() -> sa.ColumnElement[bool]:
     """Whether an operation of a model waits or runs."""
     return (
         sa.exists()
@@ -166,7 +170,7 @@ def _has_work() -> sa.ColumnElement[bool]:
     )
 
 
-def release(db: sa.Connection, *, finished_before: float, expired_before: float) -> None:
+def unload_unused(db: sa.Connection, *, finished_before: float, expired_before: float) -> None:
     """Unload models that nobody will use again; their checkpoints stay.
 
     Their client said so, or was not heard of for long.
@@ -177,6 +181,6 @@ def release(db: sa.Connection, *, finished_before: float, expired_before: float)
     )
     over = sa.select(runs.c.id).join(sessions, sessions.c.id == runs.c.session_id).where(is_over)
     unloaded = sa.update(runs).where(
-        runs.c.state == RunState.READY, runs.c.id.in_(over), ~_has_work()
+        runs.c.state == RunState.READY, runs.c.id.in_(over), ~_has_open_jobs()
     )
     db.execute(unloaded.values(state=RunState.UNLOADED))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_unless
-from tinkex.store.records import Sampler
+from tinkex.store.dialects import insert_or_ignore
+from tinkex.store.records import SamplerRecord
 from tinkex.store.schema import samplers
 
 _TOUCH = sa.update(samplers).where(
@@ -14,15 +14,15 @@ _TOUCH = sa.update(samplers).where(
 _FIND = sa.select(samplers).where(samplers.c.id == sa.bindparam("sampler_id"))
 
 
-def insert(db: sa.Connection, sampler: Sampler) -> None:
+def insert(db: sa.Connection, sampler: SamplerRecord) -> None:
     """Store a new sampling session; if its id is known, nothing happens."""
-    db.execute(insert_unless(db, samplers, "id"), sampler.values())
+    db.execute(insert_or_ignore(db, samplers, "id"), sampler.to_columns())
 
 
-def find(db: sa.Connection, sampler_id: str) -> Sampler | None:
+def find(db: sa.Connection, sampler_id: str) -> SamplerRecord | None:
     """A sampling session by id."""
     row = db.execute(_FIND, {"sampler_id": sampler_id}).one_or_none()
-    return None if row is None else Sampler.of(row)
+    return None if row is None else SamplerRecord.from_row(row)
 
 
 def touch(db: sa.Connection, sampler_id: str, now: float, seconds: float = 0.0) -> None:
@@ -30,14 +30,14 @@ def touch(db: sa.Connection, sampler_id: str, now: float, seconds: float = 0.0) 
     db.execute(_TOUCH, {"touched": sampler_id, "used_at": now, "before": now - seconds})
 
 
-def of_session(db: sa.Connection, session_id: str) -> list[Sampler]:
+def list_by_session(db: sa.Connection, session_id: str) -> list[SamplerRecord]:
     """A session's sampling sessions, oldest first."""
     query = sa.select(samplers).where(samplers.c.session_id == session_id)
     ordered = query.order_by(samplers.c.created_at, samplers.c.id)
-    return [Sampler.of(row) for row in db.execute(ordered)]
+    return [SamplerRecord.from_row(row) for row in db.execute(ordered)]
 
 
-def join(db: sa.Connection, sampler_id: str) -> int:
+def add_clone(db: sa.Connection, sampler_id: str) -> int:
     """Give one more client a number of its own, from 1; the sampling session must exist."""
     statement = (
         sa.update(samplers)

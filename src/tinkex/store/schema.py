@@ -20,7 +20,7 @@ Time = sa.Double
 Json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 
 
-def _where(condition: str) -> dict[str, Any]:
+def _partial_index(condition: str) -> dict[str, Any]:
     """An index over some rows only. SQLite finds it where a query says the same in its words."""
     sqlite = f"{condition} = 1" if " " not in condition else condition
     return {"sqlite_where": sa.text(sqlite), "postgresql_where": sa.text(condition)}
@@ -145,16 +145,16 @@ checkpoints = sa.Table(
     sa.Index("checkpoints_by_run", "run_id", "created_at"),
     sa.Index("checkpoints_by_session", "session_id"),
     sa.Index("checkpoints_by_end", "expires_at"),
-    sa.Index("checkpoints_deleted", "id", **_where("deleted_at IS NOT NULL")),
-    sa.Index("checkpoints_ephemeral", "session_id", **_where("is_ephemeral")),
-    sa.Index("checkpoints_public", "run_id", **_where("is_public")),
+    sa.Index("checkpoints_deleted", "id", **_partial_index("deleted_at IS NOT NULL")),
+    sa.Index("checkpoints_ephemeral", "session_id", **_partial_index("is_ephemeral")),
+    sa.Index("checkpoints_public", "run_id", **_partial_index("is_public")),
     sa.Index(
         "checkpoints_by_path",
         "run_id",
         "segment",
         "name",
         unique=True,
-        **_where("deleted_at IS NULL"),
+        **_partial_index("deleted_at IS NULL"),
     ),
 )
 """Saved weights. Their files are in the directory `checkpoints/<id>` of the home; an ephemeral one
@@ -192,11 +192,15 @@ jobs = sa.Table(
     sa.Column("cancelled_at", Time),
     sa.Index("jobs_by_state", "state", "no"),
     sa.Index(
-        "jobs_open", "tenant_id", "payload_bytes", "num_tokens", **_where("finished_at IS NULL")
+        "jobs_open",
+        "tenant_id",
+        "payload_bytes",
+        "num_tokens",
+        **_partial_index("finished_at IS NULL"),
     ),
     sa.Index("jobs_by_run", "run_id", "applied"),
-    sa.Index("jobs_fetched", "fetched_at", **_where("fetched_at IS NOT NULL")),
-    sa.Index("jobs_unfetched", "finished_at", **_where("fetched_at IS NULL")),
+    sa.Index("jobs_fetched", "fetched_at", **_partial_index("fetched_at IS NOT NULL")),
+    sa.Index("jobs_unfetched", "finished_at", **_partial_index("fetched_at IS NULL")),
     sqlite_autoincrement=True,
 )
 """Promises. `no` is the order of arrival, `position` the place within the run, `applied` the place

@@ -10,65 +10,65 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from tinkex import types
-from tinkex.store.records import Session
+from tinkex.store.records import SessionRecord
 from tinkex.store.schema import checkpoints, sessions
-from tinkex.store.sessions import COLUMNS
+from tinkex.store.sessions import SESSION_COLUMNS
 
 
-class SessionFacts(NamedTuple):
+class SessionWithStorage(NamedTuple):
     """A session, and what it has saved that is still there."""
 
-    session: Session
+    session: SessionRecord
     num_checkpoints: int
     checkpoint_bytes: int
 
 
-class Found(NamedTuple):
+class SessionSearchPage(NamedTuple):
     """A page, and where the next one begins; None if this is the last."""
 
-    sessions: list[SessionFacts]
+    sessions: list[SessionWithStorage]
     next_cursor: types.SessionSearchCursor | None
 
 
 def search(
     db: sa.Connection, tenant_id: str, owner_urn: str, request: types.SessionSearchRequest
-) -> Found:
+) -> SessionSearchPage:
     """A page of a tenant's sessions that fit; `owner_urn` is what the tenant is called outside."""
     owner = request.owner
     # There are no teams here: nobody may list another tenant's sessions.
     if isinstance(owner, types.UserSearchOwner) and owner_urn not in owner.owner_urns:
-        return Found([], None)
+        return SessionSearchPage([], None)
     query = (
-        sa.select(*COLUMNS)
+        sa.select(*SESSION_COLUMNS)
         .where(sessions.c.tenant_id == tenant_id, *_conditions(db, tenant_id, request))
         .order_by(sessions.c.created_at.desc(), sessions.c.id.desc())
         .limit(request.limit + 1)
     )
-    found = [Session.of(row) for row in db.execute(query)]
+    found = [SessionRecord.from_row(row) for row in db.execute(query)]
     shown = found[: request.limit]
     cursor = _cursor_after(shown[-1]) if len(found) > len(shown) else None
-    return Found(_with_facts(db, shown), cursor)
+    return SessionSearchPage(_add_storage(db, shown), cursor)
 
 
-def _cursor_after(session: Session) -> types.SessionSearchCursor:
+def _cursor_after(session: SessionRecord) -> types.SessionSearchCursor:
     return types.SessionSearchCursor(
         last_created_at=datetime.fromtimestamp(session.created_at, UTC),
         last_session_id=session.id,
     )
 
 
-def _with_facts(db: sa.Connection, shown: Sequence[Session]) -> list[SessionFacts]:
+def _add_storage(db: sa.Connection, found: Sequence[SessionRecord]) -> list[SessionWithStorage]:
     query = (
         sa.select(checkpoints.c.session_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes))
         .where(
-            checkpoints.c.session_id.in_([session.id for session in shown]),
+            checkpoints.c.session_id.in_([session.id for session in found]),
             checkpoints.c.deleted_at.is_(None),
             ~checkpoints.c.is_ephemeral,
         )
         .group_by(checkpoints.c.session_id)
     )
     saved = {row[0]: (row[1], int(row[2])) for row in db.execute(query)}
-    return [SessionFacts(session, *saved.get(session.id, (0, 0))) for session in shown]
+    return [SessionWithStorage(session, *saved.get(session.id, (0, 0))) for session in found]
 
 
 def _conditions(
@@ -80,7 +80,7 @@ def _conditions(
     if request.session_id is not None or request.display_name is not None:
         found.append(_is_named(request))
     if request.statuses is not None:
-        found.append(sa.or_(*(_is_in_state(query) for query in request.statuses)))
+        found.append(sa.or_(*(_has_status(query) for query in request.statuses)))
     if request.cursor is not None:
         found.append(_is_after(request.cursor, tenant_id))
     return found
@@ -107,7 +107,7 @@ def _is_named(request: types.SessionSearchRequest) -> sa.ColumnElement[bool]:
     return sa.or_(*either)
 
 
-def _is_in_state(query: types.SessionStatusQuery) -> sa.ColumnElement[bool]:
+def _has_status(query: types.SessionStatusQuery) -> sa.ColumnElement[bool]:
     if isinstance(query, types.ClientFinishedSessionStatusQuery):
         if query.reasons is None:
             return sessions.c.finished_at.is_not(None)

@@ -6,34 +6,34 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from tinkex.store.records import Session
+from tinkex.store.records import SessionRecord
 from tinkex.store.schema import checkpoints, sessions
 
 #: What a record holds: the name to search by is ours alone.
-COLUMNS = [column for column in sessions.c if column.name != "search_name"]
+SESSION_COLUMNS = [column for column in sessions.c if column.name != "search_name"]
 
-_FIND = sa.select(*COLUMNS).where(sessions.c.id == sa.bindparam("session_id"))
+_FIND = sa.select(*SESSION_COLUMNS).where(sessions.c.id == sa.bindparam("session_id"))
 
 
-def insert(db: sa.Connection, session: Session) -> None:
+def insert(db: sa.Connection, session: SessionRecord) -> None:
     """Store a new session."""
-    values = session.values() | {"search_name": (session.display_name or "").lower()}
+    values = session.to_columns() | {"search_name": (session.display_name or "").lower()}
     db.execute(sa.insert(sessions).values(values))
 
 
-def find(db: sa.Connection, session_id: str) -> Session | None:
+def find(db: sa.Connection, session_id: str) -> SessionRecord | None:
     """A session by id."""
     row = db.execute(_FIND, {"session_id": session_id}).one_or_none()
-    return None if row is None else Session.of(row)
+    return None if row is None else SessionRecord.from_row(row)
 
 
-def by_id(db: sa.Connection, session_ids: Collection[str]) -> dict[str, Session]:
+def find_many(db: sa.Connection, session_ids: Collection[str]) -> dict[str, SessionRecord]:
     """These sessions by id."""
-    query = sa.select(*COLUMNS).where(sessions.c.id.in_(session_ids))
-    return {row.id: Session.of(row) for row in db.execute(query)}
+    query = sa.select(*SESSION_COLUMNS).where(sessions.c.id.in_(session_ids))
+    return {row.id: SessionRecord.from_row(row) for row in db.execute(query)}
 
 
-def beat(db: sa.Connection, session_id: str, now: float) -> None:
+def touch(db: sa.Connection, session_id: str, now: float) -> None:
     """Note that a session's client is there."""
     db.execute(
         sa.update(sessions).where(sessions.c.id == session_id).values(seen_at=now, expired_at=None)
@@ -49,7 +49,7 @@ def finish(db: sa.Connection, session_id: str, reason: str, detail: str | None, 
     )
 
 
-def page(db: sa.Connection, tenant_id: str, *, limit: int, offset: int) -> list[str]:
+def list_ids(db: sa.Connection, tenant_id: str, *, limit: int, offset: int) -> list[str]:
     """The ids of a tenant's sessions, newest first."""
     query = (
         sa.select(sessions.c.id)
@@ -66,7 +66,7 @@ def assign_project(db: sa.Connection, session_id: str, project_id: str) -> None:
     db.execute(sa.update(checkpoints).where(checkpoints.c.session_id == session_id).values(moved))
 
 
-def expire(db: sa.Connection, *, unseen_since: float, now: float) -> int:
+def expire_unseen(db: sa.Connection, *, unseen_since: float, now: float) -> int:
     """Give up sessions that were not heard of since then; returns how many."""
     return db.execute(
         sa.update(sessions)

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tinkex.ids import new_id
-from tinkex.store.dialects import insert_for
+from tinkex.store.dialects import dialect_insert
 from tinkex.store.schema import settings
 
-_SECRET = "secret"
+_SECRET_NAME = "secret"
 _SECRET_BYTES = 32
 
 
@@ -22,20 +22,20 @@ def get(db: sa.Connection, name: str) -> Any | None:
 
 def put(db: sa.Connection, name: str, value: Any) -> None:
     """Store a fact; the newest holds."""
-    statement = insert_for(db.dialect.name, settings).values(name=name, value=value)
+    statement = dialect_insert(db.dialect.name, settings).values(name=name, value=value)
     db.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
 
 
-def secret(db: sa.Connection) -> bytes:
+def get_or_create_secret(db: sa.Connection) -> bytes:
     """What this store signs with: random, made by the first who asks. Call it inside a write."""
-    known = get(db, _SECRET)
+    known = get(db, _SECRET_NAME)
     if known is None:
         known = secrets.token_hex(_SECRET_BYTES)
-        put(db, _SECRET, known)
+        put(db, _SECRET_NAME, known)
     return bytes.fromhex(known)
 
 
-def store_id(db: sa.Connection) -> str:
+def get_or_create_store_id(db: sa.Connection) -> str:
     """What tells this store from all others, made once; call it inside a write."""
     known = get(db, "store_id")
     if known is None:

@@ -8,32 +8,32 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tinkex.store.records import Step
+from tinkex.store.records import StepRecord
 from tinkex.store.schema import runs, steps
 
 #: The kind of a step that the run counts.
 OPTIM_STEP = "optim_step"
 
 _INSERT = sa.insert(steps)
-_COUNT = (
+_INCREMENT_NUM_STEPS = (
     sa.update(runs)
     .where(runs.c.id == sa.bindparam("counted"))
     .values(num_steps=runs.c.num_steps + 1)
 )
 
 
-def insert(db: sa.Connection, step: Step) -> None:
+def insert(db: sa.Connection, step: StepRecord) -> None:
     """Store a step; a run counts its optimizer steps."""
-    db.execute(_INSERT, step.values() | {"metrics": _as_json(step.metrics)})
+    db.execute(_INSERT, step.to_columns() | {"metrics": _as_json(step.metrics)})
     if step.kind == OPTIM_STEP and step.run_id is not None:
-        db.execute(_COUNT, {"counted": step.run_id})
+        db.execute(_INCREMENT_NUM_STEPS, {"counted": step.run_id})
 
 
-def of_run(
+def list_by_run(
     db: sa.Connection, run_id: str, *, limit: int, after_no: int = 0
-) -> list[tuple[int, Step]]:
+) -> list[tuple[int, StepRecord]]:
     """The newest steps of a model after that number, oldest first, with their numbers."""
-    return _newest(db, sa.and_(steps.c.run_id == run_id, steps.c.no > after_no), limit)
+    return _list_newest(db, sa.and_(steps.c.run_id == run_id, steps.c.no > after_no), limit)
 
 
 def add_metrics(
@@ -42,7 +42,7 @@ def add_metrics(
     """Add metrics to the optimizer step at a place of a run; False if there is none."""
     found = db.execute(
         sa.select(steps.c.no, steps.c.metrics)
-        .where(_of_kind(run_id, OPTIM_STEP), steps.c.position == position)
+        .where(_is_kind(run_id, OPTIM_STEP), steps.c.position == position)
         .order_by(steps.c.no.desc())
         .limit(1)
     ).one_or_none()
@@ -53,50 +53,56 @@ def add_metrics(
     return True
 
 
-def closed_by(db: sa.Connection, run_id: str, kind: str, *, after_no: int, limit: int) -> list[int]:
+def first_numbers_of_kind(
+    db: sa.Connection, run_id: str, kind: str, *, after_no: int, limit: int
+) -> list[int]:
     """The numbers of a model's first steps of a kind after that number, in their order."""
-    query = sa.select(steps.c.no).where(_of_kind(run_id, kind), steps.c.no > after_no)
+    query = sa.select(steps.c.no).where(_is_kind(run_id, kind), steps.c.no > after_no)
     return list(db.scalars(query.order_by(steps.c.no).limit(limit)))
 
 
-def last_closed_by(db: sa.Connection, run_id: str, kind: str, *, limit: int) -> list[int]:
+def last_numbers_of_kind(db: sa.Connection, run_id: str, kind: str, *, limit: int) -> list[int]:
     """The numbers of a model's newest steps of a kind, in their order."""
-    query = sa.select(steps.c.no).where(_of_kind(run_id, kind))
+    query = sa.select(steps.c.no).where(_is_kind(run_id, kind))
     return list(db.scalars(query.order_by(steps.c.no.desc()).limit(limit)))[::-1]
 
 
 def count_after(db: sa.Connection, run_id: str, kind: str, after_no: int) -> int:
     """How many steps of a kind a model has after that number."""
-    query = sa.select(sa.func.count()).where(_of_kind(run_id, kind), steps.c.no > after_no)
+    query = sa.select(sa.func.count()).where(_is_kind(run_id, kind), steps.c.no > after_no)
     return db.scalar(query) or 0
 
 
-def between(db: sa.Connection, run_id: str, after_no: int, last_no: int) -> list[tuple[int, Step]]:
+def list_between(
+    db: sa.Connection, run_id: str, after_no: int, last_no: int
+) -> list[tuple[int, StepRecord]]:
     """The steps of a model after one number up to another, oldest first, with their numbers."""
     is_inside = sa.and_(steps.c.run_id == run_id, steps.c.no > after_no, steps.c.no <= last_no)
-    return [_read(row) for row in db.execute(sa.select(steps).where(is_inside).order_by("no"))]
+    return [
+        _numbered_step(row) for row in db.execute(sa.select(steps).where(is_inside).order_by("no"))
+    ]
 
 
-def _of_kind(run_id: str, kind: str) -> sa.ColumnElement[bool]:
+def _is_kind(run_id: str, kind: str) -> sa.ColumnElement[bool]:
     return sa.and_(steps.c.run_id == run_id, steps.c.kind == kind)
 
 
-def of_session(db: sa.Connection, session_id: str, *, limit: int) -> list[Step]:
+def list_by_session(db: sa.Connection, session_id: str, *, limit: int) -> list[StepRecord]:
     """The newest steps of a session, oldest first."""
-    return [step for _, step in _newest(db, steps.c.session_id == session_id, limit)]
+    return [step for _, step in _list_newest(db, steps.c.session_id == session_id, limit)]
 
 
-def _newest(
+def _list_newest(
     db: sa.Connection, condition: sa.ColumnElement[bool], limit: int
-) -> list[tuple[int, Step]]:
+) -> list[tuple[int, StepRecord]]:
     rows = db.execute(sa.select(steps).where(condition).order_by(steps.c.no.desc()).limit(limit))
-    return [_read(row) for row in reversed(rows.all())]
+    return [_numbered_step(row) for row in reversed(rows.all())]
 
 
-def _read(row: sa.Row[Any]) -> tuple[int, Step]:
+def _numbered_step(row: sa.Row[Any]) -> tuple[int, StepRecord]:
     values: dict[str, Any] = dict(row._mapping)
     no = values.pop("no")
-    return no, Step(**values | {"metrics": _from_json(row.metrics)})
+    return no, StepRecord(**values | {"metrics": _from_json(row.metrics)})
 
 
 def _as_json(metrics: Mapping[str, float] | None) -> dict[str, float | str] | None:

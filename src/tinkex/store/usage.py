@@ -7,15 +7,15 @@ from functools import cache
 
 import sqlalchemy as sa
 
-from tinkex.store.dialects import insert_for
-from tinkex.store.records import Usage
+from tinkex.store.dialects import dialect_insert
+from tinkex.store.records import UsageRecord
 from tinkex.store.schema import usage
 
 #: `Usage.hour` counts these since 1970.
 HOUR_SECONDS = 3600
 
 
-def add(  # noqa: PLR0913 - the columns of the sum, by name
+def add_usage(  # noqa: PLR0913 - the columns of the sum, by name
     db: sa.Connection,
     *,
     tenant_id: str,
@@ -35,17 +35,17 @@ def add(  # noqa: PLR0913 - the columns of the sum, by name
         "kind": kind,
         "hour": math.floor(now / HOUR_SECONDS),
     }
-    db.execute(_add_up(db.dialect.name), place | {"amount": amount})
+    db.execute(_upsert_usage(db.dialect.name), place | {"amount": amount})
 
 
 @cache
-def _add_up(dialect: str) -> sa.Executable:
-    statement = insert_for(dialect, usage)
+def _upsert_usage(dialect: str) -> sa.Executable:
+    statement = dialect_insert(dialect, usage)
     more = {"amount": usage.c.amount + statement.excluded.amount}
     return statement.on_conflict_do_update(index_elements=list(usage.primary_key), set_=more)
 
 
-def between(db: sa.Connection, tenant_id: str, start: float, end: float) -> list[Usage]:
+def list_usage(db: sa.Connection, tenant_id: str, start: float, end: float) -> list[UsageRecord]:
     """What a tenant used in the hours that a span of time touches, in their order."""
     query = sa.select(usage).where(
         usage.c.tenant_id == tenant_id,
@@ -53,10 +53,10 @@ def between(db: sa.Connection, tenant_id: str, start: float, end: float) -> list
         usage.c.hour < math.ceil(end / HOUR_SECONDS),
     )
     ordered = query.order_by(usage.c.hour, usage.c.session_id, usage.c.run_id, usage.c.kind)
-    return [Usage.of(row) for row in db.execute(ordered)]
+    return [UsageRecord.from_row(row) for row in db.execute(ordered)]
 
 
-def totals(db: sa.Connection, tenant_id: str, run_id: str) -> dict[str, int]:
+def usage_totals(db: sa.Connection, tenant_id: str, run_id: str) -> dict[str, int]:
     """What a model used in all, by kind."""
     query = sa.select(usage.c.kind, sa.func.sum(usage.c.amount)).where(
         usage.c.tenant_id == tenant_id, usage.c.run_id == run_id

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tinkex.types import ForwardBackwardRequest
-from tinkex.wire.compression import decompress
+from tinkex.wire.compression import decompress_zstd
 from tinkex.wire.proto import decode_forward_backward_request
 
 #: What a request may grow to when it is unpacked.
@@ -105,7 +105,7 @@ class Call:
         """The body without its compression; ValueError if it is not what it says."""
         if self.headers.get("content-encoding", "") != "zstd":
             return self.body
-        return decompress(self.body, MAX_UNPACKED_BYTES)
+        return decompress_zstd(self.body, MAX_UNPACKED_BYTES)
 
     def _read_proto(self) -> tuple[ForwardBackwardRequest, bool]:
         return decode_forward_backward_request(self.unpacked_body())

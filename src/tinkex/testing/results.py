@@ -8,7 +8,7 @@ from tinkex.testing.dialects import Dialect
 from tinkex.testing.promises import Job, JobState
 from tinkex.types import ForwardBackwardOutput, SampleResponse
 from tinkex.wire.codec import encode_json
-from tinkex.wire.faults import write_fault
+from tinkex.wire.faults import make_error_body
 from tinkex.wire.proto import encode_forward_backward_output, encode_sample_response
 
 #: Results above this may be announced by their size first.
@@ -46,7 +46,7 @@ def pending(job: Job, dialect: Dialect) -> Answer:
 
 def _failure(job: Job, dialect: Dialect) -> Answer:
     if not dialect.fails_by_status:
-        return json_answer(write_fault(job.error, job.category))
+        return json_answer(make_error_body(job.error, job.category))
     if job.category is RequestErrorCategory.User:
         return json_answer({"detail": job.error}, 400)
     return json_answer({"detail": "Unknown error"}, 500)

@@ -302,7 +302,7 @@ _MODULE_BY_NAME = {
     name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()
 }
 #: Names that values of the public ones lead to; `tinker.types` keeps them in its modules.
-_LESS_PUBLIC = {
+_UNEXPORTED_NAMES = {
     "CustomLossNodeOp",
     "GenericEvent",
     "OptimParamsBase",
@@ -313,7 +313,7 @@ _LESS_PUBLIC = {
 }
 #: What only tinkex servers say; `tinker.types` has no such names.
 _OWN = {"RunMetricsResponse", "RunSessionStatus", "RunStep"}
-__all__ = sorted(_MODULE_BY_NAME.keys() - _LESS_PUBLIC - _OWN)
+__all__ = sorted(_MODULE_BY_NAME.keys() - _UNEXPORTED_NAMES - _OWN)
 
 # Checkers must not see this: they would take every misspelled name for an Any.
 if not TYPE_CHECKING:

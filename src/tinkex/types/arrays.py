@@ -18,12 +18,12 @@ from tinkex.errors import InvalidInput
 
 Array: TypeAlias = npt.NDArray[Any]
 Indices: TypeAlias = npt.NDArray[np.int64]
-Dtype: TypeAlias = Literal["int64", "float32"]
+WireDtypeName: TypeAlias = Literal["int64", "float32"]
 _MAX_SIZE = 2**31
 _PACK_CODE = {"int64": "q", "float32": "f"}
 
 
-def as_array(name: str, data: Any, dtype: Dtype) -> Array:
+def as_array(name: str, data: Any, dtype: WireDtypeName) -> Array:
     """An array of the wanted type; an array that already has it is not copied."""
     if isinstance(data, np.ndarray):
         return data if data.dtype == dtype else _cast(name, data, dtype)
@@ -32,7 +32,7 @@ def as_array(name: str, data: Any, dtype: Dtype) -> Array:
     packed = _pack(data, dtype) if isinstance(data, list | tuple) else None
     if packed is not None:
         return np.frombuffer(packed, dtype=dtype)
-    return _cast(name, _numbers(name, data), dtype)
+    return _cast(name, _numeric_array(name, data), dtype)
 
 
 def infer_array(name: str, data: Sequence[Any]) -> Array:
@@ -40,11 +40,11 @@ def infer_array(name: str, data: Sequence[Any]) -> Array:
     packed = _pack(data, "int64")
     if packed is not None:
         return np.frombuffer(packed, dtype=np.int64)
-    array = _numbers(name, data)
+    array = _numeric_array(name, data)
     return _cast(name, array, "int64" if array.dtype.kind in "iu" else "float32")
 
 
-def _pack(data: Sequence[Any], dtype: Dtype) -> bytearray | None:
+def _pack(data: Sequence[Any], dtype: WireDtypeName) -> bytearray | None:
     """The numbers of a flat list as bytes, or None if it is not flat or does not fit the type.
 
     Packing is twice as fast as numpy's own walk over a list, and as strict as needed.
@@ -57,7 +57,7 @@ def _pack(data: Sequence[Any], dtype: Dtype) -> bytearray | None:
     return packed
 
 
-def _numbers(name: str, data: Any) -> Array:
+def _numeric_array(name: str, data: Any) -> Array:
     try:
         array = np.asarray(data)
     except (ValueError, TypeError, OverflowError):
@@ -71,7 +71,7 @@ def _numbers(name: str, data: Any) -> Array:
     return array
 
 
-def _cast(name: str, array: Array, dtype: Dtype) -> Array:
+def _cast(name: str, array: Array, dtype: WireDtypeName) -> Array:
     """Convert; refuse what the wanted type cannot hold."""
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise InvalidInput(f"{name} has dtype {array.dtype}; expected floats or integers")
@@ -90,7 +90,7 @@ def first_position(mask: Array) -> str:
     return f"[{', '.join(str(int(number)) for number in place)}]"
 
 
-def dtype_of(array: Array) -> Dtype:
+def dtype_of(array: Array) -> WireDtypeName:
     """The wire type of an array; unsigned integers and booleans have none."""
     if not isinstance(array, np.ndarray):
         raise InvalidInput(f"expected a numpy array, got {array!r:.80}")
@@ -116,10 +116,10 @@ def find_not_finite(
     at = int((~finite).argmax())
     if crow is None or cols is None:
         return first_position(~finite), float(values.flat[at])
-    return f"[{row_of_each(crow)[at]}, {cols[at]}]", float(values[at])
+    return f"[{row_indices(crow)[at]}, {cols[at]}]", float(values[at])
 
 
-def same(one: Array | None, other: Array | None) -> bool:
+def arrays_equal(one: Array | None, other: Array | None) -> bool:
     """Whether two arrays hold the same numbers; NaN equals NaN."""
     if one is None or other is None:
         return one is other
@@ -137,7 +137,7 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def rectangle(array: Array, sizes: tuple[int, ...]) -> Array:
+def reshape_checked(array: Array, sizes: tuple[int, ...]) -> Array:
     """The array in the given shape, or a refusal that names both."""
     if array.shape == sizes:
         return array
@@ -175,7 +175,7 @@ def check_csr(values: Array, sizes: tuple[int, ...], crow: Indices, cols: Indice
         raise InvalidInput(f"sparse_col_indices has {worst}; columns go from 0 to {num_cols - 1}")
 
 
-def row_of_each(crow: Indices) -> Indices:
+def row_indices(crow: Indices) -> Indices:
     """The row number of every listed value."""
     return np.repeat(np.arange(crow.size - 1), np.diff(crow))
 
@@ -183,7 +183,7 @@ def row_of_each(crow: Indices) -> Indices:
 def densify(values: Array, shape: Sequence[int], crow: Indices, cols: Indices, pad: int) -> Array:
     """The dense matrix of a CSR tensor."""
     dense = np.full(tuple(shape), pad, dtype=values.dtype)
-    dense[row_of_each(crow), cols] = values
+    dense[row_indices(crow), cols] = values
     return dense
 
 

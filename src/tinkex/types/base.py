@@ -36,23 +36,23 @@ def decode_hook(type_: Any, data: Any) -> Any:
     return from_wire(data)
 
 
-_LEARNED: set[Any] = set()
+_PRELOADED: set[Any] = set()
 #: Reentrant: to learn a type runs its module's code, which may come back here.
-_LEARNING = threading.RLock()
-_TypeT = TypeVar("_TypeT")
+_PRELOAD_LOCK = threading.RLock()
+_PreloadT = TypeVar("_TypeT")
 
 
-def learned(type_: _TypeT) -> _TypeT:
+def preload_type(type_: _PreloadT) -> _PreloadT:
     """The type itself, ready to be read by any thread; ask before msgspec reads into it.
 
     msgspec learns a type when it first reads one. A thread that comes by meanwhile finds it half
     learned, and the process crashes.
     """
-    if type_ not in _LEARNED:
-        with _LEARNING:
+    if type_ not in _PRELOADED:
+        with _PRELOAD_LOCK:
             # The lock is held until all of it is known, the types inside included.
             msgspec.json.Decoder(type_, dec_hook=decode_hook)
-            _LEARNED.add(type_)
+            _PRELOADED.add(type_)
     return type_
 
 
@@ -125,21 +125,21 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
     @classmethod
     def _build(cls, fields: Mapping[str, Any]) -> Self:
         try:
-            return msgspec.convert(fields, learned(cls), dec_hook=decode_hook)
+            return msgspec.convert(fields, preload_type(cls), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
             first = error
         # Only now look for numpy scalars, ranges and the like: the common road stays in C.
-        plain = {name: to_plain(value) for name, value in fields.items()}
+        plain = {name: to_builtin(value) for name, value in fields.items()}
         try:
             return msgspec.convert(plain, cls, dec_hook=decode_hook)
         except msgspec.ValidationError as error:
             cause = first.__cause__ or error.__cause__
             if isinstance(cause, InvalidInput):
                 raise cause from None
-            raise InvalidInput(cls._refusal(plain, str(error))) from None
+            raise InvalidInput(cls._error_message(plain, str(error))) from None
 
     @classmethod
-    def _refusal(cls, fields: Mapping[str, Any], problem: str) -> str:
+    def _error_message(cls, fields: Mapping[str, Any], problem: str) -> str:
         """The sentence for input that does not fit the field types."""
         return explain_mismatch(cls, fields, problem)
 
@@ -171,7 +171,7 @@ class Value(msgspec.Struct, metaclass=ValueMeta, frozen=True):
         exclude_defaults: bool = False,
     ) -> dict[str, Any]:
         """A dict of builtins; `python` keeps datetimes, `json` writes them as text."""
-        kept: tuple[Any, ...] = _PYTHON_TYPES if mode == "python" else ()
+        kept: tuple[Any, ...] = _KEPT_PYTHON_TYPES if mode == "python" else ()
         dumped: dict[str, Any] = msgspec.to_builtins(self, builtin_types=kept, enc_hook=encode_hook)
         dropped = set(exclude or ())
         if include is not None:
@@ -231,10 +231,10 @@ class Reply(Value):
     """Something a server answers; fields this version does not know are ignored."""
 
 
-_PYTHON_TYPES = (datetime,)
+_KEPT_PYTHON_TYPES = (datetime,)
 
 
-def to_plain(value: Any) -> Any:
+def to_builtin(value: Any) -> Any:
     """Builtins for look-alikes: numpy scalars and arrays, ranges, subclasses of str and int."""
     if isinstance(value, bool | None) or hasattr(value, "to_wire"):
         return value
@@ -242,9 +242,9 @@ def to_plain(value: Any) -> Any:
         if isinstance(value, exact):
             return exact(value)
     if isinstance(value, list | tuple | range):
-        return [to_plain(item) for item in value]
+        return [to_builtin(item) for item in value]
     if type(value) is dict:
-        return {key: to_plain(item) for key, item in value.items()}
+        return {key: to_builtin(item) for key, item in value.items()}
     return value.tolist() if hasattr(value, "dtype") or hasattr(value, "typecode") else value
 
 

@@ -76,7 +76,7 @@ BillingEventInfo: TypeAlias = (
 )
 
 
-def _keep_event(data: Mapping[str, Any]) -> Any:
+def _read_unknown_event(data: Mapping[str, Any]) -> Any:
     known = [kind.type for kind in get_args(BillingEventInfo)]
     return NotImplemented if data.get("type") in known else UnknownBillingEvent.from_wire(data)
 
@@ -84,7 +84,7 @@ def _keep_event(data: Mapping[str, Any]) -> Any:
 if TYPE_CHECKING:
     _OpenEventInfo: TypeAlias = BillingEventInfo | UnknownBillingEvent
 else:
-    _OpenEventInfo = open_union("event_info", BillingEventInfo, _keep_event)
+    _OpenEventInfo = open_union("event_info", BillingEventInfo, _read_unknown_event)
 
 
 class BillingUsageEvent(Reply):

@@ -10,7 +10,7 @@ import msgspec
 
 from tinkex.errors import InvalidInput
 from tinkex.types.base import Message
-from tinkex.types.refusals import explain_mismatch, follow, split_problem
+from tinkex.types.refusals import explain_mismatch, split_problem, value_at
 from tinkex.types.tensor_header import read_tensor_shape
 from tinkex.types.tensors import TensorData, TensorDtype, is_numpy_array, is_torch_tensor
 
@@ -41,12 +41,12 @@ class EncodedTextChunk(Message, tag="encoded_text"):
         return len(self.tokens)
 
     @classmethod
-    def _refusal(cls, fields: Mapping[str, Any], problem: str) -> str:
+    def _error_message(cls, fields: Mapping[str, Any], problem: str) -> str:
         _, path = split_problem(problem)
         if not path.startswith(".tokens["):
             return explain_mismatch(cls, fields, problem)
         index = path.removeprefix(".tokens[").removesuffix("]")
-        token = follow(fields, path)
+        token = value_at(fields, path)
         return f"token {index} is {token!r:.80}; token ids are integers from 0 to {MAX_TOKEN}"
 
 
@@ -207,7 +207,7 @@ class ModelInput(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
+class _ProvenanceSpan:
     sequence_id: str
     """`SampledSequence.sequence_id` of the sequence the tokens belong to."""
     offset: int = 0
@@ -226,12 +226,12 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptProvenanceSpan(_Span):
+class PromptProvenanceSpan(_ProvenanceSpan):
     """A run of tokens that came from the prompt of a sampling request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledProvenanceSpan(_Span):
+class SampledProvenanceSpan(_ProvenanceSpan):
     """A run of tokens that a sampling request produced."""
 
 
@@ -260,7 +260,7 @@ _LIST_DTYPES: dict[str, TensorDtype] = {
     "clip_high_threshold": "float32",
     "sequence_ratio_mask": "float32",
 }
-_OFTEN_SPARSE = frozenset({"target_tokens", "weights"})
+_SPARSE_FIELDS = frozenset({"target_tokens", "weights"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,17 +304,17 @@ class Datum:
         self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans
     ) -> Self:
         """A copy that says where its tokens came from; each list of runs must cover its field."""
-        _check_cover("model_input", model_input, self.model_input.length)
+        _check_coverage("model_input", model_input, self.model_input.length)
         targets = self.loss_fn_inputs.get("target_tokens")
         if targets is not None and len(targets.shape) == 1:
-            _check_cover("loss_fn_inputs", loss_fn_inputs, targets.shape[0])
+            _check_coverage("loss_fn_inputs", loss_fn_inputs, targets.shape[0])
         return replace(self, model_input_spans=model_input, loss_fn_input_spans=loss_fn_inputs)
 
 
 def to_tensor(name: str, given: Any) -> TensorData:
     """Convert one loss input, and refuse numbers that no loss can use."""
     try:
-        tensor = _convert(name, given)
+        tensor = _to_tensor_data(name, given)
     except InvalidInput as error:
         raise InvalidInput(f"loss_fn_inputs[{name!r}]: {error}") from None
     if tensor.dtype == "float32" and (wrong := tensor.find_not_finite()) is not None:
@@ -323,12 +323,12 @@ def to_tensor(name: str, given: Any) -> TensorData:
     return tensor
 
 
-def _convert(name: str, given: Any) -> TensorData:
+def _to_tensor_data(name: str, given: Any) -> TensorData:
     if isinstance(given, TensorData):
         return given
     if isinstance(given, list | tuple):
         return TensorData.from_list(given, _LIST_DTYPES.get(name), name)
-    may_be_sparse = name in _OFTEN_SPARSE and getattr(given, "ndim", 0) == 2
+    may_be_sparse = name in _SPARSE_FIELDS and getattr(given, "ndim", 0) == 2
     if is_torch_tensor(given):
         from_torch = TensorData.from_torch_sparse if may_be_sparse else TensorData.from_torch
         return from_torch(given)
@@ -344,7 +344,7 @@ def _check_spans(name: str, spans: ProvenanceSpans | None) -> None:
             raise InvalidInput(f"{name} holds provenance spans, got {span!r:.80}")
 
 
-def _check_cover(name: str, spans: ProvenanceSpans, length: int) -> None:
+def _check_coverage(name: str, spans: ProvenanceSpans, length: int) -> None:
     covered = sum(span.length for span in spans)
     if covered != length:
         raise InvalidInput(f"the {name} spans cover {covered} positions, but there are {length}")

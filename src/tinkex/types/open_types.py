@@ -8,11 +8,11 @@ from typing import Any, Literal, NoReturn, Self
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.base import decode_hook, learned
-from tinkex.types.refusals import explain_place
+from tinkex.types.base import decode_hook, preload_type
+from tinkex.types.refusals import explain_value
 
 
-class _AnyMember(type):
+class _OpenUnionMeta(type):
     """Lets msgspec accept whatever the stand-in's reader returns."""
 
     def __instancecheck__(cls, value: object) -> bool:
@@ -28,7 +28,7 @@ def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any
 
     def from_wire(data: Any) -> Any:
         try:
-            return msgspec.convert(data, learned(union), dec_hook=decode_hook)
+            return msgspec.convert(data, preload_type(union), dec_hook=decode_hook)
         except msgspec.ValidationError as error:
             refusal = error
         value = unknown(data) if isinstance(data, Mapping) else NotImplemented
@@ -36,9 +36,9 @@ def open_union(name: str, union: Any, unknown: Callable[[Mapping[str, Any]], Any
             return value
         if isinstance(refusal.__cause__, InvalidInput):
             raise refusal.__cause__
-        raise InvalidInput(explain_place(name, data, str(refusal)))
+        raise InvalidInput(explain_value(name, data, str(refusal)))
 
-    return _AnyMember("OpenUnion", (), {"from_wire": staticmethod(from_wire), "union": union})
+    return _OpenUnionMeta("OpenUnion", (), {"from_wire": staticmethod(from_wire), "union": union})
 
 
 def ignore_unknown(_: Mapping[str, Any]) -> None:

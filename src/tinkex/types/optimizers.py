@@ -104,7 +104,7 @@ def check_range(
         raise InvalidInput(f"{name} is {value}; expected at most {at_most:g}")
 
 
-def _keep_params(data: Mapping[str, Any]) -> Any:
+def _read_unknown_params(data: Mapping[str, Any]) -> Any:
     is_known = data.get("type") == DimuonParams.type
     return NotImplemented if is_known else OptimParamsBase.from_wire(data)
 
@@ -119,4 +119,4 @@ else:
         AdamOptimizerConfig | DimuonOptimizerConfig,
         OptimizerConfigBase.from_wire,
     )
-    TypedOptimParams = open_union("optimizer_params", DimuonParams, _keep_params)
+    TypedOptimParams = open_union("optimizer_params", DimuonParams, _read_unknown_params)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-_WHERE = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
+_PROBLEM = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_PATH_PART = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _WORD = re.compile(r"\w+")
 #: What msgspec calls by its JSON name.
-_IN_PYTHON = {"array": "list", "object": "dict", "null": "None"}
+_PYTHON_NAMES = {"array": "list", "object": "dict", "null": "None"}
 
 
 def explain_unknown(cls: Any, names: Iterable[str]) -> str:
@@ -26,33 +26,33 @@ def explain_unknown(cls: Any, names: Iterable[str]) -> str:
 def explain_mismatch(cls: type, fields: Mapping[str, Any], problem: str) -> str:
     """Say in one sentence where the input does not fit, with the value that does not."""
     _, path = split_problem(problem)
-    steps = [name for name, _, _ in _STEP.findall(path) if name]
-    choices = _choices(get_type_hints(cls).get(steps[0])) if len(steps) == 1 else []
+    steps = [name for name, _, _ in _PATH_PART.findall(path) if name]
+    choices = _literal_values(get_type_hints(cls).get(steps[0])) if len(steps) == 1 else []
     if problem.startswith("Invalid") and choices:
-        value, expected = follow(fields, path), " or ".join(map(repr, choices))
+        value, expected = value_at(fields, path), " or ".join(map(repr, choices))
         return f"{cls.__name__}{path} is {value!r:.80}; expected {expected}"
-    return explain_place(cls.__name__, fields, problem)
+    return explain_value(cls.__name__, fields, problem)
 
 
-def explain_place(name: str, data: Any, problem: str) -> str:
+def explain_value(name: str, data: Any, problem: str) -> str:
     """Put msgspec's complaint about `data`, called `name`, in Python's words."""
     text, path = split_problem(problem)
     if missing := _MISSING.search(text):
         return f"{name}{path} needs {missing[1]!r}"
-    words = _WORD.sub(lambda word: _IN_PYTHON.get(word[0], word[0]), text.replace("`", ""))
-    return f"{name}{path} is {follow(data, path)!r:.80}; {words[:1].lower()}{words[1:]}"
+    words = _WORD.sub(lambda word: _PYTHON_NAMES.get(word[0], word[0]), text.replace("`", ""))
+    return f"{name}{path} is {value_at(data, path)!r:.80}; {words[:1].lower()}{words[1:]}"
 
 
 def split_problem(problem: str) -> tuple[str, str]:
     """msgspec's complaint, taken apart into what is wrong and where."""
-    match = _WHERE.match(problem)
+    match = _PROBLEM.match(problem)
     assert match is not None
     return match["problem"], match["path"] or ""
 
 
-def follow(data: Any, path: str) -> Any:
+def value_at(data: Any, path: str) -> Any:
     """The part of the input a path such as `.chunks[0].tokens` points at, as far as it goes."""
-    for name, index, _ in _STEP.findall(path):
+    for name, index, _ in _PATH_PART.findall(path):
         key = name or (int(index) if index else None)
         try:
             data = data[key]
@@ -61,8 +61,8 @@ def follow(data: Any, path: str) -> Any:
     return data
 
 
-def _choices(hint: Any) -> list[Any]:
+def _literal_values(hint: Any) -> list[Any]:
     """Every literal that a field's type allows, however deep it hides."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    return [choice for part in get_args(hint) for choice in _choices(part)]
+    return [choice for part in get_args(hint) for choice in _literal_values(part)]

@@ -154,7 +154,7 @@ class SampledSequence:
     def tokens(self) -> list[int]:
         """The token ids as a list."""
         if self._tokens_list is None:
-            object.__setattr__(self, "_tokens_list", _listed(self.tokens_np) or [])
+            object.__setattr__(self, "_tokens_list", _to_list(self.tokens_np) or [])
         return self._tokens_list or []
 
     @property
@@ -174,7 +174,7 @@ class SampledSequence:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampledSequence):
             return NotImplemented
-        return _contents(self, _SEQUENCE_PARTS) == _contents(other, _SEQUENCE_PARTS)
+        return _field_values(self, _SEQUENCE_FIELDS) == _field_values(other, _SEQUENCE_FIELDS)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -218,14 +218,14 @@ class SampleResponse:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampleResponse):
             return NotImplemented
-        return _contents(self, _RESPONSE_PARTS) == _contents(other, _RESPONSE_PARTS)
+        return _field_values(self, _RESPONSE_FIELDS) == _field_values(other, _RESPONSE_FIELDS)
 
     __hash__ = None  # type: ignore[assignment]
 
 
 # Equality looks at the lists, so that values built from arrays and from lists can be equal.
-_SEQUENCE_PARTS = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
-_RESPONSE_PARTS = (
+_SEQUENCE_FIELDS = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
+_RESPONSE_FIELDS = (
     "sequences",
     "prompt_logprobs",
     "topk_prompt_logprobs",
@@ -235,9 +235,9 @@ _RESPONSE_PARTS = (
 )
 
 
-def _contents(value: object, names: tuple[str, ...]) -> list[Any]:
+def _field_values(value: object, names: tuple[str, ...]) -> list[Any]:
     return [getattr(value, name) for name in names]
 
 
-def _listed(array: Any) -> Any:
+def _to_list(array: Any) -> Any:
     return None if array is None else array.tolist()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tinkex.errors import InvalidInput
 
 #: Marks a tensor whose cells are all equal; the header follows.
-_CONSTANT = 254
+_CONSTANT_MARKER = 254
 _LAST_DTYPE = 7
 
 
 def read_tensor_shape(data: bytes) -> tuple[int, ...]:
     """The shape that a serialized tensor declares; its numbers are not read."""
-    at = 1 if data[:1] == bytes([_CONSTANT]) else 0
+    at = 1 if data[:1] == bytes([_CONSTANT_MARKER]) else 0
     if len(data) <= at:
         raise InvalidInput(f"a serialized tensor cannot end after {len(data)} bytes")
     if data[at] > _LAST_DTYPE:

@@ -68,10 +68,10 @@ class TensorData:
             array = array.reshape(-1)
             arrays.check_csr(array, sizes, crow, cols)
         else:
-            array = arrays.rectangle(array, sizes)
-        self._fill(array, dtype, list(sizes), crow, cols)
+            array = arrays.reshape_checked(array, sizes)
+        self._set_fields(array, dtype, list(sizes), crow, cols)
 
-    def _fill(
+    def _set_fields(
         self,
         array: Array,
         dtype: TensorDtype,
@@ -132,7 +132,7 @@ class TensorData:
     def from_numpy(cls, array: Array) -> Self:
         """Wrap an array; floats become float32 and signed integers int64."""
         dtype = arrays.dtype_of(array)
-        return cls.__new__(cls)._fill(
+        return cls.__new__(cls)._set_fields(
             arrays.as_array("data", array, dtype), dtype, list(array.shape)
         )
 
@@ -157,17 +157,17 @@ class TensorData:
             if dtype is None
             else arrays.as_array(name, values, dtype)
         )
-        return cls.__new__(cls)._fill(array, arrays.dtype_of(array), list(array.shape))
+        return cls.__new__(cls)._set_fields(array, arrays.dtype_of(array), list(array.shape))
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> Self:
         """Wrap a torch tensor; bfloat16 is widened, other devices are copied to the CPU."""
-        return cls.from_numpy(_to_cpu(tensor))
+        return cls.from_numpy(_to_cpu_array(tensor))
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> Self:
         """Like `from_numpy_sparse`, from a dense torch tensor."""
-        return cls.from_numpy_sparse(_to_cpu(tensor), pad_value)
+        return cls.from_numpy_sparse(_to_cpu_array(tensor), pad_value)
 
     def to_numpy(self, pad_value: int = 0) -> Array:
         """A dense array that may be written; unlisted cells of a CSR tensor are `pad_value`."""
@@ -231,9 +231,9 @@ class TensorData:
         if (self.dtype, self.shape) != (other.dtype, other.shape):
             return False
         return (
-            arrays.same(self._numpy, other._numpy)
-            and arrays.same(self._crow, other._crow)
-            and arrays.same(self._cols, other._cols)
+            arrays.arrays_equal(self._numpy, other._numpy)
+            and arrays.arrays_equal(self._crow, other._crow)
+            and arrays.arrays_equal(self._cols, other._cols)
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -258,7 +258,7 @@ def is_numpy_array(value: object) -> bool:
     return array_class is not None and isinstance(value, array_class)
 
 
-def _to_cpu(tensor: torch.Tensor) -> Array:
+def _to_cpu_array(tensor: torch.Tensor) -> Array:
     """The tensor's numbers as an array; memory is shared where torch can."""
     import torch
 

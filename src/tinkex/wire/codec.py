@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.base import decode_hook, encode_hook, learned
+from tinkex.types.base import decode_hook, encode_hook, preload_type
 from tinkex.types.inputs import add_chunk_types
 from tinkex.types.sampling import SampleResponse
 from tinkex.types.tensors import TensorData
@@ -43,12 +43,12 @@ __all__ = [
 
 T = TypeVar("T")
 #: Values of these types need no look before msgspec writes them.
-PLAIN_TYPES = frozenset({int, str, bool, bytes, NoneType, datetime})
+PASSTHROUGH_TYPES = frozenset({int, str, bool, bytes, NoneType, datetime})
 
 #: What msgspec says of a chunk without its tag.
 _UNTYPED_CHUNK = re.compile(r"missing required field `type` - at `.*\.chunks\[\d+\]`")
 _ENCODER = msgspec.json.Encoder(enc_hook=encode_hook)
-_READERS: dict[Any, Callable[[object], Any]] = {
+_JSON_READERS: dict[Any, Callable[[object], Any]] = {
     ForwardBackwardRequest: forward_backward_request_from_json,
     ForwardRequest: forward_request_from_json,
     ForwardBackwardOutput: forward_backward_output_from_json,
@@ -68,7 +68,7 @@ def encode_json(message: object) -> bytes:
 def decode_json(data: bytes, type_: type[T]) -> T:
     """Read JSON as this type; raises msgspec.DecodeError, of which ValidationError is a kind."""
     kind: Any = type_
-    read = _READERS.get(kind)
+    read = _JSON_READERS.get(kind)
     try:
         value: T = _decoder(kind).decode(data) if read is None else read(msgspec.json.decode(data))
     except msgspec.ValidationError as error:
@@ -83,21 +83,21 @@ def _decode_untyped_chunks(data: bytes, kind: Any, read: Callable[[object], Any]
     body = add_chunk_types(msgspec.json.decode(data))
     if read is not None:
         return read(body)
-    return msgspec.convert(body, learned(kind), dec_hook=decode_hook)
+    return msgspec.convert(body, preload_type(kind), dec_hook=decode_hook)
 
 
 @cache
 def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(learned(type_), dec_hook=decode_hook)
+    return msgspec.json.Decoder(preload_type(type_), dec_hook=decode_hook)
 
 
 # --- what msgspec cannot do alone: leave out None, refuse NaN --------------------------------
 def _prepare(value: Any, path: str) -> Any:
     """The value in what msgspec can write; `path` says where in the message it stands."""
-    if type(value) in PLAIN_TYPES:
+    if type(value) in PASSTHROUGH_TYPES:
         return value
     if isinstance(value, float):
-        return _finite(value, path)
+        return _check_finite(value, path)
     if isinstance(value, msgspec.Struct):
         return _prepare_struct(value, path)
     if isinstance(value, list | tuple):
@@ -120,7 +120,7 @@ def _prepare_object(value: Any, path: str) -> Any:
     return value
 
 
-def _finite(value: float, path: str) -> float:
+def _check_finite(value: float, path: str) -> float:
     if not isfinite(value):
         raise InvalidInput(f"{path or 'the message'} is {value}; JSON has no such number")
     return float(value)
@@ -137,10 +137,12 @@ def _prepare_tensor(tensor: TensorData, path: str) -> dict[str, Any]:
 def _prepare_struct(struct: msgspec.Struct, path: str) -> dict[str, Any]:
     config = struct.__struct_config__
     items: dict[str, Any] = {config.tag_field: config.tag} if config.tag_field else {}
-    for field in _fields_of(type(struct)):
+    for field in _field_infos(type(struct)):
         item = getattr(struct, field.name)
         if item is not None or field.is_required:
-            items[field.key] = item if field.is_plain else _prepare(item, _join(path, field.name))
+            items[field.key] = (
+                item if field.is_passthrough else _prepare(item, _join(path, field.name))
+            )
     return items
 
 
@@ -148,28 +150,28 @@ def _join(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-class _Field(NamedTuple):
+class _FieldInfo(NamedTuple):
     name: str
     key: str
     is_required: bool
-    is_plain: bool
+    is_passthrough: bool
 
 
 @cache
-def _fields_of(cls: type[msgspec.Struct]) -> tuple[_Field, ...]:
+def _field_infos(cls: type[msgspec.Struct]) -> tuple[_FieldInfo, ...]:
     return tuple(
-        _Field(field.name, field.encode_name, field.required, _is_plain(field.type))
+        _FieldInfo(field.name, field.encode_name, field.required, _is_passthrough(field.type))
         for field in msgspec.structs.fields(cls)
     )
 
 
-def _is_plain(type_: Any) -> bool:
+def _is_passthrough(type_: Any) -> bool:
     """True when nothing of this type needs a look, so that lists of tokens pass untouched."""
     origin = get_origin(type_)
     if origin is Literal:
         return True
     if origin is Annotated:
-        return _is_plain(get_args(type_)[0])
+        return _is_passthrough(get_args(type_)[0])
     if origin is not None:
-        return all(_is_plain(part) for part in get_args(type_))
-    return type_ in PLAIN_TYPES or (isinstance(type_, type) and issubclass(type_, Enum))
+        return all(_is_passthrough(part) for part in get_args(type_))
+    return type_ in PASSTHROUGH_TYPES or (isinstance(type_, type) and issubclass(type_, Enum))

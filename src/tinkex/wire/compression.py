@@ -6,19 +6,19 @@ from tinkex.wire.proto.wire_format import WireError
 
 #: What is unpacked at a time. zstd can turn four bytes into 128 KiB, so the limit may be passed
 #: by at most 32 MiB before anybody notices.
-SLICE_BYTES = 1024
+DECOMPRESS_CHUNK_BYTES = 1024
 #: The most memory that a frame may ask for to look back in; zstd's levels up to 19 need no more.
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
 
-def compress(data: bytes) -> bytes:
+def compress_zstd(data: bytes) -> bytes:
     """One zstd frame that says how large its content is."""
     import zstandard
 
     return zstandard.ZstdCompressor().compress(data)
 
 
-def content_size(data: bytes) -> int | None:
+def zstd_content_size(data: bytes) -> int | None:
     """How large the content of a zstd body says it is; None if it does not say."""
     import zstandard
 
@@ -29,7 +29,7 @@ def content_size(data: bytes) -> int | None:
     return None if num_bytes < 0 else num_bytes
 
 
-def decompress(data: bytes, limit_bytes: int) -> bytes:
+def decompress_zstd(data: bytes, limit_bytes: int) -> bytes:
     """The content of a zstd body; WireError if it is damaged or larger than the limit."""
     import zstandard
 
@@ -39,20 +39,20 @@ def decompress(data: bytes, limit_bytes: int) -> bytes:
             raise WireError(f"a zstd body unpacks to {num_bytes} bytes; the limit is {limit_bytes}")
         if num_bytes > 0:
             return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
-        return _unpack_unsized(data, limit_bytes)
+        return _decompress_unsized(data, limit_bytes)
     except zstandard.ZstdError as error:
         raise WireError(f"a zstd body is damaged: {error}") from None
 
 
-def _unpack_unsized(data: bytes, limit_bytes: int) -> bytes:
+def _decompress_unsized(data: bytes, limit_bytes: int) -> bytes:
     """Unpack frames that do not say how large they are, a little at a time."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     content = bytearray()
     frame = decompressor.decompressobj()
-    for start in range(0, len(data), SLICE_BYTES):
-        rest = data[start : start + SLICE_BYTES]
+    for start in range(0, len(data), DECOMPRESS_CHUNK_BYTES):
+        rest = data[start : start + DECOMPRESS_CHUNK_BYTES]
         while rest:
             if frame.eof:
                 frame = decompressor.decompressobj()

@@ -15,10 +15,10 @@ ReplyT = TypeVar("ReplyT")
 PREFIX = "/api/v1"
 SMALL_BODY_BYTES = 256 * 1024
 #: The jobs that carry tensors or prompts.
-LARGE = frozenset({"forward_backward", "forward", "asample", "create_custom_loss"})
+LARGE_BODY_ENDPOINTS = frozenset({"forward_backward", "forward", "asample", "create_custom_loss"})
 
 
-class Body(StrEnum):
+class BodyFormat(StrEnum):
     """How a request's body is written."""
 
     JSON = "json"  #: a JSON object
@@ -40,7 +40,7 @@ class Endpoint(Generic[RequestT, ReplyT]):
     """What is sent."""
     reply: type[ReplyT]
     """What comes back at once."""
-    body: Body = Body.JSON
+    body: BodyFormat = BodyFormat.JSON
     """How the request is written."""
     max_body_bytes: int | None = SMALL_BODY_BYTES
     """The largest body; None leaves it to the server's `max_body_bytes`: tensors and prompts."""
@@ -67,7 +67,7 @@ class Endpoint(Generic[RequestT, ReplyT]):
         """Fill the placeholders, each quoted as one segment (checkpoint ids as two)."""
         if "{" not in self.path:
             return PREFIX + self.path
-        values = {name: _fill(name, value) for name, value in ids.items()}
+        values = {name: _quote_placeholder(name, value) for name, value in ids.items()}
         missing = set(_PLACEHOLDER.findall(self.path)) - values.keys()
         if missing:
             raise InvalidInput(f"{self.name} needs {', '.join(sorted(missing))}")
@@ -77,7 +77,7 @@ class Endpoint(Generic[RequestT, ReplyT]):
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def _fill(name: str, value: str) -> str:
+def _quote_placeholder(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidInput(f"{name} must be a non-empty string, got {value!r}")
     if name == "checkpoint_id":

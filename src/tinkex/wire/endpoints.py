@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from tinkex import types
 from tinkex.types.billing import QuotaUsageResponse
-from tinkex.wire.endpoint import LARGE as LARGE
+from tinkex.wire.endpoint import LARGE_BODY_ENDPOINTS as LARGE_BODY_ENDPOINTS
 from tinkex.wire.endpoint import PREFIX as PREFIX
 from tinkex.wire.endpoint import SMALL_BODY_BYTES as SMALL_BODY_BYTES
-from tinkex.wire.endpoint import Body as Body
+from tinkex.wire.endpoint import BodyFormat as BodyFormat
 from tinkex.wire.endpoint import Endpoint as Endpoint
 from tinkex.wire.messages import (
     ApiKeyReply,
@@ -30,12 +30,12 @@ from tinkex.wire.messages import (
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 
-_SCOPE = frozenset({"access_scope"})
-_PAGE = frozenset({"limit", "offset"})
-_TOKENIZER = frozenset({"base_model", "digest"})
+_SCOPE_QUERY = frozenset({"access_scope"})
+_PAGE_QUERY = frozenset({"limit", "offset"})
+_TOKENIZER_QUERY = frozenset({"base_model", "digest"})
 
 
-def _bare(
+def _no_body(
     method: str, name: str, path: str, reply: type[ReplyT], **options: Any
 ) -> Endpoint[Empty, ReplyT]:
     """A row without a body: everything is in the path and the query."""
@@ -45,7 +45,7 @@ def _bare(
         path=path,
         request=Empty,
         reply=reply,
-        body=Body.NONE,
+        body=BodyFormat.NONE,
         **options,
     )
 
@@ -70,14 +70,14 @@ def _job(
         types.UntypedAPIFuture,
         promised=promised,
         request_type=request_type,
-        max_body_bytes=None if name in LARGE else SMALL_BODY_BYTES,
+        max_body_bytes=None if name in LARGE_BODY_ENDPOINTS else SMALL_BODY_BYTES,
         **options,
     )
 
 
 # --- start-up and sessions -----------------------------------------------------------------
-HEALTH = _bare("GET", "health", "/healthz", types.HealthResponse, timeout_seconds=5.0)
-CAPABILITIES = _bare(
+HEALTH = _no_body("GET", "health", "/healthz", types.HealthResponse, timeout_seconds=5.0)
+CAPABILITIES = _no_body(
     "GET",
     "get_server_capabilities",
     "/get_server_capabilities",
@@ -99,8 +99,10 @@ DYNAMIC_CONFIG = _post(
     timeout_seconds=10.0,
 )
 AUTH_TOKEN = _post("auth_token", "/auth/token", Empty, types.AuthTokenResponse)
-API_KEY = _bare("GET", "get_api_key", "/auth/apikey/me", ApiKeyReply, timeout_seconds=30.0)
-DELETE_API_KEY = _bare("DELETE", "delete_api_key", "/auth/apikey/me", Empty, timeout_seconds=30.0)
+API_KEY = _no_body("GET", "get_api_key", "/auth/apikey/me", ApiKeyReply, timeout_seconds=30.0)
+DELETE_API_KEY = _no_body(
+    "DELETE", "delete_api_key", "/auth/apikey/me", Empty, timeout_seconds=30.0
+)
 CREATE_SESSION = _post(
     "create_session", "/create_session", types.CreateSessionRequest, types.CreateSessionResponse
 )
@@ -157,7 +159,7 @@ FORWARD_BACKWARD = _job(
     types.ForwardBackwardRequest,
     types.ForwardBackwardOutput,
     "ForwardBackward",
-    body=Body.PROTO,
+    body=BodyFormat.PROTO,
 )
 FORWARD = _job(
     "forward", types.ForwardRequest, types.ForwardBackwardOutput, "Forward", is_legacy=True
@@ -210,23 +212,27 @@ JOIN_SAMPLING_SESSION = _post(
     types.JoinSamplingSessionResponse,
 )
 SAMPLE = _job("asample", types.SampleRequest, types.SampleResponse, "Sample")
-GET_SAMPLER = _bare("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
-GET_TOKENIZER = _bare(
-    "GET", "get_tokenizer", "/tokenizer", TokenizerReply, query=_TOKENIZER, is_own=True
+GET_SAMPLER = _no_body("GET", "get_sampler", "/samplers/{sampler_id}", types.GetSamplerResponse)
+GET_TOKENIZER = _no_body(
+    "GET", "get_tokenizer", "/tokenizer", TokenizerReply, query=_TOKENIZER_QUERY, is_own=True
 )
 
 # --- training runs and checkpoints ---------------------------------------------------------
-LIST_RUNS = _bare(
+LIST_RUNS = _no_body(
     "GET",
     "list_training_runs",
     "/training_runs",
     types.TrainingRunsResponse,
-    query=_PAGE | _SCOPE | {"project_id", "search"},
+    query=_PAGE_QUERY | _SCOPE_QUERY | {"project_id", "search"},
 )
-GET_RUN = _bare(
-    "GET", "get_training_run", "/training_runs/{training_run_id}", types.TrainingRun, query=_SCOPE
+GET_RUN = _no_body(
+    "GET",
+    "get_training_run",
+    "/training_runs/{training_run_id}",
+    types.TrainingRun,
+    query=_SCOPE_QUERY,
 )
-RUN_METRICS = _bare(
+RUN_METRICS = _no_body(
     "GET",
     "get_run_metrics",
     "/training_runs/{training_run_id}/metrics",
@@ -250,63 +256,63 @@ RENAME_RUN = _post(
     method="PUT",
     is_own=True,
 )
-LIST_CHECKPOINTS = _bare(
+LIST_CHECKPOINTS = _no_body(
     "GET",
     "list_checkpoints",
     "/training_runs/{training_run_id}/checkpoints",
     types.CheckpointsListResponse,
 )
-LIST_MODEL_CHECKPOINTS = _bare(
+LIST_MODEL_CHECKPOINTS = _no_body(
     "GET",
     "list_model_checkpoints",
     "/models/{training_run_id}/checkpoints",
     types.CheckpointsListResponse,
     is_legacy=True,
 )
-LIST_USER_CHECKPOINTS = _bare(
-    "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE
+LIST_USER_CHECKPOINTS = _no_body(
+    "GET", "list_user_checkpoints", "/checkpoints", types.CheckpointsListResponse, query=_PAGE_QUERY
 )
-_CHECKPOINT = "/training_runs/{training_run_id}/checkpoints/{checkpoint_id}"
-DELETE_CHECKPOINT = _bare(
+_CHECKPOINT_PATH = "/training_runs/{training_run_id}/checkpoints/{checkpoint_id}"
+DELETE_CHECKPOINT = _no_body(
     "DELETE",
     "delete_checkpoint",
-    _CHECKPOINT,
+    _CHECKPOINT_PATH,
     Empty,
     retries_conflict=False,
     settled_by=frozenset({404}),
 )
-PUBLISH_CHECKPOINT = _bare(
+PUBLISH_CHECKPOINT = _no_body(
     "POST",
     "publish_checkpoint",
-    _CHECKPOINT + "/publish",
+    _CHECKPOINT_PATH + "/publish",
     Empty,
     retries_conflict=False,
     settled_by=frozenset({409}),
 )
-UNPUBLISH_CHECKPOINT = _bare(
+UNPUBLISH_CHECKPOINT = _no_body(
     "DELETE",
     "unpublish_checkpoint",
-    _CHECKPOINT + "/publish",
+    _CHECKPOINT_PATH + "/publish",
     Empty,
     retries_conflict=False,
     settled_by=frozenset({409}),
 )
 SET_CHECKPOINT_TTL = _post(
     "set_checkpoint_ttl",
-    _CHECKPOINT + "/ttl",
+    _CHECKPOINT_PATH + "/ttl",
     TtlRequest,
     Empty,
     method="PUT",
     retries_conflict=False,
 )
-EXTERNAL_WEIGHTS_URLS = _bare(
+EXTERNAL_WEIGHTS_URLS = _no_body(
     "GET",
     "external_weights_urls",
-    _CHECKPOINT + "/external_weights_urls",
+    _CHECKPOINT_PATH + "/external_weights_urls",
     types.ExternalWeightsUrlsResponse,
 )
-CHECKPOINT_ARCHIVE = _bare(
-    "GET", "checkpoint_archive", _CHECKPOINT + "/archive", ArchiveReply, is_legacy=True
+CHECKPOINT_ARCHIVE = _no_body(
+    "GET", "checkpoint_archive", _CHECKPOINT_PATH + "/archive", ArchiveReply, is_legacy=True
 )
 WEIGHTS_INFO = _post("weights_info", "/weights_info", WeightsInfoRequest, types.WeightsInfoResponse)
 COPY_WEIGHTS = _post(
@@ -314,11 +320,15 @@ COPY_WEIGHTS = _post(
 )
 
 # --- sessions, audit, usage ----------------------------------------------------------------
-LIST_SESSIONS = _bare(
-    "GET", "list_sessions", "/sessions", types.ListSessionsResponse, query=_PAGE | _SCOPE
+LIST_SESSIONS = _no_body(
+    "GET",
+    "list_sessions",
+    "/sessions",
+    types.ListSessionsResponse,
+    query=_PAGE_QUERY | _SCOPE_QUERY,
 )
-GET_SESSION = _bare(
-    "GET", "get_session", "/sessions/{session_id}", types.GetSessionResponse, query=_SCOPE
+GET_SESSION = _no_body(
+    "GET", "get_session", "/sessions/{session_id}", types.GetSessionResponse, query=_SCOPE_QUERY
 )
 ASSIGN_PROJECT = _post(
     "assign_session_project",
@@ -328,30 +338,30 @@ ASSIGN_PROJECT = _post(
     method="PUT",
     retries_conflict=False,
 )
-TRACE_EXPORT = _bare(
+TRACE_EXPORT = _no_body(
     "GET", "export_session_trace", "/sessions/{session_id}/trace_export", TraceExportReply
 )
 SEARCH_SESSIONS = _post(
     "search_sessions", "/sessions/search", types.SessionSearchRequest, types.SessionSearchResponse
 )
-AUDIT_LOG = _bare(
+AUDIT_LOG = _no_body(
     "GET", "get_audit_log", "/audit", types.AuditLogResponse, query=frozenset({"event_type", "day"})
 )
-BILLING_USAGE = _bare(
+BILLING_USAGE = _no_body(
     "GET",
     "get_billing_usage",
     "/billing/usage/events",
     types.BillingUsageResponse,
     query=frozenset({"starting_on", "ending_before"}),
 )
-STORAGE_USAGE = _bare(
+STORAGE_USAGE = _no_body(
     "GET",
     "get_current_checkpoint_storage_usage",
     "/billing/usage/checkpoints/current",
     types.CurrentCheckpointStorageUsageResponse,
     query=frozenset({"project_id"}),
 )
-QUOTAS = _bare("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_own=True)
+QUOTAS = _no_body("GET", "get_quotas", "/usage/quotas", QuotaUsageResponse, is_own=True)
 
 ENDPOINTS: Mapping[str, Endpoint[Any, Any]] = {
     row.name: row for row in list(globals().values()) if isinstance(row, Endpoint)

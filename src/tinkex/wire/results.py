@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tinkex import types
-from tinkex.types.base import decode_hook, learned
+from tinkex.types.base import decode_hook, preload_type
 from tinkex.wire.codec import (
     forward_backward_output_from_json,
     sample_response_from_json,
@@ -16,19 +16,19 @@ from tinkex.wire.codec import (
 from tinkex.wire.endpoints import Endpoint
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
-_FROM_PROTO: dict[type[Any], Callable[[bytes], Any]] = {
+_PROTO_DECODERS: dict[type[Any], Callable[[bytes], Any]] = {
     types.ForwardBackwardOutput: decode_forward_backward_output,
     types.SampleResponse: decode_sample_response,
 }
-_FROM_JSON: dict[type[Any], Callable[[Any], Any]] = {
+_JSON_DECODERS: dict[type[Any], Callable[[Any], Any]] = {
     types.ForwardBackwardOutput: forward_backward_output_from_json,
     types.SampleResponse: sample_response_from_json,
 }
 
 
-def is_binary(endpoint: Endpoint[Any, Any]) -> bool:
+def has_proto_result(endpoint: Endpoint[Any, Any]) -> bool:
     """True when the result is asked for, and usually comes, as protobuf."""
-    return endpoint.promised in _FROM_PROTO
+    return endpoint.promised in _PROTO_DECODERS
 
 
 def decode_result(endpoint: Endpoint[Any, Any], content: bytes, is_proto: bool) -> Any:
@@ -37,16 +37,16 @@ def decode_result(endpoint: Endpoint[Any, Any], content: bytes, is_proto: bool) 
     if promised is None:
         raise ValueError(f"{endpoint.name} promises nothing")
     if is_proto:
-        if promised not in _FROM_PROTO:
+        if promised not in _PROTO_DECODERS:
             raise ValueError(f"{endpoint.name} has no binary result")
-        return _FROM_PROTO[promised](content)
-    if promised in _FROM_JSON:
-        return _FROM_JSON[promised](unwrapped(msgspec.json.decode(content)))
-    body = unwrapped(msgspec.json.decode(content))
-    return msgspec.convert(body, learned(promised), strict=False, dec_hook=decode_hook)
+        return _PROTO_DECODERS[promised](content)
+    if promised in _JSON_DECODERS:
+        return _JSON_DECODERS[promised](unwrap_result(msgspec.json.decode(content)))
+    body = unwrap_result(msgspec.json.decode(content))
+    return msgspec.convert(body, preload_type(promised), strict=False, dec_hook=decode_hook)
 
 
-def unwrapped(body: Any) -> Any:
+def unwrap_result(body: Any) -> Any:
     """The result inside `{status: completed, result: ...}`, or the body itself."""
     if isinstance(body, dict) and "result" in body and "status" in body:
         return body["result"]

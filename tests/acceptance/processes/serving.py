@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tinkex.home import Home
-from tinkex.presence import HEALTH_PATH, is_alive, status_of
+from tinkex.presence import HEALTH_PATH, get_http_status, is_process_alive
 
 #: Nothing here takes this long; it only says that nothing hangs.
 PATIENCE = 180.0
@@ -86,7 +86,7 @@ class Serving:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
-        eventually(lambda: not any(map(is_alive, self.pids("API") + self.pids("worker"))))
+        eventually(lambda: not any(map(is_process_alive, self.pids("API") + self.pids("worker"))))
 
 
 def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -99,7 +99,7 @@ def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
 
 def answers(url: str) -> bool:
     """Whether a server answers there now."""
-    return status_of(url + HEALTH_PATH, 5.0) == 200
+    return get_http_status(url + HEALTH_PATH, 5.0) == 200
 
 
 def ask(url: str, path: str, key: str, body: Any) -> http.client.HTTPConnection:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, eventually, post, promise_of, run_tinkex
-from tinkex.presence import lock_holder
+from tinkex.presence import find_lock_holder
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_server_is_described_and_stopped(serve: Serve, home: Path) -> None:
     stop = run_tinkex("serve", "stop", "--home", str(home))
     assert (stop.returncode, stop.stdout) == (0, "")
     assert serving.ended() == 0
-    assert lock_holder(serving.home) is None
+    assert find_lock_holder(serving.home) is None
 
 
 def test_a_busy_server_is_stopped_by_force(serve: Serve, home: Path) -> None:

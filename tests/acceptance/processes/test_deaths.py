@@ -21,7 +21,7 @@ from tests.acceptance.processes.serving import (
     promise_of,
 )
 from tests.ports import free_port
-from tinkex.presence import HEALTH_PATH, is_alive, lock_holder, status_of
+from tinkex.presence import HEALTH_PATH, find_lock_holder, get_http_status, is_process_alive
 
 
 def test_an_api_process_that_dies_is_replaced_on_the_same_port(serve: Serve, home: Path) -> None:
@@ -32,7 +32,7 @@ def test_an_api_process_that_dies_is_replaced_on_the_same_port(serve: Serve, hom
     eventually(lambda: len(serving.pids("API")) == 2)
     # The supervisor holds the port, so that nobody is refused meanwhile: the answer just waits,
     # on a slow machine for as long as the new process takes to start.
-    assert status_of(url + HEALTH_PATH, PATIENCE) == 200
+    assert get_http_status(url + HEALTH_PATH, PATIENCE) == 200
     assert f"the API process (pid {before}) was killed by SIGKILL" in serving.said
     assert serving.process.poll() is None
 
@@ -55,10 +55,10 @@ def test_nothing_survives_a_supervisor_that_is_killed(serve: Serve, home: Path) 
     children = serving.pids("API") + serving.pids("worker")
     serving.send(signal.SIGKILL)
     serving.ended()
-    eventually(lambda: not any(map(is_alive, children)))
+    eventually(lambda: not any(map(is_process_alive, children)))
     assert not answers(url)
     # The last thread of a dying process gives its files back, a moment after the first is gone.
-    eventually(lambda: lock_holder(serving.home) is None)
+    eventually(lambda: find_lock_holder(serving.home) is None)
 
 
 def test_the_next_server_begins_right_after_the_last_was_killed(serve: Serve, home: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_busy_supervisor_that_is_killed_takes_a_busy_worker_with_it(
     promise_of(serving, serving.ready())
     (worker,) = serving.pids("worker")
     serving.send(signal.SIGKILL)
-    eventually(lambda: not is_alive(worker))
+    eventually(lambda: not is_process_alive(worker))
 
 
 def test_who_waits_for_a_promise_is_answered_when_the_server_stops(

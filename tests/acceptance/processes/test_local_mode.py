@@ -18,7 +18,7 @@ from tests.acceptance.processes.serving import PATIENCE, answers, eventually, ru
 from tests.ports import free_port
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import find_server, is_alive, lock_holder, read_state
+from tinkex.presence import find_lock_holder, find_server, is_process_alive, read_state
 
 MODEL = "tinkex/bigram"
 PROBE = """
@@ -34,9 +34,9 @@ def local_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Home]:
     """A home of this test alone, in which nothing runs afterwards."""
     monkeypatch.setenv("TINKEX_HOME", str(home))
     yield Home(home)
-    if lock_holder(Home(home)) is not None:
+    if find_lock_holder(Home(home)) is not None:
         run_tinkex("serve", "stop", "--force")
-    assert lock_holder(Home(home)) is None
+    assert find_lock_holder(Home(home)) is None
 
 
 def pid_of(home: Home) -> int:
@@ -84,7 +84,7 @@ def test_a_server_that_was_stopped_is_started_again_and_waiting_clients_go_on(
     local_home: Home,
 ) -> None:
     # A port that nobody else gets while no server has it.
-    local_home.make()
+    local_home.create()
     local_home.port_file.write_text(str(free_port()))
     with tinkex.ServiceClient() as service:
         client = service.create_lora_training_client(MODEL, rank=4)
@@ -131,7 +131,9 @@ def test_a_server_that_is_being_started_by_a_person_is_waited_for(
 ) -> None:
     serving = serve(local_home.root)
     # It has the home already, and does not answer yet.
-    eventually(lambda: (found := lock_holder(local_home)) is not None and found.pid == serving.pid)
+    eventually(
+        lambda: (found := find_lock_holder(local_home)) is not None and found.pid == serving.pid
+    )
     with tinkex.ServiceClient() as service:
         assert service.config.base_url == serving.ready()
 
@@ -147,11 +149,11 @@ def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
     # It is in a session of its own, so that a terminal that closes does not take it along.
     assert os.getsid(pid) == pid
     run_tinkex("serve", "stop")
-    eventually(lambda: not is_alive(pid))
+    eventually(lambda: not is_process_alive(pid))
 
 
 def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home) -> None:
-    local_home.make()
+    local_home.create()
     local_home.config_file.write_text("prot = 8000\n")
     with pytest.raises(ConfigError, match=r"ended with exit code 1; its last words:") as refused:
         tinkex.ServiceClient()
@@ -164,7 +166,7 @@ def test_a_start_that_fails_shows_the_last_words_of_the_server(local_home: Home)
 
 
 def test_a_stale_state_file_misleads_nobody(local_home: Home) -> None:
-    local_home.make()
+    local_home.create()
     stale = {"pid": os.getpid(), "url": "http://127.0.0.1:1", "version": "0", "started_at": 1.0}
     local_home.state_file.write_text(json.dumps(stale))
     with tinkex.ServiceClient() as service:

@@ -28,7 +28,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.local import TorchEngine
 from tinkex.engine.pass_run import GeneratorPassRun
 from tinkex.engine.protocol import AdapterSpec, OptimParams, Pass
-from tinkex.store.records import Job
+from tinkex.store.records import JobRecord
 from tinkex.store.schema import checkpoints, jobs, runs, steps
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
@@ -50,11 +50,11 @@ class Story:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.passes: list[Job] = []
-        self.optims: list[Job] = []
-        self.saves: list[Job] = []
-        self.loads: list[Job] = []
-        self.samples: list[Job] = []
+        self.passes: list[JobRecord] = []
+        self.optims: list[JobRecord] = []
+        self.saves: list[JobRecord] = []
+        self.loads: list[JobRecord] = []
+        self.samples: list[JobRecord] = []
         self.num_changes = 0
 
     def promise(self) -> None:
@@ -103,15 +103,15 @@ class Story:
             "tokens": [one.tokens for one in samples],
         }
 
-    def _digests(self, job: Job) -> dict[str, str]:
+    def _digests(self, job: JobRecord) -> dict[str, str]:
         self.house.result(job)
-        files = check_manifest(self.house.home.checkpoint(job.id)).files
+        files = check_manifest(self.house.home.checkpoint_directory(job.id)).files
         return {name: entry.sha256 for name, entry in files.items()}
 
     def weights(self) -> list[dict[str, torch.Tensor]]:
         """What was saved, when all is done."""
         self.told()
-        folders = [self.house.home.checkpoint(job.id) for job in self.saves]
+        folders = [self.house.home.checkpoint_directory(job.id) for job in self.saves]
         return [load_file(folder / "adapter_model.safetensors") for folder in folders]
 
 

@@ -16,14 +16,21 @@ from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.home import Home
 from tinkex.ids import new_id
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.payloads import LoadPayload
 from tinkex.jobs.queue import JobQueue, QueueLimits
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.store import jobs, keys, runs, samplers, sessions
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate
-from tinkex.store.records import Job, NewJob, Run, RunState, Sampler, Session
+from tinkex.store.records import (
+    JobRecord,
+    NewJob,
+    RunRecord,
+    RunState,
+    SamplerRecord,
+    SessionRecord,
+)
 from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import encode_forward_backward_request
 
@@ -75,11 +82,11 @@ class House:
 
     # --- what a client would do ------------------------------------------------------------------
     def tenant(self, name: str = "alice") -> str:
-        return self.database.write(lambda db: keys.tenant_named(db, name, time.time())).id
+        return self.database.write(lambda db: keys.get_or_create_tenant(db, name, time.time())).id
 
     def session(self, tenant_id: str) -> str:
         now = time.time()
-        session = Session(
+        session = SessionRecord(
             id=new_id(),
             tenant_id=tenant_id,
             project_id="default",
@@ -96,7 +103,7 @@ class House:
     def model(self, tenant_id: str, session_id: str, number: int = 0) -> str:
         run_id = f"{session_id}:train:{number}"
         now = time.time()
-        run = Run(
+        run = RunRecord(
             id=run_id,
             tenant_id=tenant_id,
             session_id=session_id,
@@ -107,37 +114,41 @@ class House:
             created_at=now,
             used_at=now,
         )
-        new = self._new(tenant_id, session_id, Kind.CREATE_MODEL, f"model:{run_id}", b"{}")
+        new = self._new(tenant_id, session_id, JobKind.CREATE_MODEL, f"model:{run_id}", b"{}")
         self._submit(new, run_id, 0, prepare=lambda db: runs.insert(db, run))
         return run_id
 
-    def op(self, run_id: str, seq: int | None, kind: Kind, payload: bytes, **options: Any) -> Job:
+    def op(
+        self, run_id: str, seq: int | None, kind: JobKind, payload: bytes, **options: Any
+    ) -> JobRecord:
         run = self.run(run_id)
         key = None if seq is None else f"op:{run_id}:{seq}"
         new = self._new(run.tenant_id, run.session_id, kind, key, payload, **options)
         return self._submit(new, run_id, seq)
 
-    def forward_backward(self, run_id: str, seq: int, tokens: list[int]) -> Job:
+    def forward_backward(self, run_id: str, seq: int, tokens: list[int]) -> JobRecord:
         work = types.ForwardBackwardInput([datum(tokens)], "cross_entropy")
         request = types.ForwardBackwardRequest(work, run_id, seq)
         body = encode_forward_backward_request(request, False)
-        return self.op(run_id, seq, Kind.FORWARD_BACKWARD, body, is_proto=True)
+        return self.op(run_id, seq, JobKind.FORWARD_BACKWARD, body, is_proto=True)
 
-    def optim_step(self, run_id: str, seq: int, learning_rate: float = 0.1) -> Job:
+    def optim_step(self, run_id: str, seq: int, learning_rate: float = 0.1) -> JobRecord:
         params = types.AdamParams(learning_rate=learning_rate)
         request = types.OptimStepRequest(optim_params=params, model_id=run_id, seq_id=seq)
-        return self.op(run_id, seq, Kind.OPTIM_STEP, encode_json(request))
+        return self.op(run_id, seq, JobKind.OPTIM_STEP, encode_json(request))
 
-    def save(self, run_id: str, seq: int, name: str, **options: Any) -> Job:
+    def save(self, run_id: str, seq: int, name: str, **options: Any) -> JobRecord:
         request = types.SaveWeightsRequest(model_id=run_id, path=name, seq_id=seq, **options)
-        return self.op(run_id, seq, Kind.SAVE_WEIGHTS, encode_json(request))
+        return self.op(run_id, seq, JobKind.SAVE_WEIGHTS, encode_json(request))
 
-    def load(self, run_id: str, seq: int, checkpoint_id: str, path: str = "tinker://a/b/c") -> Job:
+    def load(
+        self, run_id: str, seq: int, checkpoint_id: str, path: str = "tinker://a/b/c"
+    ) -> JobRecord:
         payload = LoadPayload(path=path, checkpoint_id=checkpoint_id, with_optimizer=True)
-        return self.op(run_id, seq, Kind.LOAD_WEIGHTS, encode_json(payload))
+        return self.op(run_id, seq, JobKind.LOAD_WEIGHTS, encode_json(payload))
 
     def sampler(self, tenant_id: str, session_id: str, checkpoint_id: str | None = None) -> str:
-        sampler = Sampler(
+        sampler = SamplerRecord(
             id=f"{session_id}:sample:{new_id()}",
             tenant_id=tenant_id,
             session_id=session_id,
@@ -149,7 +160,7 @@ class House:
         self.database.write(lambda db: samplers.insert(db, sampler))
         return sampler.id
 
-    def sample(self, sampler_id: str, seq: int, *, seed: int = 1, max_tokens: int = 8) -> Job:
+    def sample(self, sampler_id: str, seq: int, *, seed: int = 1, max_tokens: int = 8) -> JobRecord:
         found = self.database.read(lambda db: samplers.find(db, sampler_id))
         assert found is not None
         request = types.SampleRequest(
@@ -162,7 +173,7 @@ class House:
             id="",
             tenant_id=found.tenant_id,
             session_id=found.session_id,
-            kind=Kind.SAMPLE,
+            kind=JobKind.SAMPLE,
             key=f"sample:{sampler_id}:{seq}",
             sampler_id=sampler_id,
             position=seq,
@@ -175,7 +186,7 @@ class House:
         self,
         tenant_id: str,
         session_id: str,
-        kind: Kind,
+        kind: JobKind,
         key: str | None,
         payload: bytes,
         **options: Any,
@@ -190,28 +201,28 @@ class House:
             **options,
         )
 
-    def _submit(self, new: NewJob, run_id: str, seq: int | None, prepare: Any = None) -> Job:
+    def _submit(self, new: NewJob, run_id: str, seq: int | None, prepare: Any = None) -> JobRecord:
         from dataclasses import replace
 
         return self.queue.submit(replace(new, run_id=run_id, position=seq), prepare).result()
 
     # --- what came of it -------------------------------------------------------------------------
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> RunRecord:
         found = self.database.read(lambda db: runs.find(db, run_id))
         assert found is not None
         return found
 
-    def outcome(self, job: Job, seconds: float = 120.0) -> jobs.Outcome:
+    def outcome(self, job: JobRecord, seconds: float = 120.0) -> jobs.JobWithResult:
         """Wait for a promise; the test fails if it is never kept."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            found = self.queue.outcome(job.tenant_id, job.id)
-            if found.job.is_over:
+            found = self.queue.find_with_result(job.tenant_id, job.id)
+            if found.job.is_finished:
                 return found
             time.sleep(0.005)
         raise AssertionError(f"{job.kind} {job.position} is still {found.job.state}")
 
-    def result(self, job: Job) -> bytes:
+    def result(self, job: JobRecord) -> bytes:
         found = self.outcome(job)
         assert found.job.error is None, found.job.error
         assert found.result is not None

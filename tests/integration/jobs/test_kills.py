@@ -15,7 +15,7 @@ from tests.integration.jobs import doomed_worker
 from tests.integration.jobs.conftest import House, count
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import read_manifest
-from tinkex.store.records import Job
+from tinkex.store.records import JobRecord
 from tinkex.store.schema import checkpoints, jobs, runs, steps
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
@@ -28,10 +28,10 @@ class Story:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.passes: list[Job] = []
-        self.optims: list[Job] = []
-        self.saves: list[Job] = []
-        self.samples: list[Job] = []
+        self.passes: list[JobRecord] = []
+        self.optims: list[JobRecord] = []
+        self.saves: list[JobRecord] = []
+        self.samples: list[JobRecord] = []
 
     def promise(self) -> None:
         house = self.house
@@ -68,9 +68,9 @@ class Story:
         ]
 
 
-def _digest(house: House, job: Job) -> str:
+def _digest(house: House, job: JobRecord) -> str:
     house.result(job)
-    files = read_manifest(house.home.checkpoint(job.id)).files
+    files = read_manifest(house.home.checkpoint_directory(job.id)).files
     return files["adapter_model.safetensors"].sha256
 
 

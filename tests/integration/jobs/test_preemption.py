@@ -11,7 +11,7 @@ from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.pass_run import PassOutcome, PassSteps
 from tinkex.engine.protocol import Pass
-from tinkex.store.records import Job, JobState
+from tinkex.store.records import JobRecord, JobState
 from tinkex.wire.proto import decode_forward_backward_output
 
 LONG = [(7 * place) % 200 + 3 for place in range(101)]
@@ -70,7 +70,7 @@ def weights_after(house: House, run_id: str, seq: int) -> dict[str, bytes]:
     house.result(saved)
     return {
         path.name: path.read_bytes()
-        for path in house.home.checkpoint(saved.id).iterdir()
+        for path in house.home.checkpoint_directory(saved.id).iterdir()
         if path.name.endswith((".safetensors", ".npz"))
     }
 
@@ -119,7 +119,7 @@ def test_a_tenants_other_model_runs_between_the_steps_too(house: House, engine: 
     short = house.forward_backward(second, 1, SHORT)
     engine.permits.release(2)
     house.result(short)
-    assert not house.queue.find(tenant, long.id).is_over
+    assert not house.queue.find(tenant, long.id).is_finished
     engine.permits.release(100)
     house.result(long)
 
@@ -140,7 +140,7 @@ def test_an_interrupted_pass_gives_the_same_bits(tmp_path: Path) -> None:
                 short = house.forward_backward(light, 1, SHORT)
                 engine.permits.release(len(LONG) // STEP_TOKENS - 1)
                 house.result(short)
-                assert not house.queue.find(long.tenant_id, long.id).is_over
+                assert not house.queue.find(long.tenant_id, long.id).is_finished
             engine.permits.release(100)
             found.append((house.result(long), weights_after(house, run_id, 2)))
         finally:
@@ -201,5 +201,5 @@ def test_a_stopping_worker_ends_after_one_step_and_the_pass_runs_again(house: Ho
     assert weights_after(house, run_id, 2) == weights_after(house, calm, 2)
 
 
-def metrics(house: House, job: Job) -> dict[str, float]:
+def metrics(house: House, job: JobRecord) -> dict[str, float]:
     return dict(decode_forward_backward_output(house.result(job)).metrics)

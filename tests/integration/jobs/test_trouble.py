@@ -17,7 +17,7 @@ from tinkex.engine.protocol import WriteSnapshot
 from tinkex.errors import StoreBusy
 from tinkex.jobs import ledger
 from tinkex.jobs.housekeeping import HousekeepingPolicy
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.snapshots import SnapshotPolicy
 from tinkex.store import checkpoints, jobs, leases, runs
 from tinkex.store.database import Connection
@@ -44,7 +44,7 @@ class Troubled(House):
     def dies(self) -> None:
         """End the worker without its last snapshots, as a kill would."""
         assert self.worker is not None
-        self.worker._end = lambda: None  # type: ignore[method-assign]
+        self.worker._shut_down = lambda: None  # type: ignore[method-assign]
         self.stop()
 
     def fresh(self) -> str:
@@ -81,7 +81,7 @@ def fail_once(work: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[
     return wrapped
 
 
-def finishes(kind: Kind) -> Callable[..., bool]:
+def finishes(kind: JobKind) -> Callable[..., bool]:
     return lambda db, entries, now: entries[0].job.kind == kind
 
 
@@ -96,7 +96,7 @@ def test_what_was_done_after_a_failed_commit_is_not_written(
     run_id = house.fresh()
     made = [house.optim_step(run_id, place) for place in range(1, 20)]
     is_fifth = lambda db, entries, now: entries[0].job.id == made[4].id  # noqa: E731
-    monkeypatch.setattr(ledger, "_finish", fail_once(ledger._finish, is_fifth))
+    monkeypatch.setattr(ledger, "_finish", fail_once(ledger._store_results, is_fifth))
     house.start()
     house.ends()
     assert house.run(run_id).applied == 5  # the making and four steps
@@ -112,7 +112,7 @@ def test_a_snapshot_is_never_ahead_of_what_is_on_record(
     house = Troubled(tmp_path, snapshots=SnapshotPolicy(max_changes=2))
     try:
         run_id = house.fresh()
-        finish = fail_once(ledger._finish, finishes(Kind.OPTIM_STEP))
+        finish = fail_once(ledger._store_results, finishes(JobKind.OPTIM_STEP))
         monkeypatch.setattr(ledger, "_finish", finish)
         house.start()
         step = house.optim_step(run_id, 1)
@@ -134,7 +134,7 @@ def test_a_worker_that_was_replaced_leaves_snapshots_alone(
         run_id = house.fresh()
         house.result(house.optim_step(run_id, 1))
         house.database.write(
-            lambda db: leases.acquire(db, "worker", "test", until=time.time() + 20.0)
+            lambda db: leases.acquire_lease(db, "worker", "test", until=time.time() + 20.0)
         )
         house.stop()
         assert house.run(run_id).snapshot is None
@@ -159,7 +159,7 @@ def test_an_older_snapshot_that_comes_late_goes_itself(house: Troubled) -> None:
 def test_a_busy_store_does_not_end_a_worker_that_has_nothing_to_write(
     house: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinkex.jobs.worker.CHORE_SECONDS", 0.01)
+    monkeypatch.setattr("tinkex.jobs.worker.MAINTENANCE_SECONDS", 0.01)
     looked: list[bool] = []
 
     def idle(*_: object) -> None:
@@ -182,7 +182,7 @@ def test_a_busy_store_during_a_replay_costs_no_model(
     run_id = house.fresh()
     house.result(house.optim_step(run_id, 1))
     house.dies()
-    monkeypatch.setattr(jobs, "changes_after", fail_once(jobs.changes_after, lambda *_: True))
+    monkeypatch.setattr(jobs, "changes_after", fail_once(jobs.list_changes_after, lambda *_: True))
     house.start()
     step = house.optim_step(run_id, 2)
     house.ends()
@@ -218,7 +218,7 @@ def test_a_damaged_snapshot_is_told_for_good(house: Troubled) -> None:
 
 
 def test_weights_that_a_crash_would_load_again_outlive_their_deletion(tmp_path: Path) -> None:
-    quick = HousekeepingPolicy(every_seconds=0.01)
+    quick = HousekeepingPolicy(interval_seconds=0.01)
     house = Troubled(tmp_path, snapshots=NEVER, housekeeping=quick)
     try:
         house.start(NoCopies([BASE_MODEL]))
@@ -231,14 +231,14 @@ def test_weights_that_a_crash_would_load_again_outlive_their_deletion(tmp_path: 
         other = house.save(run_id, 3, "other")
         house.result(other)
         house.database.write(lambda db: checkpoints.delete(db, other.id, now))
-        _until(lambda: not house.home.checkpoint(other.id).exists())
+        _until(lambda: not house.home.checkpoint_directory(other.id).exists())
         house.dies()
         house.start()
         house.result(house.optim_step(run_id, 4))
         # A snapshot covers it now, so the files may go.
         house.stop()
         house.start()
-        _until(lambda: not house.home.checkpoint(saved.id).exists())
+        _until(lambda: not house.home.checkpoint_directory(saved.id).exists())
     finally:
         house.close()
 
@@ -272,7 +272,7 @@ def test_an_unloaded_model_leaves_nothing_to_come_back_from(tmp_path: Path) -> N
         run_id = house.model(tenant, house.session(tenant))
         for place in (1, 2, 3, 4):
             house.result(house.optim_step(run_id, place))
-        house.result(house.op(run_id, 5, Kind.UNLOAD_MODEL, b"{}"))
+        house.result(house.op(run_id, 5, JobKind.UNLOAD_MODEL, b"{}"))
         _until(lambda: not any(house.home.snapshots.iterdir()))
         house.stop()
         kept = sa.select(sa.func.count()).where(job_table.c.payload.is_not(None))
@@ -287,7 +287,7 @@ def test_an_operation_with_the_number_of_the_making_does_no_harm(house: Troubled
     run_id = house.fresh()
     house.result(house.optim_step(run_id, 1))
     payload = encode_json({"path": "tinker://a/weights/b", "checkpoint_id": "none"})
-    refused = house.op(run_id, 0, Kind.LOAD_WEIGHTS, payload)
+    refused = house.op(run_id, 0, JobKind.LOAD_WEIGHTS, payload)
     assert house.outcome(refused).job.error
     house.result(house.optim_step(run_id, 2))
     assert house.run(run_id).state == RunState.READY

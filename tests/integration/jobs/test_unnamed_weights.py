@@ -14,14 +14,14 @@ from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.jobs.housekeeping import HousekeepingPolicy
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.store.schema import checkpoints
 from tinkex.wire.codec import encode_json
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path, housekeeping=HousekeepingPolicy(every_seconds=0.02))
+    made = House(tmp_path, housekeeping=HousekeepingPolicy(interval_seconds=0.02))
     yield made
     made.close()
 
@@ -31,7 +31,7 @@ def save_unnamed(house: House, run_id: str, seq: int) -> str:
     request = types.SaveWeightsForSamplerRequest(
         model_id=run_id, sampling_session_seq_id=seq, seq_id=seq
     )
-    job = house.op(run_id, seq, Kind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    job = house.op(run_id, seq, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
     sampler_id: str = msgspec.json.decode(house.result(job))["sampling_session_id"]
     return sampler_id
 

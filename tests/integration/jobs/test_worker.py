@@ -14,10 +14,10 @@ from tests.integration.jobs.conftest import BASE_MODEL, House, count
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import WriteSnapshot
-from tinkex.jobs.backlog import TurnLimits
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.backlog import BatchLimits
+from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.snapshots import SnapshotPolicy
-from tinkex.store.records import Job, NewJob
+from tinkex.store.records import JobRecord, NewJob
 from tinkex.store.schema import checkpoints, jobs, steps, usage
 from tinkex.wire.codec import encode_json
 from tinkex.wire.proto import (
@@ -60,16 +60,16 @@ def test_operations_run_in_the_order_of_their_numbers(house: House) -> None:
     query = sa.select(steps.c.kind).where(steps.c.run_id == run_id).order_by(steps.c.no)
     kinds = house.read(lambda db: list(db.scalars(query)))
     assert kinds == [
-        Kind.CREATE_MODEL,
-        Kind.FORWARD_BACKWARD,
-        Kind.FORWARD_BACKWARD,
-        Kind.OPTIM_STEP,
-        Kind.SAVE_WEIGHTS,
+        JobKind.CREATE_MODEL,
+        JobKind.FORWARD_BACKWARD,
+        JobKind.FORWARD_BACKWARD,
+        JobKind.OPTIM_STEP,
+        JobKind.SAVE_WEIGHTS,
     ]
 
 
 def test_a_missing_number_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    house = House(tmp_path, turns=TurnLimits(gap_seconds=0.2))
+    house = House(tmp_path, turns=BatchLimits(gap_seconds=0.2))
     try:
         house.start()
         tenant = house.tenant()
@@ -227,10 +227,10 @@ def test_a_checkpoint_with_one_flipped_bit_is_neither_loaded_nor_sampled_from(ho
     request = types.SaveWeightsForSamplerRequest(
         model_id=first, seq_id=4, sampling_session_seq_id=7
     )
-    drawn = house.op(first, 4, Kind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    drawn = house.op(first, 4, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
     sampler_id = msgspec.json.decode(house.result(drawn))["sampling_session_id"]
-    flip_last_bit(house.home.checkpoint(saved.id) / "optimizer.safetensors")
-    flip_last_bit(house.home.checkpoint(drawn.id) / "adapter_model.safetensors")
+    flip_last_bit(house.home.checkpoint_directory(saved.id) / "optimizer.safetensors")
+    flip_last_bit(house.home.checkpoint_directory(drawn.id) / "adapter_model.safetensors")
 
     second = house.model(tenant, session, 1)
     loading = house.outcome(house.load(second, 1, saved.id, path)).job
@@ -256,12 +256,12 @@ def test_a_batch_in_which_some_examples_have_weights_counts_the_others_fully(hou
     work = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy")
     request = types.ForwardBackwardRequest(work, run_id, 1)
     body = encode_forward_backward_request(request, False)
-    job = house.op(run_id, 1, Kind.FORWARD_BACKWARD, body, is_proto=True)
+    job = house.op(run_id, 1, JobKind.FORWARD_BACKWARD, body, is_proto=True)
     output = decode_forward_backward_output(house.result(job))
     [first, second] = [one["logprobs"].tolist() for one in output.loss_fn_outputs]
     expected = -0.25 * first[0] - sum(second)
     assert output.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
-    is_pass = steps.c.kind == Kind.FORWARD_BACKWARD
+    is_pass = steps.c.kind == JobKind.FORWARD_BACKWARD
     query = sa.select(steps.c.metrics).where(steps.c.run_id == run_id, is_pass)
     [metrics] = house.read(lambda db: list(db.scalars(query)))
     assert metrics["weight:sum"] == 2.25
@@ -286,7 +286,7 @@ def test_unnamed_sampler_weights_open_a_sampling_session(house: House) -> None:
     request = types.SaveWeightsForSamplerRequest(
         model_id=run_id, seq_id=1, sampling_session_seq_id=7
     )
-    saved = house.op(run_id, 1, Kind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    saved = house.op(run_id, 1, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
     sampler_id = msgspec.json.decode(house.result(saved))["sampling_session_id"]
     assert sampler_id == f"{session}:sample:7"
     response = decode_sample_response(house.result(house.sample(sampler_id, 0)))
@@ -344,7 +344,7 @@ def test_a_job_that_kills_the_worker_is_given_up(house: House) -> None:
 def test_a_model_leaves_memory_when_its_session_is_over(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinkex.jobs.worker.CHORE_SECONDS", 0.05)
+    monkeypatch.setattr("tinkex.jobs.worker.MAINTENANCE_SECONDS", 0.05)
     house.start()
     tenant = house.tenant()
     session = house.session(tenant)
@@ -375,7 +375,7 @@ def test_weights_that_others_put_in_the_place_of_published_ones_stay_theirs(hous
     assert "were deleted" in (house.outcome(theirs).job.error or "")
 
 
-def _sample_from(house: House, tenant: str, path: str) -> Job:
+def _sample_from(house: House, tenant: str, path: str) -> JobRecord:
     request = types.SampleRequest(
         prompt=types.ModelInput.from_ints([1, 2, 3]),
         sampling_params=types.SamplingParams(max_tokens=4),
@@ -385,7 +385,7 @@ def _sample_from(house: House, tenant: str, path: str) -> Job:
         id="",
         tenant_id=tenant,
         session_id="",
-        kind=Kind.SAMPLE,
+        kind=JobKind.SAMPLE,
         key=None,
         position=0,
         payload=encode_json(request),

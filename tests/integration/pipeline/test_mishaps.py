@@ -25,7 +25,7 @@ from tests.integration.pipeline.tiny_stage import (
     told,
 )
 from tests.integration.small_disk import run_on_small_disk
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.nn.optim import NonFiniteGradient
 from tinkex.pipeline import steps
 from tinkex.pipeline.holding import LOCK_FILE, hold
@@ -189,7 +189,7 @@ def test_readers_beside_a_writer_that_prunes_are_never_surprised(tmp_path: Path)
     try:
         for step in range(1, 60):
             write_step(tmp_path, step, content)
-            prune_steps(tmp_path, Retention(keep_last=2), newest=step)
+            prune_steps(tmp_path, StepRetention(keep_last=2), newest=step)
             if step > 3:
                 is_begun.set()
     finally:

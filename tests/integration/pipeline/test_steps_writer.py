@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import tinkex
 from tests.integration.pipeline.tiny_stage import TinyModel
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
 from tinkex.pipeline import step_files
 from tinkex.pipeline.step_files import StepContent, check_space, num_bytes, read_step, write_step
@@ -53,7 +53,7 @@ def test_memory_is_used_again_and_tied_tensors_stay_tied() -> None:
 
 
 def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
-    writer, model = StepWriter(tmp_path, Retention()), nn.Linear(4, 4)
+    writer, model = StepWriter(tmp_path, StepRetention()), nn.Linear(4, 4)
     may_write = threading.Event()
 
     def slow(weights: Mapping[str, Tensor]) -> None:
@@ -71,7 +71,7 @@ def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
 
 
 def test_who_saves_faster_than_the_disk_writes_waits(tmp_path: Path) -> None:
-    writer, may_write = StepWriter(tmp_path, Retention()), threading.Event()
+    writer, may_write = StepWriter(tmp_path, StepRetention()), threading.Event()
 
     def slow(weights: Mapping[str, Tensor]) -> None:
         assert may_write.wait(timeout=30)
@@ -91,7 +91,7 @@ def test_who_saves_faster_than_the_disk_writes_waits(tmp_path: Path) -> None:
 def test_a_failed_write_is_told_at_the_next_save_and_the_thread_still_ends(tmp_path: Path) -> None:
     root = tmp_path / "file"
     root.write_text("not a directory")
-    writer = StepWriter(root, Retention())
+    writer = StepWriter(root, StepRetention())
     writer.save(1, content(1.0))
     with pytest.raises(OSError, match="exists"):
         writer.save(2, content(1.0))
@@ -113,7 +113,7 @@ def test_a_replacement_that_fails_leaves_the_old_step(
     def fail(directory: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tinkex.checkpoint.atomic.sync_tree", fail)
+    monkeypatch.setattr("tinkex.checkpoint.atomic.fsync_tree", fail)
     with pytest.raises(CheckpointError, match="No space left on device"):
         write_step(tmp_path, 1, content(2.0))
     assert read_step(path).weights["weight"].tolist() == [1.0] * 8

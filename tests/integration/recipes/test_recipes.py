@@ -15,7 +15,7 @@ import pytest
 from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Serve
 from tests.integration.recipes.conftest import KINDS, losses, make_plan, start, write_data
 from tinkex import AdamParams, ServiceClient
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.ids import parse_tinker_path
 from tinkex.recipes.rendering import Renderer
 from tinkex.recipes.rows import parse_preference
@@ -141,7 +141,7 @@ def test_a_step_of_dpo_is_that_of_the_loss_written_in_torch(
     plan = make_plan(tmp_path, "dpo", batch_size=6, steps=2, schedule="constant")
     second = list(start(plan, service, tmp_path / "run"))[1]
     renderer = Renderer(ToyTokenizer())
-    pairs = RowFile(plan.data, parse_preference).take(range(6))
+    pairs = JsonlFile(plan.data, parse_preference).read_rows(range(6))
     examples = [example for pair in pairs for example in renderer.pair(pair)]
     data = [example.datum() for example in examples]
     training = service.create_lora_training_client(BASE_MODEL, rank=32, seed=0)

@@ -13,17 +13,17 @@ import httpx
 from litestar.testing import TestClient
 
 from tinkex.home import Home
-from tinkex.jobs.bells import Bell, Ringer
+from tinkex.jobs.bells import WakeupListener, WakeupSender
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
-from tinkex.jobs.waiting import Waiters
+from tinkex.jobs.waiting import FutureWaiters
 from tinkex.server.app import create_app
 from tinkex.server.call import Handler, Services
 from tinkex.server.config import ServerConfig
 from tinkex.store import jobs, keys, schema, settings
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate
-from tinkex.store.records import Job, NewJob
+from tinkex.store.records import JobRecord, NewJob
 
 KEY = "tml-alice"
 OTHER_KEY = "tml-bob"
@@ -59,7 +59,7 @@ class House:
         session_id: str = answer.json()["session_id"]
         return session_id
 
-    def promise(self, kind: str = "optim_step", **fields: Any) -> Job:
+    def promise(self, kind: str = "optim_step", **fields: Any) -> JobRecord:
         """A promise of the first tenant, as a route would make it."""
         new = NewJob(
             id="",
@@ -73,11 +73,16 @@ class House:
         return self.services.queue.submit(replace(new, **fields)).result()
 
     def finish(
-        self, job: Job, result: bytes | None = b"{}", *, error: str | None = None, ring: bool = True
+        self,
+        job: JobRecord,
+        result: bytes | None = b"{}",
+        *,
+        error: str | None = None,
+        ring: bool = True,
     ) -> None:
         """End a promise, as the worker would."""
         now = time.time()
-        ending = jobs.Ending(
+        ending = jobs.JobEnding(
             job=job,
             result=None if error else result,
             error=error,
@@ -87,8 +92,8 @@ class House:
         )
         self.services.database.write(lambda db: jobs.finish(db, ending))
         if ring:
-            ringer = Ringer(self.services.database, "api")
-            ringer.ring([job.id])
+            ringer = WakeupSender(self.services.database, "api")
+            ringer.notify([job.id])
             ringer.close()
 
     def read(self, work: Any) -> Any:
@@ -111,9 +116,9 @@ def open_house(
         database = Database(config.store_url)
         stack.callback(database.close)
         migrate(database)
-        secret = database.write(settings.secret)
+        secret = database.write(settings.get_or_create_secret)
         tenant_id, other_id = database.write(_furnish)
-        bell = Bell(database, "api")
+        bell = WakeupListener(database, "api")
         stack.callback(bell.close)
         quotas = QuotaChecks(config.quotas)
         queue = JobQueue(database, config.queue_limits, secret, quotas)
@@ -124,7 +129,7 @@ def open_house(
             database=database,
             queue=queue,
             quotas=quotas,
-            waiters=Waiters(queue, bell),
+            waiters=FutureWaiters(queue, bell),
             secret=secret,
         )
         app = create_app(services) if routes is None else create_app(services, routes, ())
@@ -134,8 +139,8 @@ def open_house(
 
 def _furnish(db: Connection) -> tuple[str, str]:
     now = time.time()
-    alice = keys.tenant_named(db, "alice@example.com", now)
-    bob = keys.tenant_named(db, "bob", now)
+    alice = keys.get_or_create_tenant(db, "alice@example.com", now)
+    bob = keys.get_or_create_tenant(db, "bob", now)
     keys.insert_key(db, alice.id, KEY, name="alice's", note="at home", now=now)
     keys.insert_key(db, bob.id, OTHER_KEY, name="bob's", now=now)
     model = {

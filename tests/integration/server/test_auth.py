@@ -100,7 +100,7 @@ def test_a_key_revoked_elsewhere_is_forgotten_within_two_seconds(house: House) -
     for memory in (house.services.memory.known, house.services.memory.unknown):
         assert memory.seconds <= 2.0
     later = time.monotonic() + 2.0
-    assert house.services.memory.known.get(keys.digest(KEY), later) is None
+    assert house.services.memory.known.get(keys.hash_key(KEY), later) is None
     assert house.ask("GET", "/auth/apikey/me").status_code == 401
 
 
@@ -112,7 +112,7 @@ def test_a_flood_of_wrong_keys_is_remembered_within_bounds(house: House) -> None
         unknown.put(str(number), auth.WRONG)
 
     assert len(unknown) <= 1024
-    assert house.services.memory.known.get(keys.digest(KEY)) is not None
+    assert house.services.memory.known.get(keys.hash_key(KEY)) is not None
 
 
 def test_a_token_names_its_tenant_as_whoami_reads_it(house: House) -> None:

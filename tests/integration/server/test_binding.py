@@ -39,7 +39,7 @@ from tinkex.types import (
     TensorData,
 )
 from tinkex.wire.codec import encode_json
-from tinkex.wire.compression import compress
+from tinkex.wire.compression import compress_zstd
 from tinkex.wire.endpoints import SMALL_BODY_BYTES
 from tinkex.wire.proto import encode_forward_backward_request
 
@@ -200,7 +200,7 @@ def test_what_carries_no_tensors_is_small_whatever_the_server_takes(
     tmp_path: Path, ear: Ear
 ) -> None:
     body = b'{"tags":[],"sdk_version":"1","user_metadata":[' + b"{}," * (8 * MEBI // 3) + b"{}]}"
-    packed = compress(body)
+    packed = compress_zstd(body)
     assert len(packed) < 1000
 
     with open_house(tmp_path / "home", {"create_session": ear}) as house:
@@ -218,7 +218,7 @@ def test_what_carries_no_tensors_is_small_whatever_the_server_takes(
 def test_a_pass_in_json_of_millions_of_objects_is_refused_before_it_is_one(
     tmp_path: Path, ear: Ear
 ) -> None:
-    packed = compress(b'{"forward_input":[' + b"{}," * 2_000_000 + b"{}]}")
+    packed = compress_zstd(b'{"forward_input":[' + b"{}," * 2_000_000 + b"{}]}")
 
     with open_house(tmp_path / "home", {"forward": ear}) as house:
         refused = asked(house, f"{API}/forward", packed, content_encoding="zstd")
@@ -232,7 +232,7 @@ def test_bodies_in_flight_share_a_budget_and_give_it_back(tmp_path: Path, ear: E
     with open_house(tmp_path / "home", {"client_config": ear}, **options) as house:
         # Unpacked, the body is held twice, and that is more than one tenant may hold.
         body = b'{"sdk_version":"%s"}' % bytes(random.choices(b"abcdefgh", k=2900))
-        refused = asked(house, CONFIG, compress(body), content_encoding="zstd")
+        refused = asked(house, CONFIG, compress_zstd(body), content_encoding="zstd")
         accepted = [asked(house, CONFIG, body).status for _ in range(3)]
 
     assert (refused.status, accepted) == (429, [200, 200, 200])
@@ -360,7 +360,7 @@ def test_a_protobuf_pass_is_read(
     if is_packed:
         headers["content_encoding"] = "zstd"
 
-    reply = asked(heard, PASS, compress(content) if is_packed else content, **headers)
+    reply = asked(heard, PASS, compress_zstd(content) if is_packed else content, **headers)
 
     assert reply.status == 200
     assert ear.call.is_proto
@@ -393,7 +393,7 @@ def test_older_clients_write_passes_as_json(heard: House, ear: Ear) -> None:
 
 
 def test_json_may_be_packed_as_well(heard: House, ear: Ear) -> None:
-    body = compress(b'{"sdk_version": "1"}')
+    body = compress_zstd(b'{"sdk_version": "1"}')
 
     assert asked(heard, CONFIG, body, content_encoding="ZSTD").status == 200
     assert ear.call.request.sdk_version == "1"

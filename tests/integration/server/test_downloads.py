@@ -26,17 +26,17 @@ from tinkex.client.transfer import ResponseStream
 from tinkex.server.app import create_app
 from tinkex.server.signing import Place, Shelf, sign
 from tinkex.store import checkpoints, jobs, steps
-from tinkex.store.records import Checkpoint, Step
+from tinkex.store.records import CheckpointRecord, StepRecord
 
 BIG = "adapter_model.safetensors"
 
 
 @pytest.fixture
-def checkpoint(house: House) -> Checkpoint:
+def checkpoint(house: House) -> CheckpointRecord:
     return saved(house, ready_model(house, house.session()))
 
 
-def links(house: House, checkpoint: Checkpoint, **options: Any) -> dict[str, str]:
+def links(house: House, checkpoint: CheckpointRecord, **options: Any) -> dict[str, str]:
     answer = house.ask("GET", url_of(checkpoint, "/external_weights_urls"), **options)
     assert answer.status_code == 200, answer.text
     urls: dict[str, str] = answer.json()["urls"]
@@ -66,7 +66,7 @@ def test_links_end_with_their_time_or_with_the_checkpoint(house: House) -> None:
     soon = time.time() + 60
     lasting, dying = saved(house, run_id, "a"), saved(house, run_id, "b", expires_at=soon)
 
-    def expiry(checkpoint: Checkpoint) -> float:
+    def expiry(checkpoint: CheckpointRecord) -> float:
         answer = house.ask("GET", url_of(checkpoint, "/external_weights_urls")).json()
         return float(httpx.QueryParams(urlsplit(answer["urls"][BIG]).query)["expires"])
 
@@ -75,7 +75,7 @@ def test_links_end_with_their_time_or_with_the_checkpoint(house: House) -> None:
 
 
 def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: CheckpointRecord
 ) -> None:
     secret = house.services.secret
     good = links(house, checkpoint)[BIG]
@@ -108,21 +108,23 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
     ["../store.db", "nothing", "manifest.json/x", ".", "adapter_config.json/..", "/etc/hosts"],
 )
 def test_only_what_the_manifest_names_is_opened_even_if_somebody_signed_for_it(
-    house: House, checkpoint: Checkpoint, name: str
+    house: House, checkpoint: CheckpointRecord, name: str
 ) -> None:
     url = sign(house.services.secret, "", Place(Shelf.FILE, checkpoint.id, name), 2**33)
 
     assert fetch(house, url).status_code in {403, 404}
 
 
-def test_a_file_beside_the_manifest_is_not_served(house: House, checkpoint: Checkpoint) -> None:
-    (house.services.home.checkpoint(checkpoint.id) / "stray").write_bytes(b"x")
+def test_a_file_beside_the_manifest_is_not_served(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    (house.services.home.checkpoint_directory(checkpoint.id) / "stray").write_bytes(b"x")
     url = sign(house.services.secret, "", Place(Shelf.FILE, checkpoint.id, "stray"), 2**33)
 
     assert fetch(house, url).status_code == 404
 
 
-def test_a_link_dies_with_its_checkpoint(house: House, checkpoint: Checkpoint) -> None:
+def test_a_link_dies_with_its_checkpoint(house: House, checkpoint: CheckpointRecord) -> None:
     url = links(house, checkpoint)[BIG]
 
     house.write(lambda db: checkpoints.delete(db, checkpoint.id, time.time()))
@@ -131,7 +133,7 @@ def test_a_link_dies_with_its_checkpoint(house: House, checkpoint: Checkpoint) -
 
 
 def test_others_get_links_to_what_is_published_or_lent(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: CheckpointRecord
 ) -> None:
     url = url_of(checkpoint, "/external_weights_urls")
     assert house.ask("GET", url, key=OTHER_KEY).status_code == 404
@@ -156,7 +158,7 @@ def test_others_get_links_to_what_is_published_or_lent(
     ],
 )
 def test_a_range_is_answered_with_that_part(
-    house: House, checkpoint: Checkpoint, asked: str, part: slice
+    house: House, checkpoint: CheckpointRecord, asked: str, part: slice
 ) -> None:
     url, content = links(house, checkpoint)[BIG], FILES[BIG]
 
@@ -171,7 +173,7 @@ def test_a_range_is_answered_with_that_part(
 
 @pytest.mark.parametrize("asked", ["bytes=10240-", "bytes=99999-100000", "bytes=-0"])
 def test_a_range_outside_is_refused_with_the_size(
-    house: House, checkpoint: Checkpoint, asked: str
+    house: House, checkpoint: CheckpointRecord, asked: str
 ) -> None:
     answer = fetch(house, links(house, checkpoint)[BIG], range=asked)
 
@@ -184,7 +186,7 @@ def test_a_range_outside_is_refused_with_the_size(
     ["bytes=5-2", "bytes=a-b", "bytes=-", "items=0-1", "bytes=0-1,4-5", "bytes=0-" + "9" * 99],
 )
 def test_what_is_no_range_gets_the_whole_file(
-    house: House, checkpoint: Checkpoint, asked: str
+    house: House, checkpoint: CheckpointRecord, asked: str
 ) -> None:
     answer = fetch(house, links(house, checkpoint)[BIG], range=asked)
 
@@ -192,7 +194,7 @@ def test_what_is_no_range_gets_the_whole_file(
 
 
 def test_a_range_of_a_file_that_changed_gets_the_whole_file(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: CheckpointRecord
 ) -> None:
     url = links(house, checkpoint)[BIG]
     etag = fetch(house, url).headers["etag"]
@@ -205,7 +207,7 @@ def test_a_range_of_a_file_that_changed_gets_the_whole_file(
     assert other.content == FILES[BIG]
 
 
-def test_head_says_everything_but_the_content(house: House, checkpoint: Checkpoint) -> None:
+def test_head_says_everything_but_the_content(house: House, checkpoint: CheckpointRecord) -> None:
     url = links(house, checkpoint)[BIG]
 
     head, got = fetch(house, url, "HEAD"), fetch(house, url)
@@ -218,7 +220,7 @@ def test_head_says_everything_but_the_content(house: House, checkpoint: Checkpoi
 
 # --- archives ------------------------------------------------------------------------------------
 def test_the_archive_is_a_tar_of_all_files_in_any_range(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: CheckpointRecord
 ) -> None:
     answer = house.ask(
         "GET", url_of(checkpoint, "/archive"), headers={"Accept": "application/json"}
@@ -235,7 +237,7 @@ def test_the_archive_is_a_tar_of_all_files_in_any_range(
 
 
 def test_whoever_does_not_ask_for_json_is_led_to_the_archive(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: CheckpointRecord
 ) -> None:
     answer = house.ask(
         "GET",
@@ -252,7 +254,7 @@ def test_whoever_does_not_ask_for_json_is_led_to_the_archive(
 
 # --- on a real socket ---------------------------------------------------------------------------
 def test_our_client_downloads_and_verifies_a_checkpoint(
-    house: House, checkpoint: Checkpoint, tmp_path: Path
+    house: House, checkpoint: CheckpointRecord, tmp_path: Path
 ) -> None:
     target = tmp_path / "mine"
     with on_socket(house) as url:
@@ -264,7 +266,7 @@ def test_our_client_downloads_and_verifies_a_checkpoint(
 
 
 def test_a_download_that_broke_goes_on_where_it_stopped(
-    house: House, checkpoint: Checkpoint, tmp_path: Path
+    house: House, checkpoint: CheckpointRecord, tmp_path: Path
 ) -> None:
     ranges: list[str | None] = []
 
@@ -311,9 +313,9 @@ class Cut:
                 raise ConnectionResetError("the line went dead")
 
 
-def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: Checkpoint) -> None:
+def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: CheckpointRecord) -> None:
     url = links(house, checkpoint)[BIG]
-    path = house.services.home.checkpoint(checkpoint.id) / BIG
+    path = house.services.home.checkpoint_directory(checkpoint.id) / BIG
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -332,12 +334,12 @@ def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: Checkpoint
 
 
 def test_a_file_that_shrank_while_it_was_sent_is_cut_off_not_padded(
-    house: House, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    house: House, checkpoint: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = links(house, checkpoint)[BIG]
     # It happens after the look at the files.
     monkeypatch.setattr(VerifiedCheckpoints, "verify", lambda *_: None)
-    (house.services.home.checkpoint(checkpoint.id) / BIG).write_bytes(b"short")
+    (house.services.home.checkpoint_directory(checkpoint.id) / BIG).write_bytes(b"short")
 
     with on_socket(house) as base, socket.create_connection(_address(base)) as line:
         parts = urlsplit(url)
@@ -359,7 +361,7 @@ def _address(url: str) -> tuple[str, int]:
 def test_a_large_file_is_sent_in_constant_memory(house: House) -> None:
     num_bytes = 96 * 2**20
     checkpoint = saved(house, ready_model(house, house.session()), files={"a": b""})
-    directory = house.services.home.checkpoint(checkpoint.id)
+    directory = house.services.home.checkpoint_directory(checkpoint.id)
     with (directory / "a").open("wb") as file:
         file.truncate(num_bytes)
     write_manifest(directory)
@@ -397,7 +399,7 @@ def test_a_trace_shows_what_a_session_did(house: House) -> None:
     session_id = house.session()
     run_id = ready_model(house, session_id)
     now = time.time()
-    step = Step(
+    step = StepRecord(
         session_id=session_id,
         run_id=run_id,
         sampler_id=None,
@@ -426,15 +428,19 @@ def test_what_waits_of_a_session_is_found_for_its_tenant_alone(house: House) -> 
     session_id = house.session()
     ready_model(house, session_id)
 
-    mine = house.read(lambda db: jobs.open_of_session(db, house.tenant_id, session_id, limit=10))
-    theirs = house.read(lambda db: jobs.open_of_session(db, house.other_id, session_id, limit=10))
+    mine = house.read(
+        lambda db: jobs.list_open_by_session(db, house.tenant_id, session_id, limit=10)
+    )
+    theirs = house.read(
+        lambda db: jobs.list_open_by_session(db, house.other_id, session_id, limit=10)
+    )
 
     assert [job.kind for job in mine] == ["create_model"]
     assert theirs == []
 
 
 def test_links_are_given_although_nothing_can_be_written_down(
-    house: House, checkpoint: Checkpoint
+    house: House, checkpoint: CheckpointRecord
 ) -> None:
     full = "SELECT RAISE(ABORT, 'database or disk is full')"
     trigger = f"CREATE TRIGGER full BEFORE INSERT ON audit BEGIN {full}; END"

@@ -24,7 +24,7 @@ from tinkex.checkpoint.encryption import encrypt_directory
 from tinkex.checkpoint.manifest import (
     SERVER_MANIFEST_NAME,
     check_manifest,
-    offered_names,
+    downloadable_names,
     write_manifest,
 )
 from tinkex.checkpoint.verified import VerifiedCheckpoints
@@ -86,7 +86,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def directory_of(house: House, path: str) -> Path:
     found = house.read(lambda db: checkpoints.find(db, parse_tinker_path(path), 0.0))
-    return house.services.home.checkpoint(found.id)
+    return house.services.home.checkpoint_directory(found.id)
 
 
 def test_every_offered_file_is_encrypted_and_decrypts_to_the_same_bytes(
@@ -147,7 +147,7 @@ def test_a_copy_of_an_encrypted_export_is_verified_and_encrypted_too(
     copy = tmp_path / "copy"
     copy_files(directory_of(house, exported["locked"]), copy)
     VerifiedCheckpoints().verify(copy, "copy")
-    assert [name for name in offered_names(copy) if not name.endswith(".age")] == []
+    assert [name for name in downloadable_names(copy) if not name.endswith(".age")] == []
 
 
 def test_an_export_of_an_older_server_is_downloaded_verified_and_decrypted(
@@ -155,7 +155,7 @@ def test_an_export_of_an_older_server_is_downloaded_verified_and_decrypted(
 ) -> None:
     """Until now the manifest of the encrypted files was offered in the clear."""
     checkpoint = saved(house, ready_model(house, house.session()), segment="external_weights")
-    directory = house.services.home.checkpoint(checkpoint.id)
+    directory = house.services.home.checkpoint_directory(checkpoint.id)
     (directory / "manifest.json").unlink()
     encrypt_directory(directory, [str(identity.to_public())])
     write_manifest(directory)

@@ -49,7 +49,7 @@ def test_a_key_file_that_opens_nothing_is_replaced(
 ) -> None:
     Home(tmp_path).key_file.write_bytes(content)
     key = prepare(tmp_path, database)
-    assert database.read(lambda db: keys.by_secret(db, key)) is not None
+    assert database.read(lambda db: keys.find_by_secret(db, key)) is not None
 
 
 def test_a_told_key_counts_as_often_as_it_is_told(tmp_path: Path, database: Database) -> None:

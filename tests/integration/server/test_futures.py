@@ -12,11 +12,11 @@ import pytest
 from tests.integration.conftest import PATIENCE, eventually
 from tests.integration.server.house import OTHER_KEY, House, open_house
 from tinkex.jobs import waiting
-from tinkex.jobs.bells import Bell
+from tinkex.jobs.bells import WakeupListener
 from tinkex.server import app as server_app
 from tinkex.store import jobs, samplers
 from tinkex.store.jobs import CLONE_STRIDE
-from tinkex.store.records import Job, Sampler
+from tinkex.store.records import JobRecord, SamplerRecord
 from tinkex.types import ForwardBackwardOutput, SampledSequence, SampleResponse, TensorData
 from tinkex.wire.proto import (
     decode_forward_backward_output,
@@ -33,7 +33,7 @@ OUTPUT = ForwardBackwardOutput(
 )
 
 
-def retrieve(house: House, job: Job, **options: Any) -> Any:
+def retrieve(house: House, job: JobRecord, **options: Any) -> Any:
     is_size_enough = options.pop("allow_metadata_only", False)
     body = {"request_id": job.id, "allow_metadata_only": is_size_enough}
     return house.post("/retrieve_future", body, **options)
@@ -203,7 +203,7 @@ def test_without_a_bell_a_slow_look_finds_it(
 
 
 def test_what_takes_longer_is_not_yet(house: House) -> None:
-    bell = Bell(house.services.database, "worker")
+    bell = WakeupListener(house.services.database, "worker")
     try:
         answer = retrieve(house, house.promise())
     finally:
@@ -224,7 +224,7 @@ def test_without_a_worker_work_is_paused_and_the_reason_said(house: House) -> No
 
 def test_a_long_queue_is_a_reason_too(tmp_path: Path) -> None:
     with open_house(tmp_path, max_jobs_per_tenant=4) as house:
-        bell = Bell(house.services.database, "worker")
+        bell = WakeupListener(house.services.database, "worker")
         promises = [house.promise() for _ in range(3)]
         answer = retrieve(house, promises[0])
         bell.close()
@@ -239,7 +239,7 @@ def test_a_server_that_stops_lets_everybody_go(patient: House) -> None:
         asked = pool.submit(retrieve, patient, job)
         eventually(lambda: patient.services.waiters.num_waiting == 1)
         portal = patient.client.blocking_portal
-        portal.call(patient.services.waiters.release)
+        portal.call(patient.services.waiters.release_all)
         assert asked.result(PATIENCE).status_code == 408
 
 
@@ -264,7 +264,7 @@ def test_fetched_results_are_noted_together_a_little_later(
         assert not house.services.memory.fetched
 
 
-def _fetched_at(house: House, job: Job) -> float | None:
+def _fetched_at(house: House, job: JobRecord) -> float | None:
     found = house.read(lambda db: jobs.find(db, job.id))
     at: float | None = found.fetched_at
     return at
@@ -276,7 +276,7 @@ SAMPLER_ID = "s:sample:0"
 
 def _open_sampler(house: House, tenant_id: str | None = None) -> None:
     session_id = house.session() if tenant_id is None else house.session(OTHER_KEY)
-    sampler = Sampler(
+    sampler = SamplerRecord(
         id=SAMPLER_ID,
         tenant_id=tenant_id or house.tenant_id,
         session_id=session_id,
@@ -288,7 +288,7 @@ def _open_sampler(house: House, tenant_id: str | None = None) -> None:
     house.write(lambda db: samplers.insert(db, sampler))
 
 
-def _sample(house: House, number: int) -> Job:
+def _sample(house: House, number: int) -> JobRecord:
     return house.promise("asample", sampler_id=SAMPLER_ID, position=number, num_sequences=1)
 
 
@@ -353,7 +353,7 @@ def test_news_wake_who_waits_for_any(patient: House) -> None:
     job = _sample(patient, 0)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(_news, patient)
-        eventually(lambda: patient.services.waiters.num_listening == 1)
+        eventually(lambda: patient.services.waiters.num_subscribed_to_all == 1)
         patient.finish(job)
         answer = asked.result(PATIENCE)
 
@@ -365,7 +365,7 @@ def test_news_of_others_do_not_end_the_wait(patient: House) -> None:
     job, stranger = _sample(patient, 0), patient.promise()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(_news, patient)
-        eventually(lambda: patient.services.waiters.num_listening == 1)
+        eventually(lambda: patient.services.waiters.num_subscribed_to_all == 1)
         patient.finish(stranger)
         patient.finish(job)
         answer = asked.result(PATIENCE)
@@ -383,8 +383,8 @@ def test_a_server_that_stops_lets_those_who_wait_for_news_go(patient: House) -> 
     _open_sampler(patient)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(_news, patient)
-        eventually(lambda: patient.services.waiters.num_listening == 1)
-        patient.client.blocking_portal.call(patient.services.waiters.release)
+        eventually(lambda: patient.services.waiters.num_subscribed_to_all == 1)
+        patient.client.blocking_portal.call(patient.services.waiters.release_all)
         assert asked.result(PATIENCE).json() == {"completions": [], "cursor": 0}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import Holder
+from tinkex.presence import LockHolder
 from tinkex.server import home_lock
 from tinkex.server.home_lock import HomeLock
 
@@ -27,7 +27,7 @@ HOLDS = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr(home_lock, "AFTERLIFE_SECONDS", 1.0)
     found = Home(tmp_path / "home")
-    found.make()
+    found.create()
     return found
 
 
@@ -52,29 +52,29 @@ def holding(home: Home, content: bytes, name: str) -> Iterator[subprocess.Popen[
         process.communicate()
 
 
-def gone() -> Holder:
+def gone() -> LockHolder:
     """A supervisor that has ended."""
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
-    return Holder(process.pid, "1")
+    return LockHolder(process.pid, "1")
 
 
 def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
-    with holding(home, gone().write(), "tinkex.server.api_process") as orphan:
+    with holding(home, gone().encode(), "tinkex.server.api_process") as orphan:
         lock = HomeLock.take(home)
         assert orphan.wait(60) != 0
     lock.release()
 
 
 def test_a_pid_that_another_program_has_by_now_keeps_nobody_out(home: Home) -> None:
-    reused = Holder(os.getpid(), "1")
-    with holding(home, reused.write(), "tinkex.server.worker_process"):
+    reused = LockHolder(os.getpid(), "1")
+    with holding(home, reused.encode(), "tinkex.server.worker_process"):
         HomeLock.take(home).release()
 
 
 def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
     with (
-        holding(home, Holder.current().write(), "tinkex.server.api_process") as child,
+        holding(home, LockHolder.current().encode(), "tinkex.server.api_process") as child,
         pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} runs in"),
     ):
         HomeLock.take(home)
@@ -82,7 +82,7 @@ def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
 
 
 def test_what_this_machine_does_not_show_is_not_ended(home: Home) -> None:
-    with holding(home, gone().write(), "another-program") as stranger:
+    with holding(home, gone().encode(), "another-program") as stranger:
         with pytest.raises(ConfigError, match="locked by a server that this machine does not show"):
             HomeLock.take(home)
         assert stranger.poll() is None
@@ -91,5 +91,5 @@ def test_what_this_machine_does_not_show_is_not_ended(home: Home) -> None:
 def test_an_old_file_that_nobody_holds_keeps_nobody_out(home: Home) -> None:
     home.server_lock.write_bytes(str(os.getpid()).encode())
     lock = HomeLock.take(home)
-    assert Holder.read(home.server_lock.read_bytes()) == Holder.current()
+    assert LockHolder.parse(home.server_lock.read_bytes()) == LockHolder.current()
     lock.release()

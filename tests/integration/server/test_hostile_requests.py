@@ -20,7 +20,7 @@ from tests.integration.server.house import API, KEY, House, open_house
 from tinkex.server.app import create_app
 from tinkex.server.connections import ConnectionLimits, Connections
 from tinkex.server.guarded import GuardedProtocol
-from tinkex.wire.endpoints import ENDPOINTS, Body
+from tinkex.wire.endpoints import ENDPOINTS, BodyFormat
 
 #: Without the one that would revoke the key of all these requests.
 ROWS = [row for name, row in sorted(ENDPOINTS.items()) if name != "delete_api_key"]
@@ -95,7 +95,7 @@ def test_every_path_with_another_method(house: House, method: str) -> None:
 
 def test_every_field_with_every_absurd_value(house: House) -> None:
     for row in ROWS:
-        if row.body is Body.NONE or row.is_long_poll:
+        if row.body is BodyFormat.NONE or row.is_long_poll:
             continue
         fields = getattr(row.request, "__struct_fields__", ()) or ("model_id", "forward_input")
         for value in VALUES:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.presence import status_of
+from tinkex.presence import get_http_status
 from tinkex.server.listening import is_loopback, listen, url_of
 
 
@@ -84,11 +84,11 @@ def test_whatever_answers_has_a_status_or_none(said: bytes, status: int | None) 
 
         answering = threading.Thread(target=answer)
         answering.start()
-        assert status_of(f"{url_of(listener)}/any", 20.0) == status
+        assert get_http_status(f"{url_of(listener)}/any", 20.0) == status
         answering.join()
 
 
 def test_nobody_there_is_no_status() -> None:
     with listen("127.0.0.1", 0) as listener:
         url = url_of(listener)
-    assert status_of(url, 5.0) is None
+    assert get_http_status(url, 5.0) is None

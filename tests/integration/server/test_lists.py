@@ -250,7 +250,7 @@ def test_a_lifetime_can_be_set_and_removed(house: House) -> None:
     url = url_of(checkpoint, "/ttl")
 
     def expiry() -> Any:
-        return house.read(lambda db: checkpoints.by_id(db, checkpoint.id, 0)).expires_at
+        return house.read(lambda db: checkpoints.find_by_id(db, checkpoint.id, 0)).expires_at
 
     assert house.ask("PUT", url, json={"ttl_seconds": 60}).status_code == 200
     assert time.time() < expiry() <= time.time() + 60
@@ -294,7 +294,7 @@ def test_a_session_shows_what_belongs_to_it(house: House) -> None:
 def test_the_search_finds_sessions_by_state_and_goes_on_where_it_stopped(house: House) -> None:
     made = [house.session() for _ in range(5)]
     house.write(lambda db: sessions.finish(db, made[0], "errored", "oops", time.time()))
-    house.write(lambda db: sessions.expire(db, unseen_since=0, now=time.time()))
+    house.write(lambda db: sessions.expire_unseen(db, unseen_since=0, now=time.time()))
     saved(house, ready_model(house, made[4]))
 
     first = house.post("/sessions/search", {"limit": 3}).json()
@@ -319,7 +319,7 @@ def test_the_search_finds_sessions_by_state_and_goes_on_where_it_stopped(house: 
 def test_a_session_that_is_not_heard_of_shows_as_cancelled(house: House) -> None:
     house.session()
     later = time.time() + 1
-    house.write(lambda db: sessions.expire(db, unseen_since=later, now=later))
+    house.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
 
     found = house.post("/sessions/search", {"statuses": [{"type": "cancelled"}]}).json()
 
@@ -406,7 +406,7 @@ def test_usage_is_reported_by_the_hour(house: House) -> None:
             ("sample", 9, now),
             ("checkpoint", 1, now),
         ):
-            usage.add(
+            usage.add_usage(
                 db,
                 tenant_id=house.tenant_id,
                 session_id=session_id,

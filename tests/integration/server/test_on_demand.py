@@ -16,7 +16,7 @@ from tests.integration.server.house import House, open_house
 from tests.integration.server.things import ready_model, saved
 from tests.integration.store.rows import add_session, add_tenant, new_job
 from tinkex import clock
-from tinkex.jobs.bells import Bell, Ringer
+from tinkex.jobs.bells import WakeupListener, WakeupSender
 from tinkex.server import on_demand
 from tinkex.server.config import ServerConfig
 from tinkex.server.on_demand import open_stand_in
@@ -46,8 +46,8 @@ def add_job(database: Database) -> None:
 
 
 def ring(database: Database) -> None:
-    with contextlib.closing(Ringer(database, "worker")) as ringer:
-        ringer.ring()
+    with contextlib.closing(WakeupSender(database, "worker")) as ringer:
+        ringer.notify()
 
 
 def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Database) -> None:
@@ -56,7 +56,7 @@ def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Da
     stand_in.close()
     # Twice, for whoever ends the server does not know whether the worker has started.
     stand_in.close()
-    assert database.read(lambda db: processes.alive(db, "worker", since=0.0)) == []
+    assert database.read(lambda db: processes.list_alive_processes(db, "worker", since=0.0)) == []
 
 
 def test_a_new_store_an_unfinished_job_and_changed_models_need_the_worker_at_once(
@@ -114,7 +114,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def test_a_deleted_checkpoint_is_work(house: House) -> None:
-    with contextlib.closing(Bell(house.services.database, "worker")) as bell:
+    with contextlib.closing(WakeupListener(house.services.database, "worker")) as bell:
         run_id = ready_model(house, house.session())
         assert bell.wait(30.0) == ["look"]  # for the job that creates the model
         checkpoint = saved(house, run_id)

@@ -21,7 +21,7 @@ def save(house: House, run_id: str, seq_id: int, **fields: Any) -> Any:
 
 def use_tokens(house: House, amount: int) -> None:
     house.write(
-        lambda db: usage.add(
+        lambda db: usage.add_usage(
             db,
             tenant_id=house.tenant_id,
             session_id="s",
@@ -113,11 +113,13 @@ def test_stored_bytes_count_unnamed_weights_too(tmp_path: Path) -> None:
         first = saved(house, run_id, "a")
         saved(house, run_id, ".unnamed", "sampler_weights", is_ephemeral=True)
         used = 2 * first.size_bytes
-        house.write(lambda db: quotas.set_own(db, house.tenant_id, {"stored_bytes": used}))
+        house.write(lambda db: quotas.set_overrides(db, house.tenant_id, {"stored_bytes": used}))
         refused = save(house, run_id, 1, path="b")
         assert refused.status_code == 403
         assert f"{used:,} of {used:,} bytes of checkpoints" in refused.json()["error"]
-        house.write(lambda db: quotas.set_own(db, house.tenant_id, {"stored_bytes": used + 1}))
+        house.write(
+            lambda db: quotas.set_overrides(db, house.tenant_id, {"stored_bytes": used + 1})
+        )
         assert save(house, run_id, 2, path="b").status_code == 200
         copy = house.post("/copy_weights", {"source_path": str(first.path)})
         assert copy.status_code == 403
@@ -144,7 +146,7 @@ def test_tokens_of_an_hour_are_refused_until_the_next(tmp_path: Path) -> None:
 def test_the_quotas_of_a_tenant_come_before_the_settings(tmp_path: Path) -> None:
     with open_house(tmp_path, max_models_per_tenant=1, max_tokens_per_hour=7) as house:
         own = {"models": 0, "checkpoints": 5, "of a later version": 1}
-        house.write(lambda db: quotas.set_own(db, house.tenant_id, own))
+        house.write(lambda db: quotas.set_overrides(db, house.tenant_id, own))
         session_id = house.session()
         for number in range(3):
             ready_model(house, session_id, number)
@@ -175,7 +177,7 @@ def test_sessions_of_an_hour_are_refused_beyond_their_quota(tmp_path: Path) -> N
         house.session(OTHER_KEY)
         found = house.ask("GET", "/usage/quotas").json()["quotas"]
         assert {"name": "sessions_per_hour", "used": 2, "limit": 2} in found
-        house.write(lambda db: quotas.set_own(db, house.tenant_id, {"sessions_per_hour": 3}))
+        house.write(lambda db: quotas.set_overrides(db, house.tenant_id, {"sessions_per_hour": 3}))
         house.session()
         assert house.post("/create_session", body).status_code == 429
 

@@ -10,14 +10,14 @@ import sqlalchemy as sa
 
 from tests.integration.server.house import OTHER_KEY, House
 from tests.integration.server.things import ready_model
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.store import schema, sessions, steps
-from tinkex.store.records import Step
+from tinkex.store.records import StepRecord
 
 BEGAN = 1_700_000_000.0
 
 
-def note(house: House, run_id: str, kind: Kind, at: float, **fields: Any) -> None:
+def note(house: House, run_id: str, kind: JobKind, at: float, **fields: Any) -> None:
     """A step, as the worker notes it."""
     known: dict[str, Any] = {
         "session_id": run_id.partition(":")[0],
@@ -31,15 +31,17 @@ def note(house: House, run_id: str, kind: Kind, at: float, **fields: Any) -> Non
         "started_at": BEGAN + at,
         "finished_at": BEGAN + at + 1,
     }
-    house.write(lambda db: steps.insert(db, Step(**known | fields)))
+    house.write(lambda db: steps.insert(db, StepRecord(**known | fields)))
 
 
 def train(house: House, run_id: str, num_steps: int, first: int = 1, num_passes: int = 1) -> None:
     for number in range(first, first + num_steps):
         for _ in range(num_passes):
             metrics = {"loss:sum": 20.0 * number, "entropy:mean": 1.0 * number, "peak:max": 3.0}
-            note(house, run_id, Kind.FORWARD_BACKWARD, 10 * number, num_tokens=10, metrics=metrics)
-        note(house, run_id, Kind.OPTIM_STEP, 10 * number + 1, metrics={"grad_norm": 0.5})
+            note(
+                house, run_id, JobKind.FORWARD_BACKWARD, 10 * number, num_tokens=10, metrics=metrics
+            )
+        note(house, run_id, JobKind.OPTIM_STEP, 10 * number + 1, metrics={"grad_norm": 0.5})
 
 
 def ask(house: House, run_id: str, query: str = "", **options: Any) -> Any:
@@ -49,13 +51,13 @@ def ask(house: House, run_id: str, query: str = "", **options: Any) -> Any:
 @pytest.fixture
 def run_id(house: House) -> str:
     found = ready_model(house, house.session())
-    note(house, found, Kind.CREATE_MODEL, 0)
+    note(house, found, JobKind.CREATE_MODEL, 0)
     return found
 
 
 def test_a_step_has_the_passes_before_it(house: House, run_id: str) -> None:
     train(house, run_id, 1, num_passes=3)
-    note(house, run_id, Kind.FORWARD_BACKWARD, 90, num_tokens=10, metrics={"loss:sum": 5.0})
+    note(house, run_id, JobKind.FORWARD_BACKWARD, 90, num_tokens=10, metrics={"loss:sum": 5.0})
 
     found = ask(house, run_id).json()
 
@@ -95,8 +97,8 @@ def test_without_a_cursor_the_newest_come(house: House, run_id: str) -> None:
 
 
 def test_loading_drops_the_passes_before_it(house: House, run_id: str) -> None:
-    note(house, run_id, Kind.FORWARD_BACKWARD, 1, num_tokens=10, metrics={"loss:sum": 5.0})
-    note(house, run_id, Kind.LOAD_WEIGHTS, 2)
+    note(house, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics={"loss:sum": 5.0})
+    note(house, run_id, JobKind.LOAD_WEIGHTS, 2)
     train(house, run_id, 1)
 
     assert ask(house, run_id).json()["steps"][0]["num_passes"] == 1
@@ -104,8 +106,8 @@ def test_loading_drops_the_passes_before_it(house: House, run_id: str) -> None:
 
 def test_what_is_no_number_is_left_out(house: House, run_id: str) -> None:
     bad = {"loss:sum": float("nan"), "peak:max": float("inf"), "fine": 1.0}
-    note(house, run_id, Kind.FORWARD_BACKWARD, 1, num_tokens=10, metrics=bad)
-    note(house, run_id, Kind.OPTIM_STEP, 2)
+    note(house, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics=bad)
+    note(house, run_id, JobKind.OPTIM_STEP, 2)
 
     found = ask(house, run_id)
 

@@ -36,7 +36,7 @@ def test_a_sampling_session_is_opened_once_per_number(house: House) -> None:
 
     assert first.json() == second.json()
     assert first.json()["sampling_session_id"] == f"{session_id}:sample:0"
-    assert len(house.read(lambda db: samplers.of_session(db, session_id))) == 1
+    assert len(house.read(lambda db: samplers.list_by_session(db, session_id))) == 1
 
 
 @pytest.mark.parametrize("segment", ["weights", "sampler_weights"])
@@ -205,7 +205,7 @@ def test_what_no_engine_can_sample_is_refused_at_once(
     answer = sample(house, **{"base_model": BASE_MODEL} | fields)
 
     assert answer.status_code == status
-    assert house.read(jobs.load_of).num_jobs == 0
+    assert house.read(jobs.get_load).num_jobs == 0
 
 
 def test_1024_sequences_are_possible(house: House) -> None:

@@ -106,7 +106,7 @@ def test_without_an_idempotency_key_every_request_makes_a_session(house: House) 
 def test_a_heartbeat_is_noted_and_brings_an_expired_session_back(house: House) -> None:
     session_id = house.session()
     later = time.time() + 1000.0
-    house.write(lambda db: sessions.expire(db, unseen_since=later, now=later))
+    house.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
     before = house.read(lambda db: sessions.find(db, session_id))
     assert before.expired_at is not None
 

@@ -12,7 +12,7 @@ from tests.integration.server.house import House
 from tests.integration.server.things import ready_model
 from tinkex.models import TINY_FOLDER
 from tinkex.store import settings
-from tinkex.tokenizer_files import digest_of, read_tokenizer
+from tinkex.tokenizer_files import digest_files, read_tokenizer_files
 
 URL = "/tokenizer?base_model=tinkex/bigram"
 
@@ -30,13 +30,13 @@ def serve_tokenizer(house: House, folder: Path | None, **fields: Any) -> None:
 
 def test_files_are_given_to_those_who_name_the_digest(house: House) -> None:
     serve_tokenizer(house, TINY_FOLDER)
-    expected = read_tokenizer(TINY_FOLDER)
+    expected = read_tokenizer_files(TINY_FOLDER)
 
     first = house.ask("GET", URL)
     about = first.json()
     full = house.ask("GET", f"{URL}&digest={about['digest']}").json()
 
-    assert about["files"] == {} and about["digest"] == digest_of(expected)
+    assert about["files"] == {} and about["digest"] == digest_files(expected)
     assert about["tokenizer_id"] == "tinkex/bigram"
     assert {name: base64.b64decode(text) for name, text in full["files"].items()} == expected
     assert first.headers["etag"] == f'"{about["digest"]}"'

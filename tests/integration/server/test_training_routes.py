@@ -28,7 +28,7 @@ def job_of(house: House, request_id: str) -> Any:
 
 
 def payload_of(house: House, request_id: str) -> bytes:
-    return house.read(lambda db: jobs.payloads(db, [request_id]))[request_id]
+    return house.read(lambda db: jobs.get_payloads(db, [request_id]))[request_id]
 
 
 def datum(tokens: Sequence[int] = (1, 2, 3)) -> types.Datum:
@@ -91,7 +91,7 @@ def test_a_model_without_a_seed_gets_one_of_its_own(house: House) -> None:
     for number in (0, 1):
         create_model(house, session_id, model_seq_id=number)
 
-    found = house.read(lambda db: runs.of_session(db, session_id))
+    found = house.read(lambda db: runs.list_by_session(db, session_id))
     assert found[0].spec["seed"] != found[1].spec["seed"]
 
 
@@ -101,7 +101,7 @@ def test_a_repeated_create_model_gets_the_same_promise(house: House) -> None:
     first, second = (create_model(house, session_id).json() for _ in range(2))
 
     assert first == second
-    assert len(house.read(lambda db: runs.of_session(db, session_id))) == 1
+    assert len(house.read(lambda db: runs.list_by_session(db, session_id))) == 1
 
 
 def test_a_model_whose_promise_is_forgotten_is_not_made_again(house: House) -> None:
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_made_is_refused_in_a_sentence(
 
     assert answer.status_code == status
     assert words in answer.json()["error"]
-    assert house.read(lambda db: runs.of_session(db, session_id)) == []
+    assert house.read(lambda db: runs.list_by_session(db, session_id)) == []
 
 
 def test_a_finished_session_makes_nothing_new(house: House) -> None:
@@ -242,7 +242,7 @@ def test_a_pass_that_cannot_be_computed_is_refused_before_it_is_queued(
     assert answer.status_code == 422
     assert words in answer.json()["error"]
     # Only its number is used up, so that the model's next operation does not wait for it.
-    *_, tombstone = house.read(lambda db: jobs.queued_after(db, 0))
+    *_, tombstone = house.read(lambda db: jobs.list_queued_after(db, 0))
     assert (tombstone.position, tombstone.payload_bytes) == (1, 0)
     assert tombstone.cancelled_at is not None
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.server.asgi import ask
 from tests.integration.server.house import KEY, House
 from tinkex.errors import StoreUnavailable
-from tinkex.jobs.bells import Bell
+from tinkex.jobs.bells import WakeupListener
 from tinkex.server.openapi import document_path
 from tinkex.server.routes.table import ROUTES
 from tinkex.store.database import Database
@@ -34,7 +34,7 @@ def test_ready_is_only_who_has_a_worker(house: House) -> None:
     assert before.status_code == 503
     assert before.json() == {"status": "not ready", "reason": "no worker is running"}
 
-    bell = Bell(house.services.database, "worker")
+    bell = WakeupListener(house.services.database, "worker")
     try:
         after = house.client.get("/readyz", headers=AUTH)
     finally:
@@ -70,7 +70,7 @@ def test_metrics_name_their_charset_once(house: House) -> None:
 
 def test_metrics_say_how_the_store_is_doing(house: House) -> None:
     house.session()
-    bell = Bell(house.services.database, "worker")
+    bell = WakeupListener(house.services.database, "worker")
     try:
         first = house.promise()
         house.promise()

@@ -24,13 +24,13 @@ def job_of(house: House, request_id: str) -> Any:
 
 
 def load_payload(house: House, request_id: str) -> LoadPayload:
-    raw = house.read(lambda db: jobs.payloads(db, [request_id]))[request_id]
+    raw = house.read(lambda db: jobs.get_payloads(db, [request_id]))[request_id]
     return decode_json(raw, LoadPayload)
 
 
 def events(house: House, tenant_id: str | None = None) -> list[str]:
     found = house.read(
-        lambda db: audit.entries(
+        lambda db: audit.list_audit(
             db, tenant_id or house.tenant_id, since=0, until=time.time() + 60, events=None
         )
     )
@@ -82,12 +82,12 @@ def test_bad_names_and_lifetimes_are_refused_and_nothing_waits(
     house: House, path: str, fields: dict[str, Any]
 ) -> None:
     run_id = ready_model(house, house.session())
-    before = house.read(jobs.load_of).num_jobs
+    before = house.read(jobs.get_load).num_jobs
 
     answer = house.post(path, {"model_id": run_id, "seq_id": 1, **fields})
 
     assert answer.status_code == 422
-    assert house.read(jobs.load_of).num_jobs == before
+    assert house.read(jobs.get_load).num_jobs == before
 
 
 # --- loading -----------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_copy_has_the_same_files_and_a_life_of_its_own(house: House) -> None:
     found = house.read(lambda db: checkpoints.find(db, path, time.time()))
     assert (found.size_bytes, found.user_metadata) == (source.size_bytes, {"k": "v"})
     assert found.expires_at is not None and not found.is_public
-    directory = house.services.home.checkpoint(found.id)
+    directory = house.services.home.checkpoint_directory(found.id)
     assert set(check_manifest(directory).files) == set(FILES)
     house.write(lambda db: checkpoints.delete(db, source.id, time.time()))
     assert house.read(lambda db: checkpoints.find(db, path, time.time())) is not None
@@ -269,7 +269,9 @@ def test_a_copy_takes_no_room_where_files_can_be_shared(house: House) -> None:
     found = house.read(lambda db: checkpoints.find(db, path, time.time()))
     home = house.services.home
     for name in FILES:
-        assert (home.checkpoint(source.id) / name).samefile(home.checkpoint(found.id) / name)
+        assert (home.checkpoint_directory(source.id) / name).samefile(
+            home.checkpoint_directory(found.id) / name
+        )
 
 
 def test_a_repeated_copy_is_made_once(house: House) -> None:
@@ -349,14 +351,14 @@ def test_a_copy_whose_answer_was_lost_keeps_its_files(
     monkeypatch.setattr("tinkex.server.routes.weights.write", write_and_fail)
 
     assert copy(house, source_path=str(source.path)).status_code >= 500
-    known = house.read(checkpoints.known_ids)
+    known = house.read(checkpoints.list_ids)
     assert len(known) == 2
     assert {path.name for path in house.services.home.checkpoints.iterdir()} == known
 
 
 def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(house: House) -> None:
     source = saved(house, ready_model(house, house.session()))
-    (house.services.home.checkpoint(source.id) / "adapter_config.json").unlink()
+    (house.services.home.checkpoint_directory(source.id) / "adapter_config.json").unlink()
 
     answer = copy(house, source_path=str(source.path))
 

@@ -8,13 +8,13 @@ import pytest
 
 from tests.integration.conftest import eventually
 from tinkex.errors import StoreError
-from tinkex.jobs.bells import Bell
+from tinkex.jobs.bells import WakeupListener
 from tinkex.server import wiring
 from tinkex.server.config import ServerConfig
-from tinkex.server.wiring import open_store, open_worker, shown_url
+from tinkex.server.wiring import open_store, open_worker, redact_url
 from tinkex.store import processes
 from tinkex.store.database import Database
-from tinkex.store.records import Process
+from tinkex.store.records import ProcessRecord
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, None])
@@ -33,7 +33,7 @@ def test_a_store_that_cannot_be_used_is_named_with_what_to_do(
 
 
 def test_a_password_is_never_shown() -> None:
-    shown = shown_url("postgresql://me:secret@db.example.org/tinkex")
+    shown = redact_url("postgresql://me:secret@db.example.org/tinkex")
     assert shown == "postgresql://me:***@db.example.org/tinkex"
 
 
@@ -52,14 +52,14 @@ def test_a_worker_says_that_it_is_alive_however_long_a_turn_takes(
 
 def test_a_worker_that_has_left_does_not_come_back(tmp_path: Path) -> None:
     with open_store(ServerConfig(home=tmp_path)) as database:
-        bell = Bell(database, "worker")
-        bell.stay()
+        bell = WakeupListener(database, "worker")
+        bell.heartbeat()
         assert len(workers(database)) == 1
         bell.close()
-        bell.stay()
+        bell.heartbeat()
         assert workers(database) == []
 
 
-def workers(database: Database) -> list[Process]:
+def workers(database: Database) -> list[ProcessRecord]:
     """Those of whom the store says that they work."""
-    return database.read(lambda db: processes.alive(db, "worker", since=0.0))
+    return database.read(lambda db: processes.list_alive_processes(db, "worker", since=0.0))

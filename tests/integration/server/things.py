@@ -14,7 +14,7 @@ from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.ids import new_id
 from tinkex.store import checkpoints, runs, sessions
-from tinkex.store.records import Checkpoint, RunState
+from tinkex.store.records import CheckpointRecord, RunState
 
 FILES = {"adapter_config.json": b'{"r": 4}', "adapter_model.safetensors": bytes(range(256)) * 40}
 SPEC = {
@@ -56,10 +56,10 @@ def saved(
     segment: str = "weights",
     files: Mapping[str, bytes] = FILES,
     **fields: Any,
-) -> Checkpoint:
+) -> CheckpointRecord:
     """A checkpoint of a model, with files, as the worker leaves it."""
     checkpoint_id = new_id()
-    with new_directory(house.services.home.checkpoint(checkpoint_id)) as directory:
+    with new_directory(house.services.home.checkpoint_directory(checkpoint_id)) as directory:
         for path, content in files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content)
@@ -79,18 +79,18 @@ def saved(
         "size_bytes": sum(map(len, files.values())),
         "created_at": time.time(),
     }
-    checkpoint = Checkpoint(**(values | fields))
+    checkpoint = CheckpointRecord(**(values | fields))
     house.write(lambda db: checkpoints.insert(db, checkpoint))
     return checkpoint
 
 
-def url_of(checkpoint: Checkpoint, tail: str = "") -> str:
+def url_of(checkpoint: CheckpointRecord, tail: str = "") -> str:
     """Where a checkpoint's endpoints are, below /api/v1."""
     path = checkpoint.path
     return f"/training_runs/{path.run_id}/checkpoints/{path.checkpoint_id}{tail}"
 
 
-def share(house: House, checkpoint: Checkpoint) -> None:
+def share(house: House, checkpoint: CheckpointRecord) -> None:
     """Publish a checkpoint."""
     house.write(lambda db: checkpoints.set_public(db, checkpoint.id, True))
 
@@ -102,7 +102,7 @@ class Belongings:
     session_id: str
     run_id: str
     sampler_id: str
-    checkpoint: Checkpoint
+    checkpoint: CheckpointRecord
     request_id: str
 
 

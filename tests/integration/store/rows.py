@@ -9,28 +9,28 @@ import sqlalchemy as sa
 from tinkex.ids import new_id
 from tinkex.store import checkpoints, jobs, keys, runs, samplers, sessions
 from tinkex.store.database import Database
-from tinkex.store.jobs import Ending
+from tinkex.store.jobs import JobEnding
 from tinkex.store.records import (
-    Checkpoint,
-    Job,
+    CheckpointRecord,
+    JobRecord,
     NewJob,
-    Run,
+    RunRecord,
     RunState,
-    Sampler,
-    Session,
-    Step,
-    Tenant,
+    SamplerRecord,
+    SessionRecord,
+    StepRecord,
+    TenantRecord,
 )
 
 NOW = 1_700_000_000.0
 BASE = "tinkex/bigram"
 
 
-def add_tenant(database: Database, name: str = "alice") -> Tenant:
-    return database.write(lambda db: keys.tenant_named(db, name, NOW))
+def add_tenant(database: Database, name: str = "alice") -> TenantRecord:
+    return database.write(lambda db: keys.get_or_create_tenant(db, name, NOW))
 
 
-def add_session(database: Database, tenant: Tenant, **changes: Any) -> Session:
+def add_session(database: Database, tenant: TenantRecord, **changes: Any) -> SessionRecord:
     values = {
         "id": new_id(),
         "tenant_id": tenant.id,
@@ -42,12 +42,12 @@ def add_session(database: Database, tenant: Tenant, **changes: Any) -> Session:
         "created_at": NOW,
         "seen_at": NOW,
     }
-    session = Session(**values | changes)
+    session = SessionRecord(**values | changes)
     database.write(lambda db: sessions.insert(db, session))
     return session
 
 
-def add_run(database: Database, session: Session, **changes: Any) -> Run:
+def add_run(database: Database, session: SessionRecord, **changes: Any) -> RunRecord:
     values = {
         "id": new_id(),
         "tenant_id": session.tenant_id,
@@ -59,12 +59,12 @@ def add_run(database: Database, session: Session, **changes: Any) -> Run:
         "created_at": NOW,
         "used_at": NOW,
     }
-    run = Run(**values | changes)
+    run = RunRecord(**values | changes)
     database.write(lambda db: runs.insert(db, run))
     return run
 
 
-def add_sampler(database: Database, session: Session, **changes: Any) -> Sampler:
+def add_sampler(database: Database, session: SessionRecord, **changes: Any) -> SamplerRecord:
     values = {
         "id": new_id(),
         "tenant_id": session.tenant_id,
@@ -74,12 +74,14 @@ def add_sampler(database: Database, session: Session, **changes: Any) -> Sampler
         "checkpoint_id": None,
         "created_at": NOW,
     }
-    sampler = Sampler(**values | changes)
+    sampler = SamplerRecord(**values | changes)
     database.write(lambda db: samplers.insert(db, sampler))
     return sampler
 
 
-def add_checkpoint(database: Database, run: Run, name: str, **changes: Any) -> Checkpoint:
+def add_checkpoint(
+    database: Database, run: RunRecord, name: str, **changes: Any
+) -> CheckpointRecord:
     values = {
         "id": new_id(),
         "tenant_id": run.tenant_id,
@@ -93,12 +95,12 @@ def add_checkpoint(database: Database, run: Run, name: str, **changes: Any) -> C
         "size_bytes": 100,
         "created_at": NOW,
     }
-    checkpoint = Checkpoint(**values | changes)
+    checkpoint = CheckpointRecord(**values | changes)
     database.write(lambda db: checkpoints.insert(db, checkpoint))
     return checkpoint
 
 
-def new_job(session: Session, **changes: Any) -> NewJob:
+def new_job(session: SessionRecord, **changes: Any) -> NewJob:
     values = {
         "id": new_id(),
         "tenant_id": session.tenant_id,
@@ -110,22 +112,22 @@ def new_job(session: Session, **changes: Any) -> NewJob:
     return NewJob(**values | changes)
 
 
-def add_job(database: Database, session: Session, **changes: Any) -> Job:
+def add_job(database: Database, session: SessionRecord, **changes: Any) -> JobRecord:
     job = database.write(lambda db: jobs.insert(db, new_job(session, **changes), NOW))
     assert job is not None
     return job
 
 
-def ending(job: Job, **changes: Any) -> Ending:
+def ending(job: JobRecord, **changes: Any) -> JobEnding:
     values = {"job": job, "result": b"result", "started_at": NOW, "finished_at": NOW}
-    return Ending(**values | changes)
+    return JobEnding(**values | changes)
 
 
-def finish_job(database: Database, job: Job, **changes: Any) -> bool:
+def finish_job(database: Database, job: JobRecord, **changes: Any) -> bool:
     return database.write(lambda db: jobs.finish(db, ending(job, **changes)))
 
 
-def make_step(session: Session, **changes: Any) -> Step:
+def make_step(session: SessionRecord, **changes: Any) -> StepRecord:
     values = {
         "session_id": session.id,
         "run_id": None,
@@ -138,7 +140,7 @@ def make_step(session: Session, **changes: Any) -> Step:
         "started_at": NOW,
         "finished_at": NOW,
     }
-    return Step(**values | changes)
+    return StepRecord(**values | changes)
 
 
 def count(database: Database, table: sa.Table) -> int:

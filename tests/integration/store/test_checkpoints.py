@@ -20,15 +20,17 @@ from tests.integration.store.rows import (
 from tinkex.errors import StoreUnavailable
 from tinkex.store import checkpoints, samplers, sessions
 from tinkex.store.database import Database
-from tinkex.store.records import Checkpoint, Run, Sampler
+from tinkex.store.records import CheckpointRecord, RunRecord, SamplerRecord
 
 
-def _run(database: Database, tenant: str = "alice") -> Run:
+def _run(database: Database, tenant: str = "alice") -> RunRecord:
     return add_run(database, add_session(database, add_tenant(database, tenant)))
 
 
 def _doomed(database: Database, now: float, limit: int = 100) -> set[str]:
-    found = database.write(lambda db: checkpoints.doomed(db, now, limit, ephemeral_seconds=60.0))
+    found = database.write(
+        lambda db: checkpoints.collect_deletable(db, now, limit, ephemeral_seconds=60.0)
+    )
     assert len(found) == len(set(found))
     return set(found)
 
@@ -43,7 +45,7 @@ def test_a_checkpoint_is_found_by_path_and_id_as_it_was_stored(database: Databas
         expires_at=NOW + 10,
     )
     assert database.read(lambda db: checkpoints.find(db, saved.path, NOW)) == saved
-    assert database.read(lambda db: checkpoints.by_id(db, saved.id, NOW)) == saved
+    assert database.read(lambda db: checkpoints.find_by_id(db, saved.id, NOW)) == saved
     other = saved.path._replace(segment="sampler_weights")
     assert database.read(lambda db: checkpoints.find(db, other, NOW)) is None
 
@@ -51,8 +53,8 @@ def test_a_checkpoint_is_found_by_path_and_id_as_it_was_stored(database: Databas
 def test_deleted_and_expired_ones_are_not_found(database: Database) -> None:
     run = _run(database)
     short = add_checkpoint(database, run, "short", expires_at=NOW + 10)
-    assert database.read(lambda db: checkpoints.by_id(db, short.id, NOW + 9)) == short
-    assert database.read(lambda db: checkpoints.by_id(db, short.id, NOW + 10)) is None
+    assert database.read(lambda db: checkpoints.find_by_id(db, short.id, NOW + 9)) == short
+    assert database.read(lambda db: checkpoints.find_by_id(db, short.id, NOW + 10)) is None
     database.write(lambda db: checkpoints.set_expiry(db, short.id, None))
     assert database.read(lambda db: checkpoints.find(db, short.path, NOW + 10)) is not None
     assert database.write(lambda db: checkpoints.delete(db, short.id, NOW))
@@ -86,16 +88,16 @@ def test_lists_are_newest_first_and_without_what_is_not_to_be_seen(database: Dat
     add_checkpoint(database, run, "deleted", deleted_at=NOW)
     add_checkpoint(database, other, "of bob")
     newest_first = made[::-1]
-    assert database.read(lambda db: checkpoints.of_run(db, run.id, NOW)) == newest_first
+    assert database.read(lambda db: checkpoints.list_by_run(db, run.id, NOW)) == newest_first
     page, total = database.read(
-        lambda db: checkpoints.page(db, run.tenant_id, limit=2, offset=1, now=NOW)
+        lambda db: checkpoints.list_page(db, run.tenant_id, limit=2, offset=1, now=NOW)
     )
     assert (page, total) == (newest_first[1:3], 4)
 
 
 def test_the_newest_of_many_runs_comes_in_one_query(database: Database) -> None:
     runs = [_run(database) for _ in range(3)]
-    wanted: dict[tuple[str, str], Checkpoint] = {}
+    wanted: dict[tuple[str, str], CheckpointRecord] = {}
     for run, segment in itertools.product(runs[:2], ("weights", "sampler_weights")):
         for at in (2, 3, 1):
             saved = add_checkpoint(database, run, str(at), segment=segment, created_at=NOW + at)
@@ -105,16 +107,16 @@ def test_the_newest_of_many_runs_comes_in_one_query(database: Database) -> None:
     asked: list[str] = []
     sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
     ids = [run.id for run in runs]
-    assert database.read(lambda db: checkpoints.newest(db, ids, NOW + 10)) == wanted
+    assert database.read(lambda db: checkpoints.newest_by_run(db, ids, NOW + 10)) == wanted
     assert len(asked) == 1
-    assert database.read(lambda db: checkpoints.newest(db, [], NOW)) == {}
+    assert database.read(lambda db: checkpoints.newest_by_run(db, [], NOW)) == {}
 
 
 def test_publishing_twice_changes_nothing(database: Database) -> None:
     saved = add_checkpoint(database, _run(database), "one")
     assert database.write(lambda db: checkpoints.set_public(db, saved.id, True))
     assert not database.write(lambda db: checkpoints.set_public(db, saved.id, True))
-    found = database.read(lambda db: checkpoints.by_id(db, saved.id, NOW))
+    found = database.read(lambda db: checkpoints.find_by_id(db, saved.id, NOW))
     assert found is not None
     assert found.is_public
     assert database.write(lambda db: checkpoints.set_public(db, saved.id, False))
@@ -129,17 +131,19 @@ def test_storage_is_counted_per_project(database: Database) -> None:
     add_checkpoint(database, run, "4", project_id="b", is_ephemeral=True)
     add_checkpoint(database, run, "5", project_id="b", expires_at=NOW)
     add_checkpoint(database, _run(database, "bob"), "6", project_id="a")
-    every = database.read(lambda db: checkpoints.storage(db, tenant_id, None, NOW))
+    every = database.read(lambda db: checkpoints.storage_by_project(db, tenant_id, None, NOW))
     assert every == [("a", 2, 4_000_000_001), ("b", 1, 7)]
-    assert database.read(lambda db: checkpoints.storage(db, tenant_id, "b", NOW)) == [("b", 1, 7)]
+    assert database.read(lambda db: checkpoints.storage_by_project(db, tenant_id, "b", NOW)) == [
+        ("b", 1, 7)
+    ]
 
 
 def test_doomed_are_the_deleted_the_expired_and_the_orphaned(database: Database) -> None:
     tenant = add_tenant(database)
     active, ended, lost = (add_session(database, tenant) for _ in range(3))
     database.write(lambda db: sessions.finish(db, ended.id, "success", None, NOW))
-    database.write(lambda db: sessions.beat(db, active.id, NOW + 1000))
-    database.write(lambda db: sessions.expire(db, unseen_since=NOW + 1, now=NOW + 30))
+    database.write(lambda db: sessions.touch(db, active.id, NOW + 1000))
+    database.write(lambda db: sessions.expire_unseen(db, unseen_since=NOW + 1, now=NOW + 30))
     kept = add_checkpoint(database, add_run(database, ended), "kept")
     deleted = add_checkpoint(database, add_run(database, active), "d", deleted_at=NOW)
     expired = add_checkpoint(database, add_run(database, active), "e", expires_at=NOW + 5)
@@ -149,19 +153,21 @@ def test_doomed_are_the_deleted_the_expired_and_the_orphaned(database: Database)
     )
     assert _doomed(database, NOW) == {deleted.id}
     assert _doomed(database, NOW + 60) == {deleted.id, expired.id, orphan.id}
-    assert database.read(lambda db: checkpoints.by_id(db, orphan.id, NOW + 60)) is None
+    assert database.read(lambda db: checkpoints.find_by_id(db, orphan.id, NOW + 60)) is None
     assert _doomed(database, NOW + 90, limit=2) <= {deleted.id, expired.id, orphan.id}
     assert _doomed(database, NOW + 90) == {deleted.id, expired.id, orphan.id, later.id}
     for checkpoint_id in (deleted.id, expired.id, orphan.id, later.id):
-        database.write(lambda db, known=checkpoint_id: checkpoints.forget(db, known))
+        database.write(lambda db, known=checkpoint_id: checkpoints.delete_row(db, known))
     assert _doomed(database, NOW + 90) == set()
-    assert database.read(checkpoints.known_ids) == {kept.id, in_use.id}
+    assert database.read(checkpoints.list_ids) == {kept.id, in_use.id}
 
 
 # --- unnamed sampler weights ---------------------------------------------------------------------
 
 
-def _unnamed(database: Database, run: Run, count: int) -> list[tuple[Checkpoint, Sampler]]:
+def _unnamed(
+    database: Database, run: RunRecord, count: int
+) -> list[tuple[CheckpointRecord, SamplerRecord]]:
     """Unnamed sampler weights, oldest first, each with its sampling session."""
     session = database.read(lambda db: sessions.find(db, run.session_id))
     assert session is not None
@@ -179,11 +185,12 @@ def _unnamed(database: Database, run: Run, count: int) -> list[tuple[Checkpoint,
     return found
 
 
-def _left(database: Database, made: list[tuple[Checkpoint, Sampler]]) -> list[int]:
+def _left(database: Database, made: list[tuple[CheckpointRecord, SamplerRecord]]) -> list[int]:
     return [
         number
         for number, (saved, _) in enumerate(made)
-        if database.read(lambda db, saved=saved: checkpoints.by_id(db, saved.id, NOW)) is not None
+        if database.read(lambda db, saved=saved: checkpoints.find_by_id(db, saved.id, NOW))
+        is not None
     ]
 
 
@@ -193,10 +200,10 @@ def test_the_unnamed_weights_that_were_used_last_stay(database: Database) -> Non
     other = _unnamed(database, _run(database, "bob"), 4)
     made = _unnamed(database, run, 6)
     database.write(lambda db: samplers.touch(db, made[1][1].id, NOW + 50))
-    assert database.write(lambda db: checkpoints.supersede(db, run.id, 3, NOW)) == 3
+    assert database.write(lambda db: checkpoints.delete_surplus_unnamed(db, run.id, 3, NOW)) == 3
     assert _left(database, made) == [1, 4, 5]
     assert _left(database, other) == [0, 1, 2, 3]
-    assert database.read(lambda db: checkpoints.by_id(db, named.id, NOW)) == named
+    assert database.read(lambda db: checkpoints.find_by_id(db, named.id, NOW)) == named
     assert _doomed(database, NOW) == {made[number][0].id for number in (0, 2, 3)}
 
 
@@ -206,7 +213,7 @@ def test_unnamed_weights_stay_while_a_sample_of_them_waits(database: Database) -
     session = database.read(lambda db: sessions.find(db, run.session_id))
     assert session is not None
     job = add_job(database, session, sampler_id=made[0][1].id)
-    database.write(lambda db: checkpoints.supersede(db, run.id, 2, NOW))
+    database.write(lambda db: checkpoints.delete_surplus_unnamed(db, run.id, 2, NOW))
     assert _left(database, made) == [0, 3, 4]
     # Not even the end of the session takes them from a sample that waits.
     database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW))

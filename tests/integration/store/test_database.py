@@ -40,7 +40,7 @@ class Gate:
 
 
 def _add(name: str) -> Callable[[sa.Connection], object]:
-    return lambda db: keys.tenant_named(db, name, NOW)
+    return lambda db: keys.get_or_create_tenant(db, name, NOW)
 
 
 def _names(database: Database) -> list[str]:
@@ -71,12 +71,12 @@ def test_writes_take_effect_in_the_order_they_were_asked_for(database: Database)
 
 
 def _explode(db: sa.Connection) -> None:
-    keys.tenant_named(db, "half", NOW)
+    keys.get_or_create_tenant(db, "half", NOW)
     raise ValueError("mine alone")
 
 
 def _misspell(db: sa.Connection) -> None:
-    keys.tenant_named(db, "half", NOW)
+    keys.get_or_create_tenant(db, "half", NOW)
     db.exec_driver_sql("SELEKT 1")
 
 
@@ -203,7 +203,7 @@ def test_a_lost_connection_costs_one_write(
     def lose_connection(db: sa.Connection) -> None:
         own = db.scalar(sa.text("SELECT pg_backend_pid()"))
         other.read(lambda other_db: other_db.scalar(sa.text(f"SELECT pg_terminate_backend({own})")))
-        keys.tenant_named(db, "lost", NOW)
+        keys.get_or_create_tenant(db, "lost", NOW)
 
     with pytest.raises(StoreUnavailable):
         database.write(lose_connection)

@@ -7,7 +7,7 @@ import math
 from tests.integration.store.rows import NOW, add_session, add_tenant, make_step
 from tinkex.store import audit, repeats, steps, usage
 from tinkex.store.database import Database
-from tinkex.store.records import AuditEntry
+from tinkex.store.records import AuditRecord
 
 
 def test_steps_come_newest_but_in_order(database: Database) -> None:
@@ -16,18 +16,21 @@ def test_steps_come_newest_but_in_order(database: Database) -> None:
     for step in made:
         database.write(lambda db, step=step: steps.insert(db, step))
     database.write(lambda db: steps.insert(db, make_step(session, run_id="other")))
-    numbered = database.read(lambda db: steps.of_run(db, "r", limit=3))
+    numbered = database.read(lambda db: steps.list_by_run(db, "r", limit=3))
     assert [step for _, step in numbered] == made[2:]
     after = numbered[0][0]
-    assert database.read(lambda db: steps.of_run(db, "r", limit=9, after_no=after)) == numbered[1:]
-    assert len(database.read(lambda db: steps.of_session(db, session.id, limit=4))) == 4
+    assert (
+        database.read(lambda db: steps.list_by_run(db, "r", limit=9, after_no=after))
+        == numbered[1:]
+    )
+    assert len(database.read(lambda db: steps.list_by_session(db, session.id, limit=4))) == 4
 
 
 def test_metrics_keep_what_json_cannot_say(database: Database) -> None:
     session = add_session(database, add_tenant(database))
     metrics = {"nan": math.nan, "inf": math.inf, "low": -math.inf, "tiny": 5e-324, "big": 1e300}
     database.write(lambda db: steps.insert(db, make_step(session, metrics=metrics)))
-    [step] = database.read(lambda db: steps.of_session(db, session.id, limit=1))
+    [step] = database.read(lambda db: steps.list_by_session(db, session.id, limit=1))
     assert step.metrics is not None
     assert math.isnan(step.metrics["nan"])
     assert {k: v for k, v in step.metrics.items() if k != "nan"} == {
@@ -38,7 +41,7 @@ def test_metrics_keep_what_json_cannot_say(database: Database) -> None:
 
 def _use(database: Database, kind: str, amount: int, now: float, run_id: str | None = "r") -> None:
     database.write(
-        lambda db: usage.add(
+        lambda db: usage.add_usage(
             db,
             tenant_id="t",
             session_id="s",
@@ -58,30 +61,32 @@ def test_usage_is_added_up_by_the_hour(database: Database) -> None:
     _use(database, "training", 3_000_000_000, start + hour - 1)
     _use(database, "training", 7, start + hour)
     _use(database, "sample", 1, start, run_id=None)
-    found = database.read(lambda db: usage.between(db, "t", start, start + hour))
+    found = database.read(lambda db: usage.list_usage(db, "t", start, start + hour))
     assert [(row.kind, row.run_id, row.amount) for row in found] == [
         ("sample", "", 1),
         ("training", "r", 3_000_000_005),
     ]
     assert {row.hour for row in found} == {start // hour}
-    assert len(database.read(lambda db: usage.between(db, "t", start, start + hour + 1))) == 3
-    assert database.read(lambda db: usage.between(db, "u", 0, 2 * NOW)) == []
-    assert database.read(lambda db: usage.totals(db, "t", "r")) == {"training": 3_000_000_012}
+    assert len(database.read(lambda db: usage.list_usage(db, "t", start, start + hour + 1))) == 3
+    assert database.read(lambda db: usage.list_usage(db, "u", 0, 2 * NOW)) == []
+    assert database.read(lambda db: usage.usage_totals(db, "t", "r")) == {"training": 3_000_000_012}
 
 
 def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database) -> None:
     made = [
-        AuditEntry(tenant_id="t", at=NOW + i, event="ab"[i % 2], details={"i": i}, run_id="r")
+        AuditRecord(tenant_id="t", at=NOW + i, event="ab"[i % 2], details={"i": i}, run_id="r")
         for i in range(6)
     ]
-    for entry in [*made, AuditEntry(tenant_id="u", at=NOW, event="a", details={})]:
-        database.write(lambda db, entry=entry: audit.note(db, entry))
+    for entry in [*made, AuditRecord(tenant_id="u", at=NOW, event="a", details={})]:
+        database.write(lambda db, entry=entry: audit.insert_audit(db, entry))
 
     def entries(
         since: float, until: float, events: list[str] | None = None, limit: int = 9
-    ) -> list[AuditEntry]:
+    ) -> list[AuditRecord]:
         return database.read(
-            lambda db: audit.entries(db, "t", since=since, until=until, events=events, limit=limit)
+            lambda db: audit.list_audit(
+                db, "t", since=since, until=until, events=events, limit=limit
+            )
         )
 
     assert entries(NOW + 1, NOW + 4) == [made[3], made[2], made[1]]
@@ -91,10 +96,12 @@ def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database)
 
 def test_the_first_answer_to_a_key_holds(database: Database) -> None:
     def recall(tenant: str = "t", endpoint: str = "e", key: str = "k") -> str | None:
-        return database.read(lambda db: repeats.recall(db, tenant, endpoint, key))
+        return database.read(lambda db: repeats.find_response(db, tenant, endpoint, key))
 
     assert recall() is None
     for answer in ("first", "second"):
-        database.write(lambda db, answer=answer: repeats.remember(db, "t", "e", "k", answer, NOW))
+        database.write(
+            lambda db, answer=answer: repeats.save_response(db, "t", "e", "k", answer, NOW)
+        )
     assert recall() == "first"
     assert (recall(tenant="u"), recall(endpoint="f"), recall(key="l")) == (None, None, None)

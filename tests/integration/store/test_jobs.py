@@ -16,94 +16,98 @@ from tests.integration.store.rows import (
 )
 from tinkex.store import completions, jobs, runs
 from tinkex.store.database import Database
-from tinkex.store.records import Job, JobState, Run, RunState, Session
+from tinkex.store.records import JobRecord, JobState, RunRecord, RunState, SessionRecord
 
 
 @pytest.fixture
-def session(database: Database) -> Session:
+def session(database: Database) -> SessionRecord:
     return add_session(database, add_tenant(database))
 
 
 @pytest.fixture
-def run(database: Database, session: Session) -> Run:
+def run(database: Database, session: SessionRecord) -> RunRecord:
     return add_run(database, session)
 
 
-def _find(database: Database, job: Job) -> Job:
+def _find(database: Database, job: JobRecord) -> JobRecord:
     found = database.read(lambda db: jobs.find(db, job.id))
     assert found is not None
     return found
 
 
-def _run_now(database: Database, run: Run) -> Run:
+def _run_now(database: Database, run: RunRecord) -> RunRecord:
     found = database.read(lambda db: runs.find(db, run.id))
     assert found is not None
     return found
 
 
-def test_a_key_is_promised_once(database: Database, session: Session) -> None:
+def test_a_key_is_promised_once(database: Database, session: SessionRecord) -> None:
     first = add_job(database, session, key="k")
     again = database.write(lambda db: jobs.insert(db, new_job(session, key="k"), NOW))
     assert again is None
-    assert database.read(lambda db: jobs.by_key(db, "k")) == first
+    assert database.read(lambda db: jobs.find_by_key(db, "k")) == first
     assert add_job(database, session).no != add_job(database, session).no
 
 
-def test_numbers_are_never_used_twice(database: Database, session: Session) -> None:
+def test_numbers_are_never_used_twice(database: Database, session: SessionRecord) -> None:
     last = add_job(database, session)
     database.write(lambda db: db.exec_driver_sql("DELETE FROM jobs"))
     assert add_job(database, session).no > last.no
 
 
-def test_the_load_is_what_is_not_over(database: Database, session: Session) -> None:
+def test_the_load_is_what_is_not_over(database: Database, session: SessionRecord) -> None:
     other = add_session(database, add_tenant(database, "bob"))
     done = add_job(database, session, payload=b"x" * 100)
     add_job(database, session, payload=b"123")
     add_job(database, other, payload=b"4567")
     finish_job(database, done)
-    assert database.read(lambda db: jobs.load_of(db, session.tenant_id)) == (1, 3)
-    assert database.read(jobs.load_of) == (2, 7)
+    assert database.read(lambda db: jobs.get_load(db, session.tenant_id)) == (1, 3)
+    assert database.read(jobs.get_load) == (2, 7)
 
 
-def test_a_job_is_taken_put_back_and_finished_once(database: Database, session: Session) -> None:
+def test_a_job_is_taken_put_back_and_finished_once(
+    database: Database, session: SessionRecord
+) -> None:
     job = add_job(database, session, payload=b"\x00\xff")
-    assert database.read(lambda db: jobs.queued_after(db, 0)) == [job]
-    assert database.read(lambda db: jobs.payloads(db, [job.id])) == {job.id: b"\x00\xff"}
-    database.write(lambda db: jobs.start(db, [job.id], NOW + 1))
+    assert database.read(lambda db: jobs.list_queued_after(db, 0)) == [job]
+    assert database.read(lambda db: jobs.get_payloads(db, [job.id])) == {job.id: b"\x00\xff"}
+    database.write(lambda db: jobs.mark_started(db, [job.id], NOW + 1))
     taken = _find(database, job)
     assert (taken.state, taken.attempts, taken.started_at) == (JobState.RUNNING, 1, NOW + 1)
-    assert database.read(lambda db: jobs.queued_after(db, 0)) == []
+    assert database.read(lambda db: jobs.list_queued_after(db, 0)) == []
     assert database.write(jobs.requeue_running) == 1
     assert _find(database, job).attempts == 1
-    database.write(lambda db: jobs.start(db, [job.id], NOW + 2))
+    database.write(lambda db: jobs.mark_started(db, [job.id], NOW + 2))
     assert database.write(lambda db: jobs.requeue_running(db, [job.id])) == 1
     assert _find(database, job).attempts == 1
 
-    assert database.read(lambda db: jobs.finished_among(db, [job.id, "gone"])) == ["gone"]
+    assert database.read(lambda db: jobs.list_finished(db, [job.id, "gone"])) == ["gone"]
     assert finish_job(database, job, result=b"\x00r")
     assert not finish_job(database, job, result=b"other")
-    outcome = database.read(lambda db: jobs.outcome(db, job.id))
+    outcome = database.read(lambda db: jobs.find_with_result(db, job.id))
     assert outcome is not None
     assert (outcome.job.state, outcome.result) == (JobState.DONE, b"\x00r")
-    assert outcome.job.is_over
-    assert database.read(lambda db: jobs.payloads(db, [job.id])) == {}
-    assert database.read(lambda db: jobs.finished_among(db, [job.id])) == [job.id]
+    assert outcome.job.is_finished
+    assert database.read(lambda db: jobs.get_payloads(db, [job.id])) == {}
+    assert database.read(lambda db: jobs.list_finished(db, [job.id])) == [job.id]
 
 
-def test_a_failure_keeps_its_reason(database: Database, session: Session) -> None:
+def test_a_failure_keeps_its_reason(database: Database, session: SessionRecord) -> None:
     job = add_job(database, session)
     finish_job(database, job, result=None, error="bad token", category="user")
     failed = _find(database, job)
     assert (failed.state, failed.error, failed.category) == (JobState.FAILED, "bad token", "user")
 
 
-def test_a_job_that_was_taken_too_often_is_given_up(database: Database, session: Session) -> None:
+def test_a_job_that_was_taken_too_often_is_given_up(
+    database: Database, session: SessionRecord
+) -> None:
     often, once = add_job(database, session), add_job(database, session)
-    database.write(lambda db: jobs.start(db, [often.id], NOW))
+    database.write(lambda db: jobs.mark_started(db, [often.id], NOW))
     database.write(jobs.requeue_running)
-    database.write(lambda db: jobs.start(db, [often.id, once.id], NOW))
+    database.write(lambda db: jobs.mark_started(db, [often.id, once.id], NOW))
     given_up = database.write(
-        lambda db: jobs.give_up(db, max_attempts=2, reason="it kills", now=NOW + 1)
+        lambda db: jobs.fail_exhausted(db, max_attempts=2, reason="it kills", now=NOW + 1)
     )
     assert given_up == 1
     assert _find(database, often).error == "it kills"
@@ -111,7 +115,7 @@ def test_a_job_that_was_taken_too_often_is_given_up(database: Database, session:
 
 
 def test_the_first_fetch_counts_and_only_of_what_is_over(
-    database: Database, session: Session
+    database: Database, session: SessionRecord
 ) -> None:
     done, waiting = add_job(database, session), add_job(database, session)
     finish_job(database, done)
@@ -122,7 +126,7 @@ def test_the_first_fetch_counts_and_only_of_what_is_over(
 
 
 def test_changes_are_counted_and_replayed_until_a_snapshot_covers_them(
-    database: Database, run: Run, session: Session
+    database: Database, run: RunRecord, session: SessionRecord
 ) -> None:
     made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(3)]
     finish_job(database, made[0], applied=1)
@@ -132,7 +136,7 @@ def test_changes_are_counted_and_replayed_until_a_snapshot_covers_them(
     assert (now.applied, now.next_seq) == (2, 3)
 
     def replayed(after: int, limit: int = 9) -> list[tuple[str, bytes]]:
-        found = database.read(lambda db: jobs.changes_after(db, run.id, after, limit=limit))
+        found = database.read(lambda db: jobs.list_changes_after(db, run.id, after, limit=limit))
         return [(job.id, payload) for job, payload in found]
 
     assert replayed(0) == [(made[0].id, b"\x00"), (made[2].id, b"\x02")]
@@ -143,18 +147,22 @@ def test_changes_are_counted_and_replayed_until_a_snapshot_covers_them(
     assert replayed(1) == [(made[2].id, b"\x02")]
 
 
-def test_an_older_snapshot_does_not_replace_a_newer_one(database: Database, run: Run) -> None:
+def test_an_older_snapshot_does_not_replace_a_newer_one(database: Database, run: RunRecord) -> None:
     database.write(lambda db: runs.set_snapshot(db, run.id, "newer", 5))
     database.write(lambda db: runs.set_snapshot(db, run.id, "older", 4))
     assert _run_now(database, run).snapshot == "newer"
 
 
-def test_a_job_without_a_place_comes_last(database: Database, run: Run, session: Session) -> None:
+def test_a_job_without_a_place_comes_last(
+    database: Database, run: RunRecord, session: SessionRecord
+) -> None:
     add_job(database, session, run_id=run.id, position=7)
     assert add_job(database, session, run_id=run.id).position == 8
 
 
-def test_finished_samples_are_told_once_per_client(database: Database, session: Session) -> None:
+def test_finished_samples_are_told_once_per_client(
+    database: Database, session: SessionRecord
+) -> None:
     sampler = add_sampler(database, session)
     clone = jobs.CLONE_STRIDE
     made = [
@@ -165,8 +173,12 @@ def test_finished_samples_are_told_once_per_client(database: Database, session: 
     finish_job(database, made[2], result=None, error="no", category="user")
     finish_job(database, made[0], result=b"")
 
-    def since(clone: int, cursor: int, limit: int = 10) -> tuple[list[completions.Completion], int]:
-        return database.read(lambda db: completions.since(db, sampler.id, clone, cursor, limit))
+    def since(
+        clone: int, cursor: int, limit: int = 10
+    ) -> tuple[list[completions.SampleCompletion], int]:
+        return database.read(
+            lambda db: completions.list_completions(db, sampler.id, clone, cursor, limit)
+        )
 
     first, cursor = since(0, 0, limit=1)
     assert first == [(made[1].id, 5)]
@@ -174,18 +186,18 @@ def test_finished_samples_are_told_once_per_client(database: Database, session: 
     assert second == [(made[0].id, 0)]
     assert since(0, end) == ([], end)
     assert since(1, 0)[0] == [(made[2].id, None)]
-    database.write(lambda db: completions.drop(db, sampler.id, [made[1].id]))
+    database.write(lambda db: completions.delete_completions(db, sampler.id, [made[1].id]))
     assert since(0, 0)[0] == [(made[0].id, 0)]
 
 
 def test_idle_runs_belong_to_sessions_that_are_over(
-    database: Database, run: Run, session: Session
+    database: Database, run: RunRecord, session: SessionRecord
 ) -> None:
     job = add_job(database, session, run_id=run.id)
-    assert database.read(lambda db: runs.idle(db, [run.id])) == []
+    assert database.read(lambda db: runs.list_idle(db, [run.id])) == []
     database.write(lambda db: db.exec_driver_sql("UPDATE sessions SET expired_at = 1"))
-    assert database.read(lambda db: runs.idle(db, [run.id])) == []
+    assert database.read(lambda db: runs.list_idle(db, [run.id])) == []
     finish_job(database, job)
-    assert database.read(lambda db: runs.idle(db, [run.id])) == [run.id]
+    assert database.read(lambda db: runs.list_idle(db, [run.id])) == [run.id]
     database.write(lambda db: runs.set_state(db, run.id, RunState.UNLOADED))
-    assert database.read(lambda db: runs.idle(db, [run.id])) == []
+    assert database.read(lambda db: runs.list_idle(db, [run.id])) == []

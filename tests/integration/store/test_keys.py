@@ -20,20 +20,20 @@ def test_a_tenant_is_made_once(database: Database) -> None:
 
 def test_a_key_opens_until_it_is_revoked(database: Database) -> None:
     tenant = add_tenant(database)
-    secret = keys.new_secret()
+    secret = keys.generate_key()
     assert not database.read(keys.has_keys)
     key = database.write(
         lambda db: keys.insert_key(db, tenant.id, secret, name="laptop", note="mine", now=NOW)
     )
     assert (key.name, key.note, key.hint) == ("laptop", "mine", secret[:8] + "…")
-    assert database.read(lambda db: keys.by_secret(db, secret)) == key
-    assert database.read(lambda db: keys.by_secret(db, secret + "x")) is None
+    assert database.read(lambda db: keys.find_by_secret(db, secret)) == key
+    assert database.read(lambda db: keys.find_by_secret(db, secret + "x")) is None
     assert database.read(keys.has_keys)
 
     assert database.write(lambda db: keys.revoke(db, key.id, NOW + 1))
     assert not database.write(lambda db: keys.revoke(db, key.id, NOW + 2))
-    assert database.read(lambda db: keys.by_secret(db, secret)) is None
-    revoked = database.read(lambda db: keys.by_id(db, key.id))
+    assert database.read(lambda db: keys.find_by_secret(db, secret)) is None
+    revoked = database.read(lambda db: keys.find_by_id(db, key.id))
     assert revoked is not None
     assert revoked.revoked_at == NOW + 1
     assert not database.read(keys.has_keys)
@@ -41,7 +41,7 @@ def test_a_key_opens_until_it_is_revoked(database: Database) -> None:
 
 
 def test_the_key_itself_is_nowhere_in_the_store(database: Database) -> None:
-    secret = keys.new_secret()
+    secret = keys.generate_key()
     tenant = add_tenant(database)
     database.write(lambda db: keys.insert_key(db, tenant.id, secret, name="n", now=NOW))
     rows = database.read(lambda db: db.exec_driver_sql("SELECT * FROM api_keys").all())
@@ -73,14 +73,14 @@ def test_facts_are_put_and_replaced(database: Database) -> None:
 
 
 def test_the_secret_is_made_once(database: Database) -> None:
-    secret = database.write(settings.secret)
+    secret = database.write(settings.get_or_create_secret)
     assert len(secret) == 32
-    assert database.write(settings.secret) == secret
+    assert database.write(settings.get_or_create_secret) == secret
 
 
 def test_what_happens_to_keys_is_on_record(database: Database) -> None:
-    tenant = database.write(lambda db: keys.tenant_named(db, "alice", NOW))
-    secret = keys.new_secret()
+    tenant = database.write(lambda db: keys.get_or_create_tenant(db, "alice", NOW))
+    secret = keys.generate_key()
     for _ in range(2):
         made = database.write(
             lambda db: keys.insert_key(db, tenant.id, secret, name="laptop", now=NOW)
@@ -88,7 +88,7 @@ def test_what_happens_to_keys_is_on_record(database: Database) -> None:
     for _ in range(2):
         database.write(lambda db: keys.revoke(db, made.id, NOW + 1))
     found = database.read(
-        lambda db: audit.entries(db, tenant.id, since=0.0, until=NOW + 9, events=None)
+        lambda db: audit.list_audit(db, tenant.id, since=0.0, until=NOW + 9, events=None)
     )
     assert [entry.event for entry in found] == ["api_key_revoked", "api_key_created"]
     assert secret not in str(found)

@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 def _drop(database: Database, days: float) -> None:
-    history.drop_old(database, RetentionPolicy(), NOW + days * DAY)
+    history.delete_old(database, RetentionPolicy(), NOW + days * DAY)
 
 
 def _ids(database: Database, table: sa.Table) -> set[str]:
@@ -65,7 +65,7 @@ def test_usage_goes_by_its_hour(database: Database) -> None:
         tenant = add_tenant(database, name)
         for hour in range(30):
             database.write(
-                lambda db, tenant=tenant, hour=hour: usage.add(
+                lambda db, tenant=tenant, hour=hour: usage.add_usage(
                     db,
                     tenant_id=tenant.id,
                     session_id="s",

@@ -12,7 +12,7 @@ from tests.integration.store.rows import (
 )
 from tinkex.store import jobs, overview, steps
 from tinkex.store.database import Connection, Database
-from tinkex.store.overview import OpenWork
+from tinkex.store.overview import OpenJobs
 
 
 def test_open_work_is_counted_by_kind_for_one_tenant_alone(database: Database) -> None:
@@ -22,13 +22,13 @@ def test_open_work_is_counted_by_kind_for_one_tenant_alone(database: Database) -
     add_job(database, session, kind="optim_step")
     add_job(database, other, kind="asample")
     finish_job(database, samples[0])
-    database.write(lambda db: jobs.start(db, [samples[1].id], NOW))
+    database.write(lambda db: jobs.mark_started(db, [samples[1].id], NOW))
 
-    assert database.read(lambda db: overview.open_work(db, alice.id)) == [
-        OpenWork("asample", 1, 1, NOW),
-        OpenWork("optim_step", 1, 0, NOW),
+    assert database.read(lambda db: overview.open_jobs_by_kind(db, alice.id)) == [
+        OpenJobs("asample", 1, 1, NOW),
+        OpenJobs("optim_step", 1, 0, NOW),
     ]
-    assert database.read(lambda db: overview.open_work(db, "nobody")) == []
+    assert database.read(lambda db: overview.open_jobs_by_kind(db, "nobody")) == []
 
 
 def test_the_longest_waiting_work_comes_first(database: Database) -> None:
@@ -40,7 +40,7 @@ def test_the_longest_waiting_work_comes_first(database: Database) -> None:
 
     database.write(work)
 
-    found = database.read(lambda db: overview.open_work(db, session.tenant_id))
+    found = database.read(lambda db: overview.open_jobs_by_kind(db, session.tenant_id))
     assert [(line.kind, line.oldest_at) for line in found] == [
         ("optim_step", NOW - 9.0),
         ("asample", NOW - 5.0),
@@ -53,13 +53,13 @@ def test_the_oldest_step_of_a_run_is_the_first_that_is_left(database: Database) 
     for _ in range(3):
         database.write(lambda db: steps.insert(db, make_step(session, run_id=run.id)))
 
-    numbers = [no for no, _ in database.read(lambda db: steps.of_run(db, run.id, limit=10))]
-    assert database.read(lambda db: overview.oldest_step(db, run.id)) == numbers[0]
-    assert database.read(lambda db: overview.oldest_step(db, idle.id)) is None
+    numbers = [no for no, _ in database.read(lambda db: steps.list_by_run(db, run.id, limit=10))]
+    assert database.read(lambda db: overview.oldest_step_no(db, run.id)) == numbers[0]
+    assert database.read(lambda db: overview.oldest_step_no(db, idle.id)) is None
 
 
 def test_a_tenant_is_found_by_name(database: Database) -> None:
     tenant = add_tenant(database)
 
-    assert database.read(lambda db: overview.find_tenant_named(db, "alice")) == tenant
-    assert database.read(lambda db: overview.find_tenant_named(db, "unknown")) is None
+    assert database.read(lambda db: overview.find_tenant_by_name(db, "alice")) == tenant
+    assert database.read(lambda db: overview.find_tenant_by_name(db, "unknown")) is None

@@ -22,23 +22,23 @@ from tests.integration.store.rows import (
 )
 from tinkex.store import audit, jobs, repeats, retention, runs, schema, steps
 from tinkex.store.database import Database
-from tinkex.store.records import AuditEntry, Job, Session
-from tinkex.store.retention import RetentionPolicy, Swept
+from tinkex.store.records import AuditRecord, JobRecord, SessionRecord
+from tinkex.store.retention import RetentionPolicy, SweepResult
 
 DAY = 86_400.0
 
 
 @pytest.fixture
-def session(database: Database) -> Session:
+def session(database: Database) -> SessionRecord:
     return add_session(database, add_tenant(database))
 
 
-def _sweep(database: Database, now: float, limit: int = 2000, **changes: float) -> Swept:
+def _sweep(database: Database, now: float, limit: int = 2000, **changes: float) -> SweepResult:
     policy = RetentionPolicy(**changes)  # type: ignore[arg-type]
     return database.write(lambda db: retention.sweep(db, policy, now, limit))
 
 
-def _fetch(database: Database, *fetched: Job, now: float = NOW) -> None:
+def _fetch(database: Database, *fetched: JobRecord, now: float = NOW) -> None:
     ids = [job.id for job in fetched]
     database.write(lambda db: jobs.mark_fetched(db, ids, now))
 
@@ -48,13 +48,13 @@ def _remaining(database: Database) -> set[str]:
 
 
 def test_fetched_results_go_sooner_than_those_nobody_fetched(
-    database: Database, session: Session
+    database: Database, session: SessionRecord
 ) -> None:
     fetched, unfetched, waiting, running = (add_job(database, session) for _ in range(4))
     for job in (fetched, unfetched):
         finish_job(database, job)
     _fetch(database, fetched)
-    database.write(lambda db: jobs.start(db, [running.id], NOW))
+    database.write(lambda db: jobs.mark_started(db, [running.id], NOW))
     assert _sweep(database, NOW + 599).num_jobs == 0
     assert _sweep(database, NOW + 600).num_jobs == 1
     assert _remaining(database) == {unfetched.id, waiting.id, running.id}
@@ -64,7 +64,7 @@ def test_fetched_results_go_sooner_than_those_nobody_fetched(
     assert _remaining(database) == {waiting.id, running.id}
 
 
-def test_only_so_many_fetched_results_are_kept(database: Database, session: Session) -> None:
+def test_only_so_many_fetched_results_are_kept(database: Database, session: SessionRecord) -> None:
     made = [add_job(database, session) for _ in range(6)]
     for place, job in enumerate(made):
         finish_job(database, job)
@@ -75,7 +75,7 @@ def test_only_so_many_fetched_results_are_kept(database: Database, session: Sess
 
 
 def test_a_change_that_no_snapshot_covers_keeps_its_payload(
-    database: Database, session: Session
+    database: Database, session: SessionRecord
 ) -> None:
     run = add_run(database, session)
     made = [add_job(database, session, run_id=run.id, payload=bytes([i])) for i in range(4)]
@@ -86,15 +86,15 @@ def test_a_change_that_no_snapshot_covers_keeps_its_payload(
     database.write(lambda db: runs.set_snapshot(db, run.id, "somewhere", 1))
     swept = _sweep(database, NOW + 10 * DAY)
     assert (swept.num_jobs, swept.num_results) == (2, 2)
-    changes = database.read(lambda db: jobs.changes_after(db, run.id, 1, limit=9))
+    changes = database.read(lambda db: jobs.list_changes_after(db, run.id, 1, limit=9))
     assert [(job.id, payload) for job, payload in changes] == [
         (made[1].id, b"\x01"),
         (made[2].id, b"\x02"),
     ]
-    outcome = database.read(lambda db: jobs.outcome(db, made[1].id))
+    outcome = database.read(lambda db: jobs.find_with_result(db, made[1].id))
     assert outcome is not None
     assert outcome.result is None
-    assert _sweep(database, NOW + 10 * DAY) == Swept()
+    assert _sweep(database, NOW + 10 * DAY) == SweepResult()
 
     database.write(lambda db: runs.set_snapshot(db, run.id, "further", 3))
     assert _sweep(database, NOW + 10 * DAY).num_jobs == 2
@@ -102,7 +102,7 @@ def test_a_change_that_no_snapshot_covers_keeps_its_payload(
 
 
 def test_replayed_changes_do_not_keep_others_from_going(
-    database: Database, session: Session
+    database: Database, session: SessionRecord
 ) -> None:
     run = add_run(database, session)
     for place in range(1, 6):
@@ -116,7 +116,9 @@ def test_replayed_changes_do_not_keep_others_from_going(
     assert other.id not in _remaining(database)
 
 
-def test_completions_go_with_their_jobs_and_with_time(database: Database, session: Session) -> None:
+def test_completions_go_with_their_jobs_and_with_time(
+    database: Database, session: SessionRecord
+) -> None:
     sampler = add_sampler(database, session)
     made = [add_job(database, session, sampler_id=sampler.id, position=i) for i in range(2)]
     for job in made:
@@ -128,7 +130,7 @@ def test_completions_go_with_their_jobs_and_with_time(database: Database, sessio
     assert count(database, schema.completions) == 0
 
 
-def test_the_newest_steps_of_each_session_stay(database: Database, session: Session) -> None:
+def test_the_newest_steps_of_each_session_stay(database: Database, session: SessionRecord) -> None:
     other = add_session(database, add_tenant(database))
 
     def insert(db: sa.Connection) -> None:
@@ -138,16 +140,16 @@ def test_the_newest_steps_of_each_session_stay(database: Database, session: Sess
             steps.insert(db, make_step(other))
 
     database.write(insert)
-    newest = database.read(lambda db: steps.of_session(db, session.id, limit=10))
+    newest = database.read(lambda db: steps.list_by_session(db, session.id, limit=10))
     first = _sweep(database, NOW, limit=12, steps_per_session=10)
     assert (first.num_steps, first.has_more) == (12, True)
     second = _sweep(database, NOW, limit=12, steps_per_session=10)
     assert (second.num_steps, second.has_more) == (3, False)
-    assert database.read(lambda db: steps.of_session(db, session.id, limit=99)) == newest
-    assert len(database.read(lambda db: steps.of_session(db, other.id, limit=99))) == 3
+    assert database.read(lambda db: steps.list_by_session(db, session.id, limit=99)) == newest
+    assert len(database.read(lambda db: steps.list_by_session(db, other.id, limit=99))) == 3
 
 
-def test_steps_go_with_time_a_few_at_once(database: Database, session: Session) -> None:
+def test_steps_go_with_time_a_few_at_once(database: Database, session: SessionRecord) -> None:
     for day in range(4):
         step = make_step(session, finished_at=NOW + day * DAY)
         database.write(lambda db, step=step: steps.insert(db, step))
@@ -161,9 +163,11 @@ def test_steps_go_with_time_a_few_at_once(database: Database, session: Session) 
 def test_old_repeats_and_audit_entries_go(database: Database) -> None:
     for age in (0, 2, 500):
         at = NOW - age * DAY
-        entry = AuditEntry(tenant_id="t", at=at, event="e", details={})
-        database.write(lambda db, entry=entry: audit.note(db, entry))
-        database.write(lambda db, at=at: repeats.remember(db, "t", "e", f"key {at}", "answer", at))
+        entry = AuditRecord(tenant_id="t", at=at, event="e", details={})
+        database.write(lambda db, entry=entry: audit.insert_audit(db, entry))
+        database.write(
+            lambda db, at=at: repeats.save_response(db, "t", "e", f"key {at}", "answer", at)
+        )
     swept = _sweep(database, NOW)
     assert (swept.num_repeats, swept.num_audit) == (2, 1)
     assert count(database, schema.repeats) == 1
@@ -171,7 +175,7 @@ def test_old_repeats_and_audit_entries_go(database: Database) -> None:
 
 
 def test_a_sweep_takes_a_bite_and_says_that_there_is_more(
-    database: Database, session: Session
+    database: Database, session: SessionRecord
 ) -> None:
     for _ in range(7):
         finish_job(database, add_job(database, session))
@@ -180,7 +184,9 @@ def test_a_sweep_takes_a_bite_and_says_that_there_is_more(
     assert [bite.has_more for bite in bites] == [True, True, False]
 
 
-def _push(db: sa.Connection, session: Session, sampler_id: str, first: int, size: int) -> None:
+def _push(
+    db: sa.Connection, session: SessionRecord, sampler_id: str, first: int, size: int
+) -> None:
     """Many jobs from promise to fetch, in one transaction."""
     now = NOW + first
     ids = []
@@ -199,7 +205,7 @@ def _file_bytes(database: Database) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-def test_rows_and_the_file_stop_growing(database: Database, session: Session) -> None:
+def test_rows_and_the_file_stop_growing(database: Database, session: SessionRecord) -> None:
     sampler = add_sampler(database, session)
     policy = RetentionPolicy(fetched_seconds=DAY, max_fetched=2000, steps_per_session=2000)
     rows, sizes = [], []
@@ -225,7 +231,7 @@ def test_rows_and_the_file_stop_growing(database: Database, session: Session) ->
         assert max(sizes[10:]) <= 1.1 * max(sizes[:10])
 
 
-def test_free_pages_are_given_back(database: Database, session: Session) -> None:
+def test_free_pages_are_given_back(database: Database, session: SessionRecord) -> None:
     def insert(db: sa.Connection) -> None:
         for _ in range(500):
             job = jobs.insert(db, new_job(session, payload=b"p" * 20_000), NOW)
@@ -246,7 +252,7 @@ def test_free_pages_are_given_back(database: Database, session: Session) -> None
 
 
 def test_a_run_remembers_how_far_its_jobs_are_forgotten(
-    database: Database, session: Session
+    database: Database, session: SessionRecord
 ) -> None:
     run = add_run(database, session)
     done = [add_job(database, session, run_id=run.id, position=place) for place in (1, 2, 3)]

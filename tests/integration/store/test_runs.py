@@ -27,7 +27,7 @@ def test_a_run_comes_back_as_it_was_stored(database: Database) -> None:
     found = database.read(lambda db: runs.find(db, run.id))
     assert found is not None
     assert found.used_at == NOW + 5
-    assert database.read(lambda db: runs.of_session(db, session.id)) == [found]
+    assert database.read(lambda db: runs.list_by_session(db, session.id)) == [found]
 
 
 def test_pages_are_newest_first_with_the_number_of_all(database: Database) -> None:
@@ -35,16 +35,16 @@ def test_pages_are_newest_first_with_the_number_of_all(database: Database) -> No
     mine = add_session(database, alice, project_id="p")
     made = [add_run(database, mine, created_at=NOW + i) for i in range(3)]
     theirs = add_run(database, add_session(database, bob), created_at=NOW + 9)
-    page = database.read(lambda db: runs.page(db, alice.id, limit=2, offset=0))
+    page = database.read(lambda db: runs.list_page(db, alice.id, limit=2, offset=0))
     assert page == ([made[2], made[1]], 3)
     in_project = database.read(
-        lambda db: runs.page(db, alice.id, limit=9, offset=0, project_id="other")
+        lambda db: runs.list_page(db, alice.id, limit=9, offset=0, project_id="other")
     )
     assert in_project == ([], 0)
 
     add_checkpoint(database, theirs, "one", is_public=True)
     seen, total = database.read(
-        lambda db: runs.page(db, alice.id, limit=1, offset=0, with_public=True)
+        lambda db: runs.list_page(db, alice.id, limit=1, offset=0, with_public=True)
     )
     assert (seen, total) == ([theirs], 4)
 
@@ -55,8 +55,12 @@ def test_a_sampler_is_made_once_and_counts_its_clients(database: Database) -> No
     add_sampler(database, session, id=sampler.id, model_path="another")
     assert database.read(lambda db: samplers.find(db, sampler.id)) == sampler
     later = add_sampler(database, session, created_at=NOW + 1)
-    assert database.read(lambda db: samplers.of_session(db, session.id)) == [sampler, later]
-    assert [database.write(lambda db: samplers.join(db, sampler.id)) for _ in range(3)] == [1, 2, 3]
+    assert database.read(lambda db: samplers.list_by_session(db, session.id)) == [sampler, later]
+    assert [database.write(lambda db: samplers.add_clone(db, sampler.id)) for _ in range(3)] == [
+        1,
+        2,
+        3,
+    ]
     assert database.read(lambda db: samplers.find(db, "nobody")) is None
 
 
@@ -71,11 +75,11 @@ def test_the_states_of_models_that_nobody_will_use_are_released(database: Databa
 
     def release(seconds: float) -> list[str]:
         database.write(
-            lambda db: runs.release(
+            lambda db: runs.unload_unused(
                 db, finished_before=NOW + seconds, expired_before=NOW + seconds - 10
             )
         )
-        return database.write(runs.forget_unloaded)
+        return database.write(runs.clear_unloaded)
 
     assert release(0.0) == []
     assert release(1.0) == [f"{models[0].id}-1"]
@@ -93,7 +97,9 @@ def test_a_model_with_work_is_not_released(database: Database) -> None:
     database.write(lambda db: sessions.finish(db, session.id, "success", None, NOW))
 
     def state() -> str:
-        database.write(lambda db: runs.release(db, finished_before=NOW + 1, expired_before=NOW))
+        database.write(
+            lambda db: runs.unload_unused(db, finished_before=NOW + 1, expired_before=NOW)
+        )
         found = database.read(lambda db: runs.find(db, run.id))
         assert found is not None
         return found.state
@@ -117,9 +123,9 @@ def test_unloaded_runs_keep_nothing_to_come_back_from(database: Database) -> Non
             finish_job(database, job, applied=place)
         database.write(lambda db, run=run: runs.set_snapshot(db, run.id, f"of-{run.id}", 1))
     database.write(lambda db: runs.set_state(db, left.id, RunState.UNLOADED))
-    assert database.write(runs.forget_unloaded) == [f"of-{left.id}"]
-    assert database.write(runs.forget_unloaded) == []
-    assert database.read(runs.snapshot_names) == {f"of-{stays.id}"}
+    assert database.write(runs.clear_unloaded) == [f"of-{left.id}"]
+    assert database.write(runs.clear_unloaded) == []
+    assert database.read(runs.list_snapshots) == {f"of-{stays.id}"}
     for run, payloads in ((left, [None]), (stays, [b"data"])):
-        found = database.read(lambda db, run=run: jobs.changes_after(db, run.id, 1, limit=9))
+        found = database.read(lambda db, run=run: jobs.list_changes_after(db, run.id, 1, limit=9))
         assert [payload for _, payload in found] == payloads

@@ -11,23 +11,23 @@ from tests.integration.store.rows import NOW, add_checkpoint, add_run, add_sessi
 from tinkex import types
 from tinkex.store import checkpoints, searching, sessions
 from tinkex.store.database import Database
-from tinkex.store.records import Session, Tenant
+from tinkex.store.records import SessionRecord, TenantRecord
 
 URN = "urn:alice"
 
 
-def _find(database: Database, session: Session) -> Session:
+def _find(database: Database, session: SessionRecord) -> SessionRecord:
     found = database.read(lambda db: sessions.find(db, session.id))
     assert found is not None
     return found
 
 
-def _search(database: Database, tenant: Tenant, **fields: Any) -> searching.Found:
+def _search(database: Database, tenant: TenantRecord, **fields: Any) -> searching.SessionSearchPage:
     request = types.SessionSearchRequest(**fields)
     return database.read(lambda db: searching.search(db, tenant.id, URN, request))
 
 
-def _ids(found: searching.Found) -> list[str]:
+def _ids(found: searching.SessionSearchPage) -> list[str]:
     return [facts.session.id for facts in found.sessions]
 
 
@@ -43,17 +43,17 @@ def test_a_session_comes_back_as_it_was_stored(database: Database) -> None:
 def test_a_session_expires_unless_it_is_heard_of(database: Database) -> None:
     tenant = add_tenant(database)
     silent, heard, done = (add_session(database, tenant) for _ in range(3))
-    database.write(lambda db: sessions.beat(db, heard.id, NOW + 50))
+    database.write(lambda db: sessions.touch(db, heard.id, NOW + 50))
     database.write(lambda db: sessions.finish(db, done.id, "success", None, NOW + 1))
 
     def expire(db: sa.Connection) -> int:
-        return sessions.expire(db, unseen_since=NOW + 10, now=NOW + 60)
+        return sessions.expire_unseen(db, unseen_since=NOW + 10, now=NOW + 60)
 
     assert database.write(expire) == 1
     assert database.write(expire) == 0
     assert _find(database, silent).expired_at == NOW + 60
     assert _find(database, heard).seen_at == NOW + 50
-    database.write(lambda db: sessions.beat(db, silent.id, NOW + 70))
+    database.write(lambda db: sessions.touch(db, silent.id, NOW + 70))
     assert _find(database, silent).expired_at is None
 
 
@@ -70,7 +70,7 @@ def test_pages_are_newest_first_and_of_one_tenant(database: Database) -> None:
     alice, bob = add_tenant(database, "alice"), add_tenant(database, "bob")
     add_session(database, bob)
     made = [add_session(database, alice, created_at=NOW + i).id for i in range(5)]
-    page = database.read(lambda db: sessions.page(db, alice.id, limit=3, offset=1))
+    page = database.read(lambda db: sessions.list_ids(db, alice.id, limit=3, offset=1))
     assert page == [made[3], made[2], made[1]]
 
 
@@ -79,7 +79,7 @@ def test_a_session_takes_its_checkpoints_to_another_project(database: Database) 
     saved = add_checkpoint(database, add_run(database, session), "one")
     database.write(lambda db: sessions.assign_project(db, session.id, "other"))
     assert _find(database, session).project_id == "other"
-    moved = database.read(lambda db: checkpoints.by_id(db, saved.id, NOW))
+    moved = database.read(lambda db: checkpoints.find_by_id(db, saved.id, NOW))
     assert moved is not None
     assert moved.project_id == "other"
 

@@ -16,7 +16,7 @@ from tests.integration.store.writers import Nursery, nursery, session_of
 from tinkex.store import jobs, schema
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
-from tinkex.store.records import Job
+from tinkex.store.records import JobRecord
 
 NUM_KILLS = 24
 
@@ -72,11 +72,11 @@ def test_of_two_processes_that_want_a_key_one_gets_it(database: Database, url: s
 def test_numbers_grow_in_the_order_of_commits(database: Database, url: str) -> None:
     """Whoever reads on from the last number that it saw misses nothing."""
     database.write(session_of)
-    seen: list[Job] = []
+    seen: list[JobRecord] = []
 
     def read_on() -> None:
         last = seen[-1].no if seen else 0
-        seen.extend(database.read(lambda db: jobs.queued_after(db, last, 10_000)))
+        seen.extend(database.read(lambda db: jobs.list_queued_after(db, last, 10_000)))
 
     with nursery(url) as writers:
         for name in ("a", "b"):

@@ -24,7 +24,7 @@ from tests.integration.store.rows import NOW, make_step, new_job
 from tinkex.errors import StoreError
 from tinkex.store import jobs, keys, sessions, steps
 from tinkex.store.database import Database
-from tinkex.store.records import Job, Session
+from tinkex.store.records import JobRecord, SessionRecord
 
 #: Writes that a writer has under way at once.
 IN_FLIGHT = 8
@@ -72,12 +72,12 @@ class Nursery:
         return what, name, "".join(rest).strip()
 
 
-def session_of(db: sa.Connection) -> Session:
+def session_of(db: sa.Connection) -> SessionRecord:
     """The session that all writers write to."""
-    tenant = keys.tenant_named(db, "writers", NOW)
+    tenant = keys.get_or_create_tenant(db, "writers", NOW)
     found = sessions.find(db, "session")
     if found is None:
-        found = Session(
+        found = SessionRecord(
             id="session",
             tenant_id=tenant.id,
             project_id="default",
@@ -92,7 +92,7 @@ def session_of(db: sa.Connection) -> Session:
     return found
 
 
-def _write(db: sa.Connection, session: Session, key: str, payload: bytes) -> Job | None:
+def _write(db: sa.Connection, session: SessionRecord, key: str, payload: bytes) -> JobRecord | None:
     """A job and its step: both, or neither."""
     job = jobs.insert(db, new_job(session, key=key, payload=payload), NOW)
     if job is not None:
@@ -106,7 +106,7 @@ def _run_writer(url: str, name: str, count: int) -> None:
     dice = random.Random(name)
     # Writers whose names begin alike want the same keys.
     family = name.partition(".")[0]
-    under_way: list[Future[Job | None]] = []
+    under_way: list[Future[JobRecord | None]] = []
 
     def acknowledge() -> None:
         job = under_way.pop(0).result()

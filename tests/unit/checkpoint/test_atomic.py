@@ -12,7 +12,7 @@ from tinkex.checkpoint.atomic import (
     new_directory,
     remove_directory,
     remove_scratch,
-    write_file,
+    write_file_atomic,
 )
 
 
@@ -73,8 +73,8 @@ def test_writers_of_one_name_do_not_see_each_other(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_whole_and_belongs_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
-    write_file(path, b"old")
-    write_file(path, b"new")
+    write_file_atomic(path, b"old")
+    write_file_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert names(path.parent) == ["file"]
@@ -84,14 +84,14 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    write_file(path, b"old")
+    write_file_atomic(path, b"old")
 
     def crash(descriptor: int) -> None:
         raise Crash
 
     monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(Crash):
-        write_file(path, b"new")
+        write_file_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.checkpoint.atomic import new_directory, write_file
-from tinkex.checkpoint.disk import disk_errors, is_disk_full
+from tinkex.checkpoint.atomic import new_directory, write_file_atomic
+from tinkex.checkpoint.disk import convert_disk_full, is_disk_full
 
 #: As safetensors 0.5, torch 2.13 and SQLite report it, without an errno.
 REPORTS = [
@@ -44,7 +44,7 @@ def test_a_full_disk_is_one_os_error_about_the_file_and_leaves_nothing(
 
 @pytest.mark.parametrize("error", OTHERS)
 def test_other_errors_pass_unchanged(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, disk_errors(tmp_path):
+    with pytest.raises(type(error)) as raised, convert_disk_full(tmp_path):
         raise error
     assert raised.value is error
 
@@ -68,6 +68,6 @@ def test_a_file_that_finds_no_room_names_itself(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"a\.json") as raised:
-        write_file(tmp_path / "a.json", b"{}")
+        write_file_atomic(tmp_path / "a.json", b"{}")
     assert raised.value.filename == str(tmp_path / "a.json")
     assert list(tmp_path.iterdir()) == []

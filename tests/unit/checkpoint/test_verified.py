@@ -72,7 +72,7 @@ def test_bytes_are_read_once_until_a_file_changes(stored: Path, hashed: list[Pat
 
 def test_what_this_process_wrote_is_not_read_again(stored: Path, hashed: list[Path]) -> None:
     checked = VerifiedCheckpoints()
-    checked.remember(stored)
+    checked.mark_verified(stored)
     checked.verify(stored, NAME)
     assert hashed == []
     (stored / "optimizer").write_bytes(b"short")
@@ -81,7 +81,7 @@ def test_what_this_process_wrote_is_not_read_again(stored: Path, hashed: list[Pa
 
 
 def test_the_memory_is_bounded(tmp_path: Path, hashed: list[Path]) -> None:
-    checked = VerifiedCheckpoints(max_remembered=2)
+    checked = VerifiedCheckpoints(max_verified=2)
     for number in (1, 2, 3, 1):
         directory = tmp_path / str(number)
         directory.mkdir(exist_ok=True)

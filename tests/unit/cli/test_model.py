@@ -180,7 +180,7 @@ def test_a_name_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
 
 def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
-    home.make()
+    home.create()
     home.models_file.write_text("{")
     for words in (("add", "small"), ("list",), ("remove", "small"), ("info", "small")):
         assert "is damaged; expected" in refused(*words)

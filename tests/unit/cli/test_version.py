@@ -12,7 +12,7 @@ import pytest
 
 from tinkex.cli.commands.version import dependencies, find_commit, installed_commit
 from tinkex.cli.main import run
-from tinkex.settings import package_records, package_version
+from tinkex.settings import find_dist_info, package_version
 
 COMMIT = "6d235bdc4163beea0030a28e886f68d78ec86497"
 
@@ -24,7 +24,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert package_version() == version_of("tinkex")
-    records = package_records()
+    records = find_dist_info()
     assert records is not None
     assert records.is_dir()
     found = json.loads(told(capsys, "version", "--json"))

@@ -8,17 +8,21 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.jobs.backlog import Backlog, TurnLimits
-from tinkex.jobs.kinds import Kind
-from tinkex.store.records import Job
+from tinkex.jobs.backlog import BatchLimits, FairQueue
+from tinkex.jobs.kinds import JobKind
+from tinkex.store.records import JobRecord
 
-LIMITS = TurnLimits(max_pass_bytes=1000, max_passes=4, gap_seconds=10.0)
+LIMITS = BatchLimits(max_pass_bytes=1000, max_passes=4, gap_seconds=10.0)
 _numbers = iter(range(1, 10**9))
 
 
 def job(
-    tenant: str, run_id: str | None, position: int, kind: Kind = Kind.OPTIM_STEP, **options: Any
-) -> Job:
+    tenant: str,
+    run_id: str | None,
+    position: int,
+    kind: JobKind = JobKind.OPTIM_STEP,
+    **options: Any,
+) -> JobRecord:
     no = next(_numbers)
     fields: dict[str, Any] = {
         "no": no,
@@ -43,23 +47,25 @@ def job(
         "finished_at": None,
         "fetched_at": None,
     }
-    return Job(**{**fields, **options})
+    return JobRecord(**{**fields, **options})
 
 
-def backlog_of(*jobs: Job) -> Backlog:
-    backlog = Backlog(LIMITS)
+def backlog_of(*jobs: JobRecord) -> FairQueue:
+    backlog = FairQueue(LIMITS)
     for item in jobs:
         backlog.add(item)
     return backlog
 
 
-def take_samples(backlog: Backlog, num_free: int, running: Sequence[Job] = ()) -> list[Job]:
-    return backlog.take_samples(num_free, running, max_running=0)
+def take_samples(
+    backlog: FairQueue, num_free: int, running: Sequence[JobRecord] = ()
+) -> list[JobRecord]:
+    return backlog.next_samples(num_free, running, max_running=0)
 
 
-def drain(backlog: Backlog, now: float = 0.0) -> list[Job]:
+def drain(backlog: FairQueue, now: float = 0.0) -> list[JobRecord]:
     done = []
-    while turn := backlog.take_turn(now):
+    while turn := backlog.next_batch(now):
         done += turn
         for item in turn:
             backlog.finish(item)
@@ -76,7 +82,7 @@ def test_a_models_work_runs_by_number_whatever_the_order_of_arrival(order: list[
 def test_work_after_a_gap_waits_for_the_missing_number_and_then_no_more() -> None:
     backlog = backlog_of(job("a", "m", 0), job("a", "m", 2))
     assert [item.position for item in drain(backlog, now=5.0)] == [0]
-    assert backlog.next_look() == LIMITS.gap_seconds
+    assert backlog.next_poll_at() == LIMITS.gap_seconds
     assert [item.position for item in drain(backlog, now=10.0)] == [2]
 
 
@@ -89,11 +95,11 @@ def test_a_late_number_still_runs() -> None:
 
 def test_a_model_runs_one_thing_at_a_time() -> None:
     backlog = backlog_of(job("a", "m", 0), job("a", "m", 1))
-    first = backlog.take_turn(0.0)
+    first = backlog.next_batch(0.0)
     assert [item.position for item in first] == [0]
-    assert backlog.take_turn(0.0) == []
+    assert backlog.next_batch(0.0) == []
     backlog.finish(first[0])
-    assert [item.position for item in backlog.take_turn(0.0)] == [1]
+    assert [item.position for item in backlog.next_batch(0.0)] == [1]
 
 
 def test_tenants_take_turns_however_much_one_has_waiting() -> None:
@@ -109,7 +115,7 @@ def test_who_comes_back_goes_before_those_who_were_served_since() -> None:
     order = []
     for number in range(1, 4):
         for _ in range(2):
-            (taken,) = backlog.take_turn(0.0)
+            (taken,) = backlog.next_batch(0.0)
             order.append(taken.tenant_id)
             backlog.finish(taken)
             if taken.tenant_id == "loud":
@@ -126,35 +132,35 @@ def test_a_tenants_models_take_turns() -> None:
 
 
 def test_passes_of_several_models_share_a_turn_within_the_limits() -> None:
-    passes = [job(f"t{index}", f"m{index}", 0, Kind.FORWARD_BACKWARD) for index in range(6)]
+    passes = [job(f"t{index}", f"m{index}", 0, JobKind.FORWARD_BACKWARD) for index in range(6)]
     backlog = backlog_of(*passes)
-    assert [len(backlog.take_turn(0.0)) for _ in range(2)] == [LIMITS.max_passes, 2]
+    assert [len(backlog.next_batch(0.0)) for _ in range(2)] == [LIMITS.max_passes, 2]
 
 
 def test_a_large_pass_runs_alone() -> None:
     large = [
-        job(f"t{index}", f"m{index}", 0, Kind.FORWARD_BACKWARD, payload_bytes=5000)
+        job(f"t{index}", f"m{index}", 0, JobKind.FORWARD_BACKWARD, payload_bytes=5000)
         for index in range(2)
     ]
     backlog = backlog_of(*large)
-    assert [len(backlog.take_turn(0.0)) for _ in range(2)] == [1, 1]
+    assert [len(backlog.next_batch(0.0)) for _ in range(2)] == [1, 1]
 
 
 def test_an_operation_never_shares_a_turn_with_passes() -> None:
     backlog = backlog_of(
-        job("a", "x", 0, Kind.FORWARD_BACKWARD),
-        job("b", "y", 0, Kind.OPTIM_STEP),
-        job("c", "z", 0, Kind.FORWARD),
+        job("a", "x", 0, JobKind.FORWARD_BACKWARD),
+        job("b", "y", 0, JobKind.OPTIM_STEP),
+        job("c", "z", 0, JobKind.FORWARD),
     )
-    turns = [[item.kind for item in backlog.take_turn(0.0)] for _ in range(2)]
+    turns = [[item.kind for item in backlog.next_batch(0.0)] for _ in range(2)]
     assert sorted(map(len, turns)) == [1, 2]
-    assert [Kind.OPTIM_STEP] in turns
+    assert [JobKind.OPTIM_STEP] in turns
 
 
 def test_samples_are_taken_one_of_each_tenant_in_turn() -> None:
     backlog = backlog_of(
-        *(job("loud", None, index, Kind.SAMPLE) for index in range(10)),
-        job("quiet", None, 0, Kind.SAMPLE),
+        *(job("loud", None, index, JobKind.SAMPLE) for index in range(10)),
+        job("quiet", None, 0, JobKind.SAMPLE),
     )
     assert [item.tenant_id for item in take_samples(backlog, 3)] == ["loud", "quiet", "loud"]
     assert len(take_samples(backlog, 100)) == 8
@@ -163,7 +169,7 @@ def test_samples_are_taken_one_of_each_tenant_in_turn() -> None:
 
 def test_a_sample_that_a_worker_died_of_is_drawn_alone() -> None:
     first, again, last = (
-        job("a", None, index, Kind.SAMPLE, attempts=index % 2) for index in range(3)
+        job("a", None, index, JobKind.SAMPLE, attempts=index % 2) for index in range(3)
     )
     backlog = backlog_of(first, again, last)
     assert take_samples(backlog, 5) == [first]
@@ -173,7 +179,7 @@ def test_a_sample_that_a_worker_died_of_is_drawn_alone() -> None:
 
 
 def test_a_cancelled_sample_is_not_taken() -> None:
-    wanted, unwanted = (job("a", None, index, Kind.SAMPLE) for index in range(2))
+    wanted, unwanted = (job("a", None, index, JobKind.SAMPLE) for index in range(2))
     backlog = backlog_of(wanted, unwanted)
     backlog.cancel([unwanted.id, "job-nobody-knows"])
     assert take_samples(backlog, 5) == [wanted]
@@ -207,41 +213,41 @@ def test_everything_runs_once_and_every_model_in_order(
 
 
 def test_a_tenant_whose_samples_are_served_keeps_its_turn_to_train() -> None:
-    samples = [job("a", None, place, Kind.SAMPLE) for place in range(20)]
+    samples = [job("a", None, place, JobKind.SAMPLE) for place in range(20)]
     steps = [job(tenant, f"model-{tenant}", place) for place in range(20) for tenant in "ab"]
     backlog = backlog_of(*samples, *steps)
     served = []
     for _ in range(10):
         assert [item.tenant_id for item in take_samples(backlog, 1)] == ["a"]
-        (item,) = backlog.take_turn(0.0)
+        (item,) = backlog.next_batch(0.0)
         backlog.finish(item)
         served.append(item.tenant_id)
     assert sorted(served) == ["a"] * 5 + ["b"] * 5
 
 
 def test_work_that_a_worker_died_of_takes_nobody_with_it() -> None:
-    suspect = job("a", "one", 0, Kind.FORWARD, attempts=1)
-    others = [job("b", "two", 0, Kind.FORWARD), job("c", "three", 0, Kind.FORWARD)]
+    suspect = job("a", "one", 0, JobKind.FORWARD, attempts=1)
+    others = [job("b", "two", 0, JobKind.FORWARD), job("c", "three", 0, JobKind.FORWARD)]
     for jobs in ([suspect, *others], [*others, suspect]):
         backlog = backlog_of(*jobs)
-        turns = [backlog.take_turn(0.0), backlog.take_turn(0.0)]
+        turns = [backlog.next_batch(0.0), backlog.next_batch(0.0)]
         assert sorted(map(len, turns)) == [1, 2]
         assert [suspect] in turns
 
 
 # --- long passes -----------------------------------------------------------------------------
-def long_pass(tenant: str, run_id: str, position: int = 0, **options: Any) -> Job:
+def long_pass(tenant: str, run_id: str, position: int = 0, **options: Any) -> JobRecord:
     tokens = {"num_tokens": 10 * LIMITS.max_pass_tokens, **options}
-    return job(tenant, run_id, position, Kind.FORWARD_BACKWARD, **tokens)
+    return job(tenant, run_id, position, JobKind.FORWARD_BACKWARD, **tokens)
 
 
-def short_pass(tenant: str, run_id: str, position: int = 0) -> Job:
-    return job(tenant, run_id, position, Kind.FORWARD_BACKWARD, num_tokens=10)
+def short_pass(tenant: str, run_id: str, position: int = 0) -> JobRecord:
+    return job(tenant, run_id, position, JobKind.FORWARD_BACKWARD, num_tokens=10)
 
 
-def step(backlog: Backlog, done: dict[str, int]) -> list[Job]:
+def step(backlog: FairQueue, done: dict[str, int]) -> list[JobRecord]:
     """One turn of a worker: a long pass is computed in ten steps."""
-    turn = backlog.take_turn(0.0)
+    turn = backlog.next_batch(0.0)
     for item in turn:
         done[item.id] = done.get(item.id, 0) + min(item.num_tokens, LIMITS.max_pass_tokens)
         if done[item.id] < item.num_tokens:
@@ -265,7 +271,7 @@ def test_a_light_tenants_work_goes_right_after_the_current_step_of_a_long_pass()
 
 def test_a_long_pass_shares_no_turn_with_others() -> None:
     backlog = backlog_of(long_pass("heavy", "h"), short_pass("light", "l"), short_pass("o", "o"))
-    turns = [backlog.take_turn(0.0) for _ in range(2)]
+    turns = [backlog.next_batch(0.0) for _ in range(2)]
     assert sorted(map(len, turns)) == [1, 2]
 
 
@@ -281,7 +287,7 @@ def test_tokens_count_and_not_requests() -> None:
     done, served = dict[str, int](), dict.fromkeys(sizes, 0)
     backlog = backlog_of(
         *(
-            job(name, f"{name}-{index}", 0, Kind.FORWARD, num_tokens=size)
+            job(name, f"{name}-{index}", 0, JobKind.FORWARD, num_tokens=size)
             for name, size in sizes.items()
             for index in range(200)
         )
@@ -338,16 +344,16 @@ def test_a_cancelled_pass_that_waits_keeps_its_place() -> None:
 
 
 def test_a_number_is_waited_for_since_this_worker_saw_the_next_one() -> None:
-    backlog = Backlog(LIMITS)
+    backlog = FairQueue(LIMITS)
     # Its creation may be long ago, by a clock that was set since, or before a restart.
     backlog.add(job("a", "m", 1, created_at=-1e9), 0, now=100.0)
-    assert backlog.take_turn(100.0 + LIMITS.gap_seconds - 0.1) == []
-    assert len(backlog.take_turn(100.0 + LIMITS.gap_seconds)) == 1
+    assert backlog.next_batch(100.0 + LIMITS.gap_seconds - 0.1) == []
+    assert len(backlog.next_batch(100.0 + LIMITS.gap_seconds)) == 1
 
 
 # --- samples of several sources --------------------------------------------------------------
-def sample(tenant: str, sampler: str, **options: Any) -> Job:
-    return job(tenant, None, 0, Kind.SAMPLE, sampler_id=sampler, num_tokens=8, **options)
+def sample(tenant: str, sampler: str, **options: Any) -> JobRecord:
+    return job(tenant, None, 0, JobKind.SAMPLE, sampler_id=sampler, num_tokens=8, **options)
 
 
 def test_a_tenants_sampling_sessions_take_turns() -> None:
@@ -361,20 +367,20 @@ def test_a_tenant_or_a_source_without_a_sample_starts_one_though_no_place_is_fre
     running = [sample("a", "one") for _ in range(4)]
     waiting = [sample("a", "one"), sample("a", "two"), sample("b", "three"), sample("b", "three")]
     backlog = backlog_of(*waiting)
-    taken = backlog.take_samples(0, running, max_running=4)
+    taken = backlog.next_samples(0, running, max_running=4)
     assert sorted(item.sampler_id or "" for item in taken) == ["three", "two"]
     # There is an end to it, however many sources a tenant has.
     crowd = backlog_of(*(sample("a", f"source-{index}") for index in range(20)))
-    assert len(crowd.take_samples(0, running, max_running=4)) == 2
+    assert len(crowd.next_samples(0, running, max_running=4)) == 2
     crowd.add(sample("b", "late"))
-    taken = crowd.take_samples(0, [*running, *running[:2]], max_running=4)
+    taken = crowd.next_samples(0, [*running, *running[:2]], max_running=4)
     assert [item.tenant_id for item in taken] == ["b"]
 
 
 def test_samples_are_charged_by_the_tokens_they_took() -> None:
     backlog = backlog_of(
-        *(job("long", None, 0, Kind.SAMPLE, num_tokens=100, sampler_id="l") for _ in range(20)),
-        *(job("short", None, 0, Kind.SAMPLE, num_tokens=10, sampler_id="s") for _ in range(40)),
+        *(job("long", None, 0, JobKind.SAMPLE, num_tokens=100, sampler_id="l") for _ in range(20)),
+        *(job("short", None, 0, JobKind.SAMPLE, num_tokens=10, sampler_id="s") for _ in range(40)),
     )
     taken = take_samples(backlog, 22)
     assert [item.tenant_id for item in taken].count("long") == 2

@@ -8,15 +8,15 @@ from tinkex.store.leases import LeaseState
 
 def test_a_lease_that_does_not_change_for_its_length_has_expired() -> None:
     watch, state = LeaseWatch(), LeaseState(epoch=3, until=1e12)
-    assert watch.expired(500.0) is None
+    assert watch.expired_state(500.0) is None
     watch.observe(state, 500.0)
-    assert watch.expired(500.0 + LEASE_SECONDS - 1) is None
+    assert watch.expired_state(500.0 + LEASE_SECONDS - 1) is None
     watch.observe(state, 515.0)
-    assert watch.expired(500.0 + LEASE_SECONDS) == state
+    assert watch.expired_state(500.0 + LEASE_SECONDS) == state
 
 
 def test_a_lease_that_is_renewed_does_not_expire_although_its_timestamp_is_past() -> None:
     watch = LeaseWatch()
     for second in range(0, 200, 5):
         watch.observe(LeaseState(epoch=3, until=1.0 + second), float(second))
-        assert watch.expired(second + 5.0) is None
+        assert watch.expired_state(second + 5.0) is None

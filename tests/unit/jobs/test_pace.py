@@ -5,40 +5,40 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.jobs.pace import MAX_OPERATIONS, TURN_SECONDS, Pace
+from tinkex.jobs.pace import MAX_OPERATIONS, TARGET_BATCH_SECONDS, AdaptiveBatchSize
 
 
 def test_the_first_turn_is_careful() -> None:
-    assert Pace().max_operations == 1
+    assert AdaptiveBatchSize().max_operations == 1
 
 
 def test_quick_operations_come_to_share_turns() -> None:
-    pace = Pace()
+    pace = AdaptiveBatchSize()
     for _ in range(50):
-        pace.note(TURN_SECONDS / 10)
+        pace.record(TARGET_BATCH_SECONDS / 10)
     assert pace.max_operations in {9, 10}
 
 
 def test_a_slow_operation_counts_at_once() -> None:
-    pace = Pace()
+    pace = AdaptiveBatchSize()
     for _ in range(50):
-        pace.note(0.0)
+        pace.record(0.0)
     assert pace.max_operations == MAX_OPERATIONS
-    pace.note(1.0)
+    pace.record(1.0)
     assert pace.max_operations == 1
 
 
 @given(st.lists(st.floats(0.0, 1e6), max_size=30))
 def test_there_is_always_a_turn_of_bounded_size(times: list[float]) -> None:
-    pace = Pace()
+    pace = AdaptiveBatchSize()
     for seconds in times:
-        pace.note(seconds)
+        pace.record(seconds)
     assert 1 <= pace.max_operations <= MAX_OPERATIONS
 
 
 def test_what_is_timed_is_done_and_counted() -> None:
-    pace = Pace()
-    assert pace.timed(max, 1, 2) == 2
+    pace = AdaptiveBatchSize()
+    assert pace.run_timed(max, 1, 2) == 2
     for _ in range(50):
-        pace.timed(max, 1, 2)
+        pace.run_timed(max, 1, 2)
     assert pace.max_operations > 1

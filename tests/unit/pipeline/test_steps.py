@@ -7,7 +7,7 @@ import pytest
 
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import write_manifest
-from tinkex.checkpoint.retention import Retention
+from tinkex.checkpoint.retention import StepRetention
 from tinkex.pipeline.steps import (
     PIN_FILE,
     REPLACED_PREFIX,
@@ -87,20 +87,20 @@ def test_pruning_takes_old_and_broken_steps_but_not_what_is_newer_than_the_newes
     (tmp_path / step_name(7)).mkdir()
     (tmp_path / step_name(1) / PIN_FILE).touch()
     (tmp_path / "notes").mkdir()
-    prune_steps(tmp_path, Retention(keep_last=2), best=3)
+    prune_steps(tmp_path, StepRetention(keep_last=2), best=3)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["notes", *(step_name(step) for step in (1, 3, 5, 6, 7))]
 
 
 def test_nothing_is_pruned_when_nothing_is_good(tmp_path: Path) -> None:
     (tmp_path / step_name(4)).mkdir()
-    assert prune_steps(tmp_path, Retention(keep_last=1)) == []
+    assert prune_steps(tmp_path, StepRetention(keep_last=1)) == []
 
 
 def test_what_is_later_than_the_step_just_written_neither_counts_nor_goes(tmp_path: Path) -> None:
     for step in (1, 2, 3, 9):
         make(tmp_path, step)
-    prune_steps(tmp_path, Retention(keep_last=2), newest=3)
+    prune_steps(tmp_path, StepRetention(keep_last=2), newest=3)
     assert [step for step, _ in list_steps(tmp_path)] == [9, 3, 2]
 
 
@@ -122,7 +122,7 @@ def test_pruning_leaves_scratch_directories_alone_however_old_they_look(tmp_path
     scratch.mkdir()
     # A wall clock that jumps forward makes a directory that is being written look old.
     os.utime(scratch, (1.0, 1.0))
-    prune_steps(tmp_path, Retention(keep_last=1))
+    prune_steps(tmp_path, StepRetention(keep_last=1))
     assert scratch.is_dir()
     assert clean_root(tmp_path) == 1
     assert not scratch.exists()

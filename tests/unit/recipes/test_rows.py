@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.data.jsonl import RowFile
+from tinkex.data.jsonl import JsonlFile
 from tinkex.errors import InvalidInput
 from tinkex.recipes.rows import (
     ChatRow,
@@ -37,27 +37,27 @@ def lines(*rows: Any) -> str:
 
 def test_rows_come_back_by_number_in_any_order(tmp_path: Path) -> None:
     path = written(tmp_path, lines(*({"prompt": str(n), "completion": "x"} for n in range(5))))
-    rows = RowFile(path, parse_sft)
+    rows = JsonlFile(path, parse_sft)
     assert len(rows) == 5
-    assert rows.take([3, 0, 3]) == [TextRow("3", "x"), TextRow("0", "x"), TextRow("3", "x")]
+    assert rows.read_rows([3, 0, 3]) == [TextRow("3", "x"), TextRow("0", "x"), TextRow("3", "x")]
 
 
 def test_both_kinds_of_row_may_stand_in_one_file(tmp_path: Path) -> None:
-    rows = RowFile(written(tmp_path, lines(GOOD, CHAT)), parse_sft).take([0, 1])
+    rows = JsonlFile(written(tmp_path, lines(GOOD, CHAT)), parse_sft).read_rows([0, 1])
     assert rows == [TextRow("a", "b"), ChatRow(tuple(CHAT["messages"]))]
 
 
 def test_byte_order_mark_empty_lines_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
     line = json.dumps(GOOD).encode()
     path = written(tmp_path, b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
-    rows = RowFile(path, parse_sft)
-    assert rows.take([0, 1]) == [TextRow("a", "b")] * 2
-    assert rows.place(1) == f"{path}, line 4"
+    rows = JsonlFile(path, parse_sft)
+    assert rows.read_rows([0, 1]) == [TextRow("a", "b")] * 2
+    assert rows.describe_location(1) == f"{path}, line 4"
 
 
 def test_the_digest_tells_files_apart(tmp_path: Path) -> None:
-    first = RowFile(written(tmp_path, lines(GOOD)), parse_sft).digest
-    second = RowFile(written(tmp_path, lines(GOOD, GOOD)), parse_sft).digest
+    first = JsonlFile(written(tmp_path, lines(GOOD)), parse_sft).digest
+    second = JsonlFile(written(tmp_path, lines(GOOD, GOOD)), parse_sft).digest
     assert first != second
     assert len(first) == 64
 
@@ -65,13 +65,13 @@ def test_the_digest_tells_files_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"])
 def test_a_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(InvalidInput, match=r"rows\.jsonl has no rows; expected one JSON object"):
-        RowFile(written(tmp_path, content), parse_sft)
+        JsonlFile(written(tmp_path, content), parse_sft)
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "."])
 def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="cannot be read: "):
-        RowFile(tmp_path / name, parse_sft)
+        JsonlFile(tmp_path / name, parse_sft)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
 def test_a_broken_line_is_named(tmp_path: Path, broken: bytes) -> None:
     path = written(tmp_path, json.dumps(GOOD).encode() + b"\n" + broken + b"\n")
     with pytest.raises(InvalidInput, match=r"rows\.jsonl, line 2 is not JSON"):
-        RowFile(path, parse_sft)
+        JsonlFile(path, parse_sft)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_row_of_another_shape_is_refused_with_its_line(
     tmp_path: Path, parse: Any, row: Any, said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=rf"rows\.jsonl, line 1: .*{said}"):
-        RowFile(written(tmp_path, lines(row)), parse)
+        JsonlFile(written(tmp_path, lines(row)), parse)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_tool_call_without_content_gains_no_field() -> None:
 
 def test_a_broken_line_is_shown_as_text(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
-        RowFile(written(tmp_path, '{"prompt": "für"'), parse_sft)
+        JsonlFile(written(tmp_path, '{"prompt": "für"'), parse_sft)
     assert """'{"prompt": "für"'""" in refused.value.message
     assert "b'" not in refused.value.message
 
@@ -193,7 +193,7 @@ def test_any_text_survives(
     path = tmp_path_factory.mktemp("rows") / "any.jsonl"
     rows = [{"prompt": prompt, "completion": completion} for prompt, completion in texts]
     path.write_bytes(end.join(map(json.dumps, rows)).encode())
-    found = RowFile(path, parse_sft).take(range(len(texts)))
+    found = JsonlFile(path, parse_sft).read_rows(range(len(texts)))
     assert [(row.prompt, row.completion) for row in found if isinstance(row, TextRow)] == texts
 
 

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from tinkex.errors import UnprocessableEntityError
 from tinkex.server.consumption import GIGABYTE, HOUR_SECONDS, Span, span_of, storage_of, uses_of
-from tinkex.store.records import Checkpoint, Usage
+from tinkex.store.records import CheckpointRecord, UsageRecord
 
 WEEK = Span(0.0, 7 * 24 * 3600.0)
 
 
-def usage(kind: str, amount: int, **fields: Any) -> Usage:
+def usage(kind: str, amount: int, **fields: Any) -> UsageRecord:
     place = {"tenant_id": "t", "session_id": "s", "run_id": "r", "base_model": "m", "hour": 3}
-    return Usage(**(place | fields), kind=kind, amount=amount)
+    return UsageRecord(**(place | fields), kind=kind, amount=amount)
 
 
 def kept(created_at: float, size_bytes: int = GIGABYTE, expires_at: float | None = None) -> Any:
-    return Checkpoint(
+    return CheckpointRecord(
         id="c",
         tenant_id="t",
         session_id="s",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tinkex.server.describe import describe_run, describe_session, texts
 from tinkex.server.run_states import RunProgressState, Workload
 from tinkex.server.run_summaries import RunSummary
-from tinkex.store.records import Run, RunState, Session
-from tinkex.store.searching import SessionFacts
+from tinkex.store.records import RunRecord, RunState, SessionRecord
+from tinkex.store.searching import SessionWithStorage
 
 
 @given(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.booleans())))
@@ -23,7 +23,7 @@ def test_what_users_attach_is_shown_as_text(metadata: dict[str, Any]) -> None:
         assert not isinstance(value, str) or shown[name] == value
 
 
-def run(**fields: Any) -> Run:
+def run(**fields: Any) -> RunRecord:
     values: dict[str, Any] = {
         "id": "s:train:0",
         "tenant_id": "t",
@@ -35,10 +35,10 @@ def run(**fields: Any) -> Run:
         "created_at": 0.0,
         "used_at": 1.0,
     }
-    return Run(**(values | fields))
+    return RunRecord(**(values | fields))
 
 
-def session(**fields: Any) -> Session:
+def session(**fields: Any) -> SessionRecord:
     values: dict[str, Any] = {
         "id": "s",
         "tenant_id": "t",
@@ -50,7 +50,7 @@ def session(**fields: Any) -> Session:
         "created_at": 0.0,
         "seen_at": 0.0,
     }
-    return Session(**values | fields)
+    return SessionRecord(**values | fields)
 
 
 def summary() -> RunSummary:
@@ -92,7 +92,7 @@ def test_others_do_not_see_what_was_attached_to_a_run() -> None:
     ],
 )
 def test_a_session_shows_how_it_is_doing(fields: dict[str, Any], status: str) -> None:
-    shown = describe_session(SessionFacts(session(**fields), 2, 30))
+    shown = describe_session(SessionWithStorage(session(**fields), 2, 30))
 
     assert shown.status is not None and shown.status.type == status
     assert (shown.checkpoints_count, shown.checkpoint_storage_bytes) == (2, 30)

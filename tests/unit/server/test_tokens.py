@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tinkex import clock
 from tinkex.server.auth import credential_of, issue_token, read_token
 from tinkex.server.call import Identity
-from tinkex.store.records import Tenant
+from tinkex.store.records import TenantRecord
 
 SECRET = b"s" * 32
 WHO = Identity(tenant_id="t", key_id=7)
-TENANT = Tenant(id="t", name="alice", created_at=0.0)
+TENANT = TenantRecord(id="t", name="alice", created_at=0.0)
 
 
 def token(seconds: float = 60.0) -> str:

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from tinkex.server.tracing import EVENTS_PER_PIECE, trace_events, write_trace
-from tinkex.store.records import Job, Session, Step
+from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
-SESSION = Session(
+SESSION = SessionRecord(
     id="s",
     tenant_id="t",
     project_id="default",
@@ -19,7 +19,7 @@ SESSION = Session(
 )
 
 
-def step(job_id: str = "j", **fields: Any) -> Step:
+def step(job_id: str = "j", **fields: Any) -> StepRecord:
     values: dict[str, Any] = {
         "session_id": "s",
         "run_id": "s:train:0",
@@ -32,10 +32,10 @@ def step(job_id: str = "j", **fields: Any) -> Step:
         "started_at": 1002.0,
         "finished_at": 1004.0,
     }
-    return Step(**(values | fields))
+    return StepRecord(**(values | fields))
 
 
-def job(**fields: Any) -> Job:
+def job(**fields: Any) -> JobRecord:
     values: dict[str, Any] = {
         "no": 1,
         "id": "open",
@@ -59,10 +59,10 @@ def job(**fields: Any) -> Job:
         "finished_at": None,
         "fetched_at": None,
     }
-    return Job(**(values | fields))
+    return JobRecord(**(values | fields))
 
 
-def events(steps: list[Step], waiting: list[Job] | None = None) -> list[dict[str, Any]]:
+def events(steps: list[StepRecord], waiting: list[JobRecord] | None = None) -> list[dict[str, Any]]:
     return list(trace_events(SESSION, steps, waiting or [], 1010.0))
 
 

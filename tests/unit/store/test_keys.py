@@ -9,10 +9,10 @@ from tinkex.store import keys
 
 
 def test_keys_are_long_random_and_safe_in_urls() -> None:
-    made = {keys.new_secret() for _ in range(100)}
+    made = {keys.generate_key() for _ in range(100)}
     assert len(made) == 100
     assert all(re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", secret) for secret in made)
 
 
 def test_what_is_kept_of_a_key_is_its_sha256() -> None:
-    assert keys.digest("tml-ü") == hashlib.sha256("tml-ü".encode()).hexdigest()
+    assert keys.hash_key("tml-ü") == hashlib.sha256("tml-ü".encode()).hexdigest()

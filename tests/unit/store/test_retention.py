@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
-from tinkex.store.retention import RetentionPolicy, bite
+from tinkex.store.retention import RetentionPolicy, take_within_limits
 
 _ROWS = st.lists(st.integers(0, 100)).map(
     lambda sizes: [(str(place), size) for place, size in enumerate(sizes)]
@@ -20,7 +20,7 @@ _ROWS = st.lists(st.integers(0, 100)).map(
 def test_a_bite_is_small_and_as_large_as_it_may_be(
     rows: list[tuple[str, int]], max_rows: int, max_bytes: int
 ) -> None:
-    chosen = bite(rows, max_rows, max_bytes)
+    chosen = take_within_limits(rows, max_rows, max_bytes)
     assert chosen == [row_id for row_id, _ in rows[: len(chosen)]]
     sizes = [size for _, size in rows]
     if len(chosen) > 1:

@@ -26,7 +26,7 @@ from tinkex.types import (
     SessionSearchRequest,
     TensorData,
 )
-from tinkex.types.base import Value, decode_hook, encode_hook, to_plain
+from tinkex.types.base import Value, decode_hook, encode_hook, to_builtin
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CHECKPOINT = Checkpoint(
@@ -216,9 +216,9 @@ def test_hooks_pass_numpy_and_finished_values() -> None:
 
 def test_to_plain_leaves_booleans_and_own_values_alone() -> None:
     tensor = TensorData([1], "int64")
-    assert to_plain(True) is True
-    assert to_plain(tensor) is tensor
-    assert to_plain({"a": (np.int8(1), range(2))}) == {"a": [1, [0, 1]]}
+    assert to_builtin(True) is True
+    assert to_builtin(tensor) is tensor
+    assert to_builtin({"a": (np.int8(1), range(2))}) == {"a": [1, [0, 1]]}
 
 
 # --- what scripts know from pydantic ---------------------------------------------------------

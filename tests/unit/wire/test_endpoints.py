@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tinkex import types
 from tinkex.errors import InvalidInput
 from tinkex.wire import endpoints as api
-from tinkex.wire.endpoints import ENDPOINTS, PREFIX, Body, Endpoint
+from tinkex.wire.endpoints import ENDPOINTS, PREFIX, BodyFormat, Endpoint
 
 RUN = "/training_runs/{training_run_id}"
 CHECKPOINT = RUN + "/checkpoints/{checkpoint_id}"
@@ -130,12 +130,12 @@ def test_jobs_are_called_by_their_official_names() -> None:
 
 
 def test_bodies() -> None:
-    assert [row.name for row in ROWS if row.body is Body.PROTO] == ["forward_backward"]
+    assert [row.name for row in ROWS if row.body is BodyFormat.PROTO] == ["forward_backward"]
     for row in ROWS:
         if row.method in {"GET", "DELETE"}:
-            assert row.body is Body.NONE, row.name
+            assert row.body is BodyFormat.NONE, row.name
         if row.method == "PUT":
-            assert row.body is Body.JSON, row.name
+            assert row.body is BodyFormat.JSON, row.name
         if row.query:
             assert row.method == "GET", row.name
 

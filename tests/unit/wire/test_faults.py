@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.errors import RequestErrorCategory
-from tinkex.wire.faults import Fault, read_fault, write_fault
+from tinkex.wire.faults import ErrorBody, make_error_body, parse_error_body
 
 User, Server, Unknown = (
     RequestErrorCategory.User,
@@ -37,12 +37,12 @@ User, Server, Unknown = (
     ],
 )
 def test_every_dialect(body: Any, message: str, category: RequestErrorCategory | None) -> None:
-    assert read_fault(body) == Fault(message, category)
+    assert parse_error_body(body) == ErrorBody(message, category)
 
 
 @pytest.mark.parametrize("body", [None, {}, [], "", "  ", 5, {"path": "x"}, {"category": "user"}])
 def test_what_is_no_fault(body: Any) -> None:
-    assert read_fault(body) is None
+    assert parse_error_body(body) is None
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
@@ -57,14 +57,14 @@ VALUES = st.recursive(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(VALUES)
 def test_nothing_a_server_says_makes_it_raise(body: Any) -> None:
-    fault = read_fault(body)
+    fault = parse_error_body(body)
     assert fault is None or isinstance(fault.message, str)
 
 
 @pytest.mark.parametrize("category", list(RequestErrorCategory))
 def test_what_is_written_is_read_again(category: RequestErrorCategory) -> None:
-    body = write_fault("no such model", category)
-    assert read_fault(body) == Fault("no such model", category)
+    body = make_error_body("no such model", category)
+    assert parse_error_body(body) == ErrorBody("no such model", category)
     # `detail` is what REST callers of the official package show.
     assert body["detail"] == "no such model"
     assert body["category"] in {"user", "server", "unknown"}

@@ -15,24 +15,24 @@ from tinkex.wire.proto import (
     encode_forward_backward_output,
 )
 from tinkex.wire.proto.outputs import MAX_BARE_DATUMS
-from tinkex.wire.proto.wire_format import varint
+from tinkex.wire.proto.wire_format import encode_varint
 
 
 def field(number: int, payload: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
+    return encode_varint(number << 3 | 2) + encode_varint(len(payload)) + payload
 
 
 def column(
     data: bytes, offsets: list[int], dtype: int = 1, trailing: list[int] | None = None
 ) -> bytes:
     packed = struct.pack(f"<{len(offsets)}q", *offsets)
-    shape = b"".join(map(varint, trailing or []))
-    return field(1, data) + field(2, packed) + b"\x18" + varint(dtype) + field(4, shape)
+    shape = b"".join(map(encode_varint, trailing or []))
+    return field(1, data) + field(2, packed) + b"\x18" + encode_varint(dtype) + field(4, shape)
 
 
 def record(num_datums: int, **columns: bytes) -> bytes:
     body = b"".join(field(2, field(1, k.encode()) + field(2, v)) for k, v in columns.items())
-    return field(2, body + b"\x18" + varint(num_datums))
+    return field(2, body + b"\x18" + encode_varint(num_datums))
 
 
 def rows(data: bytes, name: str = "x") -> list[Any]:

@@ -10,11 +10,11 @@ import pytest
 from tinkex.types import PromptAltTokens, SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinkex.wire.proto import WireError, decode_sample_response, encode_sample_response
 from tinkex.wire.proto.sampling import topk_from_rows
-from tinkex.wire.proto.wire_format import varint
+from tinkex.wire.proto.wire_format import encode_varint
 
 
 def field(number: int, payload: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
+    return encode_varint(number << 3 | 2) + encode_varint(len(payload)) + payload
 
 
 def topk(ids: list[int], logprobs: list[float], k: int, length: int) -> bytes:
@@ -22,9 +22,9 @@ def topk(ids: list[int], logprobs: list[float], k: int, length: int) -> bytes:
         field(1, struct.pack(f"<{len(ids)}i", *ids))
         + field(2, struct.pack(f"<{len(logprobs)}f", *logprobs))
         + b"\x18"
-        + varint(k)
+        + encode_varint(k)
         + b"\x20"
-        + varint(length)
+        + encode_varint(length)
     )
 
 
@@ -128,7 +128,7 @@ def test_alternatives_are_two_tensors() -> None:
     ("body", "sentence"),
     [
         (field(1, b"\x08\x02"), "stop_reason 2 is unknown"),
-        (field(1, b"\x08" + varint(-1)), "stop_reason -1 is unknown"),
+        (field(1, b"\x08" + encode_varint(-1)), "stop_reason -1 is unknown"),
         (field(1, field(2, b"abc")), "tokens has 3 bytes"),
         (field(1, field(3, b"abcde")), "logprobs has 5 bytes"),
         (field(2, b"a"), "logprobs has 1 bytes"),

@@ -24,7 +24,7 @@ from tinkex.wire.proto import (
     decode_forward_backward_request,
     encode_forward_backward_request,
 )
-from tinkex.wire.proto.wire_format import varint
+from tinkex.wire.proto.wire_format import encode_varint
 
 
 def ask(
@@ -34,7 +34,7 @@ def ask(
 
 
 def field(number: int, payload: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
+    return encode_varint(number << 3 | 2) + encode_varint(len(payload)) + payload
 
 
 def decode_datum(payload: bytes) -> Datum:
@@ -181,8 +181,8 @@ def test_sparse_tensor_stays_sparse() -> None:
         field(1, b"abcd"),  # no dtype
         field(1, b"abcd") + b"\x18\x09",  # unknown dtype
         field(1, b"abcd") + b"\x18\x01\x22\x01\x02",  # shape too large
-        field(1, b"abcd") + b"\x18\x01" + field(4, varint(-1) * 2),  # negative shape
-        field(1, b"") + b"\x18\x01" + field(4, b"\x00" + varint((1 << 63) - 1)),  # absurd
+        field(1, b"abcd") + b"\x18\x01" + field(4, encode_varint(-1) * 2),  # negative shape
+        field(1, b"") + b"\x18\x01" + field(4, b"\x00" + encode_varint((1 << 63) - 1)),  # absurd
         field(1, b"abcd") + b"\x18\x01" + field(4, b"\x01" * 65),  # too many dimensions
         field(2, CSR) + b"\x18\x01" + field(4, b"\x02\x04"),  # no row pointers
         field(2, CSR + field(2, struct.pack("<3q", 0, 2, 1))) + b"\x18\x01" + field(4, b"\x02\x04"),
@@ -235,6 +235,6 @@ def test_millions_of_empty_parts_are_refused_before_they_are_objects() -> None:
     with pytest.raises(WireError, match="more than 65536 fields"):
         decode_forward_backward_request(empty_datum * 100_000)
     datum = b"\x0a\x02\x0a\x00" * num_chunks
-    crowded = (b"\x1a" + varint(len(datum)) + datum) * 5
+    crowded = (b"\x1a" + encode_varint(len(datum)) + datum) * 5
     with pytest.raises(WireError, match="more than 262144 parts"):
         decode_forward_backward_request(crowded)

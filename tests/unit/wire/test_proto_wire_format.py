@@ -13,21 +13,21 @@ from tinkex.wire.proto.wire_format import (
     FIXED64,
     LEN,
     VARINT,
+    MessageWriter,
     Readers,
     WireError,
-    Writer,
+    encode_varint,
+    make_tag,
     read_fields,
     read_integers,
     read_oneof,
     read_singular,
     read_varint,
-    tag,
     to_double,
     to_int32,
     to_int64,
     to_text,
     to_uint32,
-    varint,
 )
 
 
@@ -40,14 +40,14 @@ def fields(data: bytes) -> list[tuple[int, int, bytes]]:
 @settings(derandomize=True)
 @given(st.integers(-(1 << 63), (1 << 64) - 1))
 def test_varint_survives(value: int) -> None:
-    number, end = read_varint(memoryview(varint(value)), 0)
+    number, end = read_varint(memoryview(encode_varint(value)), 0)
     assert number == value % (1 << 64)
-    assert end == len(varint(value)) <= 10
+    assert end == len(encode_varint(value)) <= 10
 
 
 def test_varint_bytes_are_those_of_the_specification() -> None:
-    assert varint(150) == b"\x96\x01"
-    assert varint(-2) == b"\xfe" + b"\xff" * 8 + b"\x01"
+    assert encode_varint(150) == b"\x96\x01"
+    assert encode_varint(-2) == b"\xfe" + b"\xff" * 8 + b"\x01"
 
 
 def test_longer_spellings_of_a_number_are_read() -> None:
@@ -66,14 +66,17 @@ def test_number_that_is_cut_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x0a\x05abc", b"\x09\x00\x00", b"\x0d\x00", b"\x0a" + varint((1 << 63) - 1) + b"x"]
+    "data",
+    [b"\x0a\x05abc", b"\x09\x00\x00", b"\x0d\x00", b"\x0a" + encode_varint((1 << 63) - 1) + b"x"],
 )
 def test_field_longer_than_the_message_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="has only"):
         fields(data)
 
 
-@pytest.mark.parametrize("data", [b"\x00\x01", b"\x02\x00", varint(1 << 35 | VARINT) + b"\x01"])
+@pytest.mark.parametrize(
+    "data", [b"\x00\x01", b"\x02\x00", encode_varint(1 << 35 | VARINT) + b"\x01"]
+)
 def test_impossible_field_number_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="not a valid one"):
         fields(data)
@@ -86,11 +89,11 @@ def test_wire_type_that_makes_no_sense_is_refused(data: bytes) -> None:
 
 
 def test_all_wire_types_are_read_in_any_order() -> None:
-    writer = Writer()
-    writer.payload(tag(3, LEN), b"abc")
-    writer.double(tag(2, FIXED64), 1.5)
-    writer.number(tag(1, VARINT), 300)
-    data = writer.to_bytes() + bytes([tag(4, FIXED32)]) + b"\x01\x02\x03\x04"
+    writer = MessageWriter()
+    writer.payload(make_tag(3, LEN), b"abc")
+    writer.double(make_tag(2, FIXED64), 1.5)
+    writer.number(make_tag(1, VARINT), 300)
+    data = writer.to_bytes() + bytes([make_tag(4, FIXED32)]) + b"\x01\x02\x03\x04"
     found = fields(data)
     assert [field[0] for field in found] == [26, 17, 8, 37]
     assert found[0][2] == b"abc"
@@ -108,7 +111,7 @@ def test_groups_are_skipped_with_all_they_hold() -> None:
 
 
 def test_field_with_another_wire_type_is_unknown() -> None:
-    readers = {tag(1, VARINT): to_int64}
+    readers = {make_tag(1, VARINT): to_int64}
     assert read_singular(memoryview(b"\x0a\x01x"), readers) == {}
     assert read_singular(memoryview(b"\x08\x05\x0a\x01x"), readers) == {8: 5}
 
@@ -126,9 +129,12 @@ def test_last_of_a_oneof_counts_and_one_must_be_there() -> None:
 
 
 def test_integers_are_read_packed_and_not() -> None:
-    assert read_integers(tag(4, LEN), 0, memoryview(varint(3) + varint(-1))) == [3, -1]
-    assert read_integers(tag(4, LEN), 0, memoryview(b"")) == []
-    assert read_integers(tag(4, VARINT), (1 << 64) - 5, memoryview(b"")) == [-5]
+    assert read_integers(make_tag(4, LEN), 0, memoryview(encode_varint(3) + encode_varint(-1))) == [
+        3,
+        -1,
+    ]
+    assert read_integers(make_tag(4, LEN), 0, memoryview(b"")) == []
+    assert read_integers(make_tag(4, VARINT), (1 << 64) - 5, memoryview(b"")) == [-5]
 
 
 def test_numbers_are_cut_to_their_type_as_protobuf_does() -> None:
@@ -144,7 +150,7 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 
 
 def test_default_values_are_left_out_unless_present() -> None:
-    writer = Writer()
+    writer = MessageWriter()
     writer.number(8, 0)
     writer.payload(18, b"")
     writer.text(26, "")
@@ -156,14 +162,14 @@ def test_default_values_are_left_out_unless_present() -> None:
 
 
 def test_nested_messages_know_their_length() -> None:
-    def write_inner(writer: Writer, value: bytes) -> None:
+    def write_inner(writer: MessageWriter, value: bytes) -> None:
         writer.payload(10, memoryview(value))
 
-    def write_outer(writer: Writer, value: bytes) -> None:
+    def write_outer(writer: MessageWriter, value: bytes) -> None:
         writer.message(10, write_inner, value)
         writer.number(16, 1)
 
-    writer = Writer()
+    writer = MessageWriter()
     writer.message(26, write_outer, b"x" * 200)
     data = writer.to_bytes()
     assert len(data) == writer.size

@@ -22,7 +22,7 @@ from tinkex.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
     from tinkex.store.database import Connection, Database
-    from tinkex.store.records import ApiKey, Tenant
+    from tinkex.store.records import ApiKeyRecord, TenantRecord
 
 COLUMNS = {
     "id": Column("ID", is_number=True),
@@ -68,10 +68,15 @@ def create(
     with _open(home, store) as database:
         from tinkex.store import keys
 
-        secret, now = keys.new_secret(), clock.now()
+        secret, now = keys.generate_key(), clock.now()
         made = database.write(
             lambda db: keys.insert_key(
-                db, keys.tenant_named(db, tenant, now).id, secret, name=name, note=note, now=now
+                db,
+                keys.get_or_create_tenant(db, tenant, now).id,
+                secret,
+                name=name,
+                note=note,
+                now=now,
             )
         )
     if context.is_json:
@@ -150,14 +155,14 @@ def _set_quotas(
 ) -> dict[str, int]:
     from tinkex.store import keys, quotas
 
-    found = keys.tenant_by_name(db, tenant)
+    found = keys.find_tenant_by_name(db, tenant)
     if found is None:
         raise InvalidInput(
             f"no tenant is called {tenant!r}", hint="Run `tinkex key list` to see all tenants."
         )
     own = changes if is_reset else {**(found.quotas or {}), **changes}
     if changes or is_reset:
-        quotas.set_own(db, found.id, own or None)
+        quotas.set_overrides(db, found.id, own or None)
     return dict(own)
 
 
@@ -179,7 +184,7 @@ def _open(home: Path | None, store: str | None) -> Iterator[Database]:
         yield database
 
 
-def _row(made: ApiKey, tenant: Tenant) -> dict[str, Any]:
+def _row(made: ApiKeyRecord, tenant: TenantRecord) -> dict[str, Any]:
     return {
         "id": made.id,
         "tenant": tenant.name,

@@ -19,7 +19,7 @@ from tinkex.cli.progress import list_bar, tell
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.models import built_in
-from tinkex.settings import expanded, read_environment
+from tinkex.settings import expand_path, read_environment
 
 if TYPE_CHECKING:
     from tinkex.engine.models.folders import ModelFolder
@@ -77,7 +77,7 @@ def add(
         with on_interrupt(f"Interrupted: {name} was not added."):
             place = made(context, found, name, place)
     folder = _find(context, place)
-    found.make()
+    found.create()
     with locked(found.models_file):
         sources.write_model_list(
             found.models_file, {**sources.read_model_list(found.models_file), name: place}
@@ -209,7 +209,7 @@ def _look(place: str) -> ModelFolder:
     from tinkex.engine.models.sources import is_folder_location
 
     return (
-        read_model_folder(expanded(place))
+        read_model_folder(expand_path(place))
         if is_folder_location(place)
         else _hub().find_cached(place)
     )

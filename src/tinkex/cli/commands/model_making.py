@@ -25,7 +25,7 @@ def made(context: Context, home: Home, name: str, place: str) -> str:
 
     attach_once("warning")
     target = home.models / model_folder_name(name)
-    home.make()
+    home.create()
     # One at a time, so that whatever is half made here is of somebody who died.
     with locked(home.models):
         remove_scratch(home.models)

@@ -48,9 +48,9 @@ def show_served(context: Context, substring: str | None) -> None:
 
 def follow_server(context: Context, home: Home, name: str, *, is_added: bool) -> None:
     """Wait until the server of a home has noticed a change of its models, and say so."""
-    from tinkex.presence import find_server, lock_holder
+    from tinkex.presence import find_lock_holder, find_server
 
-    if lock_holder(home) is None:
+    if find_lock_holder(home) is None:
         return
     state, key = find_server(home), _key_of(home)
     if state is not None and key is not None:

@@ -21,7 +21,7 @@ from tinkex.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinkex.home import Home
-    from tinkex.presence import Holder, ServerState
+    from tinkex.presence import LockHolder, ServerState
 
 #: Where the home that was named before the command is kept.
 HOME = "tinkex.cli.home"
@@ -88,11 +88,11 @@ def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _word(home: Home, answers: bool) -> str:
-    from tinkex.presence import lock_holder
+    from tinkex.presence import find_lock_holder
 
     if answers:
         return "running"
-    return "not answering" if lock_holder(home) is not None else "stopped"
+    return "not answering" if find_lock_holder(home) is not None else "stopped"
 
 
 @click.command(cls=Command)
@@ -101,10 +101,10 @@ def _word(home: Home, answers: bool) -> str:
 @pass_context
 def stop(context: Context, home: Path | None, force: bool) -> None:
     """Stop the server; what was acknowledged is done when it starts again."""
-    from tinkex.presence import lock_holder
+    from tinkex.presence import find_lock_holder
 
     found = chosen_home(home)
-    holder = lock_holder(found)
+    holder = find_lock_holder(found)
     if holder is None:
         announce(context, f"no server runs in {found.root}", {"pid": None, "stopped": False})
         click.get_current_context().exit(1)
@@ -114,7 +114,7 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
         # A second signal is impatient; another one, because two of the same may arrive as one.
         _tell(holder, signal.SIGINT)
     ends_at = time.monotonic() + STOP_SECONDS
-    while lock_holder(found) == holder:
+    while find_lock_holder(found) == holder:
         if time.monotonic() > ends_at:
             raise ConfigError(
                 f"the server with pid {pid} has not stopped within {STOP_SECONDS:g} s",
@@ -124,7 +124,7 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
     announce(context, f"the server with pid {pid} has stopped", {"pid": pid, "stopped": True})
 
 
-def _tell(holder: Holder, number: signal.Signals) -> None:
+def _tell(holder: LockHolder, number: signal.Signals) -> None:
     if not holder.is_alive:
         # Its processes end by themselves, and its pid may be another program's by now.
         return

@@ -11,7 +11,7 @@ import click
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import Facts, show
-from tinkex.settings import package_records, package_version
+from tinkex.settings import find_dist_info, package_version
 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -70,7 +70,7 @@ def installed_commit() -> str | None:
     """The commit that the installer wrote down, if it installed from a repository."""
     import json
 
-    records = package_records()
+    records = find_dist_info()
     try:
         said = json.loads((records / "direct_url.json").read_text()) if records else {}
     except (OSError, ValueError):

@@ -105,10 +105,10 @@ class Plot(Output):
 
     def write(self, path: Path) -> None:
         """Write a file of the kind that its name says, whole or not at all."""
-        from tinkex.checkpoint.atomic import write_file
+        from tinkex.checkpoint.atomic import write_file_atomic
 
         make = {".csv": self.to_csv, ".svg": self.to_svg, ".png": self.to_png}
-        write_file(path, make[path.suffix.lower()](), mode=0o644)
+        write_file_atomic(path, make[path.suffix.lower()](), mode=0o644)
 
     def to_csv(self) -> bytes:
         """All numbers of all steps."""

@@ -20,7 +20,7 @@ from tinkex.engine.checkpoints.tensor_files import NamedTensor
 from tinkex.engine.state import LORA_ALPHA
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.sites import LoraLayout
-from tinkex.types.base import learned
+from tinkex.types.base import preload_type
 
 #: PEFT's wrappers around a model, as they show in the names of its tensors.
 PEFT_PREFIX = "base_model.model."
@@ -101,7 +101,7 @@ def read_peft_config(directory: Path) -> PeftConfig:
     path = directory / CONFIG_NAME
     fields = read_struct(path, dict[str, Any])
     try:
-        config = msgspec.convert(fields, learned(PeftConfig))
+        config = msgspec.convert(fields, preload_type(PeftConfig))
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{short_path(path)} cannot be read: {error}") from None
     if config.peft_type != "LORA" or config.r < 1:

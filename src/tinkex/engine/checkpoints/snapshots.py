@@ -26,7 +26,7 @@ from tinkex.engine.protocol import AdapterSpec
 from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.nn.sites import LoraLayout
-from tinkex.types.base import learned
+from tinkex.types.base import preload_type
 
 #: Under what name the file says what it is.
 _METADATA_KEY = "tinkex"
@@ -97,7 +97,9 @@ def _read_metadata(path: Path) -> SnapshotMetadata:
     with open_tensors(path) as file:
         metadata = file.metadata() or {}
     try:
-        about = msgspec.json.decode(metadata.get(_METADATA_KEY, ""), type=learned(SnapshotMetadata))
+        about = msgspec.json.decode(
+            metadata.get(_METADATA_KEY, ""), type=preload_type(SnapshotMetadata)
+        )
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{short_path(path)} does not say what it is: {error}") from None
     check_format(path, about.summary.format)

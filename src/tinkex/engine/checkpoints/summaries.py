@@ -9,7 +9,7 @@ import msgspec
 
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.types.base import learned
+from tinkex.types.base import preload_type
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -122,7 +122,7 @@ def write_json(path: Path, content: object) -> None:
 def read_struct(path: Path, type_: type[RecordT]) -> RecordT:
     """Read JSON of a known shape; CheckpointError if there is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=learned(type_))
+        return msgspec.json.decode(path.read_bytes(), type=preload_type(type_))
     except FileNotFoundError:
         raise CheckpointError(f"{short_path(path)} is missing") from None
     except OSError as error:

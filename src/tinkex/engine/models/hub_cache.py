@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tinkex.checkpoint.atomic import new_directory, remove_directory
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.tokenizer_files import digest_of, read_tokenizer
+from tinkex.tokenizer_files import digest_files, read_tokenizer_files
 
 #: In the folder of a copy; says that it is ours.
 MARKER = ".tinkex-tokenizer.json"
@@ -52,10 +52,10 @@ def register_tokenizer(name: str, folder: Path, cache: Path | None = None) -> To
     if target.exists() and not is_tinkex_copy(target):
         return TokenizerRegistration.FOREIGN
     try:
-        files = read_tokenizer(folder)
+        files = read_tokenizer_files(folder)
         if not files:
             return TokenizerRegistration.NO_TOKENIZER
-        digest = digest_of(files)
+        digest = digest_files(files)
         if _read_digest(target) != digest:
             _write_copy(target, name, files, digest)
     except (OSError, CheckpointError, InvalidInput):

@@ -26,7 +26,7 @@ from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.engine.protocol import BaseModel
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
-from tinkex.settings import expanded
+from tinkex.settings import expand_path
 
 LOG = get_logger(__name__)
 
@@ -42,7 +42,7 @@ class _RegisteredModel:
 def locate_model_folder(location: str, hub: Hub | None = None) -> ModelFolder:
     """The folder of a place, which is a folder itself or the id of a model on the hub."""
     return (
-        read_model_folder(expanded(location))
+        read_model_folder(expand_path(location))
         if is_folder_location(location)
         else (hub or Hub()).find(location)
     )

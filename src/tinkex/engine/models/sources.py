@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import ConfigError
 from tinkex.models import TINY, built_in
-from tinkex.settings import expanded
+from tinkex.settings import expand_path
 
 #: What is taken if nobody names a model and there are several: the one that needs no hub.
 DEFAULT_MODEL = "smollm2-135m"
@@ -36,7 +36,7 @@ def is_gguf_location(location: str) -> bool:
     """Whether a place means a GGUF file: its name says so, or its first bytes."""
     if "\0" in location:
         return False
-    path = expanded(location)
+    path = expand_path(location)
     try:
         if path.suffix.lower() == ".gguf":
             return not path.is_dir()
@@ -59,15 +59,15 @@ def parse_source(text: str) -> tuple[str, str]:
 def default_name(location: str) -> str:
     """What a model is called that was given no name: its id, or its folder's or file's own name."""
     if is_gguf_location(location):
-        return check_model_name(expanded(location).stem)
+        return check_model_name(expand_path(location).stem)
     is_path = _PATH_LIKE.match(location) is not None
-    return check_model_name(expanded(location).name if is_path else location)
+    return check_model_name(expand_path(location).name if is_path else location)
 
 
 def resolve_location(location: str) -> str:
     """The place so that it means the same wherever it is read."""
     return (
-        str(expanded(location))
+        str(expand_path(location))
         if is_folder_location(location) or is_gguf_location(location)
         else location
     )
@@ -151,4 +151,4 @@ def read_model_list(file: Path) -> dict[str, str]:
 def write_model_list(file: Path, models: Mapping[str, str]) -> None:
     """Replace the models of a home."""
     text = json.dumps({"models": dict(sorted(models.items()))}, indent=2, ensure_ascii=False)
-    write_file(file, (text + "\n").encode())
+    write_file_atomic(file, (text + "\n").encode())

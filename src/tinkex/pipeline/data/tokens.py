@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.checkpoint.atomic import new_directory, remove_directory
-from tinkex.data.jsonl import Line, digest_file, parse_line, read_lines
+from tinkex.data.jsonl import JsonlLine, digest_file, parse_line, read_lines
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.chat import render
 from tinkex.pipeline.data.packing import Indices
@@ -144,7 +144,7 @@ def _write(
 
 def _documents(
     data: Path, tokenizer: TextTokenizer, stage: str, limit: int
-) -> Iterator[tuple[Line, list[Document]]]:
+) -> Iterator[tuple[JsonlLine, list[Document]]]:
     lines = read_lines(data, limit)
     while some := list(islice(lines, _ROWS_AT_ONCE)):
         rows = [parse_line(data, line, PARSERS[stage]) for line in some]
@@ -153,7 +153,7 @@ def _documents(
             yield line, documents
 
 
-def _check(data: Path, line: Line, documents: Sequence[Document], vocab_size: int) -> None:
+def _check(data: Path, line: JsonlLine, documents: Sequence[Document], vocab_size: int) -> None:
     for document in documents:
         if max(document.ids) >= vocab_size:
             raise InvalidInput(

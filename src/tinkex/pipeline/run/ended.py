@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from tinkex.errors import TinkexError, Verdict
+from tinkex.errors import FailureClass, TinkexError
 
 #: A process that a signal ended is said to have this code and the signal's number.
 _SIGNALLED = 128
@@ -14,7 +14,7 @@ _SIGNALLED = 128
 class RunEnded(TinkexError):
     """A stage did not come to its end."""
 
-    verdict = Verdict(is_user_error=True, is_retryable=False)
+    verdict = FailureClass(is_user_error=True, is_retryable=False)
 
     def __init__(self, message: str, hint: str, exit_code: int = 1) -> None:
         super().__init__(message, hint=hint)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinkex.data.jsonl import Line, parse_line, read_lines
+from tinkex.data.jsonl import JsonlLine, parse_line, read_lines
 from tinkex.errors import InvalidInput
 from tinkex.pipeline import samples
 from tinkex.pipeline.config import PipelineConfig
@@ -63,6 +63,6 @@ def check(stage: str, path: Path, limit: int = 0) -> int:
     return sum(1 for line in read_lines(path, limit) if _row(stage, path, line))
 
 
-def _row(stage: str, path: Path, line: Line) -> bool:
+def _row(stage: str, path: Path, line: JsonlLine) -> bool:
     parse_line(path, line, PARSERS[stage])
     return True

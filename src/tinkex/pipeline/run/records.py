@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.data.jsonl import digest_file
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.types.base import learned
+from tinkex.types.base import preload_type
 
 T = TypeVar("T")
 RECORD_NAME = "stage.json"
@@ -111,7 +111,7 @@ def hash_config(config: dict[str, str]) -> str:
 def write_record(directory: Path, record: StageRecord) -> None:
     """Write a stage's record, whole or not at all."""
     text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-    write_file(directory / RECORD_NAME, text + b"\n", mode=0o644)
+    write_file_atomic(directory / RECORD_NAME, text + b"\n", mode=0o644)
 
 
 def read_record(directory: Path) -> StageRecord | None:
@@ -127,7 +127,7 @@ def read_result(directory: Path) -> StageResult | None:
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
         # Python's own reader: a metric that is no number is told as NaN, which msgspec refuses.
-        return msgspec.convert(json.loads(path.read_bytes()), learned(kind))
+        return msgspec.convert(json.loads(path.read_bytes()), preload_type(kind))
     except FileNotFoundError:
         return None
     except (ValueError, msgspec.ValidationError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.samples.rows import MAKERS
 
@@ -32,7 +32,7 @@ def write(directory: Path, seed: int = 1337, sizes: Mapping[str, int] = SIZES) -
         if len(lines) < num_rows:
             raise InvalidInput(f"{stage} has {len(lines)} different rows, fewer than {num_rows}")
         written[stage] = directory / f"{stage}.jsonl"
-        write_file(written[stage], "".join(lines).encode(), mode=0o644)
+        write_file_atomic(written[stage], "".join(lines).encode(), mode=0o644)
     return written
 
 

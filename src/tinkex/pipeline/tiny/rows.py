@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tinkex.checkpoint.atomic import write_file
+from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.pipeline.tiny import words
 from tinkex.pipeline.tiny.tasks import FAMILIES, UNKNOWN, Task, draw, next_task, some_word
 
@@ -25,7 +25,7 @@ def write(directory: Path, seed: int, sizes: Mapping[str, int]) -> dict[str, Pat
         dice = Random(f"tiny {stage} {seed}")
         lines = [json.dumps(MAKERS[stage](dice)) + "\n" for _ in range(num_rows)]
         written[stage] = directory / f"{stage}.jsonl"
-        write_file(written[stage], "".join(lines).encode(), mode=0o644)
+        write_file_atomic(written[stage], "".join(lines).encode(), mode=0o644)
     return written
 
 

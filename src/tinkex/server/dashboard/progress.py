@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.server.dashboard.curve import Curve, Point, draw
 from tinkex.server.headlines import primary_metric
 from tinkex.server.updates import SPEED_PASSES, Update, update_of
-from tinkex.store.records import Step
+from tinkex.store.records import StepRecord
 
 #: With these a model's history begins, or begins again.
-_BEGINNINGS = frozenset({Kind.CREATE_MODEL, Kind.LOAD_WEIGHTS})
+_BEGINNINGS = frozenset({JobKind.CREATE_MODEL, JobKind.LOAD_WEIGHTS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class History:
 
     updates: tuple[Update, ...] = ()
     """Oldest first."""
-    passes: tuple[tuple[int, Step], ...] = ()
+    passes: tuple[tuple[int, StepRecord], ...] = ()
     """Whose gradients no optimizer step has applied yet."""
-    recent: tuple[Step, ...] = ()
+    recent: tuple[StepRecord, ...] = ()
     """The latest passes, for the speed."""
     first_no: int = 0
     last_no: int = 0
@@ -62,22 +62,22 @@ class History:
         return closed + sum(step.num_tokens for _, step in self.passes)
 
 
-def continued(history: History, steps: Sequence[tuple[int, Step]]) -> History:
+def continued(history: History, steps: Sequence[tuple[int, StepRecord]]) -> History:
     """The history with the steps that followed it, oldest first."""
     if not steps:
         return history
     updates, passes = list(history.updates), list(history.passes)
     for no, step in steps:
-        if step.kind == Kind.FORWARD_BACKWARD:
+        if step.kind == JobKind.FORWARD_BACKWARD:
             passes.append((no, step))
-        elif step.kind == Kind.OPTIM_STEP:
+        elif step.kind == JobKind.OPTIM_STEP:
             updates.append(update_of(passes, (no, step)))
             passes = []
         elif step.kind in _BEGINNINGS:
             # Loading drops the gradients that were gathered.
             passes = []
     is_first = history.last_no == 0
-    new = [step for _, step in steps if step.kind == Kind.FORWARD_BACKWARD]
+    new = [step for _, step in steps if step.kind == JobKind.FORWARD_BACKWARD]
     return replace(
         history,
         updates=tuple(updates),

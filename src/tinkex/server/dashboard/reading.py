@@ -18,8 +18,8 @@ from tinkex.server.run_summaries import RunSummary, summarize
 from tinkex.server.updates import Update, tokens_per_second
 from tinkex.store import checkpoints, overview, processes, runs, searching, steps
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint, Run, Session
-from tinkex.store.searching import SessionFacts
+from tinkex.store.records import CheckpointRecord, RunRecord, SessionRecord
+from tinkex.store.searching import SessionWithStorage
 
 MAX_RUNS = 25
 MAX_CHECKPOINTS = 15
@@ -42,7 +42,7 @@ class RunRow:
     speed: float | None
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunRecord:
         """The model itself."""
         return self.summary.run
 
@@ -51,7 +51,7 @@ class RunRow:
 class Queue:
     """What is promised and not kept yet, and who would keep it."""
 
-    work: Sequence[overview.OpenWork]
+    work: Sequence[overview.OpenJobs]
     num_workers: int
 
     @property
@@ -72,9 +72,9 @@ class Overview:
     runs: Sequence[RunRow]
     num_runs: int
     queue: Queue
-    checkpoints: Sequence[Checkpoint]
+    checkpoints: Sequence[CheckpointRecord]
     num_checkpoints: int
-    sessions: Sequence[SessionFacts]
+    sessions: Sequence[SessionWithStorage]
     base_models: Sequence[str]
     """Names of those that can be trained."""
     quotas: Sequence[QuotaUse]
@@ -90,7 +90,7 @@ class RunPage:
     history: History
     updates: Sequence[tuple[int, Update]]
     """The latest with their places, newest first."""
-    checkpoints: Sequence[Checkpoint]
+    checkpoints: Sequence[CheckpointRecord]
 
     @property
     def metric_names(self) -> list[str]:
@@ -119,8 +119,10 @@ class Reader:
     def overview(self) -> Overview:
         """Everything about the tenant at a glance."""
         db, tenant_id, now = self._db, self._tenant_id, self._now
-        found, num_runs = runs.page(db, tenant_id, limit=MAX_RUNS, offset=0)
-        saved, num_saved = checkpoints.page(db, tenant_id, limit=MAX_CHECKPOINTS, offset=0, now=now)
+        found, num_runs = runs.list_page(db, tenant_id, limit=MAX_RUNS, offset=0)
+        saved, num_saved = checkpoints.list_page(
+            db, tenant_id, limit=MAX_CHECKPOINTS, offset=0, now=now
+        )
         asked = types.SessionSearchRequest(limit=MAX_SESSIONS)
         owner = Identity(tenant_id=tenant_id, key_id=0).urn
         return Overview(
@@ -131,7 +133,7 @@ class Reader:
             num_checkpoints=num_saved,
             sessions=searching.search(db, tenant_id, owner, asked).sessions,
             base_models=[model.name for model in served_models(db) if model.is_trainable],
-            quotas=[use for use in self._quotas.uses(db, tenant_id, now) if use.limit],
+            quotas=[use for use in self._quotas.list_usage(db, tenant_id, now) if use.limit],
         )
 
     def run(self, run_id: str) -> RunPage:
@@ -145,27 +147,27 @@ class Reader:
             rank=rank if isinstance(rank, int) else None,
             history=history,
             updates=_latest(history),
-            checkpoints=checkpoints.of_run(self._db, run_id, self._now),
+            checkpoints=checkpoints.list_by_run(self._db, run_id, self._now),
         )
 
     def _queue(self) -> Queue:
-        alive = processes.alive(self._db, "worker", since=self._now - ALIVE_SECONDS)
-        work = overview.open_work(self._db, self._tenant_id)
+        alive = processes.list_alive_processes(self._db, "worker", since=self._now - ALIVE_SECONDS)
+        work = overview.open_jobs_by_kind(self._db, self._tenant_id)
         return Queue(work=work, num_workers=len(alive))
 
-    def _rows(self, found: Sequence[Run]) -> list[RunRow]:
+    def _rows(self, found: Sequence[RunRecord]) -> list[RunRow]:
         summaries = summarize(self._db, found, self._now)
         return [RunRow(summary=each, speed=self._speed(each.run.id)) for each in summaries]
 
     def _speed(self, run_id: str) -> float | None:
-        latest = continued(History(), steps.of_run(self._db, run_id, limit=_ROW_STEPS))
+        latest = continued(History(), steps.list_by_run(self._db, run_id, limit=_ROW_STEPS))
         return tokens_per_second(latest.recent)
 
-    def _history(self, run: Run) -> History:
+    def _history(self, run: RunRecord) -> History:
         """The steps of a model; those that cannot change any more are not read again."""
         known = self._memory.histories.get(run.id) or History()
-        new = steps.of_run(self._db, run.id, limit=_PAGE_STEPS, after_no=known.last_no)
-        oldest_no = overview.oldest_step(self._db, run.id) or 0
+        new = steps.list_by_run(self._db, run.id, limit=_PAGE_STEPS, after_no=known.last_no)
+        oldest_no = overview.oldest_step_no(self._db, run.id) or 0
         since = self._now - _REPORT_SECONDS
         num_settled = next(
             (place for place, (_, step) in enumerate(new) if step.finished_at >= since), len(new)
@@ -180,7 +182,7 @@ def _latest(history: History) -> list[tuple[int, Update]]:
     return list(history.placed())[: -_TABLE_UPDATES - 1 : -1]
 
 
-def status_of(session: Session) -> types.RunSessionStatus:
+def status_of(session: SessionRecord) -> types.RunSessionStatus:
     """Where a session is in its life, in one word."""
     if session.finished_at is not None:
         return "finished"

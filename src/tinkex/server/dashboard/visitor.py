@@ -13,7 +13,7 @@ from tinkex.server.call import Services
 from tinkex.server.keys_file import DEFAULT_TENANT
 from tinkex.server.transactions import read
 from tinkex.store import keys, overview
-from tinkex.store.records import Tenant
+from tinkex.store.records import TenantRecord
 
 COOKIE = "tinkex_look"
 
@@ -22,7 +22,7 @@ COOKIE = "tinkex_look"
 class Visitor:
     """Whose things are shown, and why."""
 
-    tenant: Tenant
+    tenant: TenantRecord
     is_local: bool
     """Whether no key was asked for."""
 
@@ -37,5 +37,5 @@ async def find_visitor(services: Services, request: Request[Any, Any, Any]) -> V
         return None if tenant is None else Visitor(tenant=tenant, is_local=False)
     if not is_local(services.config.host, arrival_of(request)):
         return None
-    tenant = await read(services, lambda db: overview.find_tenant_named(db, DEFAULT_TENANT))
+    tenant = await read(services, lambda db: overview.find_tenant_by_name(db, DEFAULT_TENANT))
     return None if tenant is None else Visitor(tenant=tenant, is_local=True)

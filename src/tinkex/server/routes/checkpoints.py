@@ -6,7 +6,7 @@ from email.utils import format_datetime
 from typing import Any
 
 from tinkex import clock, types
-from tinkex.checkpoint.manifest import offered_names
+from tinkex.checkpoint.manifest import downloadable_names
 from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
 from tinkex.lifetimes import check_ttl
 from tinkex.logs import get_logger
@@ -21,7 +21,7 @@ from tinkex.server.signing import Place, Shelf, sign
 from tinkex.server.transactions import read, write
 from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint
+from tinkex.store.records import CheckpointRecord
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import ArchiveReply, TtlRequest
 
@@ -40,7 +40,9 @@ async def list_checkpoints(services: Services, call: Call[Any]) -> types.Checkpo
         run = run_of(db, call.tenant_id, run_id, "training run")
         session = sessions.find(db, run.session_id)
         version = client_version(call, session.sdk_version if session is not None else "")
-        found = checkpoints.of_run(db, run_id, clock.now(), with_external=version >= KNOWS_EXTERNAL)
+        found = checkpoints.list_by_run(
+            db, run_id, clock.now(), with_external=version >= KNOWS_EXTERNAL
+        )
         return [describe_checkpoint(row) for row in found]
 
     return types.CheckpointsListResponse(checkpoints=await read(services, look))
@@ -54,7 +56,7 @@ async def list_user_checkpoints(
     with_external = client_version(call) >= KNOWS_EXTERNAL
 
     def look(db: Connection) -> types.CheckpointsListResponse:
-        found, total = checkpoints.page(
+        found, total = checkpoints.list_page(
             db,
             call.tenant_id,
             limit=limit,
@@ -71,7 +73,7 @@ async def list_user_checkpoints(
 
 
 # --- changes ---------------------------------------------------------------------------------
-def _own(db: Connection, call: Call[Any]) -> Checkpoint:
+def _own(db: Connection, call: Call[Any]) -> CheckpointRecord:
     path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
     return checkpoint_of(db, call.tenant_id, path, clock.now())
 
@@ -141,16 +143,16 @@ async def external_weights_urls(
 ) -> types.ExternalWeightsUrlsResponse:
     """A link per file of a checkpoint that the caller may read."""
     checkpoint = await _downloadable(services, call)
-    directory = services.home.checkpoint(checkpoint.id)
+    directory = services.home.checkpoint_directory(checkpoint.id)
     # Here rather than with the first file: this answer carries the reason.
     await in_thread(services.verified.verify, directory, checkpoint.path)
-    names = await in_thread(offered_names, directory)
+    names = await in_thread(downloadable_names, directory)
     expires = _expiry(services, checkpoint)
     urls = {
         name: _link(services, call, Place(Shelf.FILE, checkpoint.id, name), expires)
         for name in names
     }
-    shown = moment(int(clock.to_wall(expires)))
+    shown = moment(int(clock.to_wall_time(expires)))
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=shown)
 
 
@@ -159,7 +161,7 @@ async def archive(services: Services, call: Call[Any]) -> Answer:
     checkpoint = await _downloadable(services, call)
     expires = _expiry(services, checkpoint)
     url = _link(services, call, Place(Shelf.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires)
-    shown = moment(int(clock.to_wall(expires)))
+    shown = moment(int(clock.to_wall_time(expires)))
     body = encode_json(ArchiveReply(url=url, expires=shown))
     if "json" in call.headers.get("accept", ""):
         return Answer(body=body)
@@ -167,14 +169,14 @@ async def archive(services: Services, call: Call[Any]) -> Answer:
     return Answer(status=302, body=body, headers={"location": url, "expires": until})
 
 
-async def _downloadable(services: Services, call: Call[Any]) -> Checkpoint:
+async def _downloadable(services: Services, call: Call[Any]) -> CheckpointRecord:
     path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
     readers = await readers_of(services, call)
 
-    def find(db: Connection) -> Checkpoint:
+    def find(db: Connection) -> CheckpointRecord:
         return readable_checkpoint(db, readers, path, clock.now())
 
-    def find_and_note(db: Connection) -> Checkpoint:
+    def find_and_note(db: Connection) -> CheckpointRecord:
         checkpoint = find(db)
         note_checkpoint(db, call.identity, "checkpoint_downloaded", checkpoint)
         return checkpoint
@@ -187,7 +189,7 @@ async def _downloadable(services: Services, call: Call[Any]) -> Checkpoint:
         return await read(services, find)
 
 
-def _expiry(services: Services, checkpoint: Checkpoint) -> int:
+def _expiry(services: Services, checkpoint: CheckpointRecord) -> int:
     """When a link ends by the server's clock: after its time, or with the checkpoint."""
     until = clock.now() + services.config.url_seconds
     return int(until if checkpoint.expires_at is None else min(until, checkpoint.expires_at))

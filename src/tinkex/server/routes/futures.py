@@ -9,7 +9,7 @@ from tinkex import clock, types
 from tinkex.errors import PromiseExpiredError, RequestErrorCategory, UnprocessableEntityError
 from tinkex.jobs import waiting
 from tinkex.jobs.bells import ALIVE_SECONDS
-from tinkex.jobs.kinds import BINARY
+from tinkex.jobs.kinds import PROTO_RESULT_KINDS
 from tinkex.server.call import Answer, Call, Handler, Services, in_thread
 from tinkex.server.checks import check_number
 from tinkex.server.ownership import sampler_of
@@ -18,9 +18,9 @@ from tinkex.server.twins import json_twin
 from tinkex.store import completions, processes
 from tinkex.store import jobs as job_store
 from tinkex.store.database import Connection
-from tinkex.store.records import Job, JobState
+from tinkex.store.records import JobRecord, JobState
 from tinkex.wire.codec import encode_json
-from tinkex.wire.faults import write_fault
+from tinkex.wire.faults import make_error_body
 from tinkex.wire.messages import CancelFutureRequest
 
 PROTO = "application/x-protobuf"
@@ -36,22 +36,22 @@ LONG_QUEUE_SHARE = 0.5
 async def retrieve_future(services: Services, call: Call[types.FutureRetrieveRequest]) -> Answer:
     """The result of a promise; if it is not there yet, wait for it a while."""
     request_id = call.request.request_id
-    with services.waiters.listening(request_id) as promise:
+    with services.waiters.subscribe(request_id) as promise:
         found = await _outcome(services, call.tenant_id, request_id)
-        if not found.job.is_over:
+        if not found.job.is_finished:
             await promise.wait(services.config.long_poll_seconds)
             found = await _outcome(services, call.tenant_id, request_id)
-    if not found.job.is_over:
+    if not found.job.is_finished:
         return await _pending(services, found.job)
     return await _result(services, call, found)
 
 
-async def _outcome(services: Services, tenant_id: str, request_id: str) -> job_store.Outcome:
+async def _outcome(services: Services, tenant_id: str, request_id: str) -> job_store.JobWithResult:
     async with services.slots.of(tenant_id):
-        return await in_thread(services.queue.outcome, tenant_id, request_id)
+        return await in_thread(services.queue.find_with_result, tenant_id, request_id)
 
 
-async def _pending(services: Services, job: Job) -> Answer:
+async def _pending(services: Services, job: JobRecord) -> Answer:
     reason = services.memory.pauses.get(job.tenant_id)
     if reason is None:
         reason = await in_thread(_pause, services, job.tenant_id)
@@ -68,9 +68,9 @@ def _pause(services: Services, tenant_id: str) -> str:
     max_jobs = services.config.max_jobs_per_tenant
 
     def work(db: Connection) -> str:
-        if not processes.alive(db, "worker", since=since):
+        if not processes.list_alive_processes(db, "worker", since=since):
             return "no worker is running; the work is kept and begins when one is there"
-        num_jobs = job_store.load_of(db, tenant_id).num_jobs
+        num_jobs = job_store.get_load(db, tenant_id).num_jobs
         if num_jobs > max_jobs * LONG_QUEUE_SHARE:
             return f"{num_jobs} of your requests are waiting; the limit is {max_jobs}"
         return ""
@@ -79,13 +79,13 @@ def _pause(services: Services, tenant_id: str) -> str:
 
 
 async def _result(
-    services: Services, call: Call[types.FutureRetrieveRequest], found: job_store.Outcome
+    services: Services, call: Call[types.FutureRetrieveRequest], found: job_store.JobWithResult
 ) -> Answer:
     job, result = found
     if job.state == JobState.FAILED:
         services.memory.fetched.add(job.id)
         category = RequestErrorCategory.parse(job.category)
-        return Answer(body=encode_json(write_fault(job.error or "the work failed", category)))
+        return Answer(body=encode_json(make_error_body(job.error or "the work failed", category)))
     if result is None:
         raise PromiseExpiredError(
             f"the result of promise {job.id!r} has expired; submit the work again"
@@ -94,7 +94,7 @@ async def _result(
         size = {"status": "complete_metadata", "response_payload_size": len(result)}
         return Answer(body=encode_json(size))
     services.memory.fetched.add(job.id)
-    if job.kind not in BINARY:
+    if job.kind not in PROTO_RESULT_KINDS:
         return Answer(body=result)
     if wants_proto(call.headers.get("accept", "")):
         return Answer(body=result, content_type=PROTO)
@@ -116,16 +116,16 @@ async def retrieve_futures(
     sampler_id, retrieved = request.target.sampling_session_id, request.retrieved_request_ids
     await read(services, lambda db: sampler_of(db, call.tenant_id, sampler_id))
     if retrieved:
-        await write(services, lambda db: completions.drop(db, sampler_id, retrieved))
+        await write(services, lambda db: completions.delete_completions(db, sampler_id, retrieved))
     ends_at = time.monotonic() + _patience(services, request)
     while True:
-        with services.waiters.listening() as any_promise:
+        with services.waiters.subscribe() as any_promise:
             done, cursor = await in_thread(_completions, services, request)
             seconds = ends_at - time.monotonic()
             if done or services.waiters.is_closing or seconds <= 0:
                 return types.FuturesRetrieveResponse(completions=done, cursor=cursor)
             # A bell can be lost, so it is not trusted for long.
-            await any_promise.wait(min(seconds, waiting.LOOK_SECONDS))
+            await any_promise.wait(min(seconds, waiting.POLL_SECONDS))
 
 
 def _check_news(request: types.FuturesRetrieveRequest) -> None:
@@ -148,7 +148,7 @@ def _completions(
 ) -> tuple[list[types.FutureCompletion], int]:
     target = request.target
     found, cursor = services.database.read(
-        lambda db: completions.since(
+        lambda db: completions.list_completions(
             db,
             target.sampling_session_id,
             target.cloned_sampler_id,

@@ -40,9 +40,9 @@ async def get_run_metrics(services: Services, call: Call[Any]) -> types.RunMetri
             newest_steps(db, run, limit) if after is None else steps_after(db, run, after, limit)
         )
         summary = summarize(db, [run], now)[0]
-        latest = continued(History(), steps.of_run(db, run_id, limit=_LATEST_STEPS))
-        oldest_no = overview.oldest_step(db, run_id) or 0
-        oldest = steps.between(db, run_id, oldest_no - 1, oldest_no)
+        latest = continued(History(), steps.list_by_run(db, run_id, limit=_LATEST_STEPS))
+        oldest_no = overview.oldest_step_no(db, run_id) or 0
+        oldest = steps.list_between(db, run_id, oldest_no - 1, oldest_no)
         return types.RunMetricsResponse(
             training_run_id=run_id,
             steps=found,

@@ -15,7 +15,7 @@ from tinkex.server.run_summaries import summarize
 from tinkex.server.transactions import read, write
 from tinkex.store import checkpoints, runs
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint, Run
+from tinkex.store.records import CheckpointRecord, RunRecord
 from tinkex.wire.messages import RenameRunRequest
 
 DEFAULT_LIMIT = 20
@@ -27,7 +27,7 @@ async def list_runs(services: Services, call: Call[Any]) -> types.TrainingRunsRe
     limit, offset = page_of(call, DEFAULT_LIMIT)
 
     def look(db: Connection) -> types.TrainingRunsResponse:
-        found, total = runs.page(
+        found, total = runs.list_page(
             db,
             call.tenant_id,
             limit=limit,
@@ -82,16 +82,20 @@ def _with_public(call: Call[Any]) -> bool:
     return call.query.get("access_scope") == "accessible"
 
 
-def _may_see(db: Connection, call: Call[Any], run: Run) -> bool:
+def _may_see(db: Connection, call: Call[Any], run: RunRecord) -> bool:
     if run.tenant_id == call.tenant_id:
         return True
     return _with_public(call) and bool(_published(db, run.id))
 
 
-def _describe(db: Connection, tenant_id: str, found: Sequence[Run]) -> list[types.TrainingRun]:
-    newest: dict[str, dict[str, Checkpoint]] = {run.id: {} for run in found}
+def _describe(
+    db: Connection, tenant_id: str, found: Sequence[RunRecord]
+) -> list[types.TrainingRun]:
+    newest: dict[str, dict[str, CheckpointRecord]] = {run.id: {} for run in found}
     run_ids = list(newest)
-    for (run_id, segment), checkpoint in checkpoints.newest(db, run_ids, clock.now()).items():
+    for (run_id, segment), checkpoint in checkpoints.newest_by_run(
+        db, run_ids, clock.now()
+    ).items():
         newest[run_id][segment] = checkpoint
     for run in found:
         is_hidden = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
@@ -102,10 +106,10 @@ def _describe(db: Connection, tenant_id: str, found: Sequence[Run]) -> list[type
     return [describe_run(run, newest[run.id], summaries.get(run.id)) for run in found]
 
 
-def _published(db: Connection, run_id: str) -> dict[str, Checkpoint]:
+def _published(db: Connection, run_id: str) -> dict[str, CheckpointRecord]:
     """The newest published checkpoint of each segment: all that others see of a run."""
-    newest: dict[str, Checkpoint] = {}
-    for checkpoint in checkpoints.of_run(db, run_id, clock.now()):
+    newest: dict[str, CheckpointRecord] = {}
+    for checkpoint in checkpoints.list_by_run(db, run_id, clock.now()):
         if checkpoint.is_public:
             newest.setdefault(checkpoint.segment, checkpoint)
     return newest

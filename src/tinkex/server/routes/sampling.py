@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tinkex import clock, types
 from tinkex.errors import BadRequestError, UnprocessableEntityError
 from tinkex.ids import parse_tinker_path
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.server.access import readers_of
 from tinkex.server.admission import check_sample, model_of
 from tinkex.server.base_models import check_sampleable, find_model, served_models
@@ -19,7 +19,7 @@ from tinkex.server.ownership import open_session_of, readable_checkpoint, sample
 from tinkex.server.transactions import read, write
 from tinkex.store import samplers
 from tinkex.store.database import Connection
-from tinkex.store.records import NewJob, Sampler
+from tinkex.store.records import NewJob, SamplerRecord
 
 MAX_SAMPLES = 1024
 
@@ -48,7 +48,7 @@ async def create_sampling_session(
         source = _find_source(db, readers, request)
         samplers.insert(
             db,
-            Sampler(
+            SamplerRecord(
                 id=sampler_id,
                 tenant_id=tenant_id,
                 session_id=request.session_id,
@@ -91,7 +91,7 @@ async def join_sampling_session(
 
     def enter(db: Connection) -> int:
         sampler_of(db, call.tenant_id, sampler_id)
-        return samplers.join(db, sampler_id)
+        return samplers.add_clone(db, sampler_id)
 
     return types.JoinSamplingSessionResponse(client_counter=await write(services, enter))
 
@@ -140,7 +140,7 @@ async def sample(services: Services, call: Call[types.SampleRequest]) -> types.U
         id="",
         tenant_id=tenant_id,
         session_id=session_id_in(sampler_id or ""),
-        kind=Kind.SAMPLE,
+        kind=JobKind.SAMPLE,
         key=_key(call),
         sampler_id=sampler_id,
         position=request.seq_id or 0,

@@ -18,7 +18,7 @@ from tinkex.server.ownership import session_of
 from tinkex.server.transactions import read, write
 from tinkex.store import keys, repeats, sessions
 from tinkex.store.database import Connection
-from tinkex.store.records import Session
+from tinkex.store.records import SessionRecord
 from tinkex.types.telemetry import EventType
 from tinkex.wire.messages import ApiKeyReply, FinishSessionRequest
 
@@ -82,7 +82,7 @@ async def get_api_key(services: Services, call: Call[Any]) -> ApiKeyReply:
     """Say whose key this is."""
 
     def work(db: Connection) -> ApiKeyReply:
-        key = keys.by_id(db, call.identity.key_id)
+        key = keys.find_by_id(db, call.identity.key_id)
         tenant = keys.find_tenant(db, call.tenant_id)
         if key is None or tenant is None:
             raise NotFoundError("there is no such key")
@@ -112,12 +112,12 @@ async def create_session(
 
     def work(db: Connection) -> str:
         if repeat_key:
-            before = repeats.recall(db, call.tenant_id, call.endpoint, repeat_key)
+            before = repeats.find_response(db, call.tenant_id, call.endpoint, repeat_key)
             if before is not None:
                 return before
-        services.quotas.admit_session(db, call.tenant_id, session.created_at)
+        services.quotas.check_session(db, call.tenant_id, session.created_at)
         if repeat_key:
-            repeats.remember(
+            repeats.save_response(
                 db, call.tenant_id, call.endpoint, repeat_key, session.id, session.created_at
             )
         sessions.insert(db, session)
@@ -133,9 +133,9 @@ async def create_session(
     return types.CreateSessionResponse(session_id=await write(services, work))
 
 
-def _new_session(call: Call[types.CreateSessionRequest]) -> Session:
+def _new_session(call: Call[types.CreateSessionRequest]) -> SessionRecord:
     request, now = call.request, clock.now()
-    return Session(
+    return SessionRecord(
         id=new_id(),
         tenant_id=call.tenant_id,
         project_id=check_project(request.project_id or DEFAULT_PROJECT),
@@ -158,7 +158,7 @@ async def heartbeat(
         session = session_of(db, call.tenant_id, call.request.session_id)
         if session.finished_at is not None:
             raise PromiseExpiredError(f"session {session.id!r} has finished; create a new one")
-        sessions.beat(db, session.id, now)
+        sessions.touch(db, session.id, now)
 
     await write(services, work)
     return types.SessionHeartbeatResponse()

@@ -24,7 +24,7 @@ async def list_sessions(services: Services, call: Call[Any]) -> types.ListSessio
     """A page of session ids, newest first."""
     limit, offset = page_of(call, DEFAULT_LIMIT)
     found = await read(
-        services, lambda db: sessions.page(db, call.tenant_id, limit=limit, offset=offset)
+        services, lambda db: sessions.list_ids(db, call.tenant_id, limit=limit, offset=offset)
     )
     return types.ListSessionsResponse(sessions=found)
 
@@ -35,8 +35,8 @@ async def get_session(services: Services, call: Call[Any]) -> types.GetSessionRe
     def look(db: Connection) -> types.GetSessionResponse:
         session = session_of(db, call.tenant_id, call.ids["session_id"])
         return types.GetSessionResponse(
-            training_run_ids=[run.id for run in runs.of_session(db, session.id)],
-            sampler_ids=[sampler.id for sampler in samplers.of_session(db, session.id)],
+            training_run_ids=[run.id for run in runs.list_by_session(db, session.id)],
+            sampler_ids=[sampler.id for sampler in samplers.list_by_session(db, session.id)],
             user_metadata=texts(session.user_metadata),
             display_name=session.display_name,
         )

@@ -10,7 +10,12 @@ from tinkex.errors import InvalidInput, NotFoundError, UnprocessableEntityError
 from tinkex.server.base_models import find_model, served_models
 from tinkex.server.call import Answer, Call, Handler, Services, in_thread
 from tinkex.server.transactions import read
-from tinkex.tokenizer_files import CONFIG, digest_of, read_tokenizer, tokenizer_paths
+from tinkex.tokenizer_files import (
+    CONFIG_FILE_NAME,
+    digest_files,
+    find_tokenizer_files,
+    read_tokenizer_files,
+)
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import TokenizerReply
 
@@ -34,21 +39,21 @@ async def get_tokenizer(services: Services, call: Call[Any]) -> Answer:
 
 def _describe(name: str, tokenizer_id: str, folder: Path, query: Any) -> TokenizerReply:
     try:
-        if not tokenizer_paths(folder):
+        if not find_tokenizer_files(folder):
             raise InvalidInput("its files are gone")
         digest = _digest(folder, _state(folder))
         wanted = query.get("digest")
-        files = {} if wanted is None else read_tokenizer(folder)
+        files = {} if wanted is None else read_tokenizer_files(folder)
     except (OSError, InvalidInput) as error:
         raise NotFoundError(f"the tokenizer of {name!r} cannot be sent: {_reason(error)}") from None
-    if wanted is not None and wanted != (digest := digest_of(files)):
+    if wanted is not None and wanted != (digest := digest_files(files)):
         raise NotFoundError(f"the tokenizer of {name!r} has the digest {digest}, not {wanted!r}")
     return TokenizerReply(base_model=name, tokenizer_id=tokenizer_id, digest=digest, files=files)
 
 
 def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a file does."""
-    paths = {**tokenizer_paths(folder), CONFIG: folder / CONFIG}
+    paths = {**find_tokenizer_files(folder), CONFIG_FILE_NAME: folder / CONFIG_FILE_NAME}
     stats = {name: path.stat() for name, path in paths.items() if path.is_file()}
     return tuple((name, found.st_size, found.st_mtime_ns) for name, found in stats.items())
 
@@ -56,7 +61,7 @@ def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
 @lru_cache(maxsize=64)
 def _digest(folder: Path, state: tuple[tuple[str, int, int], ...]) -> str:
     """A tokenizer's digest; it is computed again when a file changes."""
-    return digest_of(read_tokenizer(folder))
+    return digest_files(read_tokenizer_files(folder))
 
 
 def _reason(error: OSError | InvalidInput) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tinkex import types
 from tinkex.errors import InvalidInput
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.server.admission import check_pass, model_of
 from tinkex.server.base_models import check_trainable, find_model, served_models
 from tinkex.server.call import Call, Handler, Services
@@ -44,7 +44,7 @@ async def create_model(
         id="",
         tenant_id=tenant_id,
         session_id=request.session_id,
-        kind=Kind.CREATE_MODEL,
+        kind=JobKind.CREATE_MODEL,
         key=key_of("model", tenant_id, request.session_id, request.model_seq_id),
         run_id=run_id,
         position=0,
@@ -73,9 +73,9 @@ async def _submit_pass(
 ) -> types.UntypedAPIFuture:
     request, model_id = call.request, call.request.model_id
     if isinstance(request, types.ForwardRequest):
-        kind, work = Kind.FORWARD, request.forward_input
+        kind, work = JobKind.FORWARD, request.forward_input
     else:
-        kind, work = Kind.FORWARD_BACKWARD, request.forward_backward_input
+        kind, work = JobKind.FORWARD_BACKWARD, request.forward_backward_input
 
     def find(db: Connection) -> str:
         return trainable_run_of(db, call.tenant_id, model_id).base_model
@@ -94,7 +94,9 @@ async def optim_step(
 ) -> types.UntypedAPIFuture:
     """Promise an optimizer step."""
     request = call.request
-    return await submit_operation(services, call, Kind.OPTIM_STEP, request.model_id, request.seq_id)
+    return await submit_operation(
+        services, call, JobKind.OPTIM_STEP, request.model_id, request.seq_id
+    )
 
 
 async def create_custom_loss(
@@ -111,7 +113,7 @@ async def create_custom_loss(
         id="",
         tenant_id=tenant_id,
         session_id=request.session_id,
-        kind=Kind.CREATE_CUSTOM_LOSS,
+        kind=JobKind.CREATE_CUSTOM_LOSS,
         key=key_of("loss", tenant_id, request.session_id, request.custom_loss_seq_id),
         payload=call.body,
     )
@@ -146,7 +148,7 @@ async def unload_model(
     services: Services, call: Call[types.UnloadModelRequest]
 ) -> types.UntypedAPIFuture:
     """Promise to forget a model's live state, after what was promised before."""
-    return await submit_operation(services, call, Kind.UNLOAD_MODEL, call.request.model_id, None)
+    return await submit_operation(services, call, JobKind.UNLOAD_MODEL, call.request.model_id, None)
 
 
 ROUTES: dict[str, Handler] = {

@@ -70,9 +70,9 @@ def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(state.document, media_type=JSON)
 
 
-async def _figures(services: Services) -> figures.Figures:
+async def _figures(services: Services) -> figures.StoreStats:
     since = clock.now() - ALIVE_SECONDS
-    return await read(services, lambda db: figures.gather(db, alive_since=since))
+    return await read(services, lambda db: figures.collect_stats(db, alive_since=since))
 
 
 async def _refuse_strangers(

@@ -12,7 +12,7 @@ from tinkex.server.describe import moment, texts
 from tinkex.server.transactions import read
 from tinkex.store import audit, checkpoints, sessions, usage
 from tinkex.store.database import Connection
-from tinkex.store.records import AuditEntry, Checkpoint, Session
+from tinkex.store.records import AuditRecord, CheckpointRecord, SessionRecord
 from tinkex.types.billing import QuotaUsage, QuotaUsageResponse
 
 #: Events of the audit log by the filter that shows them.
@@ -43,8 +43,8 @@ async def audit_log(services: Services, call: Call[Any]) -> types.AuditLogRespon
     start = datetime.combine(asked, datetime.min.time(), UTC).timestamp()
     events = EVENTS.get(call.query.get("event_type", "all"))
 
-    def look(db: Connection) -> list[AuditEntry]:
-        return audit.entries(
+    def look(db: Connection) -> list[AuditRecord]:
+        return audit.list_audit(
             db,
             call.tenant_id,
             since=start,
@@ -57,7 +57,7 @@ async def audit_log(services: Services, call: Call[Any]) -> types.AuditLogRespon
     return types.AuditLogResponse(entries=[_describe(entry) for entry in reversed(found)])
 
 
-def _describe(entry: AuditEntry) -> types.AuditLogEntry:
+def _describe(entry: AuditRecord) -> types.AuditLogEntry:
     return types.AuditLogEntry(
         timestamp=moment(entry.at),
         event=entry.event,
@@ -73,7 +73,7 @@ async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsa
     tenant_id = call.tenant_id
 
     def look(db: Connection) -> types.BillingUsageResponse:
-        rows = usage.between(db, tenant_id, span.start, span.end)
+        rows = usage.list_usage(db, tenant_id, span.start, span.end)
         stored = storage_of(_kept(db, tenant_id), span, clock.now())
         uses = sorted(
             (*uses_of(rows).values(), *stored), key=lambda use: (use.hour, use.session_id)
@@ -96,18 +96,18 @@ async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsa
     return await read(services, look)
 
 
-def _kept(db: Connection, tenant_id: str) -> list[Checkpoint]:
+def _kept(db: Connection, tenant_id: str) -> list[CheckpointRecord]:
     """All checkpoints of a tenant that are still there."""
     now = clock.now()
-    found: list[Checkpoint] = []
+    found: list[CheckpointRecord] = []
     while True:
-        page, total = checkpoints.page(db, tenant_id, limit=_PAGE, offset=len(found), now=now)
+        page, total = checkpoints.list_page(db, tenant_id, limit=_PAGE, offset=len(found), now=now)
         found += page
         if not page or len(found) >= total:
             return found
 
 
-def _sessions(db: Connection, tenant_id: str, session_ids: set[str]) -> dict[str, Session]:
+def _sessions(db: Connection, tenant_id: str, session_ids: set[str]) -> dict[str, SessionRecord]:
     found = (sessions.find(db, session_id) for session_id in sorted(session_ids) if session_id)
     return {
         session.id: session
@@ -122,7 +122,8 @@ async def storage_usage(
     """What the caller's checkpoints take now, by project."""
     project_id = call.query.get("project_id")
     found = await read(
-        services, lambda db: checkpoints.storage(db, call.tenant_id, project_id, clock.now())
+        services,
+        lambda db: checkpoints.storage_by_project(db, call.tenant_id, project_id, clock.now()),
     )
     items = [
         types.CurrentCheckpointStorageUsageItem(
@@ -139,7 +140,9 @@ async def storage_usage(
 
 async def get_quotas(services: Services, call: Call[Any]) -> QuotaUsageResponse:
     """What the caller's tenant may have, and what it has."""
-    found = await read(services, lambda db: services.quotas.uses(db, call.tenant_id, clock.now()))
+    found = await read(
+        services, lambda db: services.quotas.list_usage(db, call.tenant_id, clock.now())
+    )
     return QuotaUsageResponse(
         quotas=[QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found]
     )

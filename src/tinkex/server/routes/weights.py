@@ -15,7 +15,7 @@ from tinkex.errors import (
     UnprocessableEntityError,
 )
 from tinkex.ids import TinkerPath, check_name, new_id, parse_tinker_path
-from tinkex.jobs.kinds import Kind
+from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.payloads import LoadPayload
 from tinkex.jobs.quotas import QuotaExceeded
 from tinkex.lifetimes import check_ttl
@@ -38,14 +38,14 @@ from tinkex.server.ownership import checkpoint_of, open_session_of, readable_che
 from tinkex.server.transactions import read, write
 from tinkex.store import jobs, repeats
 from tinkex.store.database import Connection
-from tinkex.store.records import Checkpoint, NewJob
+from tinkex.store.records import CheckpointRecord, NewJob
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import WeightsInfoRequest
 
 _SEGMENTS = {
-    Kind.SAVE_WEIGHTS: "weights",
-    Kind.SAVE_WEIGHTS_FOR_SAMPLER: "sampler_weights",
-    Kind.SAVE_WEIGHTS_EXTERNAL: "external_weights",
+    JobKind.SAVE_WEIGHTS: "weights",
+    JobKind.SAVE_WEIGHTS_FOR_SAMPLER: "sampler_weights",
+    JobKind.SAVE_WEIGHTS_EXTERNAL: "external_weights",
 }
 
 
@@ -55,7 +55,7 @@ async def save_weights(
 ) -> types.UntypedAPIFuture:
     """Promise a training checkpoint: weights and the optimizer's memory."""
     request = call.request
-    return await _save(services, call, Kind.SAVE_WEIGHTS, request.path)
+    return await _save(services, call, JobKind.SAVE_WEIGHTS, request.path)
 
 
 async def save_weights_for_sampler(
@@ -68,29 +68,29 @@ async def save_weights_for_sampler(
         raise UnprocessableEntityError(
             "save_weights_for_sampler needs path or sampling_session_seq_id"
         )
-    return await _save(services, call, Kind.SAVE_WEIGHTS_FOR_SAMPLER, request.path)
+    return await _save(services, call, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, request.path)
 
 
 async def save_weights_external(
     services: Services, call: Call[types.SaveWeightsExternalRequest]
 ) -> types.UntypedAPIFuture:
     """Promise weights in files that other tools read."""
-    return await _save(services, call, Kind.SAVE_WEIGHTS_EXTERNAL, call.request.path)
+    return await _save(services, call, JobKind.SAVE_WEIGHTS_EXTERNAL, call.request.path)
 
 
 async def _save(
-    services: Services, call: Call[Any], kind: Kind, name: str | None
+    services: Services, call: Call[Any], kind: JobKind, name: str | None
 ) -> types.UntypedAPIFuture:
     if name is not None:
         check_name(name)
     check_ttl(call.request.ttl_seconds)
     model_id, seq_id = call.request.model_id, call.request.seq_id
-    is_unnamed = kind == Kind.SAVE_WEIGHTS_FOR_SAMPLER and name is None
+    is_unnamed = kind == JobKind.SAVE_WEIGHTS_FOR_SAMPLER and name is None
     # A checkpoint without a name gets one of its own, so any that is not in use stands for it.
     path = None if is_unnamed else TinkerPath(model_id, _SEGMENTS[kind], name or "")
 
     def admit(db: Connection) -> None:
-        services.quotas.admit_checkpoint(db, call.tenant_id, path)
+        services.quotas.check_checkpoint(db, call.tenant_id, path)
 
     try:
         return await submit_operation(services, call, kind, model_id, seq_id, also=admit)
@@ -113,7 +113,7 @@ async def load_weights(
     return await submit_operation(
         services,
         call,
-        Kind.LOAD_WEIGHTS,
+        JobKind.LOAD_WEIGHTS,
         model_id,
         seq_id,
         payload=_payload(request, source),
@@ -145,7 +145,7 @@ async def _create_by_load(
         id="",
         tenant_id=tenant_id,
         session_id=session_id,
-        kind=Kind.LOAD_WEIGHTS,
+        kind=JobKind.LOAD_WEIGHTS,
         key=key,
         run_id=run_id,
         position=0,
@@ -156,13 +156,13 @@ async def _create_by_load(
 
 async def _source(
     services: Services, call: Call[types.LoadWeightsRequest], key: str | None
-) -> Checkpoint | None:
+) -> CheckpointRecord | None:
     """The checkpoint to load; None if the promise was made before, when it need not be there."""
     path = parse_tinker_path(call.request.path)
     readers = await readers_of(services, call, call.request.weights_access_token)
 
-    def look(db: Connection) -> Checkpoint | None:
-        if key is not None and jobs.by_key(db, key) is not None:
+    def look(db: Connection) -> CheckpointRecord | None:
+        if key is not None and jobs.find_by_key(db, key) is not None:
             return None
         return readable_checkpoint(db, readers, path, clock.now())
 
@@ -172,7 +172,7 @@ async def _source(
     return source
 
 
-def _payload(request: types.LoadWeightsRequest, source: Checkpoint | None) -> bytes:
+def _payload(request: types.LoadWeightsRequest, source: CheckpointRecord | None) -> bytes:
     if source is None:
         return b""
     return encode_json(
@@ -180,7 +180,9 @@ def _payload(request: types.LoadWeightsRequest, source: Checkpoint | None) -> by
     )
 
 
-def _note_loaded(db: Connection, call: Call[Any], source: Checkpoint | None, model_id: str) -> None:
+def _note_loaded(
+    db: Connection, call: Call[Any], source: CheckpointRecord | None, model_id: str
+) -> None:
     if source is not None:
         note_checkpoint(db, call.identity, "checkpoint_loaded", source, model_id=model_id)
 
@@ -215,7 +217,7 @@ async def copy_weights(
     path = parse_tinker_path(request.source_path)
     readers = await readers_of(services, call, request.weights_access_token)
 
-    def look(db: Connection) -> str | Checkpoint:
+    def look(db: Connection) -> str | CheckpointRecord:
         before = _recalled(db, call)
         if before is not None:
             return before
@@ -223,7 +225,7 @@ async def copy_weights(
         destination_of(db, tenant_id, request)
         source = readable_checkpoint(db, readers, path, clock.now())
         copied = path._replace(run_id="")
-        services.quotas.admit_checkpoint(db, tenant_id, copied, source.size_bytes)
+        services.quotas.check_checkpoint(db, tenant_id, copied, source.size_bytes)
         return source
 
     found = await read(services, look)
@@ -233,13 +235,15 @@ async def copy_weights(
 
 
 async def _copy(
-    services: Services, call: Call[types.CopyWeightsRequest], source: Checkpoint
+    services: Services, call: Call[types.CopyWeightsRequest], source: CheckpointRecord
 ) -> str:
     home, copy_id = services.home, new_id()
-    target = home.checkpoint(copy_id)
+    target = home.checkpoint_directory(copy_id)
     try:
-        await asyncio.to_thread(services.verified.verify, home.checkpoint(source.id), source.path)
-        await asyncio.to_thread(copy_files, home.checkpoint(source.id), target)
+        await asyncio.to_thread(
+            services.verified.verify, home.checkpoint_directory(source.id), source.path
+        )
+        await asyncio.to_thread(copy_files, home.checkpoint_directory(source.id), target)
     except CheckpointError:
         # If it was deleted meanwhile, that is the answer.
         await read(
@@ -253,7 +257,7 @@ async def _copy(
             return before, False
         place = destination_of(db, call.tenant_id, call.request)
         target_path = source.path._replace(run_id=place.run_id)
-        services.quotas.admit_checkpoint(db, call.tenant_id, target_path, source.size_bytes)
+        services.quotas.check_checkpoint(db, call.tenant_id, target_path, source.size_bytes)
         copy = enter_copy(db, source, copy_id, place, call.request.ttl_seconds)
         note_checkpoint(db, call.identity, "checkpoint_copied", copy, source=str(source.path))
         _remember(db, call, str(copy.path))
@@ -274,13 +278,13 @@ async def _copy(
 
 def _recalled(db: Connection, call: Call[Any]) -> str | None:
     key = call.repeat_key
-    return repeats.recall(db, call.tenant_id, call.endpoint, key) if key else None
+    return repeats.find_response(db, call.tenant_id, call.endpoint, key) if key else None
 
 
 def _remember(db: Connection, call: Call[Any], answer: str) -> None:
     key = call.repeat_key
     if key:
-        repeats.remember(db, call.tenant_id, call.endpoint, key, answer, clock.now())
+        repeats.save_response(db, call.tenant_id, call.endpoint, key, answer, clock.now())
 
 
 ROUTES: dict[str, Handler] = {

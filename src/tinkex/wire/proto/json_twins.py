@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from tinkex.types.base import decode_hook, learned
+from tinkex.types.base import decode_hook, preload_type
 from tinkex.types.inputs import Datum, ModelInput
 from tinkex.types.sampling import (
     PromptAltTokens,
@@ -62,72 +62,72 @@ JSON_FIELDS: dict[type, tuple[str, ...]] = {
 }
 
 
-class _Datum(msgspec.Struct):
+class _JsonDatum(msgspec.Struct):
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
 
 
-class _Input(msgspec.Struct):
-    data: list[_Datum]
+class _JsonForwardBackwardInput(msgspec.Struct):
+    data: list[_JsonDatum]
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class _ForwardBackward(msgspec.Struct):
-    forward_backward_input: _Input
+class _JsonForwardBackwardRequest(msgspec.Struct):
+    forward_backward_input: _JsonForwardBackwardInput
     model_id: str
     seq_id: int | None = None
 
 
-class _Forward(msgspec.Struct):
-    forward_input: _Input
+class _JsonForwardRequest(msgspec.Struct):
+    forward_input: _JsonForwardBackwardInput
     model_id: str
     seq_id: int | None = None
 
 
-class _Output(msgspec.Struct):
+class _JsonForwardBackwardOutput(msgspec.Struct):
     loss_fn_output_type: str | None = None
     loss_fn_outputs: list[dict[str, TensorData | None]] | None = None
     metrics: dict[str, float | None] | None = None
 
 
-class _Sequence(msgspec.Struct):
+class _JsonSampledSequence(msgspec.Struct):
     stop_reason: StopReason | None = None
     tokens: list[Int32] | None = None
     logprobs: Floats | None = None
     topk_logprobs: TopkRows | None = None
 
 
-class _Alternatives(msgspec.Struct):
+class _JsonPromptAltTokens(msgspec.Struct):
     tokens: TensorData
     logprobs: TensorData
 
 
-class _Sample(msgspec.Struct):
-    sequences: list[_Sequence]
+class _JsonSampleResponse(msgspec.Struct):
+    sequences: list[_JsonSampledSequence]
     prompt_logprobs: Floats | None = None
     topk_prompt_logprobs: TopkRows | None = None
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int | None = None
-    prompt_alt_tokens: _Alternatives | None = None
+    prompt_alt_tokens: _JsonPromptAltTokens | None = None
 
 
 def forward_backward_request_from_json(obj: object) -> ForwardBackwardRequest:
     """Read the object that older clients post to forward_backward."""
-    found = _convert(obj, _ForwardBackward)
+    found = _convert(obj, _JsonForwardBackwardRequest)
     work = _read_input(found.forward_backward_input)
     return ForwardBackwardRequest(work, found.model_id, found.seq_id)
 
 
 def forward_request_from_json(obj: object) -> ForwardRequest:
     """Read the object that older clients post to forward."""
-    found = _convert(obj, _Forward)
+    found = _convert(obj, _JsonForwardRequest)
     return ForwardRequest(_read_input(found.forward_input), found.model_id, found.seq_id)
 
 
 def forward_backward_output_from_json(obj: object) -> ForwardBackwardOutput:
     """Read the result that older servers give for forward and forward_backward."""
-    found = _convert(obj, _Output)
+    found = _convert(obj, _JsonForwardBackwardOutput)
     outputs = [
         {name: tensor for name, tensor in output.items() if tensor is not None}
         for output in found.loss_fn_outputs or ()
@@ -143,12 +143,12 @@ def forward_backward_output_from_json(obj: object) -> ForwardBackwardOutput:
 
 def sample_response_from_json(obj: object) -> SampleResponse:
     """Read the result that older servers give for a sampling request."""
-    found = _convert(obj, _Sample)
+    found = _convert(obj, _JsonSampleResponse)
     drawn = found.prompt_alt_tokens
     return SampleResponse(
         sequences=[_read_sequence(sequence) for sequence in found.sequences],
-        prompt_logprobs_np=_floats(found.prompt_logprobs),
-        topk_prompt_logprobs_np=_topk(found.topk_prompt_logprobs),
+        prompt_logprobs_np=_float_array(found.prompt_logprobs),
+        topk_prompt_logprobs_np=_topk_arrays(found.topk_prompt_logprobs),
         target_prompt_logprobs=found.target_prompt_logprobs,
         prompt_cache_hit_tokens=found.prompt_cache_hit_tokens or 0,
         prompt_alt_tokens=None if drawn is None else PromptAltTokens(drawn.tokens, drawn.logprobs),
@@ -156,27 +156,27 @@ def sample_response_from_json(obj: object) -> SampleResponse:
 
 
 def _convert(obj: object, type_: type[T]) -> T:
-    return msgspec.convert(obj, learned(type_), dec_hook=decode_hook)
+    return msgspec.convert(obj, preload_type(type_), dec_hook=decode_hook)
 
 
-def _read_input(found: _Input) -> ForwardBackwardInput:
+def _read_input(found: _JsonForwardBackwardInput) -> ForwardBackwardInput:
     datums = [Datum(datum.model_input, datum.loss_fn_inputs) for datum in found.data]
     # Which losses there are is the server's to say, not the codec's.
     return ForwardBackwardInput(datums, cast(LossFnType, found.loss_fn), found.loss_fn_config)
 
 
-def _read_sequence(found: _Sequence) -> SampledSequence:
+def _read_sequence(found: _JsonSampledSequence) -> SampledSequence:
     # As in the binary form: no reason means "stop", and the id comes with the promise.
     return SampledSequence(
         stop_reason=found.stop_reason or "stop",
         sequence_id="",
         tokens_np=_array(found.tokens or (), "int32"),
-        logprobs_np=_floats(found.logprobs),
-        topk_logprobs_np=_topk(found.topk_logprobs),
+        logprobs_np=_float_array(found.logprobs),
+        topk_logprobs_np=_topk_arrays(found.topk_logprobs),
     )
 
 
-def _floats(numbers: Floats | None) -> Array | None:
+def _float_array(numbers: Floats | None) -> Array | None:
     # numpy reads None as NaN.
     return _array(numbers, "float32") if numbers else None
 
@@ -187,5 +187,5 @@ def _array(numbers: Sequence[float | None], dtype: str) -> Array:
     return np.array(numbers, dtype)
 
 
-def _topk(rows: TopkRows | None) -> TopkLogprobs | None:
+def _topk_arrays(rows: TopkRows | None) -> TopkLogprobs | None:
     return topk_from_rows(rows) if rows and any(rows) else None

@@ -12,11 +12,11 @@ from tinkex.wire.proto.wire_format import (
     LEN,
     MESSAGE_VALUE,
     VARINT,
+    MessageWriter,
     WireError,
-    Writer,
+    make_tag,
     read_fields,
     read_map_entry,
-    tag,
     to_double,
     to_int64,
     to_text,
@@ -24,13 +24,13 @@ from tinkex.wire.proto.wire_format import (
 )
 
 # ForwardBackwardOutput
-OUTPUT_TYPE = tag(1, LEN)
-RECORDS = tag(2, LEN)
-METRICS = tag(3, LEN)
+OUTPUT_TYPE = make_tag(1, LEN)
+RECORDS = make_tag(2, LEN)
+METRICS = make_tag(3, LEN)
 # ArrayRecord
-TYPE_TAG = tag(1, LEN)
-FIELDS = tag(2, LEN)
-NUM_DATUMS = tag(3, VARINT)
+TYPE_TAG = make_tag(1, LEN)
+FIELDS = make_tag(2, LEN)
+NUM_DATUMS = make_tag(3, VARINT)
 
 DEFAULT_OUTPUT_TYPE = "ArrayRecord"
 #: Records without fields cost no bytes per datum; beyond this their count is not believed.
@@ -39,20 +39,20 @@ MAX_BARE_DATUMS = 1 << 20
 
 def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
     """The result, with one record for each run of datums that differ only in length."""
-    message = Writer()
+    message = MessageWriter()
     message.text(OUTPUT_TYPE, output.loss_fn_output_type)
-    for _, run in groupby(output.loss_fn_outputs, _kind):
+    for _, run in groupby(output.loss_fn_outputs, _record_key):
         message.message(RECORDS, _write_record, (output.loss_fn_output_type, list(run)))
     message.entries(METRICS, write_double_value, output.metrics)
     return message.to_bytes()
 
 
-def _kind(datum: LossFnOutput) -> list[tuple[str, str, list[int]]]:
+def _record_key(datum: LossFnOutput) -> list[tuple[str, str, list[int]]]:
     """What datums of one record have in common."""
     return sorted((name, tensor.dtype, tensor.shape[1:]) for name, tensor in datum.items())
 
 
-def _write_record(record: Writer, content: tuple[str, list[LossFnOutput]]) -> None:
+def _write_record(record: MessageWriter, content: tuple[str, list[LossFnOutput]]) -> None:
     type_tag, datums = content
     record.text(TYPE_TAG, type_tag)
     columns = {name: [datum[name] for datum in datums] for name in datums[0]}
@@ -60,7 +60,7 @@ def _write_record(record: Writer, content: tuple[str, list[LossFnOutput]]) -> No
     record.number(NUM_DATUMS, len(datums))
 
 
-def _write_column(entry: Writer, tensors: list[TensorData]) -> None:
+def _write_column(entry: MessageWriter, tensors: list[TensorData]) -> None:
     entry.message(MESSAGE_VALUE, write_column, tensors)
 
 
@@ -82,7 +82,7 @@ def decode_forward_backward_output(data: bytes) -> ForwardBackwardOutput:
                 raise WireError(
                     f"a result claims {num_bare_datums} datums and says nothing of them"
                 )
-            outputs += _rows(columns, num_datums)
+            outputs += _columns_to_datums(columns, num_datums)
     return ForwardBackwardOutput(
         loss_fn_output_type=output_type.rpartition(":")[2] or DEFAULT_OUTPUT_TYPE,
         loss_fn_outputs=outputs,
@@ -105,7 +105,7 @@ def _read_record(data: memoryview) -> tuple[dict[str, list[TensorData]], int]:
     return columns, num_datums or max(map(len, columns.values()), default=0)
 
 
-def _rows(columns: dict[str, list[TensorData]], num_datums: int) -> list[LossFnOutput]:
+def _columns_to_datums(columns: dict[str, list[TensorData]], num_datums: int) -> list[LossFnOutput]:
     """Turn columns into datums; a column may have rows to spare, but not too few."""
     for name, column in columns.items():
         if len(column) < num_datums:

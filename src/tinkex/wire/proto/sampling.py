@@ -16,15 +16,15 @@ from tinkex.types.sampling import (
 from tinkex.types.tensors import TensorData
 from tinkex.wire.proto.tensors import array_bytes, copy_array, read_tensor, write_tensor
 from tinkex.wire.proto.wire_format import (
+    EMPTY,
     LEN,
-    NOTHING,
     VARINT,
+    MessageWriter,
     Readers,
     WireError,
-    Writer,
+    make_tag,
     read_fields,
     read_singular,
-    tag,
     to_int32,
     to_payload,
     to_uint32,
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any]
 
 # SampleResponse
-SEQUENCES = tag(1, LEN)
-PROMPT_LOGPROBS = tag(2, LEN)
-TOPK_PROMPT_LOGPROBS = tag(3, LEN)
-PROMPT_CACHE_HIT_TOKENS = tag(4, VARINT)
-TARGET_PROMPT_LOGPROBS = tag(5, LEN)
-PROMPT_ALT_TOKENS = tag(6, LEN)
+SEQUENCES = make_tag(1, LEN)
+PROMPT_LOGPROBS = make_tag(2, LEN)
+TOPK_PROMPT_LOGPROBS = make_tag(3, LEN)
+PROMPT_CACHE_HIT_TOKENS = make_tag(4, VARINT)
+TARGET_PROMPT_LOGPROBS = make_tag(5, LEN)
+PROMPT_ALT_TOKENS = make_tag(6, LEN)
 # SampledSequence
-STOP_REASON = tag(1, VARINT)
-TOKENS = tag(2, LEN)
-LOGPROBS = tag(3, LEN)
-TOPK_SAMPLED_LOGPROBS = tag(4, LEN)
+STOP_REASON = make_tag(1, VARINT)
+TOKENS = make_tag(2, LEN)
+LOGPROBS = make_tag(3, LEN)
+TOPK_SAMPLED_LOGPROBS = make_tag(4, LEN)
 # TopkLogprobs
-TOPK_TOKEN_IDS = tag(1, LEN)
-TOPK_LOGPROBS = tag(2, LEN)
-TOPK_K = tag(3, VARINT)
-TOPK_LENGTH = tag(4, VARINT)
+TOPK_TOKEN_IDS = make_tag(1, LEN)
+TOPK_LOGPROBS = make_tag(2, LEN)
+TOPK_K = make_tag(3, VARINT)
+TOPK_LENGTH = make_tag(4, VARINT)
 # PromptAltTokens
-ALT_TOKENS = tag(1, LEN)
-ALT_LOGPROBS = tag(2, LEN)
+ALT_TOKENS = make_tag(1, LEN)
+ALT_LOGPROBS = make_tag(2, LEN)
 
 STOP_REASONS: dict[int, StopReason] = {0: "stop", 1: "length"}
 STOP_REASON_CODES = {reason: code for code, reason in STOP_REASONS.items()}
@@ -62,7 +62,7 @@ STOP_REASON_CODES = {reason: code for code, reason in STOP_REASONS.items()}
 
 def encode_sample_response(response: SampleResponse) -> bytes:
     """The result of a sampling request."""
-    message = Writer()
+    message = MessageWriter()
     for sequence in response.sequences:
         message.message(SEQUENCES, _write_sequence, sequence)
     _write_floats(message, PROMPT_LOGPROBS, _array_or_list(response, "prompt_logprobs"))
@@ -75,33 +75,33 @@ def encode_sample_response(response: SampleResponse) -> bytes:
     return message.to_bytes()
 
 
-def _write_sequence(message: Writer, sequence: SampledSequence) -> None:
+def _write_sequence(message: MessageWriter, sequence: SampledSequence) -> None:
     message.number(STOP_REASON, STOP_REASON_CODES[sequence.stop_reason])
-    message.payload(TOKENS, _raw(_array_or_list(sequence, "tokens"), "<i4"))
+    message.payload(TOKENS, _array_payload(_array_or_list(sequence, "tokens"), "<i4"))
     _write_floats(message, LOGPROBS, _array_or_list(sequence, "logprobs"))
     _write_topk(message, TOPK_SAMPLED_LOGPROBS, _array_or_list(sequence, "topk_logprobs"))
 
 
-def _write_floats(message: Writer, tag_: int, numbers: Any) -> None:
+def _write_floats(message: MessageWriter, tag_: int, numbers: Any) -> None:
     if numbers is not None:
-        message.payload(tag_, _raw(numbers, "<f4"), present=True)
+        message.payload(tag_, _array_payload(numbers, "<f4"), present=True)
 
 
-def _write_topk(message: Writer, tag_: int, topk: Any) -> None:
+def _write_topk(message: MessageWriter, tag_: int, topk: Any) -> None:
     if topk is not None:
         matrices = topk if isinstance(topk, TopkLogprobs) else topk_from_rows(topk)
         message.message(tag_, _write_matrices, matrices)
 
 
-def _write_matrices(message: Writer, topk: TopkLogprobs) -> None:
+def _write_matrices(message: MessageWriter, topk: TopkLogprobs) -> None:
     length, k = topk.token_ids.shape
-    message.payload(TOPK_TOKEN_IDS, _raw(topk.token_ids, "<i4"))
-    message.payload(TOPK_LOGPROBS, _raw(topk.logprobs, "<f4"))
+    message.payload(TOPK_TOKEN_IDS, _array_payload(topk.token_ids, "<i4"))
+    message.payload(TOPK_LOGPROBS, _array_payload(topk.logprobs, "<f4"))
     message.number(TOPK_K, k)
     message.number(TOPK_LENGTH, length)
 
 
-def _write_alternatives(message: Writer, alternatives: PromptAltTokens) -> None:
+def _write_alternatives(message: MessageWriter, alternatives: PromptAltTokens) -> None:
     message.message(ALT_TOKENS, write_tensor, alternatives.tokens)
     message.message(ALT_LOGPROBS, write_tensor, alternatives.logprobs)
 
@@ -112,7 +112,7 @@ def _array_or_list(owner: SampleResponse | SampledSequence, name: str) -> Any:
     return getattr(owner, name) if given is None else given
 
 
-def _raw(numbers: Any, on_wire: str) -> memoryview:
+def _array_payload(numbers: Any, on_wire: str) -> memoryview:
     import numpy as np
 
     return array_bytes(np.asarray(numbers, on_wire))
@@ -141,14 +141,14 @@ def decode_sample_response(data: bytes) -> SampleResponse:
             sequences.append(_read_sequence(payload))
         elif tag_ == PROMPT_CACHE_HIT_TOKENS:
             fields["prompt_cache_hit_tokens"] = to_int32(number)
-        elif tag_ in _READERS:
-            name, read = _READERS[tag_]
+        elif tag_ in _FIELD_READERS:
+            name, read = _FIELD_READERS[tag_]
             fields[name] = read(payload)
     return SampleResponse(sequences=sequences, **fields)
 
 
 def _read_sequence(data: memoryview) -> SampledSequence:
-    code, tokens, logprobs, topk = 0, NOTHING, NOTHING, None
+    code, tokens, logprobs, topk = 0, EMPTY, EMPTY, None
     for tag_, number, payload in read_fields(data):
         if tag_ == STOP_REASON:
             code = to_int32(number)
@@ -176,7 +176,7 @@ def _read_topk(data: memoryview) -> TopkLogprobs | None:
         return None
     matrices = []
     for tag_, on_wire in ((TOPK_TOKEN_IDS, "<i4"), (TOPK_LOGPROBS, "<f4")):
-        flat = copy_array(found.get(tag_, NOTHING), on_wire, 4, "topk_logprobs")
+        flat = copy_array(found.get(tag_, EMPTY), on_wire, 4, "topk_logprobs")
         if flat.size != k * length:
             raise WireError(f"topk_logprobs has {flat.size} numbers for {length} rows of {k}")
         matrices.append(flat.reshape(length, k))
@@ -186,12 +186,12 @@ def _read_topk(data: memoryview) -> TopkLogprobs | None:
 def _read_alternatives(data: memoryview) -> PromptAltTokens:
     found = read_singular(data, {ALT_TOKENS: to_payload, ALT_LOGPROBS: to_payload})
     return PromptAltTokens(
-        tokens=read_tensor(found.get(ALT_TOKENS, NOTHING), "prompt_alt_tokens.tokens"),
-        logprobs=read_tensor(found.get(ALT_LOGPROBS, NOTHING), "prompt_alt_tokens.logprobs"),
+        tokens=read_tensor(found.get(ALT_TOKENS, EMPTY), "prompt_alt_tokens.tokens"),
+        logprobs=read_tensor(found.get(ALT_LOGPROBS, EMPTY), "prompt_alt_tokens.logprobs"),
     )
 
 
-def _read_target(data: memoryview) -> TensorData:
+def _read_target_logprobs(data: memoryview) -> TensorData:
     return read_tensor(data, "target_prompt_logprobs")
 
 
@@ -201,9 +201,9 @@ _TOPK_READERS: Readers = {
     TOPK_K: to_uint32,
     TOPK_LENGTH: to_uint32,
 }
-_READERS: dict[int, tuple[str, Callable[[memoryview], Any]]] = {
+_FIELD_READERS: dict[int, tuple[str, Callable[[memoryview], Any]]] = {
     PROMPT_LOGPROBS: ("prompt_logprobs_np", _read_logprobs),
     TOPK_PROMPT_LOGPROBS: ("topk_prompt_logprobs_np", _read_topk),
-    TARGET_PROMPT_LOGPROBS: ("target_prompt_logprobs", _read_target),
+    TARGET_PROMPT_LOGPROBS: ("target_prompt_logprobs", _read_target_logprobs),
     PROMPT_ALT_TOKENS: ("prompt_alt_tokens", _read_alternatives),
 }

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tinkex.types.tensors import TensorData, TensorDtype
 from tinkex.wire.proto.wire_format import (
+    EMPTY,
     LEN,
-    NOTHING,
     VARINT,
+    MessageWriter,
     WireError,
-    Writer,
+    make_tag,
     read_fields,
     read_integers,
     read_singular,
-    tag,
     to_int32,
     to_payload,
 )
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any]
 
 # Tensor
-DENSE = tag(1, LEN)
-SPARSE_CSR = tag(2, LEN)
-DTYPE = tag(3, VARINT)
-SHAPE = tag(4, LEN)
-SHAPE_UNPACKED = tag(4, VARINT)
+DENSE = make_tag(1, LEN)
+SPARSE_CSR = make_tag(2, LEN)
+DTYPE = make_tag(3, VARINT)
+SHAPE = make_tag(4, LEN)
+SHAPE_UNPACKED = make_tag(4, VARINT)
 # SparseCsr
-VALUES = tag(1, LEN)
-CROW_INDICES = tag(2, LEN)
-COL_INDICES = tag(3, LEN)
+VALUES = make_tag(1, LEN)
+CROW_INDICES = make_tag(2, LEN)
+COL_INDICES = make_tag(3, LEN)
 # BatchedTensor; its dtype and trailing shape are numbered like those of Tensor
-DATA = tag(1, LEN)
-OFFSETS = tag(2, LEN)
+DATA = make_tag(1, LEN)
+OFFSETS = make_tag(2, LEN)
 
 
-class Layout(NamedTuple):
+class WireDtype(NamedTuple):
     """How numbers lie on the wire, and what they are in memory."""
 
     on_wire: str
@@ -52,21 +52,21 @@ class Layout(NamedTuple):
 
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
-LAYOUTS = {
-    FLOAT32: Layout("<f4", 4, "float32"),
-    INT64: Layout("<i8", 8, "int64"),
-    INT32: Layout("<i4", 4, "int64"),
-    BFLOAT16: Layout("<u2", 2, "float32"),
+WIRE_DTYPES = {
+    FLOAT32: WireDtype("<f4", 4, "float32"),
+    INT64: WireDtype("<i8", 8, "int64"),
+    INT32: WireDtype("<i4", 4, "int64"),
+    BFLOAT16: WireDtype("<u2", 2, "float32"),
 }
 #: numpy has no more; and the product of very many sizes would take its time.
 MAX_DIMENSIONS = 64
-CODES = {"float32": FLOAT32, "int64": INT64}
+DTYPE_CODES = {"float32": FLOAT32, "int64": INT64}
 
 
-def layout_of(code: int, what: str) -> Layout:
+def wire_dtype(code: int, what: str) -> WireDtype:
     """The layout of a DType; `what`, here and below, names the thing in an error."""
     try:
-        return LAYOUTS[code]
+        return WIRE_DTYPES[code]
     except KeyError:
         raise WireError(f"{what} has the unknown dtype {code}") from None
 
@@ -93,7 +93,7 @@ def copy_array(payload: memoryview, on_wire: str, num_bytes: int, what: str) -> 
 
 def read_array(payload: memoryview, code: int, what: str) -> Array:
     """A flat writable array; int32 is widened to int64, bfloat16 to float32."""
-    layout = layout_of(code, what)
+    layout = wire_dtype(code, what)
     array = copy_array(payload, layout.on_wire, layout.num_bytes, what)
     if code == BFLOAT16:
         # A bfloat16 is the upper half of a float32.
@@ -101,16 +101,16 @@ def read_array(payload: memoryview, code: int, what: str) -> Array:
     return array.astype(layout.dtype, copy=False)
 
 
-def write_tensor(message: Writer, tensor: TensorData) -> None:
+def write_tensor(message: MessageWriter, tensor: TensorData) -> None:
     """Encode a Tensor."""
     if tensor.is_sparse:
         message.message(SPARSE_CSR, _write_csr, tensor)
     else:
         message.payload(DENSE, array_bytes(tensor.array), present=True)
-    message.raw(dtype_and_shape(tensor.dtype, tuple(tensor.shape)))
+    message.raw(encode_dtype_and_shape(tensor.dtype, tuple(tensor.shape)))
 
 
-def _write_csr(message: Writer, tensor: TensorData) -> None:
+def _write_csr(message: MessageWriter, tensor: TensorData) -> None:
     tags = (VALUES, CROW_INDICES, COL_INDICES)
     for tag_, array in zip(tags, (tensor.array, tensor.crow_array, tensor.col_array), strict=True):
         if array is not None:
@@ -118,17 +118,17 @@ def _write_csr(message: Writer, tensor: TensorData) -> None:
 
 
 @lru_cache(maxsize=1024)
-def dtype_and_shape(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
+def encode_dtype_and_shape(dtype: TensorDtype, shape: tuple[int, ...]) -> bytes:
     """What stands after the numbers of a Tensor."""
-    fields = Writer()
-    fields.number(DTYPE, CODES[dtype])
+    fields = MessageWriter()
+    fields.number(DTYPE, DTYPE_CODES[dtype])
     fields.packed(SHAPE, shape)
     return fields.to_bytes()
 
 
 def read_tensor(data: memoryview, what: str) -> TensorData:
     """Decode a Tensor; a sparse one stays sparse."""
-    dense, csr, code = NOTHING, None, 0
+    dense, csr, code = EMPTY, None, 0
     shape: list[int] = []
     for tag_, number, payload in read_fields(data):
         if tag_ == DENSE:
@@ -145,24 +145,24 @@ def read_tensor(data: memoryview, what: str) -> TensorData:
     values = read_array(dense, code, what)
     # An absent shape is that of a scalar, or was never given.
     given = shape if shape or values.size == 1 else None
-    return _tensor(what, values, LAYOUTS[code].dtype, given)
+    return _checked_tensor(what, values, WIRE_DTYPES[code].dtype, given)
 
 
 def _read_csr(data: memoryview, code: int, shape: list[int], what: str) -> TensorData:
     tags = (VALUES, CROW_INDICES, COL_INDICES)
     found = read_singular(data, dict.fromkeys(tags, to_payload))
-    values, crow, cols = (found.get(tag_, NOTHING) for tag_ in tags)
-    return _tensor(
+    values, crow, cols = (found.get(tag_, EMPTY) for tag_ in tags)
+    return _checked_tensor(
         what,
         read_array(values, code, what),
-        LAYOUTS[code].dtype,
+        WIRE_DTYPES[code].dtype,
         shape,
         read_array(crow, INT64, f"{what}'s row pointers"),
         read_array(cols, INT64, f"{what}'s column numbers"),
     )
 
 
-def _tensor(what: str, *parts: Any) -> TensorData:
+def _checked_tensor(what: str, *parts: Any) -> TensorData:
     """Let TensorData check that its parts fit; here it was not the caller who chose them."""
     try:
         return TensorData(*parts)
@@ -170,7 +170,7 @@ def _tensor(what: str, *parts: Any) -> TensorData:
         raise WireError(f"{what} makes no tensor: {error}") from None
 
 
-def write_column(message: Writer, tensors: Sequence[TensorData]) -> None:
+def write_column(message: MessageWriter, tensors: Sequence[TensorData]) -> None:
     """Encode one field of many datums, equal but for their length, as a BatchedTensor."""
     import numpy as np
 
@@ -180,12 +180,12 @@ def write_column(message: Writer, tensors: Sequence[TensorData]) -> None:
     np.cumsum([array.nbytes for array in arrays], out=offsets[1:])
     message.payload(DATA, b"".join(map(array_bytes, arrays)))
     message.payload(OFFSETS, offsets.data)
-    message.raw(dtype_and_shape(tensors[0].dtype, arrays[0].shape[1:]))
+    message.raw(encode_dtype_and_shape(tensors[0].dtype, arrays[0].shape[1:]))
 
 
 def read_column(data: memoryview, what: str) -> list[TensorData]:
     """Decode a BatchedTensor: the tensors of many datums, views on one copy of its memory."""
-    parts = dict.fromkeys((DATA, OFFSETS), NOTHING)
+    parts = dict.fromkeys((DATA, OFFSETS), EMPTY)
     code, trailing_shape = 0, list[int]()
     for tag_, number, payload in read_fields(data):
         if tag_ in parts:
@@ -197,7 +197,7 @@ def read_column(data: memoryview, what: str) -> list[TensorData]:
     check_rank(trailing_shape, what)
     cells = _shape_cells(read_array(parts[DATA], code, what), trailing_shape, what)
     offsets = read_array(parts[OFFSETS], INT64, f"{what}'s offsets")
-    cell_bytes = prod(trailing_shape) * LAYOUTS[code].num_bytes
+    cell_bytes = prod(trailing_shape) * WIRE_DTYPES[code].num_bytes
     bounds = _cell_bounds(offsets, cell_bytes, len(parts[DATA]), what)
     return [TensorData.from_numpy(cells[start:end]) for start, end in pairwise(bounds)]
 

@@ -22,11 +22,11 @@ from tinkex.types.inputs import (
 from tinkex.types.tensors import TensorData, TensorDtype
 from tinkex.types.training import ForwardBackwardInput, ForwardBackwardRequest, LossFnType
 from tinkex.wire.proto.tensors import (
-    CODES,
     DENSE,
-    LAYOUTS,
+    DTYPE_CODES,
+    WIRE_DTYPES,
     array_bytes,
-    dtype_and_shape,
+    encode_dtype_and_shape,
     read_tensor,
     write_tensor,
 )
@@ -36,15 +36,15 @@ from tinkex.wire.proto.wire_format import (
     LEN,
     MESSAGE_VALUE,
     VARINT,
+    MessageWriter,
     WireError,
-    Writer,
-    head,
-    map_key,
+    encode_map_key,
+    encode_tag_and_number,
+    make_tag,
     read_fields,
     read_map_entry,
     read_oneof,
     read_singular,
-    tag,
     to_double,
     to_int32,
     to_int64,
@@ -54,38 +54,38 @@ from tinkex.wire.proto.wire_format import (
 )
 
 # ForwardBackwardRequest
-MODEL_ID = tag(1, LEN)
-SEQ_ID = tag(2, VARINT)
-DATA = tag(3, LEN)
-LOSS_FN = tag(4, LEN)
-LOSS_FN_CONFIG = tag(5, LEN)
-FORWARD_ONLY = tag(6, VARINT)
-LOSS_FN_CONFIG_V2 = tag(7, LEN)
+MODEL_ID = make_tag(1, LEN)
+SEQ_ID = make_tag(2, VARINT)
+DATA = make_tag(3, LEN)
+LOSS_FN = make_tag(4, LEN)
+LOSS_FN_CONFIG = make_tag(5, LEN)
+FORWARD_ONLY = make_tag(6, VARINT)
+LOSS_FN_CONFIG_V2 = make_tag(7, LEN)
 # LossConfigValue
-CONFIG_NUMBER = tag(1, FIXED64)
-CONFIG_TEXT = tag(2, LEN)
+CONFIG_NUMBER = make_tag(1, FIXED64)
+CONFIG_TEXT = make_tag(2, LEN)
 # Datum
-MODEL_INPUT = tag(1, LEN)
-LOSS_FN_INPUTS = tag(2, LEN)
-MODEL_INPUT_SPANS = tag(3, LEN)
-LOSS_FN_INPUT_SPANS = tag(4, LEN)
+MODEL_INPUT = make_tag(1, LEN)
+LOSS_FN_INPUTS = make_tag(2, LEN)
+MODEL_INPUT_SPANS = make_tag(3, LEN)
+LOSS_FN_INPUT_SPANS = make_tag(4, LEN)
 # Chunk
-ENCODED_TEXT = tag(1, LEN)
-IMAGE = tag(2, LEN)
-DMEL = tag(3, LEN)
+ENCODED_TEXT = make_tag(1, LEN)
+IMAGE = make_tag(2, LEN)
+DMEL = make_tag(3, LEN)
 # EncodedTextChunk, ImageChunk, DmelChunk
-TEXT_TOKENS = tag(1, LEN)
-IMAGE_DATA = tag(1, LEN)
-IMAGE_FORMAT = tag(2, LEN)
-IMAGE_EXPECTED_TOKENS = tag(3, VARINT)
-DMEL_BYTES = tag(1, LEN)
+TEXT_TOKENS = make_tag(1, LEN)
+IMAGE_DATA = make_tag(1, LEN)
+IMAGE_FORMAT = make_tag(2, LEN)
+IMAGE_EXPECTED_TOKENS = make_tag(3, VARINT)
+DMEL_BYTES = make_tag(1, LEN)
 # ProvenanceSpan
-PROMPT_TOKENS = tag(1, LEN)
-SAMPLED_TOKENS = tag(2, LEN)
+PROMPT_TOKENS = make_tag(1, LEN)
+SAMPLED_TOKENS = make_tag(2, LEN)
 # PromptProvenanceSpan, SampledProvenanceSpan
-SPAN_SEQUENCE_ID = tag(1, LEN)
-SPAN_OFFSET = tag(2, VARINT)
-SPAN_LENGTH = tag(3, VARINT)
+SPAN_SEQUENCE_ID = make_tag(1, LEN)
+SPAN_OFFSET = make_tag(2, VARINT)
+SPAN_LENGTH = make_tag(3, VARINT)
 
 Span: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
 #: The most datums, chunks, tensors and spans of one request.
@@ -98,14 +98,14 @@ def encode_forward_backward_request(
 ) -> bytes:
     """The body of a forward_backward call, or of a forward call when `forward_only`."""
     work = request.forward_backward_input
-    config = _check_config(work.loss_fn_config or {})
+    config = _check_loss_config(work.loss_fn_config or {})
     numbers = {name: value for name, value in config.items() if isinstance(value, float)}
-    message = Writer()
-    message.text(MODEL_ID, _text("model_id", request.model_id))
-    message.number(SEQ_ID, _int32("seq_id", request.seq_id or 0))
+    message = MessageWriter()
+    message.text(MODEL_ID, _check_text("model_id", request.model_id))
+    message.number(SEQ_ID, _check_int32("seq_id", request.seq_id or 0))
     for datum in work.data:
         message.message(DATA, _write_datum, datum)
-    message.text(LOSS_FN, _text("loss_fn", work.loss_fn))
+    message.text(LOSS_FN, _check_text("loss_fn", work.loss_fn))
     # Servers that know only the older map still get the numbers.
     message.entries(LOSS_FN_CONFIG, write_double_value, numbers)
     message.number(FORWARD_ONLY, forward_only)
@@ -113,7 +113,7 @@ def encode_forward_backward_request(
     return message.to_bytes()
 
 
-def _check_config(config: Mapping[str, Any]) -> dict[str, float | str]:
+def _check_loss_config(config: Mapping[str, Any]) -> dict[str, float | str]:
     checked: dict[str, float | str] = {}
     for name, value in config.items():
         try:
@@ -125,31 +125,31 @@ def _check_config(config: Mapping[str, Any]) -> dict[str, float | str]:
     return checked
 
 
-def _write_config(entry: Writer, value: float | str) -> None:
+def _write_config(entry: MessageWriter, value: float | str) -> None:
     entry.message(MESSAGE_VALUE, _write_config_value, value)
 
 
-def _write_config_value(message: Writer, value: float | str) -> None:
+def _write_config_value(message: MessageWriter, value: float | str) -> None:
     if isinstance(value, str):
         message.text(CONFIG_TEXT, value, present=True)
     else:
         message.double(CONFIG_NUMBER, value)
 
 
-def _write_datum(message: Writer, datum: Datum) -> None:
+def _write_datum(message: MessageWriter, datum: Datum) -> None:
     # Tokens and dense tensors are nearly all there is; what stands around them repeats from
     # datum to datum, so it is made once.
     for chunk in datum.model_input.chunks:
         if isinstance(chunk, EncodedTextChunk):
             packed = _pack_tokens(chunk.tokens)
-            message.framed(_text_opening(len(packed)), packed)
+            message.framed(_text_prefix(len(packed)), packed)
         else:
             message.message(MODEL_INPUT, _write_chunk, chunk)
     for name, tensor in datum.loss_fn_inputs.items():
         if tensor.is_sparse:
             message.entries(LOSS_FN_INPUTS, _write_loss_input, {name: tensor})
         else:
-            opening, closing = _dense_frame(name, tensor.dtype, tuple(tensor.shape))
+            opening, closing = _dense_prefix_and_suffix(name, tensor.dtype, tuple(tensor.shape))
             message.framed(opening, array_bytes(tensor.array), closing)
     for span in datum.model_input_spans or ():
         message.message(MODEL_INPUT_SPANS, _write_span, span)
@@ -157,30 +157,34 @@ def _write_datum(message: Writer, datum: Datum) -> None:
         message.message(LOSS_FN_INPUT_SPANS, _write_span, span)
 
 
-def _write_loss_input(entry: Writer, tensor: TensorData) -> None:
+def _write_loss_input(entry: MessageWriter, tensor: TensorData) -> None:
     entry.message(MESSAGE_VALUE, write_tensor, tensor)
 
 
 @lru_cache(maxsize=1024)
-def _text_opening(num_bytes: int) -> bytes:
+def _text_prefix(num_bytes: int) -> bytes:
     """Everything before the tokens of a text chunk."""
-    tokens = head(TEXT_TOKENS, num_bytes) if num_bytes else b""
-    text = head(ENCODED_TEXT, len(tokens) + num_bytes) + tokens
-    return head(MODEL_INPUT, len(text) + num_bytes) + text
+    tokens = encode_tag_and_number(TEXT_TOKENS, num_bytes) if num_bytes else b""
+    text = encode_tag_and_number(ENCODED_TEXT, len(tokens) + num_bytes) + tokens
+    return encode_tag_and_number(MODEL_INPUT, len(text) + num_bytes) + text
 
 
 @lru_cache(maxsize=1024)
-def _dense_frame(name: str, dtype: TensorDtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+def _dense_prefix_and_suffix(
+    name: str, dtype: TensorDtype, shape: tuple[int, ...]
+) -> tuple[bytes, bytes]:
     """Everything before and after the numbers of a dense loss input."""
-    num_bytes = LAYOUTS[CODES[dtype]].num_bytes * prod(shape)
-    closing = dtype_and_shape(dtype, shape)
-    dense = head(DENSE, num_bytes)
-    value = head(MESSAGE_VALUE, len(dense) + num_bytes + len(closing)) + dense
-    entry = map_key(name) + value
-    return head(LOSS_FN_INPUTS, len(entry) + num_bytes + len(closing)) + entry, closing
+    num_bytes = WIRE_DTYPES[DTYPE_CODES[dtype]].num_bytes * prod(shape)
+    closing = encode_dtype_and_shape(dtype, shape)
+    dense = encode_tag_and_number(DENSE, num_bytes)
+    value = encode_tag_and_number(MESSAGE_VALUE, len(dense) + num_bytes + len(closing)) + dense
+    entry = encode_map_key(name) + value
+    return encode_tag_and_number(
+        LOSS_FN_INPUTS, len(entry) + num_bytes + len(closing)
+    ) + entry, closing
 
 
-def _write_chunk(message: Writer, chunk: ModelInputChunk) -> None:
+def _write_chunk(message: MessageWriter, chunk: ModelInputChunk) -> None:
     if isinstance(chunk, ImageChunk):
         message.message(IMAGE, _write_image, chunk)
     elif isinstance(chunk, DmelChunk):
@@ -195,40 +199,40 @@ def _pack_tokens(tokens: Sequence[int]) -> bytes:
         return struct.pack(f"<{len(tokens)}i", *tokens)
     except struct.error:
         for token in tokens:
-            _int32("token", token)
+            _check_int32("token", token)
         raise
 
 
-def _write_image(message: Writer, chunk: ImageChunk) -> None:
+def _write_image(message: MessageWriter, chunk: ImageChunk) -> None:
     message.payload(IMAGE_DATA, chunk.data)
     message.text(IMAGE_FORMAT, chunk.format)
     if chunk.expected_tokens is not None:
-        expected = _int32("expected_tokens", chunk.expected_tokens)
+        expected = _check_int32("expected_tokens", chunk.expected_tokens)
         message.number(IMAGE_EXPECTED_TOKENS, expected, present=True)
 
 
-def _write_dmel(message: Writer, chunk: DmelChunk) -> None:
+def _write_dmel(message: MessageWriter, chunk: DmelChunk) -> None:
     message.payload(DMEL_BYTES, chunk.dmel)
 
 
-def _write_span(message: Writer, span: Span) -> None:
+def _write_span(message: MessageWriter, span: Span) -> None:
     is_sampled = isinstance(span, SampledProvenanceSpan)
-    message.message(SAMPLED_TOKENS if is_sampled else PROMPT_TOKENS, _write_run, span)
+    message.message(SAMPLED_TOKENS if is_sampled else PROMPT_TOKENS, _write_span_fields, span)
 
 
-def _write_run(message: Writer, span: Span) -> None:
+def _write_span_fields(message: MessageWriter, span: Span) -> None:
     message.text(SPAN_SEQUENCE_ID, span.sequence_id)
     message.number(SPAN_OFFSET, span.offset)
     message.number(SPAN_LENGTH, span.length)
 
 
-def _int32(name: str, value: int) -> int:
+def _check_int32(name: str, value: int) -> int:
     if not hasattr(value, "__index__") or not -(1 << 31) <= value < 1 << 31:
         raise InvalidInput(f"{name} is {value!r:.80}; expected a 32-bit integer")
     return value
 
 
-def _text(name: str, value: str) -> str:
+def _check_text(name: str, value: str) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"{name} is {value!r:.80}; expected a text")
     return value
@@ -246,7 +250,7 @@ def decode_forward_backward_request(data: bytes) -> tuple[ForwardBackwardRequest
     for tag_, number, payload in read_fields(memoryview(data)):
         if tag_ == DATA:
             datums.append(_read_datum(payload))
-            num_parts += _num_parts(datums[-1])
+            num_parts += _count_parts(datums[-1])
             if num_parts > MAX_PARTS:
                 raise WireError(f"the request has more than {MAX_PARTS} parts; send fewer datums")
         elif tag_ in texts:
@@ -292,7 +296,7 @@ def _read_datum(data: memoryview) -> Datum:
     )
 
 
-def _num_parts(datum: Datum) -> int:
+def _count_parts(datum: Datum) -> int:
     spans = (datum.model_input_spans or (), datum.loss_fn_input_spans or ())
     return 1 + len(datum.model_input.chunks) + len(datum.loss_fn_inputs) + sum(map(len, spans))
 

@@ -21,7 +21,7 @@ _MAX_SHIFT = 70
 _MAX_TAG = 0xFFFF_FFFF
 #: The most fields of one message, so that a few bytes of each cannot become millions of objects.
 MAX_FIELDS = 65_536
-NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 _DOUBLE = struct.Struct("<d")
 
 Buffer: TypeAlias = bytes | memoryview
@@ -34,17 +34,17 @@ class WireError(ValueError):
     """The bytes are not the message they should be."""
 
 
-def tag(number: int, wire_type: int) -> int:
+def make_tag(number: int, wire_type: int) -> int:
     """The integer that opens a field."""
     return number << 3 | wire_type
 
 
-MAP_KEY = tag(1, LEN)
-MESSAGE_VALUE = tag(2, LEN)
-DOUBLE_VALUE = tag(2, FIXED64)
+MAP_KEY = make_tag(1, LEN)
+MESSAGE_VALUE = make_tag(2, LEN)
+DOUBLE_VALUE = make_tag(2, FIXED64)
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Seven bits a byte, low ones first; a negative value takes its 64-bit complement's ten."""
     value = int(value) & 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
@@ -56,19 +56,19 @@ def varint(value: int) -> bytes:
 
 
 @lru_cache(maxsize=8192)
-def head(tag_: int, number: int) -> bytes:
+def encode_tag_and_number(tag_: int, number: int) -> bytes:
     """A tag and the number after it: a varint field, or the opening of a length-prefixed one."""
-    return varint(tag_) + varint(number)
+    return encode_varint(tag_) + encode_varint(number)
 
 
 @lru_cache(maxsize=1024)
-def map_key(key: str) -> bytes:
+def encode_map_key(key: str) -> bytes:
     """The key of one entry of a map<string, ...>."""
     text = key.encode()
-    return head(MAP_KEY, len(text)) + text
+    return encode_tag_and_number(MAP_KEY, len(text)) + text
 
 
-class Writer:
+class MessageWriter:
     """A message in the making: buffers, and how many bytes they are together.
 
     As proto3 has it, a zero or empty field is left out unless `present` says it was set.
@@ -88,17 +88,17 @@ class Writer:
     def number(self, tag_: int, value: int, *, present: bool = False) -> None:
         """Append an integer, enum or bool field."""
         if value or present:
-            self.raw(head(tag_, value))
+            self.raw(encode_tag_and_number(tag_, value))
 
     def double(self, tag_: int, value: float) -> None:
         """Append a double field, always present."""
-        self.raw(varint(tag_) + _DOUBLE.pack(value))
+        self.raw(encode_varint(tag_) + _DOUBLE.pack(value))
 
     def payload(self, tag_: int, data: Buffer, *, present: bool = False) -> None:
         """Append a bytes field; a memoryview is kept, not copied, until `to_bytes`."""
         num_bytes = data.nbytes if isinstance(data, memoryview) else len(data)
         if num_bytes or present:
-            opening = head(tag_, num_bytes)
+            opening = encode_tag_and_number(tag_, num_bytes)
             self.parts += (opening, data)
             self.size += len(opening) + num_bytes
 
@@ -114,25 +114,25 @@ class Writer:
 
     def packed(self, tag_: int, values: Iterable[int]) -> None:
         """Append a repeated integer field, packed."""
-        self.payload(tag_, b"".join(map(varint, values)))
+        self.payload(tag_, b"".join(map(encode_varint, values)))
 
-    def message(self, tag_: int, write: Callable[[Writer, T], None], value: T) -> None:
+    def message(self, tag_: int, write: Callable[[MessageWriter, T], None], value: T) -> None:
         """Append the sub-message that `write` makes of the value, always present."""
         slot, start = len(self.parts), self.size
         self.parts.append(b"")
         write(self, value)
         # The length stands before the message but is known only after it.
-        opening = head(tag_, self.size - start)
+        opening = encode_tag_and_number(tag_, self.size - start)
         self.parts[slot] = opening
         self.size += len(opening)
 
     def entries(
-        self, tag_: int, write: Callable[[Writer, T], None], entries: Mapping[str, T]
+        self, tag_: int, write: Callable[[MessageWriter, T], None], entries: Mapping[str, T]
     ) -> None:
         """Append a map<string, ...>; `write` appends the value field, which has number 2."""
 
-        def write_entry(writer: Writer, entry: tuple[str, T]) -> None:
-            writer.raw(map_key(entry[0]))
+        def write_entry(writer: MessageWriter, entry: tuple[str, T]) -> None:
+            writer.raw(encode_map_key(entry[0]))
             write(writer, entry[1])
 
         for entry in entries.items():
@@ -143,7 +143,7 @@ class Writer:
         return b"".join(self.parts)
 
 
-def write_double_value(entry: Writer, value: float) -> None:
+def write_double_value(entry: MessageWriter, value: float) -> None:
     """Append the value of an entry of a map<string, double>."""
     entry.double(DOUBLE_VALUE, value)
 
@@ -173,7 +173,7 @@ def read_fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
             position = start
         else:
             number, start = 0, position
-            position += _skip(tag_, groups)
+            position += _skipped_bytes(tag_, groups)
         if position > end:
             raise WireError(f"a field of {position - start} bytes has only {end - start} left")
         if not 8 <= tag_ <= _MAX_TAG:
@@ -201,7 +201,7 @@ def read_varint(data: memoryview, position: int) -> tuple[int, int]:
     return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
 
 
-def _skip(tag_: int, groups: list[int]) -> int:
+def _skipped_bytes(tag_: int, groups: list[int]) -> int:
     """How many bytes a fixed field takes; or none, on entering or leaving a group."""
     number, wire_type = tag_ >> 3, tag_ & 7
     if wire_type in _FIXED_BYTES:
@@ -284,4 +284,4 @@ def read_integers(tag_: int, number: int, payload: memoryview) -> list[int]:
 def read_map_entry(entry: memoryview, value_tag: int) -> tuple[str, memoryview]:
     """The key and the value's payload in one entry of a map<string, ...>; absent ones are empty."""
     found = read_singular(entry, {MAP_KEY: to_text, value_tag: to_payload})
-    return found.get(MAP_KEY, ""), found.get(value_tag, NOTHING)
+    return found.get(MAP_KEY, ""), found.get(value_tag, EMPTY)

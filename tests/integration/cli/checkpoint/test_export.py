@@ -189,7 +189,7 @@ def test_the_base_model_is_found_in_the_list_of_the_home(
     trained: Path, base: Path, tinkex: Tinkex, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / ".tinkex")
-    home.make()
+    home.create()
     sources.write_model_list(home.models_file, {make_spec().base_model: str(base)})
     screen = Screen(is_terminal=True, width=100)
     out = tmp_path / "out"

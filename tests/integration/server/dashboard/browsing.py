@@ -15,7 +15,7 @@ from tests.integration.server.house import House
 from tinkex.ids import new_id
 from tinkex.store import runs, schema, sessions, steps
 from tinkex.store.database import Connection
-from tinkex.store.records import Run, RunState, Session, Step
+from tinkex.store.records import RunRecord, RunState, SessionRecord, StepRecord
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Browser:
             return answer
 
 
-def add_session(house: House, tenant_id: str, **changes: Any) -> Session:
+def add_session(house: House, tenant_id: str, **changes: Any) -> SessionRecord:
     now = time.time()
     values: dict[str, Any] = {
         "id": new_id(),
@@ -61,12 +61,12 @@ def add_session(house: House, tenant_id: str, **changes: Any) -> Session:
         "created_at": now,
         "seen_at": now,
     }
-    session = Session(**values | changes)
+    session = SessionRecord(**values | changes)
     house.write(lambda db: sessions.insert(db, session))
     return session
 
 
-def add_run(house: House, session: Session, **changes: Any) -> Run:
+def add_run(house: House, session: SessionRecord, **changes: Any) -> RunRecord:
     now = time.time()
     values: dict[str, Any] = {
         "id": f"{session.id}:train:0",
@@ -79,7 +79,7 @@ def add_run(house: House, session: Session, **changes: Any) -> Run:
         "created_at": now,
         "used_at": now,
     }
-    run = Run(**values | changes)
+    run = RunRecord(**values | changes)
 
     def work(db: Connection) -> None:
         runs.insert(db, run)
@@ -89,7 +89,7 @@ def add_run(house: House, session: Session, **changes: Any) -> Run:
     return run
 
 
-def add_updates(house: House, run: Run, *losses: float, num_tokens: int = 10) -> None:
+def add_updates(house: House, run: RunRecord, *losses: float, num_tokens: int = 10) -> None:
     """One pass and one optimizer step per loss, as the worker would note them."""
 
     def work(db: Connection) -> None:
@@ -104,9 +104,11 @@ def add_updates(house: House, run: Run, *losses: float, num_tokens: int = 10) ->
     house.write(work)
 
 
-def _note(db: Connection, run: Run, kind: str, num_tokens: int, metrics: dict[str, float]) -> None:
+def _note(
+    db: Connection, run: RunRecord, kind: str, num_tokens: int, metrics: dict[str, float]
+) -> None:
     now = time.time()
-    step = Step(
+    step = StepRecord(
         session_id=run.session_id,
         run_id=run.id,
         sampler_id=None,

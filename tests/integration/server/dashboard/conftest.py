@@ -26,7 +26,7 @@ class Scene:
 
 @pytest.fixture
 def scene(house: House) -> Scene:
-    tenant = house.write(lambda db: keys.tenant_named(db, DEFAULT_TENANT, time.time()))
+    tenant = house.write(lambda db: keys.get_or_create_tenant(db, DEFAULT_TENANT, time.time()))
     house.write(
         lambda db: keys.insert_key(db, tenant.id, DEFAULT_KEY, name="home", now=time.time())
     )

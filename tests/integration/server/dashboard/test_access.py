@@ -25,7 +25,7 @@ FORM = 'action="/login"'
 def open_scene(tmp_path: Path) -> Iterator[House]:
     """A server that others can reach."""
     with open_house(tmp_path / "open", host="0.0.0.0") as house:
-        house.write(lambda db: keys.tenant_named(db, "default", time.time()))
+        house.write(lambda db: keys.get_or_create_tenant(db, "default", time.time()))
         yield house
 
 
@@ -152,7 +152,7 @@ def test_a_form_of_another_site_changes_nothing(scene: Scene) -> None:
 @pytest.mark.parametrize("age", ["expired", "forged", "revoked"])
 def test_a_cookie_that_is_no_longer_good_asks_for_the_key(scene: Scene, age: str) -> None:
     services = scene.house.services
-    key = scene.house.read(lambda db: keys.by_secret(db, DEFAULT_KEY))
+    key = scene.house.read(lambda db: keys.find_by_secret(db, DEFAULT_KEY))
     tenant = scene.house.read(lambda db: keys.find_tenant(db, scene.tenant_id))
     identity = Identity(tenant_id=tenant.id, key_id=key.id)
     secret = b"another" if age == "forged" else services.secret

@@ -14,11 +14,11 @@ from tests.integration.server.dashboard.browsing import add_run, add_session, ad
 from tests.integration.server.dashboard.conftest import Scene
 from tinkex.errors import StoreBusy
 from tinkex.ids import new_id
-from tinkex.jobs.bells import Bell
+from tinkex.jobs.bells import WakeupListener
 from tinkex.server.dashboard import reading
 from tinkex.store import checkpoints, jobs, quotas
 from tinkex.store.database import Database
-from tinkex.store.records import Checkpoint, Run
+from tinkex.store.records import CheckpointRecord, RunRecord
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{7*7}}&quot;\' \u202e'
 
@@ -35,7 +35,7 @@ def cells(page: str, run_id: str) -> dict[str, str]:
     return {name: text_of(content) for name, content in found}
 
 
-def add_checkpoint(scene: Scene, run: Run, name: str, **changes: Any) -> Checkpoint:
+def add_checkpoint(scene: Scene, run: RunRecord, name: str, **changes: Any) -> CheckpointRecord:
     values: dict[str, Any] = {
         "id": new_id(),
         "tenant_id": run.tenant_id,
@@ -49,7 +49,7 @@ def add_checkpoint(scene: Scene, run: Run, name: str, **changes: Any) -> Checkpo
         "size_bytes": 123_456,
         "created_at": time.time() - 120,
     }
-    checkpoint = Checkpoint(**values | changes)
+    checkpoint = CheckpointRecord(**values | changes)
     scene.house.write(lambda db: checkpoints.insert(db, checkpoint))
     return checkpoint
 
@@ -96,7 +96,7 @@ def test_the_queue_shows_what_waits_and_whether_anybody_works(scene: Scene) -> N
     for kind in ("asample", "asample", "optim_step"):
         scene.house.promise(kind, tenant_id=scene.tenant_id)
     running = scene.house.promise("asample", tenant_id=scene.tenant_id)
-    scene.house.write(lambda db: jobs.start(db, [running.id], time.time()))
+    scene.house.write(lambda db: jobs.mark_started(db, [running.id], time.time()))
     scene.house.promise("forward", tenant_id=scene.house.other_id)
 
     page = text_of(scene.local.get().text)
@@ -106,7 +106,7 @@ def test_the_queue_shows_what_waits_and_whether_anybody_works(scene: Scene) -> N
     assert "forward " not in page
     assert "No worker is alive." in page
 
-    bell = Bell(scene.house.services.database, "worker")
+    bell = WakeupListener(scene.house.services.database, "worker")
     try:
         page = text_of(scene.local.get().text)
     finally:
@@ -268,7 +268,7 @@ def test_everything_on_a_page_comes_from_this_server(scene: Scene) -> None:
 def test_the_quotas_that_have_a_limit_are_shown(scene: Scene) -> None:
     assert "<h2>Quotas</h2>" not in scene.local.get("/").text
     own = {"models": 12_345, "checkpoints": 0}
-    scene.house.write(lambda db: quotas.set_own(db, scene.tenant_id, own))
+    scene.house.write(lambda db: quotas.set_overrides(db, scene.tenant_id, own))
     page = scene.local.get("/").text
     assert "<h2>Quotas</h2>" in page
     assert "12,345" in page

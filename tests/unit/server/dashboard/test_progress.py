@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tinkex.server.dashboard.memory import Kept
 from tinkex.server.dashboard.progress import History, continued, without_before
 from tinkex.server.updates import SPEED_PASSES, tokens_per_second
-from tinkex.store.records import Step
+from tinkex.store.records import StepRecord
 
 KINDS = (
     "create_model",
@@ -21,7 +21,7 @@ KINDS = (
 )
 
 
-def step(kind: str, at: float = 0.0, **fields: Any) -> Step:
+def step(kind: str, at: float = 0.0, **fields: Any) -> StepRecord:
     values: dict[str, Any] = {
         "session_id": "s",
         "run_id": "r",
@@ -34,15 +34,15 @@ def step(kind: str, at: float = 0.0, **fields: Any) -> Step:
         "started_at": at,
         "finished_at": at + 1,
     }
-    return Step(**values | fields)
+    return StepRecord(**values | fields)
 
 
-def a_pass(at: float, loss: float | None, num_tokens: int = 10) -> Step:
+def a_pass(at: float, loss: float | None, num_tokens: int = 10) -> StepRecord:
     metrics = {} if loss is None else {"loss:sum": loss}
     return step("forward_backward", at, num_tokens=num_tokens, metrics=metrics)
 
 
-def history_of(*steps: Step) -> History:
+def history_of(*steps: StepRecord) -> History:
     return continued(History(), list(enumerate(steps, 1)))
 
 
@@ -108,7 +108,7 @@ def test_loading_drops_what_was_gathered_and_evaluation_counts_for_nothing() -> 
 @pytest.mark.parametrize(
     "lone", [a_pass(1, None), a_pass(1, 3.0, num_tokens=0), step("optim_step")]
 )
-def test_an_update_without_a_loss_is_counted_and_not_drawn(lone: Step) -> None:
+def test_an_update_without_a_loss_is_counted_and_not_drawn(lone: StepRecord) -> None:
     history = history_of(lone, step("optim_step", 2))
 
     assert history.updates[-1].loss is None

@@ -17,7 +17,7 @@ _HEADING = "# Servers and keys of tinkex; `tinkex config show` says which are us
 
 def store_key(home: Home, name: str, settings: Mapping[str, str], *, is_default: bool) -> None:
     """Put settings into a profile, and make it the one that is used if none is named."""
-    home.make()
+    home.create()
     with _changing(home.profiles_file) as (text, write):
         if is_default:
             text = with_values(text or _HEADING, (), {"default_profile": name})

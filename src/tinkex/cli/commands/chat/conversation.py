@@ -89,14 +89,14 @@ class Conversation:
         return f"Saved {format_count(len(self.messages), 'message')} to {path}"
 
     def _append(self, path: Path) -> None:
-        from tinkex.checkpoint.atomic import write_file
+        from tinkex.checkpoint.atomic import write_file_atomic
 
         first = [{"role": "system", "content": self.system}] if self.system else []
         row = json.dumps({"messages": [*first, *self.messages]}, ensure_ascii=False)
         before = path.read_bytes() if path.exists() else b""
         if before and not before.endswith(b"\n"):
             before += b"\n"
-        write_file(path, before + f"{row}\n".encode(), mode=0o644)
+        write_file_atomic(path, before + f"{row}\n".encode(), mode=0o644)
 
 
 def unknown_order(line: str) -> str:

@@ -108,11 +108,11 @@ def save(plan: Plan, made: Made, tell: Callable[[str], None]) -> dict[str, Any]:
 
 def write_metadata(path: Path, metadata: dict[str, Any]) -> None:
     """Write the record whole or not at all, and its directories if they are missing."""
-    from tinkex.checkpoint.atomic import write_file
+    from tinkex.checkpoint.atomic import write_file_atomic
     from tinkex.cli.output.plain import to_json
 
     try:
-        write_file(path, f"{to_json(metadata)}\n".encode(), mode=0o666)
+        write_file_atomic(path, f"{to_json(metadata)}\n".encode(), mode=0o666)
     except OSError as error:
         raise CliError(
             f"{path} cannot be written: {error.strerror or error}",

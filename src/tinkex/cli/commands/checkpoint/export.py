@@ -154,7 +154,7 @@ def _find_base(base_model: str | None, path: str) -> Path:
     from tinkex.engine.models.folders import read_model_folder
     from tinkex.engine.models.hub import Hub
     from tinkex.home import Home
-    from tinkex.settings import expanded, read_environment
+    from tinkex.settings import expand_path, read_environment
 
     hint = "--base-model-path names the folder that has it; `tinkex model add` fetches one."
     if base_model is None:
@@ -163,7 +163,7 @@ def _find_base(base_model: str | None, path: str) -> Path:
     place = sources.add_built_in_models(listed).get(base_model, base_model)
     try:
         if sources.is_folder_location(place):
-            return read_model_folder(expanded(place)).path
+            return read_model_folder(expand_path(place)).path
         return Hub().find_cached(place).path
     except ConfigError as error:
         text = f"The base model {base_model!r} cannot be used: {error.message}"

@@ -160,6 +160,6 @@ def _tokenizer(sampler: SamplingClient, prompt: Prompt, ask: Ask) -> Tokenizer |
 
 
 def _write(path: Path, text: str) -> None:
-    from tinkex.checkpoint.atomic import write_file
+    from tinkex.checkpoint.atomic import write_file_atomic
 
-    write_file(path, f"{text}\n".encode(), mode=0o644)
+    write_file_atomic(path, f"{text}\n".encode(), mode=0o644)
