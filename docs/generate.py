@@ -33,7 +33,7 @@ from tinkex.client.config import Config
 from tinkex.pipeline import arguments
 from tinkex.server import metrics
 from tinkex.server.config import ServerConfig
-from tinkex.server.config_sources import variable_of
+from tinkex.server.config_sources import variable_name
 from tinkex.wire import endpoints
 
 DOCS = Path(__file__).parent
@@ -119,7 +119,7 @@ def server_table() -> str:
     rows = []
     for name, text in field_docs(ServerConfig).items():
         key = "" if name == "home" else f"`{name}`"
-        rows.append((key, f"`{variable_of(name)}`", flag_of(name), server_default(name), text))
+        rows.append((key, f"`{variable_name(name)}`", flag_of(name), server_default(name), text))
     return table(("TOML key", "variable", "flag", "default", "meaning"), rows)
 
 

@@ -23,7 +23,7 @@ from tests.integration.doc_pages import DOCS, ENVIRONMENT, GENERATOR, PAGES, ROO
 from tinkex import settings
 from tinkex.models import TINY
 from tinkex.server.config import ServerConfig
-from tinkex.server.config_sources import from_file, read_config, variable_of
+from tinkex.server.config_sources import read_config, read_from_file, variable_name
 from tinkex.testing import StubServer
 from tinkex.wire.endpoints import ENDPOINTS
 
@@ -228,7 +228,9 @@ def test_every_environment_variable_is_explained() -> None:
 
 def test_every_setting_of_the_server_is_explained() -> None:
     page = (DOCS / "server" / "configuration.md").read_text()
-    missing = [row.name for row in fields(ServerConfig) if f"`{variable_of(row.name)}`" not in page]
+    missing = [
+        row.name for row in fields(ServerConfig) if f"`{variable_name(row.name)}`" not in page
+    ]
     assert missing == []
 
 
@@ -237,10 +239,10 @@ def test_the_settings_files_in_the_docs_are_ones(tmp_path: Path) -> None:
     short, complete = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "server.toml"
     file.write_text(short)
-    assert from_file(file)["client_flags"] == {"fwdbwd_max_chunk_len": 512}
+    assert read_from_file(file)["client_flags"] == {"fwdbwd_max_chunk_len": 512}
     assert read_config({"home": tmp_path}, file, environ={}).api_processes == 2
     file.write_text(complete)
-    assert from_file(file).keys() == {row.name for row in fields(ServerConfig)} - {"home"}
+    assert read_from_file(file).keys() == {row.name for row in fields(ServerConfig)} - {"home"}
     assert read_config({"home": tmp_path}, file, environ={}) == ServerConfig(home=tmp_path)
 
 

@@ -23,7 +23,7 @@ from tinkex.recipes.report import Pace, Result, Sample, StepReport
 from tinkex.recipes.reporting import Reporter
 from tinkex.recipes.samples import choose_prompts, draw_samples
 from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
-from tinkex.server.headlines import headlines
+from tinkex.server.headlines import select_headlines
 from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -230,7 +230,7 @@ class Run(Generic[PlanT, RowT]):
         )
         self._report(method, sent, report)
         self._done, self._loss = report.step, loss if loss is not None else self._loss
-        self._last_metrics = {**self._last_metrics, **headlines(report.metrics)}
+        self._last_metrics = {**self._last_metrics, **select_headlines(report.metrics)}
         self.journal.measure(report.to_dict())
         if sent.saving is not None:
             self._remember(method, sent.saving)

@@ -15,17 +15,17 @@ from functools import partial
 from typing import Any
 
 from tinkex.logs import get_logger
-from tinkex.server.connections import Connections, count_closed
+from tinkex.server.connections import ConnectionRegistry, count_closed
 
 LOG = get_logger(__name__)
 #: Connections that are taken from the kernel's queue in one turn of the loop.
-MAX_ACCEPTS = 64
+MAX_ACCEPTS_PER_ITERATION = 64
 #: Accepted connections that may wait for their start, and how many of one peer.
 MAX_WAITING = 2048
 MAX_WAITING_PER_PEER = 1024
 #: How long to wait for descriptors or memory to become free.
 RETRY_SECONDS = 0.25
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RESOURCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Acceptor:
@@ -34,17 +34,17 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        connections: Connections,
+        connections: ConnectionRegistry,
         make_protocol: Callable[[], asyncio.BaseProtocol],
     ) -> None:
         self._listener = listener
-        self._turns = connections.turns
+        self._start_queue = connections.start_queue
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._starting: set[asyncio.Task[Any]] = set()
         self._is_open = True
         listener.setblocking(False)
-        self._watch()
+        self._resume()
 
     def close(self) -> None:
         """Accept no more; connections that have not started are closed."""
@@ -57,13 +57,13 @@ class Acceptor:
         if self._starting:
             await asyncio.wait(self._starting)
 
-    def _watch(self) -> None:
+    def _resume(self) -> None:
         if self._is_open:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTS):
-            if len(self._turns) >= MAX_WAITING:
+        for _ in range(MAX_ACCEPTS_PER_ITERATION):
+            if len(self._start_queue) >= MAX_WAITING:
                 return
             try:
                 connection, address = self._listener.accept()
@@ -76,21 +76,21 @@ class Acceptor:
 
     def _pause(self, error: OSError) -> None:
         """Try again later if the system has no room; the connections wait in the kernel."""
-        if error.errno not in _EXHAUSTED:
+        if error.errno not in _RESOURCE_ERRNOS:
             raise error
         LOG.warning("cannot accept connections: %s", error.strerror)
         self._loop.remove_reader(self._listener)
-        self._loop.call_later(RETRY_SECONDS, self._watch)
+        self._loop.call_later(RETRY_SECONDS, self._resume)
 
     def _enqueue(self, connection: socket.socket, address: str) -> None:
         # The requests of a peer on open connections do not wait behind its new connections.
         peer = f"new {address}"
-        if self._turns.num_waiting(peer) >= MAX_WAITING_PER_PEER:
+        if self._start_queue.num_waiting(peer) >= MAX_WAITING_PER_PEER:
             count_closed("limit")
             connection.close()
             return
         connection.setblocking(False)
-        self._turns.submit(peer, partial(self._start, connection))
+        self._start_queue.submit(peer, partial(self._start, connection))
 
     def _start(self, connection: socket.socket) -> None:
         if not self._is_open:
@@ -99,9 +99,9 @@ class Acceptor:
         starting = self._loop.connect_accepted_socket(self._make_protocol, connection)
         task = self._loop.create_task(starting)
         self._starting.add(task)
-        task.add_done_callback(self._started)
+        task.add_done_callback(self._on_started)
 
-    def _started(self, task: asyncio.Task[Any]) -> None:
+    def _on_started(self, task: asyncio.Task[Any]) -> None:
         self._starting.discard(task)
         # A client that has left meanwhile.
         with contextlib.suppress(OSError, asyncio.CancelledError):

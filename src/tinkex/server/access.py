@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tinkex.server.auth import identify
-from tinkex.server.call import Call, Services
+from tinkex.server.call import RequestContext, Services
 
 #: Carries a credential of the tenant that owns the weights.
-TOKEN_HEADER: Final = "x-tinker-weights-access-token"
+WEIGHTS_TOKEN_HEADER: Final = "x-tinker-weights-access-token"
 
 
-async def readers_of(
-    services: Services, call: Call[Any], token: str | None = None
+async def resolve_readers(
+    services: Services, context: RequestContext[Any], token: str | None = None
 ) -> frozenset[str]:
     """The tenants in whose name a request may read: the caller, and who lent a credential."""
-    given = call.headers.get(TOKEN_HEADER) or token
+    given = context.headers.get(WEIGHTS_TOKEN_HEADER) or token
     if not given:
-        return frozenset({call.tenant_id})
+        return frozenset({context.tenant_id})
     lender = await identify(services, given)
     # A credential that opens nothing is not worth an answer of its own: it would tell a guesser.
-    return frozenset({call.tenant_id, lender.tenant_id if lender is not None else call.tenant_id})
+    return frozenset(
+        {context.tenant_id, lender.tenant_id if lender is not None else context.tenant_id}
+    )

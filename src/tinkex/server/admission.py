@@ -12,8 +12,8 @@ from tinkex.engine.examples import parse_examples
 from tinkex.engine.protocol import BaseModel
 from tinkex.engine.sampling.asks import DEFAULT_MAX_TOKENS, ModelLimits, parse_sample_request
 from tinkex.errors import APIStatusError, InvalidInput
-from tinkex.server.base_models import find_model, served_models
-from tinkex.server.call import Services, in_thread
+from tinkex.server.base_models import find_model, list_served_models
+from tinkex.server.call import Services, run_in_thread
 from tinkex.server.transactions import read
 from tinkex.store.database import Connection
 
@@ -21,7 +21,7 @@ from tinkex.store.database import Connection
 MAX_INLINE_TOKENS = 4096
 
 
-async def model_of(
+async def find_base_model(
     services: Services, owner: tuple[str, str], find: Callable[[Connection], str]
 ) -> BaseModel | None:
     """The base model of a run or a sampling session; None if it is not known here.
@@ -30,23 +30,23 @@ async def model_of(
     request is not checked here: a repeated request gets its first answer, and a new one the error
     when it is stored.
     """
-    known = services.memory.models.get(owner)
+    known = services.cache.base_models.get(owner)
     if known is not None:
         return known
     try:
-        found = await read(services, lambda db: find_model(served_models(db), find(db)))
+        found = await read(services, lambda db: find_model(list_served_models(db), find(db)))
     except APIStatusError:
         return None
     if found is not None:
-        services.memory.models.put(owner, found)
+        services.cache.base_models.put(owner, found)
     return found
 
 
 async def check_pass(
-    services: Services, work: types.ForwardBackwardInput, model: BaseModel | None
+    services: Services, batch: types.ForwardBackwardInput, model: BaseModel | None
 ) -> int:
     """The number of tokens of a pass; raises InvalidInput if it cannot be computed."""
-    num_tokens = sum(datum.model_input.length for datum in work.data)
+    num_tokens = sum(datum.model_input.length for datum in batch.data)
     limit = services.config.max_request_tokens
     if num_tokens > limit:
         raise InvalidInput(
@@ -54,26 +54,28 @@ async def check_pass(
             "training request; split the batch, or ask the operator to raise max_request_tokens"
         )
     if model is not None:
-        await _run(num_tokens, lambda: _read_pass(work, model))
+        await _run_check(num_tokens, lambda: _validate_pass(batch, model))
     return num_tokens
 
 
-def _read_pass(work: types.ForwardBackwardInput, model: BaseModel) -> None:
-    parse_examples(work, vocab_size=_vocab_size(model), max_context_tokens=model.max_context_tokens)
+def _validate_pass(batch: types.ForwardBackwardInput, model: BaseModel) -> None:
+    parse_examples(
+        batch, vocab_size=_vocab_size(model), max_context_tokens=model.max_context_tokens
+    )
 
 
 async def check_sample(request: types.SampleRequest, model: BaseModel | None) -> int:
     """The most tokens that a sample may read and write; raises InvalidInput if it cannot run."""
     num_prompt = request.prompt.length
     if model is not None:
-        await _run(num_prompt, lambda: _read_sample(request, model))
+        await _run_check(num_prompt, lambda: _validate_sample(request, model))
     max_tokens = request.sampling_params.max_tokens
     if max_tokens is None:
         max_tokens = DEFAULT_MAX_TOKENS
     return num_prompt + request.num_samples * max_tokens
 
 
-def _read_sample(request: types.SampleRequest, model: BaseModel) -> None:
+def _validate_sample(request: types.SampleRequest, model: BaseModel) -> None:
     limits = ModelLimits(
         vocab_size=_vocab_size(model),
         max_context_tokens=model.max_context_tokens,
@@ -89,8 +91,8 @@ def _vocab_size(model: BaseModel) -> int:
     return model.vocab_size or 1 << 31
 
 
-async def _run(num_tokens: int, check: Callable[[], None]) -> None:
+async def _run_check(num_tokens: int, check: Callable[[], None]) -> None:
     if num_tokens > MAX_INLINE_TOKENS:
-        await in_thread(check)
+        await run_in_thread(check)
     else:
         check()

@@ -24,23 +24,23 @@ from tinkex.presence import HEALTH_PATH, READY_PATH
 from tinkex.server.acceptor import Acceptor
 from tinkex.server.app import create_app
 from tinkex.server.call import Services
-from tinkex.server.connections import ConnectionLimits, Connections
-from tinkex.server.guarded import GuardedProtocol
-from tinkex.server.handover import begin
-from tinkex.server.heartbeat import keep_beating
+from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.guarded import LimitedHttpProtocol
+from tinkex.server.handover import initialize_child
+from tinkex.server.heartbeat import start_heartbeat
 from tinkex.server.listening import raise_descriptor_limit
-from tinkex.server.restarts import exit_code_of
+from tinkex.server.restarts import exit_code_for
 from tinkex.server.wiring import open_services
 
 LOG = get_logger(__name__)
 #: How often the activity file is touched at most.
-TOUCH_SECONDS = 5.0
+TOUCH_INTERVAL_SECONDS = 5.0
 #: Questions that are no sign of somebody working: probes, and a page that is left open.
-QUIET_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics", "/"})
-QUIET_FOLDERS = ("/runs/", "/static/")
+IGNORED_PATHS = frozenset({HEALTH_PATH, READY_PATH, "/metrics", "/"})
+IGNORED_PREFIXES = ("/runs/", "/static/")
 
 
-class Activity:
+class ActivityMiddleware:
     """Notes in the home that somebody asked, for the supervisor that stops an idle server."""
 
     def __init__(self, app: Any, home: Home) -> None:
@@ -50,26 +50,26 @@ class Activity:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Note a request, and pass it on."""
-        if scope["type"] == "http" and not _is_quiet(scope["path"]):
-            self._note(time.monotonic())
+        if scope["type"] == "http" and not _is_ignored(scope["path"]):
+            self._touch(time.monotonic())
         await self._app(scope, receive, send)
 
-    def _note(self, now: float) -> None:
+    def _touch(self, now: float) -> None:
         if now >= self._next_touch:
-            self._next_touch = now + TOUCH_SECONDS
+            self._next_touch = now + TOUCH_INTERVAL_SECONDS
             with contextlib.suppress(OSError):
                 os.utime(self._file)
 
 
-def _is_quiet(path: str) -> bool:
-    return path in QUIET_PATHS or path.startswith(QUIET_FOLDERS)
+def _is_ignored(path: str) -> bool:
+    return path in IGNORED_PATHS or path.startswith(IGNORED_PREFIXES)
 
 
 class ApiServer(uvicorn.Server):
     """uvicorn's server, which stops when told to and lets long polls go first."""
 
     def __init__(
-        self, config: uvicorn.Config, services: Services, connections: Connections
+        self, config: uvicorn.Config, services: Services, connections: ConnectionRegistry
     ) -> None:
         super().__init__(config)
         self._services = services
@@ -115,7 +115,7 @@ class ApiServer(uvicorn.Server):
 
 def main() -> int:
     """Answer until told to stop."""
-    orders = begin()
+    orders = initialize_child()
     assert orders.listener is not None  # the supervisor's own orders
     # A line for each malformed request would let anybody fill the disk; they are counted instead.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -129,25 +129,29 @@ def main() -> int:
             asyncio.run(_serve(services, listener, orders.heartbeat))
     except TinkexError as error:
         LOG.error("%s", error)
-        return exit_code_of(error)
+        return exit_code_for(error)
     return 0
 
 
 async def _serve(services: Services, listener: socket.socket, heartbeat: int | None) -> None:
     if heartbeat is not None:
-        keep_beating(heartbeat)
-    app = Activity(create_app(services), services.home)
-    connections = Connections(ConnectionLimits.of(services.config, raise_descriptor_limit()))
+        start_heartbeat(heartbeat)
+    app = ActivityMiddleware(create_app(services), services.home)
+    connections = ConnectionRegistry(
+        ConnectionLimits.from_config(services.config, raise_descriptor_limit())
+    )
     config = _uvicorn_config(app, services, connections)
     await ApiServer(config, services, connections).serve([listener])
 
 
-def _uvicorn_config(app: Activity, services: Services, connections: Connections) -> uvicorn.Config:
+def _uvicorn_config(
+    app: ActivityMiddleware, services: Services, connections: ConnectionRegistry
+) -> uvicorn.Config:
     return uvicorn.Config(
         cast("Any", app),
         lifespan="on",
         loop="asyncio",
-        http=cast("Any", partial(GuardedProtocol, connections=connections)),
+        http=cast("Any", partial(LimitedHttpProtocol, connections=connections)),
         ws="none",
         log_config=None,
         access_log=False,

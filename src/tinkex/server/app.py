@@ -15,21 +15,21 @@ from litestar.types import ControllerRouterHandler
 
 from tinkex.errors import RequestErrorCategory
 from tinkex.ids import CHECKPOINT_ID_SHAPE, PATH_SHAPE
-from tinkex.server.binding import bind
-from tinkex.server.call import Answer, Handler, Services
-from tinkex.server.refusals import crash, fault
-from tinkex.server.routes.table import HANDLERS, ROUTES
+from tinkex.server.binding import build_routes
+from tinkex.server.call import Handler, RawResponse, Services
+from tinkex.server.refusals import error_response, internal_error_response
+from tinkex.server.routes.table import EXTRA_HANDLERS, ROUTES
 
 #: How often it is noted in the store which results reached their clients.
 FLUSH_SECONDS = 1.5
 #: A path that names a checkpoint, however its id is written.
-_CHECKPOINT = re.compile(r"/api/v1/training_runs/[^/]+/checkpoints/(.+)")
+_CHECKPOINT_URL = re.compile(r"/api/v1/training_runs/[^/]+/checkpoints/(.+)")
 
 
 def create_app(
     services: Services,
     routes: Mapping[str, Handler] = ROUTES,
-    handlers: Sequence[ControllerRouterHandler] = HANDLERS,
+    extra_handlers: Sequence[ControllerRouterHandler] = EXTRA_HANDLERS,
 ) -> Litestar:
     """The application; `routes` answer rows of the table, `handlers` are served besides.
 
@@ -39,33 +39,33 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         services.waiters.start()
-        flushing = asyncio.create_task(_keep_flushing(services))
+        flushing = asyncio.create_task(_flush_periodically(services))
         try:
             yield
         finally:
             flushing.cancel()
             await services.waiters.close()
-            flush(services)
+            flush_fetched(services)
 
     return Litestar(
-        [*bind(services, routes), *handlers],
+        [*build_routes(services, routes), *extra_handlers],
         lifespan=[lifespan],
         state=State({"services": services, "routes": routes}, deep_copy=False),
-        exception_handlers={HTTPException: _on_http_error, Exception: _on_crash},
+        exception_handlers={HTTPException: _on_http_error, Exception: _on_unhandled_error},
         openapi_config=None,
         logging_config=None,
     )
 
 
-async def _keep_flushing(services: Services) -> None:
+async def _flush_periodically(services: Services) -> None:
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
-        flush(services)
+        flush_fetched(services)
 
 
-def flush(services: Services) -> None:
+def flush_fetched(services: Services) -> None:
     """Note many fetched results with one write, instead of one write each."""
-    fetched = services.memory.fetched
+    fetched = services.cache.fetched_job_ids
     if fetched:
         services.queue.mark_fetched(list(fetched))
         fetched.clear()
@@ -75,18 +75,20 @@ def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Res
     """What the framework itself refuses, such as a path that leads nowhere."""
     where = f"{request.scope['method']} {request.scope['path'][:200]}"
     sentences = {
-        404: _no_checkpoint(request.scope["path"]) or f"there is nothing at {where}",
+        404: _missing_checkpoint_message(request.scope["path"]) or f"there is nothing at {where}",
         405: f"{where} is not possible; allowed: {(error.headers or {}).get('allow', '')}",
     }
     message = sentences.get(error.status_code, error.detail)
     is_users = error.status_code < 500
     category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
-    return _response(fault(error.status_code, message, category, error.headers))
+    return _to_litestar_response(
+        error_response(error.status_code, message, category, error.headers)
+    )
 
 
-def _no_checkpoint(path: str) -> str | None:
+def _missing_checkpoint_message(path: str) -> str | None:
     """What to say of a path that would name a checkpoint if its id were complete."""
-    found = _CHECKPOINT.match(path)
+    found = _CHECKPOINT_URL.match(path)
     if found is None:
         return None
     return (
@@ -95,14 +97,16 @@ def _no_checkpoint(path: str) -> str | None:
     )
 
 
-def _on_crash(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    return _response(crash(error, f"{request.scope['method']} {request.scope['path']}"))
+def _on_unhandled_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return _to_litestar_response(
+        internal_error_response(error, f"{request.scope['method']} {request.scope['path']}")
+    )
 
 
-def _response(answer: Answer) -> Response[bytes]:
+def _to_litestar_response(response: RawResponse) -> Response[bytes]:
     return Response(
-        answer.body,
-        status_code=answer.status,
-        media_type=answer.content_type,
-        headers=dict(answer.headers),
+        response.body,
+        status_code=response.status,
+        media_type=response.content_type,
+        headers=dict(response.headers),
     )

@@ -5,28 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from tinkex import clock
-from tinkex.server.call import Identity
+from tinkex.server.call import CallerIdentity
 from tinkex.store import audit
 from tinkex.store.database import Connection
 from tinkex.store.records import AuditRecord, CheckpointRecord
 
 
-def note_event(db: Connection, identity: Identity, event: str, **details: Any) -> None:
+def record_event(db: Connection, identity: CallerIdentity, event: str, **details: Any) -> None:
     """Write down an event, named resource_action, and by whose key it happened."""
-    _note(db, identity, event, details)
+    _insert_entry(db, identity, event, details)
 
 
-def note_checkpoint(
-    db: Connection, identity: Identity, event: str, checkpoint: CheckpointRecord, **details: Any
+def record_checkpoint_event(
+    db: Connection,
+    identity: CallerIdentity,
+    event: str,
+    checkpoint: CheckpointRecord,
+    **details: Any,
 ) -> None:
     """Write down what was done to a checkpoint."""
     named = {"checkpoint_id": checkpoint.path.checkpoint_id, "tinker_path": str(checkpoint.path)}
-    _note(db, identity, event, named | details, checkpoint)
+    _insert_entry(db, identity, event, named | details, checkpoint)
 
 
-def _note(
+def _insert_entry(
     db: Connection,
-    identity: Identity,
+    identity: CallerIdentity,
     event: str,
     details: dict[str, Any],
     checkpoint: CheckpointRecord | None = None,

@@ -12,17 +12,17 @@ import msgspec
 from tinkex import clock
 from tinkex.errors import AuthenticationError
 from tinkex.ids import new_id
-from tinkex.server.call import Identity, Services, in_thread
+from tinkex.server.call import CallerIdentity, Services, run_in_thread
 from tinkex.store import keys
 from tinkex.store.records import TenantRecord
 
 ISSUER = "passport-tinkex"
-MISSING = "the X-API-Key header is missing; send your key in it"
-WRONG = "the API key is wrong or was revoked; check it, or ask for a new one"
-EXPIRED = "the token has expired; exchange your key for a new one"
+MISSING_KEY = "the X-API-Key header is missing; send your key in it"
+INVALID_KEY = "the API key is wrong or was revoked; check it, or ask for a new one"
+EXPIRED_TOKEN = "the token has expired; exchange your key for a new one"
 #: Nothing longer is a credential of ours.
 MAX_CREDENTIAL_CHARS = 4096
-_HEADER = {"alg": "HS256", "typ": "JWT"}
+_JWT_HEADER = {"alg": "HS256", "typ": "JWT"}
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +50,10 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
         return self.until or self.exp
 
 
-_CLAIMS = msgspec.json.Decoder(Claims)
+_CLAIMS_DECODER = msgspec.json.Decoder(Claims)
 
 
-def credential_of(headers: Mapping[str, str]) -> str:
+def read_credential(headers: Mapping[str, str]) -> str:
     """What the caller shows: X-API-Key, or else a bearer token; empty if nothing."""
     key = headers.get("x-api-key")
     if key:
@@ -62,59 +62,61 @@ def credential_of(headers: Mapping[str, str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-async def authenticate(services: Services, headers: Mapping[str, str]) -> Identity:
+async def authenticate(services: Services, headers: Mapping[str, str]) -> CallerIdentity:
     """Who asks; AuthenticationError if nobody can tell."""
-    credential = credential_of(headers)
+    credential = read_credential(headers)
     if not credential:
-        raise AuthenticationError(MISSING)
-    found = await _find(services, credential)
-    if isinstance(found, Identity):
+        raise AuthenticationError(MISSING_KEY)
+    found = await _resolve_credential(services, credential)
+    if isinstance(found, CallerIdentity):
         return found
     raise AuthenticationError(found)
 
 
-async def identify(services: Services, credential: str) -> Identity | None:
+async def identify(services: Services, credential: str) -> CallerIdentity | None:
     """Whose a credential is, or None."""
-    found = await _find(services, credential)
-    return found if isinstance(found, Identity) else None
+    found = await _resolve_credential(services, credential)
+    return found if isinstance(found, CallerIdentity) else None
 
 
-async def _find(services: Services, credential: str) -> Identity | str:
+async def _resolve_credential(services: Services, credential: str) -> CallerIdentity | str:
     """The credential's owner, or the sentence that refuses it; both are remembered for a moment."""
     if len(credential) > MAX_CREDENTIAL_CHARS:
-        return WRONG
-    memory, digest = services.memory, keys.hash_key(credential)
-    known = memory.known.get(digest) or memory.unknown.get(digest)
+        return INVALID_KEY
+    memory, digest = services.cache, keys.hash_key(credential)
+    known = memory.identities.get(digest) or memory.rejections.get(digest)
     if known is not None:
         return known
-    found = await in_thread(_look_up, services, credential)
-    if isinstance(found, Identity):
-        memory.known.put(digest, found)
+    found = await run_in_thread(_load_identity, services, credential)
+    if isinstance(found, CallerIdentity):
+        memory.identities.put(digest, found)
     else:
-        memory.unknown.put(digest, found)
+        memory.rejections.put(digest, found)
     return found
 
 
-def _look_up(services: Services, credential: str) -> Identity | str:
+def _load_identity(services: Services, credential: str) -> CallerIdentity | str:
     """The credential's owner, or the sentence that refuses it."""
     if credential.startswith(keys.KEY_PREFIX):
         key = services.database.read(lambda db: keys.find_by_secret(db, credential))
         if key is None:
-            return WRONG
-        return Identity(tenant_id=key.tenant_id, key_id=key.id)
+            return INVALID_KEY
+        return CallerIdentity(tenant_id=key.tenant_id, key_id=key.id)
     claims = read_token(services.secret, credential)
     if claims is None:
-        return WRONG
+        return INVALID_KEY
     if claims.ends_at <= clock.now():
-        return EXPIRED
+        return EXPIRED_TOKEN
     key = services.database.read(lambda db: keys.find_by_id(db, claims.key_id))
     if key is None or key.revoked_at is not None or key.tenant_id != claims.tenant:
-        return WRONG
-    return Identity(tenant_id=key.tenant_id, key_id=key.id, expires_at=claims.ends_at)
+        return INVALID_KEY
+    return CallerIdentity(tenant_id=key.tenant_id, key_id=key.id, expires_at=claims.ends_at)
 
 
 # --- tokens --------------------------------------------------------------------------------
-def issue_token(secret: bytes, identity: Identity, tenant: TenantRecord, seconds: float) -> str:
+def issue_token(
+    secret: bytes, identity: CallerIdentity, tenant: TenantRecord, seconds: float
+) -> str:
     """A token that stands for a key until it expires, no later than the caller's credential.
 
     So a stolen token cannot be renewed for ever: only the key itself starts a new lifetime.
@@ -136,22 +138,22 @@ def issue_token(secret: bytes, identity: Identity, tenant: TenantRecord, seconds
         key_id=identity.key_id,
         until=int(ends_at),
     )
-    signed = f"{_part(_HEADER)}.{_part(claims)}"
-    return f"{signed}.{_text(_signature(secret, signed))}"
+    signed = f"{_encode_segment(_JWT_HEADER)}.{_encode_segment(claims)}"
+    return f"{signed}.{_base64url(_signature(secret, signed))}"
 
 
 def read_token(secret: bytes, token: str) -> Claims | None:
     """What a token says, if it was signed here; whether it has expired is not asked."""
     signed, _, signature = token.rpartition(".")
-    expected = _text(_signature(secret, signed)).encode()
+    expected = _base64url(_signature(secret, signed)).encode()
     if not hmac.compare_digest(signature.encode(), expected):
         return None
     head, _, body = signed.partition(".")
     # The signature is ours, so the rest is what we wrote; but a token is never believed in parts.
-    if head != _part(_HEADER):
+    if head != _encode_segment(_JWT_HEADER):
         return None
     try:
-        return _CLAIMS.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return _CLAIMS_DECODER.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     except (msgspec.DecodeError, ValueError):
         return None
 
@@ -162,9 +164,9 @@ def _signature(secret: bytes, signed: str) -> bytes:
     return hmac.new(key, signed.encode(), hashlib.sha256).digest()
 
 
-def _part(content: object) -> str:
-    return _text(msgspec.json.encode(content))
+def _encode_segment(content: object) -> str:
+    return _base64url(msgspec.json.encode(content))
 
 
-def _text(data: bytes) -> str:
+def _base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

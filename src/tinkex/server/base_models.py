@@ -17,7 +17,7 @@ from tinkex.store.database import Connection
 from tinkex.types.base import preload_type
 
 
-def served_models(db: Connection) -> list[BaseModel]:
+def list_served_models(db: Connection) -> list[BaseModel]:
     """All base models; none until the first worker has started."""
     found: Any = settings.get(db, BASE_MODELS_SETTING) or []
     return msgspec.convert(found, preload_type(list[BaseModel]), strict=False)
@@ -28,20 +28,20 @@ def find_model(models: Sequence[BaseModel], name: str) -> BaseModel | None:
     return next((model for model in models if model.name == name), None)
 
 
-def check_trainable(db: Connection, name: str) -> BaseModel:
+def require_trainable_model(db: Connection, name: str) -> BaseModel:
     """A base model that can be trained, or a sentence that names those that can."""
-    return _check(db, name, lambda model: model.is_trainable, "trained")
+    return _require_model(db, name, lambda model: model.is_trainable, "trained")
 
 
-def check_sampleable(db: Connection, name: str) -> BaseModel:
+def require_sampleable_model(db: Connection, name: str) -> BaseModel:
     """A base model that can be sampled, or a sentence that names those that can."""
-    return _check(db, name, lambda model: model.is_sampleable, "sampled")
+    return _require_model(db, name, lambda model: model.is_sampleable, "sampled")
 
 
-def _check(db: Connection, name: str, is_fit: Any, verb: str) -> BaseModel:
+def _require_model(db: Connection, name: str, is_usable: Any, verb: str) -> BaseModel:
     if settings.get(db, BASE_MODELS_SETTING) is None:
         raise StoreUnavailable("the server is starting and serves no base model yet; try again")
-    fit = [model for model in served_models(db) if is_fit(model)]
+    fit = [model for model in list_served_models(db) if is_usable(model)]
     found = find_model(fit, name)
     if found is None:
         hint = ""

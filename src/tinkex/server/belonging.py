@@ -9,7 +9,7 @@ from tinkex.store.database import Database
 from tinkex.store.settings import get_or_create_store_id
 
 
-def bind(home: Home, database: Database) -> None:
+def bind_home_to_store(home: Home, database: Database) -> None:
     """Note which store a home belongs to, or refuse to serve it with another."""
     found = database.write(get_or_create_store_id)
     try:

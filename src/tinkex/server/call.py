@@ -14,7 +14,7 @@ from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
 from tinkex.jobs.waiting import FutureWaiters
 from tinkex.server.config import ServerConfig
-from tinkex.server.recent import Recent
+from tinkex.server.recent import TTLCache
 from tinkex.server.tenant_slots import TenantSlots
 from tinkex.store.database import Database
 
@@ -23,15 +23,15 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 #: A key that was revoked is refused after this at the latest.
-KNOWN_SECONDS = 1.5
+ACCEPTED_KEY_TTL_SECONDS = 1.5
 #: Of an idempotency key.
-MAX_KEY_CHARS = 255
+MAX_IDEMPOTENCY_KEY_CHARS = 255
 #: A key that is made while somebody tries it is accepted after this at the latest.
-UNKNOWN_SECONDS = 0.5
+REJECTED_KEY_TTL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class CallerIdentity:
     """Who asks."""
 
     tenant_id: str
@@ -45,29 +45,31 @@ class Identity:
         return f"tml:user:{self.tenant_id}"
 
 
-NOBODY = Identity(tenant_id="", key_id=0)
+ANONYMOUS = CallerIdentity(tenant_id="", key_id=0)
 """Who asks where no key is needed."""
 
 
 @dataclass(slots=True)
-class Memory:
+class ProcessCache:
     """What an API process remembers between requests."""
 
-    known: Recent[str, Identity] = field(
-        default_factory=lambda: Recent(max_entries=4096, seconds=KNOWN_SECONDS)
+    identities: TTLCache[str, CallerIdentity] = field(
+        default_factory=lambda: TTLCache(max_entries=4096, ttl_seconds=ACCEPTED_KEY_TTL_SECONDS)
     )
     """Whose a credential is, by its digest."""
-    unknown: Recent[str, str] = field(
-        default_factory=lambda: Recent(max_entries=1024, seconds=UNKNOWN_SECONDS)
+    rejections: TTLCache[str, str] = field(
+        default_factory=lambda: TTLCache(max_entries=1024, ttl_seconds=REJECTED_KEY_TTL_SECONDS)
     )
     """Why a credential was refused, by its digest; apart, so that a flood evicts nobody."""
-    pauses: Recent[str, str] = field(default_factory=lambda: Recent(max_entries=1024, seconds=1.0))
+    pause_reasons: TTLCache[str, str] = field(
+        default_factory=lambda: TTLCache(max_entries=1024, ttl_seconds=1.0)
+    )
     """Why a tenant's work does not go on, by tenant; empty if it does."""
-    models: Recent[tuple[str, str], BaseModel] = field(
-        default_factory=lambda: Recent(max_entries=4096, seconds=5.0)
+    base_models: TTLCache[tuple[str, str], BaseModel] = field(
+        default_factory=lambda: TTLCache(max_entries=4096, ttl_seconds=5.0)
     )
     """The base model of a run or a sampling session, by tenant and id."""
-    fetched: set[str] = field(default_factory=set)
+    fetched_job_ids: set[str] = field(default_factory=set)
     """Promises whose results were sent to their clients, not yet noted in the store."""
 
 
@@ -83,21 +85,21 @@ class Services:
     quotas: QuotaChecks = field(default_factory=QuotaChecks)
     secret: bytes
     """Signs tokens and download URLs; all processes of a store share it."""
-    memory: Memory = field(default_factory=lambda: Memory())
+    cache: ProcessCache = field(default_factory=lambda: ProcessCache())
     """What this process remembers between requests; nothing is lost with it."""
-    slots: TenantSlots = field(default_factory=TenantSlots)
+    tenant_slots: TenantSlots = field(default_factory=TenantSlots)
     """Limits how many requests of one tenant this process works on at the same time."""
-    verified: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
+    verified_checkpoints: VerifiedCheckpoints = field(default_factory=VerifiedCheckpoints)
     """Checkpoints whose files this process has compared with their manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[RequestT]):
+class RequestContext(Generic[RequestT]):
     """A request that was authenticated and decoded."""
 
     endpoint: str
     """The row's name in the endpoint table."""
-    identity: Identity
+    identity: CallerIdentity
     """Who asks; endpoints that need no key see an empty one."""
     request: RequestT
     """The decoded message. For forward_backward it is a ForwardRequest where the client asks for
@@ -115,9 +117,9 @@ class Call(Generic[RequestT]):
     """How the client reached this server, for links that lead back to it."""
 
     @property
-    def repeat_key(self) -> str:
+    def idempotency_key(self) -> str:
         """The idempotency key, if there is one; what is beyond its limit makes no difference."""
-        return self.headers.get("x-idempotency-key", "")[:MAX_KEY_CHARS]
+        return self.headers.get("x-idempotency-key", "")[:MAX_IDEMPOTENCY_KEY_CHARS]
 
     @property
     def tenant_id(self) -> str:
@@ -126,7 +128,7 @@ class Call(Generic[RequestT]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RawResponse:
     """An answer that is more than a message with status 200."""
 
     status: int = 200
@@ -137,9 +139,9 @@ class Answer:
 
 Reply: TypeAlias = Any
 """An `Answer`, or a struct or mapping that is answered as JSON with status 200."""
-Handler: TypeAlias = Callable[[Services, Call[Any]], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[Services, RequestContext[Any]], Awaitable[Reply]]
 
 
-async def in_thread(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def run_in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Run what blocks, such as a question to the database, without holding up the loop."""
-    return await asyncio.to_thread(work, *args, **options)
+    return await asyncio.to_thread(function, *args, **options)

@@ -53,7 +53,7 @@ _POSITIVE = (
     "max_attempts",
 )
 #: The largest value of settings that would otherwise switch a protection off.
-_AT_MOST = {
+_MAXIMUM = {
     "head_seconds": 600.0,
     "body_seconds": 600.0,
     "jwt_seconds": 30 * 86400.0,
@@ -221,7 +221,7 @@ class ServerConfig:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; expected more than 0")
-        for name, most in _AT_MOST.items():
+        for name, most in _MAXIMUM.items():
             value = getattr(self, name)
             if value > most:
                 raise ConfigError(f"{name} is {value}; expected at most {most:g}")
@@ -275,7 +275,7 @@ class ServerConfig:
         )
 
     @property
-    def turn_limits(self) -> BatchLimits:
+    def batch_limits(self) -> BatchLimits:
         """How much one turn of the engine may take."""
         return BatchLimits(
             gap_seconds=self.gap_seconds,

@@ -19,12 +19,12 @@ from tinkex.settings import expand_path, read_environment, read_variables
 FIELDS = tuple(row.name for row in fields(ServerConfig))
 #: TINKEX_API_KEY is what a client sends, and must not open a server by accident. TINKEX_LOG is the
 #: same wish on both sides.
-_ODD_VARIABLES = {"api_key": "TINKEX_SERVER_API_KEY", "log_level": "TINKEX_LOG"}
+_SPECIAL_VARIABLES = {"api_key": "TINKEX_SERVER_API_KEY", "log_level": "TINKEX_LOG"}
 
 
-def variable_of(field: str) -> str:
+def variable_name(field: str) -> str:
     """The variable that sets a field."""
-    return _ODD_VARIABLES.get(field, f"TINKEX_{field.upper()}")
+    return _SPECIAL_VARIABLES.get(field, f"TINKEX_{field.upper()}")
 
 
 def read_config(
@@ -37,28 +37,30 @@ def read_config(
     Without a file, the home's `server.toml` is read if there is one.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    told = {name: value for name, value in from_variables(environ).items() if name not in given}
+    told = {
+        name: value for name, value in read_from_variables(environ).items() if name not in given
+    }
     default_home = read_environment(environ).home
     home = expand_path(given.get("home") or told.get("home") or default_home)
-    found = from_file(file) if file is not None else _from_home(home)
+    found = read_from_file(file) if file is not None else _read_from_home(home)
     return ServerConfig(**{**found, **told, **given, "home": home})
 
 
-def from_variables(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def read_from_variables(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the variables say, each as its field's type."""
-    set_ones = read_variables(map(variable_of, FIELDS), environ)
-    by_field = {name: set_ones.get(variable_of(name)) for name in FIELDS}
+    set_ones = read_variables(map(variable_name, FIELDS), environ)
+    by_field = {name: set_ones.get(variable_name(name)) for name in FIELDS}
     # Kubernetes tells containers about a service named "tinkex" in a variable of this name.
     if (by_field["port"] or "").startswith("tcp://"):
         by_field["port"] = None
     return {
-        name: _from_text(name, text, variable_of(name))
+        name: _parse_variable(name, text, variable_name(name))
         for name, text in by_field.items()
         if text is not None
     }
 
 
-def from_file(path: Path) -> dict[str, Any]:
+def read_from_file(path: Path) -> dict[str, Any]:
     """What a TOML file says; an unknown key is refused with the nearest one."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -72,8 +74,8 @@ def from_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no valid TOML: {error}") from error
     for name in content:
         if name not in FIELDS or name == "home":
-            raise ConfigError(f"{path} sets {name!r}, which is no setting; {_advice(name)}")
-    return {name: _converted(name, value, str(path)) for name, value in content.items()}
+            raise ConfigError(f"{path} sets {name!r}, which is no setting; {_suggest_field(name)}")
+    return {name: _convert(name, value, str(path)) for name, value in content.items()}
 
 
 def encode_config(config: ServerConfig) -> bytes:
@@ -83,53 +85,55 @@ def encode_config(config: ServerConfig) -> bytes:
 
 def decode_config(data: bytes) -> ServerConfig:
     """The settings that another process encoded."""
-    return msgspec.json.decode(data, type=ServerConfig, dec_hook=_as_path)
+    return msgspec.json.decode(data, type=ServerConfig, dec_hook=_decode_path)
 
 
-def _from_home(home: Path) -> dict[str, Any]:
+def _read_from_home(home: Path) -> dict[str, Any]:
     path = Home(home).config_file
-    return from_file(path) if path.exists() else {}
+    return read_from_file(path) if path.exists() else {}
 
 
-def _from_text(name: str, text: str, variable: str) -> Any:
-    kind = _KINDS[name]
+def _parse_variable(name: str, text: str, variable: str) -> Any:
+    kind = _FIELD_TYPES[name]
     if kind == tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if kind == Mapping[str, Any]:
         try:
-            return _converted(name, msgspec.json.decode(text), variable)
+            return _convert(name, msgspec.json.decode(text), variable)
         except msgspec.DecodeError:
             raise ConfigError(f"{variable} is {text!r}; expected a JSON object") from None
-    return _converted(name, text, variable, strict=False)
+    return _convert(name, text, variable, strict=False)
 
 
-def _converted(name: str, value: Any, origin: str, *, strict: bool = True) -> Any:
+def _convert(name: str, value: Any, origin: str, *, strict: bool = True) -> Any:
     try:
-        return msgspec.convert(value, _KINDS[name], strict=strict, dec_hook=_as_path)
+        return msgspec.convert(value, _FIELD_TYPES[name], strict=strict, dec_hook=_decode_path)
     except (msgspec.ValidationError, ValueError):
         # A key stays out of the sentence.
         shown = "not usable" if name == "api_key" else f"{value!r}"
         raise ConfigError(f"{name} is {shown} in {origin}; expected {_EXPECTED[name]}") from None
 
 
-def _as_path(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return expand_path(value)
     raise ValueError(value)
 
 
-def _advice(name: str) -> str:
+def _suggest_field(name: str) -> str:
     known = [field for field in FIELDS if field != "home"]
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 
-def _expectation(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if kind in words:
         return words[kind]
     return "a list of texts" if kind == tuple[str, ...] else "a table"
 
 
-_KINDS: dict[str, Any] = get_type_hints(ServerConfig)
-_EXPECTED = {name: "a path" if name == "home" else _expectation(_KINDS[name]) for name in FIELDS}
+_FIELD_TYPES: dict[str, Any] = get_type_hints(ServerConfig)
+_EXPECTED = {
+    name: "a path" if name == "home" else _describe_type(_FIELD_TYPES[name]) for name in FIELDS
+}

@@ -15,8 +15,8 @@ from enum import Enum, auto
 from typing import Protocol
 
 from tinkex.server.config import ServerConfig
-from tinkex.server.fair_turns import FairTurns
-from tinkex.server.metrics import CLOSED, CONNECTIONS
+from tinkex.server.fair_turns import FairStartQueue
+from tinkex.server.metrics import CONNECTIONS, CONNECTIONS_CLOSED
 
 #: How often connections are looked over for those that have run out of time.
 SWEEP_SECONDS = 1.0
@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 16_384
 MIN_CONNECTIONS = 16
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """What a connection is doing."""
 
     HEAD = auto()  #: the head of a request is arriving
@@ -36,10 +36,10 @@ class Phase(Enum):
     IDLE = auto()  #: nothing was sent since the last answer
 
 
-class Guarded(Protocol):
+class ManagedConnection(Protocol):
     """A connection as the registry sees it."""
 
-    phase: Phase
+    phase: ConnectionPhase
     peer: str
 
     def drop(self, reason: str) -> None:
@@ -59,7 +59,7 @@ class ConnectionLimits:
     body_seconds: float
 
     @classmethod
-    def of(cls, config: ServerConfig, num_descriptors: int) -> ConnectionLimits:
+    def from_config(cls, config: ServerConfig, num_descriptors: int) -> ConnectionLimits:
         """The settings; what they leave open follows from the number of descriptors."""
         allowed = max(MIN_CONNECTIONS, num_descriptors - RESERVED_DESCRIPTORS)
         most = min(config.max_connections or MAX_CONNECTIONS, allowed)
@@ -71,74 +71,74 @@ class ConnectionLimits:
         )
 
 
-class Connections:
+class ConnectionRegistry:
     """The open connections of one process."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.turns = FairTurns()
+        self.start_queue = FairStartQueue()
         """In which order connections and requests start."""
-        self._all: dict[Guarded, None] = {}
-        self._half: dict[Guarded, None] = {}
-        self._idle: dict[Guarded, None] = {}
+        self._all: dict[ManagedConnection, None] = {}
+        self._incomplete: dict[ManagedConnection, None] = {}
+        self._idle: dict[ManagedConnection, None] = {}
         self._by_peer: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def admit(self, connection: Guarded) -> bool:
+    def admit(self, connection: ManagedConnection) -> bool:
         """Enter a new connection; False if there are too many and all others are busy."""
-        self._enter(connection)
+        self._add(connection)
         if self._by_peer[connection.peer] > self.limits.max_per_peer:
-            return self._make_room(connection, of_peer=True)
+            return self._evict_one(connection, same_peer=True)
         if len(self._all) > self.limits.max_connections:
-            return self._make_room(connection, of_peer=False)
+            return self._evict_one(connection, same_peer=False)
         return True
 
-    def _enter(self, connection: Guarded) -> None:
+    def _add(self, connection: ManagedConnection) -> None:
         self._all[connection] = None
-        self._half[connection] = None
+        self._incomplete[connection] = None
         self._by_peer[connection.peer] += 1
         CONNECTIONS.set(len(self._all))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
 
-    def _make_room(self, newcomer: Guarded, *, of_peer: bool) -> bool:
-        for other in self._expendable():
-            if other is not newcomer and (not of_peer or other.peer == newcomer.peer):
-                self.leave(other)
+    def _evict_one(self, newcomer: ManagedConnection, *, same_peer: bool) -> bool:
+        for other in self._evictable():
+            if other is not newcomer and (not same_peer or other.peer == newcomer.peer):
+                self.remove(other)
                 other.drop("limit")
                 return True
         return False
 
-    def _expendable(self) -> Iterator[Guarded]:
-        yield from self._half
+    def _evictable(self) -> Iterator[ManagedConnection]:
+        yield from self._incomplete
         yield from self._idle
 
-    def leave(self, connection: Guarded) -> None:
+    def remove(self, connection: ManagedConnection) -> None:
         """Forget a connection that is closed or about to be."""
         if connection not in self._all:
             return
         del self._all[connection]
-        self._half.pop(connection, None)
+        self._incomplete.pop(connection, None)
         self._idle.pop(connection, None)
         self._by_peer[connection.peer] -= 1
         if not self._by_peer[connection.peer]:
             del self._by_peer[connection.peer]
         CONNECTIONS.set(len(self._all))
 
-    def move(self, connection: Guarded, phase: Phase) -> None:
+    def set_phase(self, connection: ManagedConnection, phase: ConnectionPhase) -> None:
         """Note what a connection does from now on."""
         connection.phase = phase
-        self._half.pop(connection, None)
+        self._incomplete.pop(connection, None)
         self._idle.pop(connection, None)
         if connection not in self._all:
             return
-        if phase is Phase.IDLE:
+        if phase is ConnectionPhase.IDLE:
             self._idle[connection] = None
-        elif phase is not Phase.BUSY:
-            self._half[connection] = None
+        elif phase is not ConnectionPhase.BUSY:
+            self._incomplete[connection] = None
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,4 +149,4 @@ class Connections:
 
 def count_closed(reason: str) -> None:
     """Note that a connection was closed by the server before its time."""
-    CLOSED.labels(reason).inc()
+    CONNECTIONS_CLOSED.labels(reason).inc()

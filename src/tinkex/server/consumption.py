@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from tinkex import types
 from tinkex.errors import UnprocessableEntityError
-from tinkex.server.describe import moment
+from tinkex.server.describe import to_datetime
 from tinkex.store.records import CheckpointRecord, UsageRecord
 
 HOUR_SECONDS = 3600
-MAX_SPAN = timedelta(days=14)
+MAX_RANGE = timedelta(days=14)
 GIGABYTE = 10**9
 
-_INFO: Mapping[str, Callable[[int], Any]] = {
+_EVENT_BUILDERS: Mapping[str, Callable[[int], Any]] = {
     "training": lambda amount: types.TrainingBillingEvent(token_count=amount),
     "prefill": lambda amount: types.SamplingPrefillBillingEvent(cached=False, token_count=amount),
     "prefill_cached": lambda amount: types.SamplingPrefillBillingEvent(
@@ -27,24 +27,27 @@ _INFO: Mapping[str, Callable[[int], Any]] = {
 }
 
 
-class Span(NamedTuple):
+class HourRange(NamedTuple):
     """From one full hour to another, in seconds since 1970."""
 
     start: float
     end: float
 
 
-def span_of(starting_on: str | None, ending_before: str | None) -> Span:
+def parse_hour_range(starting_on: str | None, ending_before: str | None) -> HourRange:
     """The span that a request asks for: full hours, at most 14 days."""
-    start, end = _hour("starting_on", starting_on), _hour("ending_before", ending_before)
-    if not timedelta(0) < end - start <= MAX_SPAN:
+    start, end = (
+        _parse_hour("starting_on", starting_on),
+        _parse_hour("ending_before", ending_before),
+    )
+    if not timedelta(0) < end - start <= MAX_RANGE:
         raise UnprocessableEntityError(
-            f"{starting_on} to {ending_before} is no span of up to {MAX_SPAN.days} days"
+            f"{starting_on} to {ending_before} is no span of up to {MAX_RANGE.days} days"
         )
-    return Span(start.timestamp(), end.timestamp())
+    return HourRange(start.timestamp(), end.timestamp())
 
 
-def _hour(name: str, text: str | None) -> datetime:
+def _parse_hour(name: str, text: str | None) -> datetime:
     if text is None:
         raise UnprocessableEntityError(f"{name} is missing; give a full hour with its time zone")
     time = datetime.fromisoformat(text)
@@ -54,7 +57,7 @@ def _hour(name: str, text: str | None) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class UsageItem:
     """Something that was used in one hour, by one session, of one base model."""
 
     hour: int
@@ -63,33 +66,36 @@ class Use:
     info: Any
 
 
-def uses_of(rows: Iterable[UsageRecord]) -> dict[tuple[int, str, str, str], Use]:
+def sum_usage(rows: Iterable[UsageRecord]) -> dict[tuple[int, str, str, str], UsageItem]:
     """What was counted, with the runs of a session added up."""
     amounts: dict[tuple[int, str, str, str], int] = {}
     for row in rows:
-        if row.kind in _INFO:
+        if row.kind in _EVENT_BUILDERS:
             key = (row.hour, row.session_id, row.base_model, row.kind)
             amounts[key] = amounts.get(key, 0) + row.amount
     return {
-        key: Use(key[0], key[1], key[2], _INFO[key[3]](amount)) for key, amount in amounts.items()
+        key: UsageItem(key[0], key[1], key[2], _EVENT_BUILDERS[key[3]](amount))
+        for key, amount in amounts.items()
     }
 
 
-def storage_of(kept: Iterable[CheckpointRecord], span: Span, now: float) -> Iterator[Use]:
+def sum_storage(
+    stored_checkpoints: Iterable[CheckpointRecord], hours: HourRange, now: float
+) -> Iterator[UsageItem]:
     """What checkpoints took that are still there, in gigabyte hours."""
     totals: dict[tuple[int, str, str], float] = {}
-    for checkpoint in kept:
+    for checkpoint in stored_checkpoints:
         end = checkpoint.expires_at
-        until = min(span.end, now, now if end is None else end)
-        start = max(span.start, checkpoint.created_at)
-        for hour, share in _shares(start, until):
+        until = min(hours.end, now, now if end is None else end)
+        start = max(hours.start, checkpoint.created_at)
+        for hour, share in _hour_shares(start, until):
             key = (hour, checkpoint.session_id, checkpoint.base_model)
             totals[key] = totals.get(key, 0.0) + share * checkpoint.size_bytes / GIGABYTE
     for key, amount in totals.items():
-        yield Use(*key, types.StorageBillingEvent(gigabyte_hours=amount))
+        yield UsageItem(*key, types.StorageBillingEvent(gigabyte_hours=amount))
 
 
-def _shares(start: float, end: float) -> Iterator[tuple[int, float]]:
+def _hour_shares(start: float, end: float) -> Iterator[tuple[int, float]]:
     """The hours between two moments, and how much of each lies between them."""
     hour = int(start // HOUR_SECONDS)
     while start < end and hour * HOUR_SECONDS < end:
@@ -98,14 +104,16 @@ def _shares(start: float, end: float) -> Iterator[tuple[int, float]]:
         hour += 1
 
 
-def describe_use(use: Use, tenant_id: str, project_id: str | None) -> types.BillingUsageEvent:
+def serialize_usage(
+    item: UsageItem, tenant_id: str, project_id: str | None
+) -> types.BillingUsageEvent:
     """One event; nothing costs anything here, so no price is named."""
     return types.BillingUsageEvent(
-        bucket_start=moment(use.hour * HOUR_SECONDS),
-        bucket_end=moment((use.hour + 1) * HOUR_SECONDS),
-        base_model=use.base_model,
+        bucket_start=to_datetime(item.hour * HOUR_SECONDS),
+        bucket_end=to_datetime((item.hour + 1) * HOUR_SECONDS),
+        base_model=item.base_model,
         user_id=tenant_id,
-        session_id=use.session_id or None,
+        session_id=item.session_id or None,
         project_id=project_id,
-        event_info=use.info,
+        event_info=item.info,
     )

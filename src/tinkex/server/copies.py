@@ -14,9 +14,9 @@ from tinkex.checkpoint.manifest import manifest_name, read_manifest
 from tinkex.errors import CheckpointError, StoreFull, UnprocessableEntityError
 from tinkex.ids import new_id
 from tinkex.server.checks import check_project
-from tinkex.server.new_models import add_run, spec_of
-from tinkex.server.operations import model_id_of
-from tinkex.server.ownership import open_session_of
+from tinkex.server.new_models import insert_run, stored_spec
+from tinkex.server.operations import build_model_id
+from tinkex.server.ownership import require_open_session
 from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunState, SessionRecord
@@ -25,7 +25,7 @@ DEFAULT_PROJECT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
+class CopyDestination:
     """Whose a copy will be."""
 
     tenant_id: str
@@ -35,23 +35,23 @@ class Destination:
     """Whether the session has to be entered as well."""
 
 
-def destination_of(
+def resolve_destination(
     db: Connection, tenant_id: str, request: types.CopyWeightsRequest
-) -> Destination:
+) -> CopyDestination:
     """The place of a session's next model, or of the only one in a new session of a project."""
     if request.session_id is None:
-        session = _new_session(tenant_id, request)
-        return Destination(
-            tenant_id=tenant_id, run_id=model_id_of(session.id, 0), session=session, is_new=True
+        session = _build_session(tenant_id, request)
+        return CopyDestination(
+            tenant_id=tenant_id, run_id=build_model_id(session.id, 0), session=session, is_new=True
         )
     if request.model_seq_id is None:
         raise UnprocessableEntityError("copy_weights needs model_seq_id with session_id")
-    session = open_session_of(db, tenant_id, request.session_id)
-    run_id = model_id_of(session.id, request.model_seq_id)
-    return Destination(tenant_id=tenant_id, run_id=run_id, session=session, is_new=False)
+    session = require_open_session(db, tenant_id, request.session_id)
+    run_id = build_model_id(session.id, request.model_seq_id)
+    return CopyDestination(tenant_id=tenant_id, run_id=run_id, session=session, is_new=False)
 
 
-def _new_session(tenant_id: str, request: types.CopyWeightsRequest) -> SessionRecord:
+def _build_session(tenant_id: str, request: types.CopyWeightsRequest) -> SessionRecord:
     """A session that holds a copy and is over: nothing can be trained in it."""
     now = clock.now()
     return SessionRecord(
@@ -93,29 +93,29 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target, follow_symlinks=False)
 
 
-def enter_copy(
+def insert_copy(
     db: Connection,
     source: CheckpointRecord,
     copy_id: str,
-    place: Destination,
+    destination: CopyDestination,
     ttl_seconds: int | None,
 ) -> CheckpointRecord:
     """Make a copy known, as the only checkpoint of a model that is not in memory."""
     now = clock.now()
-    session = place.session
-    if place.is_new:
+    session = destination.session
+    if destination.is_new:
         sessions.insert(db, session)
     copy = replace(
         source,
         id=copy_id,
-        tenant_id=place.tenant_id,
+        tenant_id=destination.tenant_id,
         session_id=session.id,
         project_id=session.project_id,
-        run_id=place.run_id,
+        run_id=destination.run_id,
         is_public=False,
         created_at=now,
         expires_at=None if ttl_seconds is None else now + ttl_seconds,
     )
-    add_run(db, session, place.run_id, spec_of(source), None, RunState.UNLOADED)
+    insert_run(db, session, destination.run_id, stored_spec(source), None, RunState.UNLOADED)
     checkpoints.insert(db, copy)
     return copy

@@ -9,11 +9,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: What is written in one piece is joined with its head up to this size; joining is copying.
-MAX_HELD_BYTES = 32 * 1024
+MAX_BUFFERED_BYTES = 32 * 1024
 _TCP_FAMILIES = frozenset({socket.AF_INET, socket.AF_INET6})
 
 
-class Cork:
+class WriteBufferingTransport:
     """A transport that gathers what is written during one turn of the loop.
 
     uvicorn writes the head and the body of an answer one after the other; two packets cost the
@@ -23,22 +23,22 @@ class Cork:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._held: list[bytes] = []
+        self._buffered: list[bytes] = []
 
     def write(self, data: bytes) -> None:
         """Hold a little data until the turn is over; much of it takes several packets anyway."""
-        if len(data) > MAX_HELD_BYTES:
+        if len(data) > MAX_BUFFERED_BYTES:
             self.flush()
             self._transport.write(data)
             return
-        if not self._held:
+        if not self._buffered:
             self._loop.call_soon(self.flush)
-        self._held.append(data)
+        self._buffered.append(data)
 
     def flush(self) -> None:
         """Write what is held."""
-        if self._held:
-            held, self._held = self._held, []
+        if self._buffered:
+            held, self._buffered = self._buffered, []
             self._transport.write(b"".join(held) if len(held) > 1 else held[0])
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Cork:
         return getattr(self._transport, name)
 
 
-class CorkedProtocol(HttpToolsProtocol):
+class WriteBufferingProtocol(HttpToolsProtocol):
     """uvicorn's HTTP with a cork on its connections; give it to uvicorn as `http`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,4 +60,4 @@ class CorkedProtocol(HttpToolsProtocol):
         if connection is not None and connection.family in _TCP_FAMILIES:
             # asyncio forgets this for sockets that somebody else made, such as an inherited one.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(Cork(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(WriteBufferingTransport(transport, self.loop))  # type: ignore[arg-type]

@@ -8,29 +8,29 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from tinkex import types
-from tinkex.server.call import Identity
+from tinkex.server.call import CallerIdentity
 from tinkex.server.run_summaries import RunSummary
 from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SessionRecord
 from tinkex.store.searching import SessionWithStorage
 
-_FINISHED: Mapping[str, types.ClientSessionFinishReason] = {
+_FINISH_REASONS: Mapping[str, types.ClientSessionFinishReason] = {
     "success": types.ClientSessionFinishSuccess(),
     "errored": types.ClientSessionFinishErrored(),
     "interrupted": types.ClientSessionFinishInterrupted(),
 }
 
 
-def moment(seconds: float) -> datetime:
+def to_datetime(seconds: float) -> datetime:
     """Seconds since 1970 as a time."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def owner_urn(tenant_id: str) -> str:
     """How a tenant is called in answers."""
-    return Identity(tenant_id=tenant_id, key_id=0).urn
+    return CallerIdentity(tenant_id=tenant_id, key_id=0).urn
 
 
-def texts(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+def stringify_metadata(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
     """What a user attached to something; values that are no text are shown as JSON."""
     if user_metadata is None:
         return None
@@ -40,22 +40,22 @@ def texts(user_metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
     }
 
 
-def describe_checkpoint(checkpoint: CheckpointRecord) -> types.Checkpoint:
+def serialize_checkpoint(checkpoint: CheckpointRecord) -> types.Checkpoint:
     """A checkpoint as lists show it."""
     path, expires_at = checkpoint.path, checkpoint.expires_at
     return types.Checkpoint(
         checkpoint_id=path.checkpoint_id,
         checkpoint_type=cast("types.CheckpointType", path.checkpoint_type),
-        time=moment(checkpoint.created_at),
+        time=to_datetime(checkpoint.created_at),
         tinker_path=str(path),
         size_bytes=checkpoint.size_bytes,
         public=checkpoint.is_public,
-        user_metadata=texts(checkpoint.user_metadata),
-        expires_at=None if expires_at is None else moment(expires_at),
+        user_metadata=stringify_metadata(checkpoint.user_metadata),
+        expires_at=None if expires_at is None else to_datetime(expires_at),
     )
 
 
-def describe_run(
+def serialize_run(
     run: RunRecord, newest: Mapping[str, CheckpointRecord], summary: RunSummary | None
 ) -> types.TrainingRun:
     """A run as lists show it, with its newest checkpoint of each kind.
@@ -63,7 +63,7 @@ def describe_run(
     Only its owner sees what is attached to it and how it goes: for others there is no summary, also
     when a checkpoint is published.
     """
-    shown = {kind: describe_checkpoint(checkpoint) for kind, checkpoint in newest.items()}
+    shown = {kind: serialize_checkpoint(checkpoint) for kind, checkpoint in newest.items()}
     return types.TrainingRun(
         training_run_id=run.id,
         base_model=run.base_model,
@@ -71,37 +71,37 @@ def describe_run(
         is_lora=True,
         corrupted=run.state == RunState.CORRUPTED,
         lora_rank=run.spec["rank"],
-        last_request_time=moment(run.used_at),
+        last_request_time=to_datetime(run.used_at),
         last_checkpoint=shown.get("weights"),
         last_sampler_checkpoint=shown.get("sampler_weights"),
-        user_metadata=None if summary is None else texts(run.user_metadata),
+        user_metadata=None if summary is None else stringify_metadata(run.user_metadata),
         name=None if summary is None else summary.name,
         state=None if summary is None else summary.state,
         step=None if summary is None else run.num_steps,
         metrics=None if summary is None else dict(summary.metrics),
-        created_at=None if summary is None else moment(run.created_at),
+        created_at=None if summary is None else to_datetime(run.created_at),
     )
 
 
-def describe_session(facts: SessionWithStorage) -> types.SessionSummary:
+def serialize_session(facts: SessionWithStorage) -> types.SessionSummary:
     """A session as a search shows it."""
     session = facts.session
     return types.SessionSummary(
         session_id=session.id,
-        created_at=moment(session.created_at),
+        created_at=to_datetime(session.created_at),
         owner=owner_urn(session.tenant_id),
         project_id=session.project_id,
-        status=_status(session),
+        status=_session_status(session),
         checkpoints_count=facts.num_checkpoints,
         display_name=session.display_name,
-        user_metadata=texts(session.user_metadata),
+        user_metadata=stringify_metadata(session.user_metadata),
         checkpoint_storage_bytes=facts.checkpoint_bytes,
     )
 
 
-def _status(session: SessionRecord) -> types.SessionStatus:
+def _session_status(session: SessionRecord) -> types.SessionStatus:
     if session.finished_at is not None:
-        reason = _FINISHED[session.finish_reason or "success"]
+        reason = _FINISH_REASONS[session.finish_reason or "success"]
         return types.ClientSessionFinished(reason=reason, detail=session.finish_detail)
     if session.expired_at is not None:
         return types.SessionCancelled(detail="its client was not heard of any more")

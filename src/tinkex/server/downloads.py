@@ -18,29 +18,29 @@ from tinkex.checkpoint.archive import ArchivePlan, plan_archive, plan_file
 from tinkex.checkpoint.manifest import downloadable_names
 from tinkex.errors import CheckpointError, NotFoundError, TinkexError
 from tinkex.logs import get_logger
-from tinkex.server.call import Answer, Services, in_thread
-from tinkex.server.metrics import RequestMeter
-from tinkex.server.ranges import NoSuchPart, part_of
-from tinkex.server.refusals import refusal
-from tinkex.server.signing import FILES, Place, Shelf, check
-from tinkex.server.tracing import trace_events, write_trace
+from tinkex.server.call import RawResponse, Services, run_in_thread
+from tinkex.server.metrics import RequestMetrics
+from tinkex.server.ranges import RangeNotSatisfiable, parse_range
+from tinkex.server.refusals import response_for_error
+from tinkex.server.signing import FILES_PREFIX, FileArea, FileRef, verify_signed_url
+from tinkex.server.tracing import iter_trace_json, trace_events
 from tinkex.store import checkpoints, jobs, sessions, steps
 from tinkex.store.database import Connection
 
 LOG = get_logger(__name__)
-METER = RequestMeter("download")
+DOWNLOAD_METER = RequestMetrics("download")
 #: As many as the store keeps of a session.
-MAX_STEPS = 10_000
-_TYPES = {".json": "application/json", ".tar": "application/x-tar"}
+MAX_TRACE_STEPS = 10_000
+_MEDIA_TYPES = {".json": "application/json", ".tar": "application/x-tar"}
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class DownloadResponse:
     """An answer that is sent piece by piece."""
 
     status: int
     headers: Mapping[str, str]
-    pieces: Iterator[bytes]
+    chunks: Iterator[bytes]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Send it, as the framework asks for."""
@@ -48,21 +48,21 @@ class Stream:
         try:
             await self._send(scope, receive, send)
         finally:
-            METER.count(self.status, time.perf_counter() - started_at)
+            DOWNLOAD_METER.observe(self.status, time.perf_counter() - started_at)
 
     async def _send(self, scope: Any, receive: Receive, send: Send) -> None:
         headers = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]
         start: Any = {"type": "http.response.start", "status": self.status, "headers": headers}
         await send(start)
         is_head = scope["method"] == "HEAD"
-        if not is_head and not await _send_pieces(self.pieces, receive, send):
+        if not is_head and not await _send_chunks(self.chunks, receive, send):
             # Without the last message the connection is closed: the client sees it was cut off.
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @route(
-    f"{FILES}/{{shelf:str}}/{{owner_id:str}}/{{name:path}}",
+    f"{FILES_PREFIX}/{{shelf:str}}/{{owner_id:str}}/{{name:path}}",
     http_method=[HttpMethod.GET, HttpMethod.HEAD],
     name="download",
     status_code=200,
@@ -71,22 +71,22 @@ async def download(request: Request[Any, Any, Any]) -> ASGIApp:
     """Send what a signed URL opens; whoever has the URL needs no key."""
     services: Services = request.app.state.services
     try:
-        return await in_thread(_open, services, request.scope)
+        return await run_in_thread(_open_download, services, request.scope)
     except TinkexError as error:
-        return _refused(refusal(error))
+        return _error_download(response_for_error(error))
 
 
-def _open(services: Services, scope: Any) -> Stream:
+def _open_download(services: Services, scope: Any) -> DownloadResponse:
     """Check the URL and find what it opens."""
-    place = _place(scope["path_params"])
-    check(services.secret, place, *_proof(scope["query_string"]), clock.now())
-    if place.shelf is Shelf.TRACE:
-        return _trace(services, place.owner_id)
+    place = _parse_file_ref(scope["path_params"])
+    verify_signed_url(services.secret, place, *_parse_signature(scope["query_string"]), clock.now())
+    if place.area is FileArea.TRACE:
+        return _trace_response(services, place.owner_id)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return _file(_plan(services, place), place, headers)
+    return _file_response(_plan_download(services, place), place, headers)
 
 
-def _proof(query_string: bytes) -> tuple[str, str]:
+def _parse_signature(query_string: bytes) -> tuple[str, str]:
     """Until when a URL is good, and the signature that says so."""
     try:
         query = parse_qs(query_string.decode("latin-1"), max_num_fields=8)
@@ -95,35 +95,35 @@ def _proof(query_string: bytes) -> tuple[str, str]:
     return query.get("expires", [""])[0], query.get("signature", [""])[0]
 
 
-def _refused(answer: Answer) -> Stream:
+def _error_download(response: RawResponse) -> DownloadResponse:
     headers = {
-        "content-type": answer.content_type,
-        "content-length": str(len(answer.body)),
-        **answer.headers,
+        "content-type": response.content_type,
+        "content-length": str(len(response.body)),
+        **response.headers,
     }
-    return Stream(answer.status, headers, iter((answer.body,)))
+    return DownloadResponse(response.status, headers, iter((response.body,)))
 
 
-def _place(path_params: Mapping[str, Any]) -> Place:
+def _parse_file_ref(path_params: Mapping[str, Any]) -> FileRef:
     try:
-        shelf = Shelf(path_params["shelf"])
+        shelf = FileArea(path_params["shelf"])
     except ValueError:
         raise NotFoundError("there is no such file") from None
-    return Place(shelf, path_params["owner_id"], str(path_params["name"]).lstrip("/"))
+    return FileRef(shelf, path_params["owner_id"], str(path_params["name"]).lstrip("/"))
 
 
 # --- checkpoints -----------------------------------------------------------------------------
-def _plan(services: Services, place: Place) -> ArchivePlan:
+def _plan_download(services: Services, file_ref: FileRef) -> ArchivePlan:
     """What will be read; only what the checkpoint's manifest names is ever opened."""
     now = clock.now()
-    found = services.database.read(lambda db: checkpoints.find_by_id(db, place.owner_id, now))
+    found = services.database.read(lambda db: checkpoints.find_by_id(db, file_ref.owner_id, now))
     if found is None:
         raise NotFoundError("the checkpoint was deleted or has expired")
     directory = services.home.checkpoint_directory(found.id)
-    services.verified.verify(directory, found.path)
-    if place.shelf is Shelf.ARCHIVE:
+    services.verified_checkpoints.verify(directory, found.path)
+    if file_ref.area is FileArea.ARCHIVE:
         return plan_archive(directory)
-    return _plan_file(directory, place.name)
+    return _plan_file(directory, file_ref.name)
 
 
 def _plan_file(directory: Path, name: str) -> ArchivePlan:
@@ -132,47 +132,51 @@ def _plan_file(directory: Path, name: str) -> ArchivePlan:
     return plan_file(directory / name)
 
 
-def _file(plan: ArchivePlan, place: Place, asked: Mapping[str, str]) -> Stream:
+def _file_response(
+    plan: ArchivePlan, file_ref: FileRef, request_headers: Mapping[str, str]
+) -> DownloadResponse:
     headers = {
-        "content-type": _TYPES.get(Path(place.name).suffix, "application/octet-stream"),
+        "content-type": _MEDIA_TYPES.get(Path(file_ref.name).suffix, "application/octet-stream"),
         "accept-ranges": "bytes",
         "etag": plan.etag,
         "cache-control": "private",
         "x-content-type-options": "nosniff",
     }
     try:
-        part = part_of(asked, plan.size, plan.etag)
-    except NoSuchPart:
+        part = parse_range(request_headers, plan.size, plan.etag)
+    except RangeNotSatisfiable:
         headers |= {"content-range": f"bytes */{plan.size}", "content-length": "0"}
-        return Stream(416, headers, iter(()))
+        return DownloadResponse(416, headers, iter(()))
     if part is None:
-        return Stream(200, headers | {"content-length": str(plan.size)}, plan.read())
+        return DownloadResponse(200, headers | {"content-length": str(plan.size)}, plan.read())
     headers["content-range"] = f"bytes {part.start}-{part.stop - 1}/{plan.size}"
     headers["content-length"] = str(part.stop - part.start)
-    return Stream(206, headers, plan.read(part.start, part.stop))
+    return DownloadResponse(206, headers, plan.read(part.start, part.stop))
 
 
 # --- traces ----------------------------------------------------------------------------------
-def _trace(services: Services, session_id: str) -> Stream:
+def _trace_response(services: Services, session_id: str) -> DownloadResponse:
     def look(db: Connection) -> Iterator[bytes]:
         session = sessions.find(db, session_id)
         if session is None:
             raise NotFoundError(f"there is no session {session_id!r}")
-        done = steps.list_by_session(db, session_id, limit=MAX_STEPS)
-        waiting = jobs.list_open_by_session(db, session.tenant_id, session_id, limit=MAX_STEPS)
-        return write_trace(session, trace_events(session, done, waiting, clock.now()))
+        done = steps.list_by_session(db, session_id, limit=MAX_TRACE_STEPS)
+        waiting = jobs.list_open_by_session(
+            db, session.tenant_id, session_id, limit=MAX_TRACE_STEPS
+        )
+        return iter_trace_json(session, trace_events(session, done, waiting, clock.now()))
 
     headers = {"content-type": "application/json", "cache-control": "no-store"}
-    return Stream(200, headers, services.database.read(look))
+    return DownloadResponse(200, headers, services.database.read(look))
 
 
 # --- sending ---------------------------------------------------------------------------------
-async def _send_pieces(pieces: Iterator[bytes], receive: Receive, send: Send) -> bool:
+async def _send_chunks(chunks: Iterator[bytes], receive: Receive, send: Send) -> bool:
     """Send piece by piece; False if the client went away or the file was damaged on the way."""
-    gone = asyncio.create_task(_wait_until_gone(receive))
+    gone = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         while not gone.done():
-            piece = await in_thread(next, pieces, None)
+            piece = await run_in_thread(next, chunks, None)
             if piece is None:
                 return True
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -184,7 +188,7 @@ async def _send_pieces(pieces: Iterator[bytes], receive: Receive, send: Send) ->
         gone.cancel()
 
 
-async def _wait_until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -12,24 +12,24 @@ from collections import deque
 from collections.abc import Callable
 
 #: Connections and requests that start in one turn of the loop; each costs less than a millisecond.
-STARTS_PER_TURN = 2
+STARTS_PER_ITERATION = 2
 
 #: A peer with more starts than this waiting has its newest served first. It is sending faster than
 #: it can be served, and its oldest starts would time out at the clients anyway; a new client at the
 #: same address does not have to wait behind them.
-MAX_IN_ORDER = 64
+MAX_FIFO_STARTS = 64
 
-Start = Callable[[], None]
+StartCallback = Callable[[], None]
 
 
-class FairTurns:
+class FairStartQueue:
     """Starts work of several peers, round robin."""
 
-    def __init__(self, starts_per_turn: int = STARTS_PER_TURN) -> None:
-        self._starts_per_turn = starts_per_turn
-        self._num_left = starts_per_turn
+    def __init__(self, starts_per_iteration: int = STARTS_PER_ITERATION) -> None:
+        self._starts_per_iteration = starts_per_iteration
+        self._num_left = starts_per_iteration
         self._num_waiting = 0
-        self._queues: dict[str, deque[Start]] = {}
+        self._queues: dict[str, deque[StartCallback]] = {}
         self._is_scheduled = False
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class FairTurns:
         """How many starts of a peer wait."""
         return len(self._queues.get(peer, ()))
 
-    def submit(self, peer: str, start: Start) -> None:
+    def submit(self, peer: str, start: StartCallback) -> None:
         """Call `start` now if this turn still has room, else when the peer's turn comes."""
         self._schedule()
         if self._num_left and not self._queues:
@@ -52,22 +52,22 @@ class FairTurns:
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run_turn)
+            asyncio.get_running_loop().call_soon(self._run_iteration)
 
-    def _run_turn(self) -> None:
+    def _run_iteration(self) -> None:
         self._is_scheduled = False
-        self._num_left = self._starts_per_turn
+        self._num_left = self._starts_per_iteration
         while self._queues and self._num_left:
             self._num_left -= 1
             self._pop()()
-        if self._num_left < self._starts_per_turn:
+        if self._num_left < self._starts_per_iteration:
             self._schedule()
 
-    def _pop(self) -> Start:
+    def _pop(self) -> StartCallback:
         """The oldest start of the next peer, which then moves to the end of the round."""
         peer = next(iter(self._queues))
         queue = self._queues.pop(peer)
-        start = queue.popleft() if len(queue) <= MAX_IN_ORDER else queue.pop()
+        start = queue.popleft() if len(queue) <= MAX_FIFO_STARTS else queue.pop()
         self._num_waiting -= 1
         if queue:
             self._queues[peer] = queue

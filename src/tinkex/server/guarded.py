@@ -13,9 +13,9 @@ from http import HTTPStatus
 from typing import Any
 
 from tinkex.errors import RequestErrorCategory
-from tinkex.server.connections import Connections, Phase, count_closed
-from tinkex.server.corked import CorkedProtocol
-from tinkex.server.refusals import fault
+from tinkex.server.connections import ConnectionPhase, ConnectionRegistry, count_closed
+from tinkex.server.corked import WriteBufferingProtocol
+from tinkex.server.refusals import error_response
 
 #: The largest head of a request: its first line and headers, and the trailers of its body.
 MAX_HEAD_BYTES = 64 * 1024
@@ -23,36 +23,39 @@ MAX_HEADERS = 128
 #: Requests that may wait on a connection behind the one that is being answered.
 MAX_PIPELINED = 4
 #: A body of more pieces than this must have pieces of a reasonable size.
-MAX_SMALL_PIECES = 4096
-SMALL_PIECE_BYTES = 16
+MAX_SMALL_CHUNKS = 4096
+SMALL_CHUNK_BYTES = 16
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 NOT_HTTP = (400, "the request is not valid HTTP/1.1")
-LONG_HEAD = (431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes")
-MANY_HEADERS = (431, f"the request has more than {MAX_HEADERS} headers")
-PIPELINED = (429, f"more than {MAX_PIPELINED} requests wait on this connection; wait for answers")
-SMALL_PIECES = (400, "the body comes in too many small pieces; send larger ones")
-SLOW_HEAD = (408, "the head of the request did not arrive in time; send it again")
-NO_CONNECTION_LEFT = (503, "this server has as many connections as it can have; try again")
+HEAD_TOO_LARGE = (431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes")
+TOO_MANY_HEADERS = (431, f"the request has more than {MAX_HEADERS} headers")
+TOO_MANY_PIPELINED = (
+    429,
+    f"more than {MAX_PIPELINED} requests wait on this connection; wait for answers",
+)
+TOO_MANY_SMALL_CHUNKS = (400, "the body comes in too many small pieces; send larger ones")
+HEAD_TIMEOUT = (408, "the head of the request did not arrive in time; send it again")
+TOO_MANY_CONNECTIONS = (503, "this server has as many connections as it can have; try again")
 
 
-class _Refused(Exception):
+class _ParsingAborted(Exception):
     """Ends the parser's work on a connection that is being closed."""
 
 
-class GuardedProtocol(CorkedProtocol):
+class LimitedHttpProtocol(WriteBufferingProtocol):
     """uvicorn's HTTP on a connection that is in a registry; give it to uvicorn as `http`."""
 
-    def __init__(self, *args: Any, connections: Connections, **options: Any) -> None:
+    def __init__(self, *args: Any, connections: ConnectionRegistry, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.phase = Phase.HEAD
+        self.phase = ConnectionPhase.HEAD
         self.peer = ""
         self._registry = connections
         self._since = 0.0
-        self._refusal = NOT_HTTP
+        self._rejection = NOT_HTTP
         self._num_unparsed = 0
         self._num_head_bytes = 0
-        self._num_pieces = 0
+        self._num_chunks = 0
         self._num_body_bytes = 0
         self._is_receiving = False
         self._has_sent_bytes = False
@@ -68,11 +71,11 @@ class GuardedProtocol(CorkedProtocol):
         self.peer = self.client[0] if self.client else ""
         self._since = self.loop.time()
         if not self._registry.admit(self):
-            self._refuse(NO_CONNECTION_LEFT)
+            self._reject(TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
-        self._registry.leave(self)
+        self._registry.remove(self)
         super().connection_lost(exc)
 
     def drop(self, reason: str) -> None:
@@ -84,16 +87,16 @@ class GuardedProtocol(CorkedProtocol):
         """Close the connection if it has run out of time."""
         limits = self._registry.limits
         if self.transport.is_closing() or self._is_paused:
-            self._expire_unread(now, limits.body_seconds)
-        elif self.phase is Phase.HEAD and now - self._since > limits.head_seconds:
+            self._expire_stalled(now, limits.body_seconds)
+        elif self.phase is ConnectionPhase.HEAD and now - self._since > limits.head_seconds:
             if self._has_sent_bytes:
-                self._refuse(SLOW_HEAD)
+                self._reject(HEAD_TIMEOUT)
             else:
                 self.drop("timeout")
-        elif self.phase is Phase.DRAIN and now - self._since > limits.body_seconds:
+        elif self.phase is ConnectionPhase.DRAIN and now - self._since > limits.body_seconds:
             self.drop("timeout")
 
-    def _expire_unread(self, now: float, seconds: float) -> None:
+    def _expire_stalled(self, now: float, seconds: float) -> None:
         """Give up on a client that does not read its answer."""
         num_unsent = self.transport.get_write_buffer_size()
         if self._stalled_at is None or num_unsent < self._num_unsent:
@@ -123,18 +126,18 @@ class GuardedProtocol(CorkedProtocol):
         if self.transport.is_closing():
             return
         self._has_sent_bytes = True
-        if self.phase is Phase.IDLE:
-            self._move(Phase.HEAD)
+        if self.phase is ConnectionPhase.IDLE:
+            self._set_phase(ConnectionPhase.HEAD)
         self._num_unparsed += len(data)
         super().data_received(data)
         if self._num_unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(LONG_HEAD)
+            self._reject(HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         """Begin a request."""
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._give_up(PIPELINED)
-        self._num_head_bytes = self._num_pieces = self._num_body_bytes = 0
+            self._abort_parsing(TOO_MANY_PIPELINED)
+        self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
         self._is_receiving = False
         super().on_message_begin()
 
@@ -149,30 +152,30 @@ class GuardedProtocol(CorkedProtocol):
         if self._is_receiving:
             return
         if len(self.headers) >= MAX_HEADERS:
-            self._give_up(MANY_HEADERS)
+            self._abort_parsing(TOO_MANY_HEADERS)
         super().on_header(name, value)
 
     def _count_head(self, num_bytes: int) -> None:
         self._num_unparsed = 0
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._give_up(LONG_HEAD)
+            self._abort_parsing(HEAD_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         """Start to answer."""
         self._num_unparsed = 0
         self._is_receiving = True
         super().on_headers_complete()
-        self._move(Phase.BUSY)
+        self._set_phase(ConnectionPhase.BUSY)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
         self._num_unparsed = 0
-        self._num_pieces += 1
+        self._num_chunks += 1
         self._num_body_bytes += len(body)
-        is_small = self._num_body_bytes < self._num_pieces * SMALL_PIECE_BYTES
-        if is_small and self._num_pieces > MAX_SMALL_PIECES:
-            self._give_up(SMALL_PIECES)
+        is_small = self._num_body_bytes < self._num_chunks * SMALL_CHUNK_BYTES
+        if is_small and self._num_chunks > MAX_SMALL_CHUNKS:
+            self._abort_parsing(TOO_MANY_SMALL_CHUNKS)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -180,45 +183,45 @@ class GuardedProtocol(CorkedProtocol):
         self._num_unparsed = 0
         self._is_receiving = False
         super().on_message_complete()
-        if self.phase is Phase.DRAIN:
-            self._move(Phase.IDLE)
+        if self.phase is ConnectionPhase.DRAIN:
+            self._set_phase(ConnectionPhase.IDLE)
 
     def on_response_complete(self) -> None:
         """Note that a request is answered, which may be before all of it has come."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._move(Phase.DRAIN if self._is_receiving else Phase.IDLE)
+            self._set_phase(ConnectionPhase.DRAIN if self._is_receiving else ConnectionPhase.IDLE)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start to answer when it is this peer's turn, unless the connection is closed by then."""
 
         def start() -> None:
             if not self.transport.is_closing():
-                super(GuardedProtocol, self)._start_asgi_task(cycle, app)
+                super(LimitedHttpProtocol, self)._start_asgi_task(cycle, app)
 
-        self._registry.turns.submit(self.peer, start)
+        self._registry.start_queue.submit(self.peer, start)
 
-    def _move(self, phase: Phase) -> None:
+    def _set_phase(self, phase: ConnectionPhase) -> None:
         self._since = self.loop.time()
-        self._registry.move(self, phase)
+        self._registry.set_phase(self, phase)
 
     # --- refusals -------------------------------------------------------------------------------
 
-    def _give_up(self, refusal: tuple[int, str]) -> None:
+    def _abort_parsing(self, rejection: tuple[int, str]) -> None:
         """Stop the parser, which then asks for the answer."""
-        self._refusal = refusal
-        raise _Refused
+        self._rejection = rejection
+        raise _ParsingAborted
 
     def send_400_response(self, msg: str) -> None:
         """Say what is wrong with what the parser refused, and close."""
-        self._refuse(self._refusal)
+        self._reject(self._rejection)
 
-    def _refuse(self, refusal: tuple[int, str]) -> None:
-        status, sentence = refusal
+    def _reject(self, rejection: tuple[int, str]) -> None:
+        status, sentence = rejection
         count_closed("refused")
         is_users = status < 500
         category = RequestErrorCategory.User if is_users else RequestErrorCategory.Server
-        body = fault(status, sentence, category).body
+        body = error_response(status, sentence, category).body
         retry = b"retry-after: 1\r\n" if status in {408, 429, 503} else b""
         phrase = HTTPStatus(status).phrase.encode()
         self.transport.write(

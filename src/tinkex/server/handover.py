@@ -21,15 +21,15 @@ from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import decode_config, encode_config
 
 #: How long an orphan may take to end well.
-ORPHAN_SECONDS = 0.8
+ORPHAN_GRACE_SECONDS = 0.8
 #: How long a thread may keep the others from running.
-SWITCH_SECONDS = 0.0005
-_ORPHAN_EXIT = 1
+THREAD_SWITCH_SECONDS = 0.0005
+_ORPHAN_EXIT_CODE = 1
 _STDIN = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class ChildSetup:
     """Everything that a process of the server is told."""
 
     config: ServerConfig
@@ -55,7 +55,7 @@ class Orders:
         return msgspec.json.encode(line) + b"\n"
 
 
-class _Line(msgspec.Struct):
+class _ChildSetupMessage(msgspec.Struct):
     config: msgspec.Raw
     lock: int
     listener: int | None
@@ -63,28 +63,28 @@ class _Line(msgspec.Struct):
     clock_offset: float
 
 
-def begin() -> Orders:
+def initialize_child() -> ChildSetup:
     """What every process of the server does first: hear its orders, and whom it ends with."""
     # The supervisor decides when to stop: a terminal's Ctrl-C is not ours to hear.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The thread that commits must not wait long for one that computes.
-    sys.setswitchinterval(SWITCH_SECONDS)
-    orders = receive_orders()
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    orders = read_child_setup()
     clock.CLOCK.adopt_offset(orders.clock_offset)
     attach_logger(orders.config.log_level)
-    end_with_parent()
+    exit_with_parent()
     return orders
 
 
-def receive_orders() -> Orders:
+def read_child_setup() -> ChildSetup:
     """Read the orders of the process that this is."""
     # Unbuffered: what Python's own stdin holds at the end of the program cannot be waited on.
     with open(_STDIN, "rb", buffering=0, closefd=False) as source:
-        line = msgspec.json.decode(source.readline(), type=_Line)
+        line = msgspec.json.decode(source.readline(), type=_ChildSetupMessage)
     for descriptor in (line.lock, line.listener, line.heartbeat):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
-    return Orders(
+    return ChildSetup(
         config=decode_config(line.config),
         lock=line.lock,
         listener=line.listener,
@@ -93,14 +93,14 @@ def receive_orders() -> Orders:
     )
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this process when the supervisor is gone: as if told to, and by force soon after."""
-    threading.Thread(target=_watch, name="parent-watch", daemon=True).start()
+    threading.Thread(target=_wait_for_parent_exit, name="parent-watch", daemon=True).start()
 
 
-def _watch() -> None:
+def _wait_for_parent_exit() -> None:
     while os.read(_STDIN, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(ORPHAN_SECONDS)
-    os._exit(_ORPHAN_EXIT)
+    time.sleep(ORPHAN_GRACE_SECONDS)
+    os._exit(_ORPHAN_EXIT_CODE)

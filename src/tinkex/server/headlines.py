@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from math import isfinite
 
 #: In the order in which they are shown.
-HEADLINES = ("loss", "reward", "accuracy", "margin", "kl")
-_EVALUATION = "eval_"
+HEADLINE_METRICS = ("loss", "reward", "accuracy", "margin", "kl")
+_EVAL_PREFIX = "eval_"
 _LABELS = {"kl": "KL", "eval_kl": "Eval KL"}
 
 
 def is_headline(name: str) -> bool:
     """Whether lists and pages show a metric of this name."""
-    return name in HEADLINES or name.startswith(_EVALUATION)
+    return name in HEADLINE_METRICS or name.startswith(_EVAL_PREFIX)
 
 
-def headlines(metrics: Mapping[str, float]) -> dict[str, float]:
+def select_headlines(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are shown, in their order; those of evaluations come last."""
-    own = {name: metrics[name] for name in HEADLINES if name in metrics}
-    measured = {name: value for name, value in metrics.items() if name.startswith(_EVALUATION)}
+    own = {name: metrics[name] for name in HEADLINE_METRICS if name in metrics}
+    measured = {name: value for name, value in metrics.items() if name.startswith(_EVAL_PREFIX)}
     return own | measured
 
 

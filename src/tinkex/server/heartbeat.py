@@ -12,11 +12,11 @@ import os
 import time
 from collections.abc import Callable
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_INTERVAL_SECONDS = 1.0
 _READ_BYTES = 4096
 
 
-def keep_beating(descriptor: int) -> None:
+def start_heartbeat(descriptor: int) -> None:
     """Write a byte every second from now on, as far as the running loop gets to it."""
     loop = asyncio.get_running_loop()
     os.set_blocking(descriptor, False)
@@ -25,26 +25,26 @@ def keep_beating(descriptor: int) -> None:
         # A pipe that is full, or has no reader, is the supervisor's concern.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
-        loop.call_later(BEAT_SECONDS, beat)
+        loop.call_later(HEARTBEAT_INTERVAL_SECONDS, beat)
 
     beat()
 
 
-class Heartbeat:
+class HeartbeatMonitor:
     """The supervisor's end of the pipe."""
 
     def __init__(
         self, max_silence_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.max_silence_seconds = max_silence_seconds
-        self.reading, self.writing = os.pipe()
-        os.set_blocking(self.reading, False)
+        self.read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
         self._clock = clock
         self._beat_at: float | None = None
-        self._looked_at = clock()
+        self._checked_at = clock()
 
     @property
-    def look_seconds(self) -> float:
+    def poll_seconds(self) -> float:
         """How often to look."""
         return min(self.max_silence_seconds / 4, 5.0)
 
@@ -52,18 +52,18 @@ class Heartbeat:
         """Whether the process has beaten before, and not for too long since; look often."""
         now = self._clock()
         # If we ourselves were stopped meanwhile, so was the other process, perhaps.
-        was_away = now - self._looked_at > self.max_silence_seconds / 2
-        self._looked_at = now
-        if self._heard() or (was_away and self._beat_at is not None):
+        was_away = now - self._checked_at > self.max_silence_seconds / 2
+        self._checked_at = now
+        if self._has_received_beat() or (was_away and self._beat_at is not None):
             self._beat_at = now
         return self._beat_at is not None and now - self._beat_at > self.max_silence_seconds
 
-    def _heard(self) -> bool:
+    def _has_received_beat(self) -> bool:
         try:
-            return bool(os.read(self.reading, _READ_BYTES))
+            return bool(os.read(self.read_fd, _READ_BYTES))
         except BlockingIOError:
             return False
 
     def close(self) -> None:
         """Close the end that reads; the one that writes is the child's."""
-        os.close(self.reading)
+        os.close(self.read_fd)

@@ -15,10 +15,10 @@ from tinkex.logs import get_logger
 from tinkex.presence import LockHolder, read_state
 
 #: How long the processes of a server that was killed may take to notice.
-AFTERLIFE_SECONDS = 5.0
-_LOOK_SECONDS = 0.05
+ORPHAN_WAIT_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 #: How the modules begin that a supervisor starts as processes.
-_MODULES = b"tinkex.server."
+_MODULE_PREFIX = b"tinkex.server."
 LOG = get_logger(__name__)
 
 
@@ -29,12 +29,12 @@ class HomeLock:
         self.descriptor = descriptor
 
     @classmethod
-    def take(cls, home: Home) -> HomeLock:
+    def acquire(cls, home: Home) -> HomeLock:
         """Take a home, or say who has it."""
         home.create()
         descriptor = os.open(home.server_lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock(descriptor, home)
+            _wait_for_lock(descriptor, home)
         except BaseException:
             os.close(descriptor)
             raise
@@ -42,7 +42,7 @@ class HomeLock:
         os.pwrite(descriptor, LockHolder.current().encode(), 0)
         return cls(descriptor)
 
-    def is_in(self, home: Home) -> bool:
+    def is_lock_of(self, home: Home) -> bool:
         """Whether the file that we locked is still the home's: not removed, not replaced."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), home.server_lock.stat())
@@ -57,23 +57,23 @@ class HomeLock:
         os.close(self.descriptor)
 
 
-def _lock(descriptor: int, home: Home) -> None:
-    ends_at = time.monotonic() + AFTERLIFE_SECONDS
+def _wait_for_lock(descriptor: int, home: Home) -> None:
+    ends_at = time.monotonic() + ORPHAN_WAIT_SECONDS
     has_ended_orphans = False
-    while not _is_locked(descriptor):
+    while not _try_lock(descriptor):
         holder = LockHolder.parse(os.pread(descriptor, 64, 0))
         if holder is not None and holder.is_alive:
-            raise _taken(home, holder)
+            raise _home_in_use_error(home, holder)
         # The children of a killed supervisor hold the lock until they notice.
         if time.monotonic() > ends_at:
-            if has_ended_orphans or not _end_orphans(descriptor):
-                raise _taken(home, holder)
+            if has_ended_orphans or not _kill_orphans(descriptor):
+                raise _home_in_use_error(home, holder)
             has_ended_orphans = True
-            ends_at = time.monotonic() + AFTERLIFE_SECONDS
-        time.sleep(_LOOK_SECONDS)
+            ends_at = time.monotonic() + ORPHAN_WAIT_SECONDS
+        time.sleep(_POLL_SECONDS)
 
 
-def _is_locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -81,10 +81,10 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def _end_orphans(descriptor: int) -> bool:
+def _kill_orphans(descriptor: int) -> bool:
     """End the processes of a dead supervisor that did not notice; False if there are none here."""
     locked = os.fstat(descriptor)
-    orphans = [pid for pid in _server_processes() if _has_open(pid, locked)]
+    orphans = [pid for pid in _list_server_pids() if _has_open(pid, locked)]
     for pid in orphans:
         LOG.warning("process %d of a server that is gone still runs and is ended by force", pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -92,13 +92,13 @@ def _end_orphans(descriptor: int) -> bool:
     return bool(orphans)
 
 
-def _server_processes() -> list[int]:
+def _list_server_pids() -> list[int]:
     """The processes of servers on this machine, as far as the system says."""
     found: list[int] = []
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (directory / "cmdline").read_bytes().split(b"\0")
-            if any(word.startswith(_MODULES) for word in words):
+            if any(word.startswith(_MODULE_PREFIX) for word in words):
                 found.append(int(directory.name))
     return [pid for pid in found if pid != os.getpid()]
 
@@ -108,17 +108,17 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:  # it has ended, or belongs to another user
         return False
-    return any(_is_same(descriptor, file) for descriptor in descriptors)
+    return any(_is_same_file(descriptor, file) for descriptor in descriptors)
 
 
-def _is_same(path: Path, file: os.stat_result) -> bool:
+def _is_same_file(path: Path, file: os.stat_result) -> bool:
     try:
         return os.path.samestat(path.stat(), file)
     except OSError:
         return False
 
 
-def _taken(home: Home, holder: LockHolder | None) -> ConfigError:
+def _home_in_use_error(home: Home, holder: LockHolder | None) -> ConfigError:
     state = read_state(home)
     if holder is not None and not holder.is_alive:
         return ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Idleness:
+class IdleTimer:
     """Watches the time that the activity file bears, by a clock that stops while a laptop sleeps.
 
     The file's own age would say that a machine which slept for an hour was idle for an hour, and
@@ -11,12 +11,12 @@ class Idleness:
     """
 
     def __init__(self, now: float) -> None:
-        self._touched: float | None = None
+        self._activity_time: float | None = None
         self._since = now
 
-    def seconds(self, touched: float | None, now: float) -> float:
+    def idle_seconds(self, activity_time: float | None, now: float) -> float:
         """How long the file has borne the same time; None is a file that is gone."""
-        if touched != self._touched:
-            self._touched = touched
+        if activity_time != self._activity_time:
+            self._activity_time = activity_time
             self._since = now
         return now - self._since

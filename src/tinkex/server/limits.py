@@ -21,11 +21,11 @@ from tinkex.types import (
 from tinkex.wire.compression import decompress_zstd, zstd_content_size
 
 #: Sparse tensors are filled up with zeros before they are used; this many cells of one request.
-MAX_CELLS: Final = 64 * 1024 * 1024
+MAX_SPARSE_CELLS: Final = 64 * 1024 * 1024
 #: Bodies up to this are decoded on the loop: handing them over would take longer.
-SMALL_BYTES: Final = 32 * 1024
+MAX_INLINE_DECODE_BYTES: Final = 32 * 1024
 #: A length of more digits is too large whatever they are.
-_MAX_DIGITS = 18
+_MAX_LENGTH_DIGITS = 18
 #: An escaped NUL, which no text of ours contains and PostgreSQL cannot store.
 _NUL: Final = rb"\u0000"
 _BACKSLASH: Final = ord("\\")
@@ -43,7 +43,7 @@ class PayloadTooLarge(APIStatusError):
     status_code = 413
 
 
-class UnsupportedMedia(APIStatusError):
+class UnsupportedMediaType(APIStatusError):
     """HTTP 415: the body is written in a way this server does not read."""
 
     status_code = 415
@@ -55,33 +55,37 @@ class RequestTimeout(APIStatusError):
     status_code = 408
 
 
-class ClientGone(APIStatusError):
+class ClientDisconnected(APIStatusError):
     """The client closed the connection before its request was complete; nobody hears this."""
 
     status_code = 499
 
 
-def _ignore(num_bytes: int) -> None:
+def _ignore_chunk(num_bytes: int) -> None:
     """Count nothing."""
 
 
 async def read_body(
     receive: Receive,
-    declared: str | None,
+    content_length: str | None,
     max_bytes: int,
-    seconds: float,
-    count: Callable[[int], None] = _ignore,
+    timeout_seconds: float,
+    on_chunk: Callable[[int], None] = _ignore_chunk,
 ) -> bytes:
     """Read a body; raises as soon as it is known to be too large or too slow.
 
     `count` is called with the size of each piece, and may raise.
     """
     # What is no number at all is the HTTP parser's to refuse; here the bytes themselves count.
-    if declared is not None and declared.isdecimal() and int(declared[:_MAX_DIGITS]) > max_bytes:
-        raise _too_large(int(declared[:_MAX_DIGITS]), max_bytes)
+    if (
+        content_length is not None
+        and content_length.isdecimal()
+        and int(content_length[:_MAX_LENGTH_DIGITS]) > max_bytes
+    ):
+        raise _too_large_error(int(content_length[:_MAX_LENGTH_DIGITS]), max_bytes)
     try:
-        async with asyncio.timeout(seconds) as deadline:
-            return await _gather(receive, max_bytes, count, deadline)
+        async with asyncio.timeout(timeout_seconds) as deadline:
+            return await _receive_chunks(receive, max_bytes, on_chunk, deadline)
     except TimeoutError:
         raise RequestTimeout(
             "the body did not arrive in time; send the request again",
@@ -89,8 +93,8 @@ async def read_body(
         ) from None
 
 
-async def _gather(
-    receive: Receive, max_bytes: int, count: Callable[[int], None], deadline: asyncio.Timeout
+async def _receive_chunks(
+    receive: Receive, max_bytes: int, on_chunk: Callable[[int], None], deadline: asyncio.Timeout
 ) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
@@ -99,8 +103,8 @@ async def _gather(
         part = message.get("body", b"")
         num_bytes += len(part)
         if num_bytes > max_bytes:
-            raise _too_large(num_bytes, max_bytes)
-        count(len(part))
+            raise _too_large_error(num_bytes, max_bytes)
+        on_chunk(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -108,45 +112,47 @@ async def _gather(
         assert ends_at is not None
         deadline.reschedule(ends_at + len(part) / MIN_BYTES_PER_SECOND)
         message = await receive()
-    raise ClientGone()
+    raise ClientDisconnected()
 
 
-def _too_large(num_bytes: int, max_bytes: int) -> PayloadTooLarge:
+def _too_large_error(num_bytes: int, max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(
         f"the body has {num_bytes} bytes or more; this server takes {max_bytes}, send less at once"
     )
 
 
-def check_encoding(encoding: str) -> bool:
+def is_zstd_encoded(encoding: str) -> bool:
     """Whether a body of this Content-Encoding must be unpacked; 415 if nobody here can."""
     if encoding in {"", "identity"}:
         return False
     if encoding == "zstd":
         return True
-    raise UnsupportedMedia(f"Content-Encoding {encoding[:80]!r} is not read here; use zstd or none")
+    raise UnsupportedMediaType(
+        f"Content-Encoding {encoding[:80]!r} is not read here; use zstd or none"
+    )
 
 
-def unpacked_bytes(body: bytes, max_bytes: int) -> int:
+def decompressed_bytes(body: bytes, max_bytes: int) -> int:
     """How much memory the content of a zstd body may take: what it says, or else the limit."""
     num_bytes = zstd_content_size(body)
     return max_bytes if num_bytes is None else min(num_bytes, max_bytes)
 
 
-def unpack(body: bytes, max_bytes: int) -> bytes:
+def decompress_body(body: bytes, max_bytes: int) -> bytes:
     """The content of a zstd body, at most so many bytes of it."""
     return decompress_zstd(body, max_bytes)
 
 
-class _Metadata(msgspec.Struct):
+class _MetadataEnvelope(msgspec.Struct):
     user_metadata: msgspec.Raw = msgspec.Raw()
 
 
-_METADATA = msgspec.json.Decoder(_Metadata)
+_METADATA_DECODER = msgspec.json.Decoder(_MetadataEnvelope)
 
 
 def check_metadata(body: bytes) -> None:
     """Refuse a message whose user_metadata is too long, before any of it becomes an object."""
-    num_bytes = len(bytes(_METADATA.decode(body).user_metadata))
+    num_bytes = len(bytes(_METADATA_DECODER.decode(body).user_metadata))
     if num_bytes > MAX_METADATA_BYTES:
         raise UnprocessableEntityError(
             f"user_metadata has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are kept"
@@ -185,17 +191,17 @@ def _has_nul(body: bytes) -> bool:
     return False
 
 
-def check_cells(request: object) -> None:
+def check_sparse_size(request: object) -> None:
     """Refuse sparse tensors that would be huge once they are filled up."""
-    num_cells = sum(prod(tensor.shape) for tensor in _tensors(request) if tensor.is_sparse)
-    if num_cells > MAX_CELLS:
+    num_cells = sum(prod(tensor.shape) for tensor in _iter_tensors(request) if tensor.is_sparse)
+    if num_cells > MAX_SPARSE_CELLS:
         raise InvalidInput(
-            f"the sparse tensors of this request have {num_cells} cells; {MAX_CELLS} is the most, "
+            f"the sparse tensors of this request have {num_cells} cells; {MAX_SPARSE_CELLS} is the most, "
             "send fewer examples at once"
         )
 
 
-def _tensors(request: object) -> Iterable[TensorData]:
+def _iter_tensors(request: object) -> Iterable[TensorData]:
     work: ForwardBackwardInput | None = None
     if isinstance(request, ForwardBackwardRequest):
         work = request.forward_backward_input

@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_address(host: str) -> bool:
+def is_ip_address(host: str) -> bool:
     """Whether this is an IP address and not a name."""
     try:
         ipaddress.ip_address(host)
@@ -53,10 +53,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        raise _explained(error, host, port) from error
+        raise _listen_error(error, host, port) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def listener_url(listener: socket.socket) -> str:
     """Where this machine reaches the socket."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
@@ -64,7 +64,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _explained(error: OSError, host: str, port: int) -> ConfigError:
+def _listen_error(error: OSError, host: str, port: int) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"port {port} of {host} is in use",

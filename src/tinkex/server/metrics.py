@@ -11,7 +11,7 @@ from tinkex.store.figures import StoreStats
 REGISTRY = CollectorRegistry(auto_describe=True)
 """One per process, as the counters are."""
 
-PROCESS = Gauge(
+API_PROCESS = Gauge(
     "tinkex_api_process",
     "Which process answered: several share a port, and each counts its own requests.",
     ["pid"],
@@ -27,28 +27,28 @@ LATENCY = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0),
     registry=REGISTRY,
 )
-TELEMETRY = Counter(
+TELEMETRY_EVENTS = Counter(
     "tinkex_telemetry_events", "Events that clients reported.", ["event"], registry=REGISTRY
 )
 CONNECTIONS = Gauge("tinkex_connections", "Open connections of this process.", registry=REGISTRY)
-CLOSED = Counter(
+CONNECTIONS_CLOSED = Counter(
     "tinkex_connections_closed",
     "Connections that the server closed: limit, timeout, unread answer, or refused request.",
     ["reason"],
     registry=REGISTRY,
 )
-WAITING = Gauge("tinkex_jobs_waiting", "Promises that nobody has taken.", registry=REGISTRY)
-RUNNING = Gauge("tinkex_jobs_running", "Promises that the worker has.", registry=REGISTRY)
-OLDEST = Gauge(
+JOBS_WAITING = Gauge("tinkex_jobs_waiting", "Promises that nobody has taken.", registry=REGISTRY)
+JOBS_RUNNING = Gauge("tinkex_jobs_running", "Promises that the worker has.", registry=REGISTRY)
+OLDEST_WAITING = Gauge(
     "tinkex_oldest_waiting_seconds", "Age of the oldest promise that waits.", registry=REGISTRY
 )
-SESSIONS = Gauge("tinkex_sessions_active", "Sessions that are not over.", registry=REGISTRY)
-WORKERS = Gauge("tinkex_workers_alive", "Workers seen lately.", registry=REGISTRY)
+SESSIONS_ACTIVE = Gauge("tinkex_sessions_active", "Sessions that are not over.", registry=REGISTRY)
+WORKERS_ALIVE = Gauge("tinkex_workers_alive", "Workers seen lately.", registry=REGISTRY)
 STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
 STORE_UP = Gauge("tinkex_store_up", "Whether the database answers.", registry=REGISTRY)
 
 
-class RequestMeter:
+class RequestMetrics:
     """Counts the requests of one endpoint."""
 
     def __init__(self, endpoint: str) -> None:
@@ -56,7 +56,7 @@ class RequestMeter:
         self._seconds = LATENCY.labels(endpoint)
         self._by_status: dict[int, Counter] = {}
 
-    def count(self, status: int, seconds: float) -> None:
+    def observe(self, status: int, seconds: float) -> None:
         """Note one answer."""
         counter = self._by_status.get(status)
         if counter is None:
@@ -65,16 +65,16 @@ class RequestMeter:
         self._seconds.observe(seconds)
 
 
-def write_metrics(figures: StoreStats | None, now: float) -> bytes:
+def render_metrics(stats: StoreStats | None, now: float) -> bytes:
     """Everything that is counted, as Prometheus reads it; no figures means no database."""
-    PROCESS.labels(str(os.getpid())).set(1)
-    STORE_UP.set(figures is not None)
-    if figures is not None:
-        oldest = figures.oldest_waiting_at
-        WAITING.set(figures.num_waiting)
-        RUNNING.set(figures.num_running)
-        OLDEST.set(0.0 if oldest is None else max(now - oldest, 0.0))
-        SESSIONS.set(figures.num_sessions)
-        WORKERS.set(figures.num_workers)
-        STORE_BYTES.set(figures.store_bytes)
+    API_PROCESS.labels(str(os.getpid())).set(1)
+    STORE_UP.set(stats is not None)
+    if stats is not None:
+        oldest = stats.oldest_waiting_at
+        JOBS_WAITING.set(stats.num_waiting)
+        JOBS_RUNNING.set(stats.num_running)
+        OLDEST_WAITING.set(0.0 if oldest is None else max(now - oldest, 0.0))
+        SESSIONS_ACTIVE.set(stats.num_sessions)
+        WORKERS_ALIVE.set(stats.num_workers)
+        STORE_BYTES.set(stats.store_bytes)
     return generate_latest(REGISTRY)

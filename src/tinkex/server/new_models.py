@@ -12,7 +12,7 @@ import msgspec
 from tinkex import clock, types
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.errors import BadRequestError
-from tinkex.server.checks import MAX_NUMBER, check_number
+from tinkex.server.checks import MAX_INT64, check_number
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SessionRecord
@@ -24,11 +24,11 @@ OPTIMIZERS = ("adamw", "dimuon")
 _MAX_SEED = 2**31
 
 
-def new_spec(request: types.CreateModelRequest) -> AdapterSpec:
+def spec_for_create(request: types.CreateModelRequest) -> AdapterSpec:
     """What a client asks for; what it left open is chosen now, for good."""
     lora = request.lora_config or types.LoraConfig(rank=DEFAULT_RANK)
-    check_number("lora_config.rank", lora.rank, at_least=1, at_most=MAX_RANK)
-    check_number("lora_config.seed", lora.seed, at_least=-MAX_NUMBER)
+    check_number("lora_config.rank", lora.rank, minimum=1, maximum=MAX_RANK)
+    check_number("lora_config.seed", lora.seed, minimum=-MAX_INT64)
     return AdapterSpec(
         base_model=request.base_model,
         rank=lora.rank,
@@ -37,25 +37,25 @@ def new_spec(request: types.CreateModelRequest) -> AdapterSpec:
         train_unembed=lora.train_unembed,
         train_mlp=lora.train_mlp,
         train_attn=lora.train_attn,
-        optimizer=optimizer_of(request.optimizer_config or types.AdamOptimizerConfig()),
+        optimizer=optimizer_settings(request.optimizer_config or types.AdamOptimizerConfig()),
     )
 
 
-def loaded_spec(request: types.LoadWeightsRequest, source: CheckpointRecord) -> AdapterSpec:
+def spec_for_load(request: types.LoadWeightsRequest, source: CheckpointRecord) -> AdapterSpec:
     """What a checkpoint needs; its optimizer goes along only if its state does."""
-    saved = spec_of(source)
+    saved = stored_spec(source)
     optimizer = saved.optimizer
     if not request.optimizer:
-        optimizer = optimizer_of(request.optimizer_config or types.AdamOptimizerConfig())
+        optimizer = optimizer_settings(request.optimizer_config or types.AdamOptimizerConfig())
     return replace(saved, base_model=request.base_model or saved.base_model, optimizer=optimizer)
 
 
-def spec_of(source: CheckpointRecord | RunRecord) -> AdapterSpec:
+def stored_spec(source: CheckpointRecord | RunRecord) -> AdapterSpec:
     """How the adapter of a model or checkpoint was made."""
     return msgspec.convert(source.spec, preload_type(AdapterSpec))
 
 
-def optimizer_of(config: types.OptimizerConfig) -> dict[str, Any]:
+def optimizer_settings(config: types.OptimizerConfig) -> dict[str, Any]:
     """An optimizer's type and settings, if it is one that can be used here."""
     settings: dict[str, Any] = msgspec.to_builtins(config, enc_hook=encode_hook)
     kind = settings.get("type")
@@ -66,7 +66,7 @@ def optimizer_of(config: types.OptimizerConfig) -> dict[str, Any]:
     return settings
 
 
-def add_run(
+def insert_run(
     db: Connection,
     session: SessionRecord,
     run_id: str,

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from tinkex.ids import TYPE_BY_SEGMENT
-from tinkex.server.binding import OPEN
+from tinkex.server.binding import PUBLIC_ENDPOINTS
 from tinkex.server.call import Handler
-from tinkex.server.queries import QUERY
-from tinkex.server.schemas import describe, ref, schema_name
+from tinkex.server.queries import QUERY_PARAMETERS
+from tinkex.server.schemas import build_schemas, schema_name, schema_ref
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX, BodyFormat, Endpoint
 
 JSON = "application/json"
@@ -36,7 +36,7 @@ _HEADERS = {
     "x-idempotency-key": "The same key again gets the same answer and makes nothing twice.",
     "x-tinker-weights-access-token": "A credential of whoever owns the weights.",
 }
-_HEADERS_OF = {
+_HEADERS_BY_ENDPOINT = {
     "create_session": ("x-idempotency-key",),
     "copy_weights": ("x-idempotency-key", "x-tinker-weights-access-token"),
 }
@@ -67,8 +67,8 @@ def build_document(routes: Mapping[str, Handler], version: str) -> bytes:
         "security": [{"ApiKey": []}, {"Bearer": []}],
         "paths": paths,
         "components": {
-            "schemas": describe(_messages(rows)),
-            "responses": {str(status): _error(status) for status in _ERRORS},
+            "schemas": build_schemas(_message_types(rows)),
+            "responses": {str(status): _error_response(status) for status in _ERRORS},
             "securitySchemes": {
                 "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
                 "Bearer": {"type": "http", "scheme": "bearer"},
@@ -87,7 +87,7 @@ def _first_line(handler: Handler) -> str:
     return (handler.__doc__ or "").partition("\n")[0]
 
 
-def _messages(rows: list[Endpoint[Any, Any]]) -> list[type[Any]]:
+def _message_types(rows: list[Endpoint[Any, Any]]) -> list[type[Any]]:
     return [
         type_
         for row in rows
@@ -111,7 +111,7 @@ def _operation(row: Endpoint[Any, Any], summary: str) -> dict[str, Any]:
         operation["description"] = f"Answers with a promise; retrieve_future gives its {name}."
     if row.is_legacy:
         operation["deprecated"] = True
-    if row.name in OPEN:
+    if row.name in PUBLIC_ENDPOINTS:
         operation["security"] = []
     return operation
 
@@ -125,15 +125,15 @@ def _parameters(row: Endpoint[Any, Any]) -> list[dict[str, Any]]:
         {
             "name": name,
             "in": "query",
-            "description": QUERY[name].says,
+            "description": QUERY_PARAMETERS[name].description,
             "required": name in {"starting_on", "ending_before"},
-            "schema": dict(QUERY[name].schema),
+            "schema": dict(QUERY_PARAMETERS[name].schema),
         }
         for name in sorted(row.query)
     ]
     in_header = [
         {"name": name, "in": "header", "description": _HEADERS[name], "schema": {"type": "string"}}
-        for name in _HEADERS_OF.get(row.name, ())
+        for name in _HEADERS_BY_ENDPOINT.get(row.name, ())
     ]
     return in_path + in_query + in_header
 
@@ -143,7 +143,7 @@ def _path_schema(name: str) -> dict[str, Any]:
 
 
 def _request_body(row: Endpoint[Any, Any]) -> dict[str, Any]:
-    json_form: dict[str, Any] = {"schema": ref(schema_name(row.request))}
+    json_form: dict[str, Any] = {"schema": schema_ref(schema_name(row.request))}
     if row.name in _EXAMPLES:
         json_form["examples"] = {"typical": {"value": _EXAMPLES[row.name]}}
     content: dict[str, Any] = {JSON: json_form}
@@ -158,36 +158,36 @@ def _request_body(row: Endpoint[Any, Any]) -> dict[str, Any]:
 
 def _responses(row: Endpoint[Any, Any]) -> dict[str, Any]:
     statuses = set(_ERRORS)
-    if row.name in OPEN:
+    if row.name in PUBLIC_ENDPOINTS:
         statuses = {500}
     elif row.body is BodyFormat.NONE:
         statuses -= {413, 415}
-    responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(row)}}
+    responses: dict[str, Any] = {"200": {"description": "Done.", "content": _response_content(row)}}
     if row.name == "checkpoint_archive":
         responses["302"] = {"description": "The archive is there."}
     if row.is_long_poll:
-        pending = {JSON: {"schema": ref("Pending")}}
+        pending = {JSON: {"schema": schema_ref("Pending")}}
         responses["408"] = {"description": "Not yet; ask again.", "content": pending}
     for status in sorted(statuses):
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     return responses
 
 
-def _content(row: Endpoint[Any, Any]) -> dict[str, Any]:
+def _response_content(row: Endpoint[Any, Any]) -> dict[str, Any]:
     if row.name != "retrieve_future":
-        return {JSON: {"schema": ref(schema_name(row.reply))}}
+        return {JSON: {"schema": schema_ref(schema_name(row.reply))}}
     promised = {schema_name(job.promised) for job in ENDPOINTS.values() if job.promised}
     names = ["Fault", "CompleteMetadata", *sorted(promised)]
     return {
-        JSON: {"schema": {"anyOf": [ref(name) for name in names]}},
+        JSON: {"schema": {"anyOf": [schema_ref(name) for name in names]}},
         PROTO: {"schema": _BYTES},
     }
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error_response(status: int) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": _ERRORS[status],
-        "content": {JSON: {"schema": ref("Fault")}},
+        "content": {JSON: {"schema": schema_ref("Fault")}},
     }
     if status in {429, 503}:
         says = "How many seconds to wait."

@@ -9,23 +9,23 @@ from tinkex import clock, types
 from tinkex.errors import PromiseExpiredError
 from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.queue import PrepareJob
-from tinkex.server.call import Call, Services
+from tinkex.server.call import RequestContext, Services
 from tinkex.server.checks import check_number
-from tinkex.server.ownership import open_session_of, trainable_run_of
-from tinkex.server.transactions import settled
+from tinkex.server.ownership import require_open_session, require_trainable_run
+from tinkex.server.transactions import await_store_future
 from tinkex.store import runs
 from tinkex.store.database import Connection
 from tinkex.store.records import NewJob
 
 #: How exactly it is known when a model was last used.
-TOUCH_SECONDS = 1.0
+TOUCH_INTERVAL_SECONDS = 1.0
 
 
-async def submit(
+async def submit_job(
     services: Services, new: NewJob, prepare: PrepareJob | None = None
 ) -> types.UntypedAPIFuture:
     """Make a promise and name it, once it is on disk."""
-    job = await settled(services.queue.submit(new, prepare))
+    job = await await_store_future(services.queue.submit(new, prepare))
     sequence_ids = [f"{job.id}:{place}" for place in range(job.num_sequences)]
     return types.UntypedAPIFuture(
         request_id=job.id,
@@ -36,92 +36,101 @@ async def submit(
 
 async def submit_operation(
     services: Services,
-    call: Call[Any],
+    context: RequestContext[Any],
     kind: JobKind,
     model_id: str,
     seq_id: int | None,
     *,
     payload: bytes | None = None,
-    also: PrepareJob | None = None,
+    extra_prepare: PrepareJob | None = None,
 ) -> types.UntypedAPIFuture:
     """Promise an operation on a model, in its place among the model's operations.
 
     The payload is the request's body unless another is given; `also` is done in the same
     transaction.
     """
-    new = _new_operation(call, kind, model_id, seq_id)
+    new = _build_job(context, kind, model_id, seq_id)
     if payload is not None:
         new = replace(new, payload=payload, is_proto=False)
-    return await submit(services, new, _preparation(call, model_id, seq_id, also))
+    return await submit_job(services, new, _build_prepare(context, model_id, seq_id, extra_prepare))
 
 
 async def submit_pass(
     services: Services,
-    call: Call[Any],
+    context: RequestContext[Any],
     kind: JobKind,
     model_id: str,
     seq_id: int | None,
     num_tokens: int,
 ) -> types.UntypedAPIFuture:
     """Promise a pass of so many tokens."""
-    new = replace(_new_operation(call, kind, model_id, seq_id), num_tokens=num_tokens)
-    return await submit(services, new, _preparation(call, model_id, seq_id))
+    new = replace(_build_job(context, kind, model_id, seq_id), num_tokens=num_tokens)
+    return await submit_job(services, new, _build_prepare(context, model_id, seq_id))
 
 
-async def use_up_number(
-    services: Services, call: Call[Any], kind: JobKind, model_id: str, seq_id: int | None
+async def skip_sequence_number(
+    services: Services,
+    context: RequestContext[Any],
+    kind: JobKind,
+    model_id: str,
+    seq_id: int | None,
 ) -> None:
     """Note that a request was refused, so that the model's next operation does not wait for it."""
     if seq_id is None:
         return
-    new = _new_operation(call, kind, model_id, seq_id)
+    new = _build_job(context, kind, model_id, seq_id)
     new = replace(new, payload=b"", is_proto=False, is_cancelled=True)
-    await submit(services, new, _preparation(call, model_id, seq_id))
+    await submit_job(services, new, _build_prepare(context, model_id, seq_id))
 
 
-def _new_operation(call: Call[Any], kind: JobKind, model_id: str, seq_id: int | None) -> NewJob:
+def _build_job(
+    context: RequestContext[Any], kind: JobKind, model_id: str, seq_id: int | None
+) -> NewJob:
     check_number("seq_id", seq_id)
     return NewJob(
         id="",
-        tenant_id=call.tenant_id,
-        session_id=session_id_in(model_id),
+        tenant_id=context.tenant_id,
+        session_id=parse_session_id(model_id),
         kind=kind,
-        key=operation_key(call, model_id, seq_id),
+        key=operation_key(context, model_id, seq_id),
         run_id=model_id,
         position=seq_id,
-        payload=call.body,
-        is_proto=call.is_proto,
+        payload=context.body,
+        is_proto=context.is_proto,
     )
 
 
-def _preparation(
-    call: Call[Any], model_id: str, seq_id: int | None, also: PrepareJob | None = None
+def _build_prepare(
+    context: RequestContext[Any],
+    model_id: str,
+    seq_id: int | None,
+    extra_prepare: PrepareJob | None = None,
 ) -> PrepareJob:
     """What is checked and done in the transaction that stores an operation."""
-    tenant_id, now = call.tenant_id, clock.now()
+    tenant_id, now = context.tenant_id, clock.now()
 
     def prepare(db: Connection) -> None:
-        run = trainable_run_of(db, tenant_id, model_id)
-        open_session_of(db, tenant_id, run.session_id)
+        run = require_trainable_run(db, tenant_id, model_id)
+        require_open_session(db, tenant_id, run.session_id)
         if seq_id is not None and seq_id <= run.forgotten_seq:
             raise PromiseExpiredError(
                 f"operation {seq_id} of model {model_id!r} was done long ago and its result is "
                 "forgotten; it is not done again"
             )
-        if now - run.used_at > TOUCH_SECONDS:
+        if now - run.used_at > TOUCH_INTERVAL_SECONDS:
             runs.touch(db, run.id, now)
-        if also is not None:
-            also(db)
+        if extra_prepare is not None:
+            extra_prepare(db)
 
     return prepare
 
 
-def operation_key(call: Call[Any], model_id: str, seq_id: int | None) -> str | None:
+def operation_key(context: RequestContext[Any], model_id: str, seq_id: int | None) -> str | None:
     """What makes two operations on a model the same; without a number none are."""
-    return None if seq_id is None else key_of("op", call.tenant_id, model_id, seq_id)
+    return None if seq_id is None else job_key("op", context.tenant_id, model_id, seq_id)
 
 
-def key_of(kind: str, tenant_id: str, owner_id: str, number: int) -> str:
+def job_key(kind: str, tenant_id: str, owner_id: str, number: int) -> str:
     """What makes a repeated request the same request.
 
     The tenant is part of it: nobody can find out which numbers others have used.
@@ -129,16 +138,16 @@ def key_of(kind: str, tenant_id: str, owner_id: str, number: int) -> str:
     return f"{kind}:{tenant_id}:{owner_id}:{number}"
 
 
-def model_id_of(session_id: str, model_seq_id: int) -> str:
+def build_model_id(session_id: str, model_seq_id: int) -> str:
     """The id of a session's nth model, which clients may work out themselves."""
     return f"{session_id}:train:{model_seq_id}"
 
 
-def sampler_id_of(session_id: str, seq_id: int) -> str:
+def build_sampler_id(session_id: str, seq_id: int) -> str:
     """The id of a session's nth sampling session."""
     return f"{session_id}:sample:{seq_id}"
 
 
-def session_id_in(owned_id: str) -> str:
+def parse_session_id(owned_id: str) -> str:
     """The session in the id of a model or sampling session."""
     return owned_id.rsplit(":", 2)[0]

@@ -15,7 +15,7 @@ from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord, RunState, SamplerRecord, SessionRecord
 
 _TRAINABLE = frozenset({RunState.CREATING, RunState.READY})
-_WHY_NOT = {
+_NOT_TRAINABLE_REASONS = {
     RunState.UNLOADED: "was unloaded; make a model from one of its checkpoints to go on",
     RunState.FAILED: "could not be made; make a new one",
     RunState.CORRUPTED: (
@@ -25,17 +25,17 @@ _WHY_NOT = {
 }
 
 
-def session_of(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
+def require_session(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
     """A session of this tenant."""
     found = sessions.find(db, check_id("session id", session_id))
     if found is None or found.tenant_id != tenant_id:
-        _missing("session", session_id)
+        _raise_not_found("session", session_id)
     return found
 
 
-def open_session_of(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
+def require_open_session(db: Connection, tenant_id: str, session_id: str) -> SessionRecord:
     """A session of this tenant in which new things can be made."""
-    found = session_of(db, tenant_id, session_id)
+    found = require_session(db, tenant_id, session_id)
     if found.finished_at is not None:
         raise BadRequestError(
             f"session {session_id!r} was finished by its client; open a new session"
@@ -43,55 +43,57 @@ def open_session_of(db: Connection, tenant_id: str, session_id: str) -> SessionR
     return found
 
 
-def run_of(db: Connection, tenant_id: str, run_id: str, what: str = "model") -> RunRecord:
+def require_run(db: Connection, tenant_id: str, run_id: str, resource: str = "model") -> RunRecord:
     """A model of this tenant, whatever its state."""
-    found = runs.find(db, check_id(f"{what} id", run_id))
+    found = runs.find(db, check_id(f"{resource} id", run_id))
     if found is None or found.tenant_id != tenant_id:
-        _missing(what, run_id)
+        _raise_not_found(resource, run_id)
     return found
 
 
-def trainable_run_of(db: Connection, tenant_id: str, run_id: str) -> RunRecord:
+def require_trainable_run(db: Connection, tenant_id: str, run_id: str) -> RunRecord:
     """A model of this tenant that takes operations."""
-    found = run_of(db, tenant_id, run_id)
+    found = require_run(db, tenant_id, run_id)
     if found.state not in _TRAINABLE:
-        raise BadRequestError(f"model {run_id!r} {_WHY_NOT[RunState(found.state)]}")
+        raise BadRequestError(f"model {run_id!r} {_NOT_TRAINABLE_REASONS[RunState(found.state)]}")
     return found
 
 
-def sampler_of(db: Connection, tenant_id: str, sampler_id: str) -> SamplerRecord:
+def require_sampler(db: Connection, tenant_id: str, sampler_id: str) -> SamplerRecord:
     """A sampling session of this tenant."""
     found = samplers.find(db, check_id("sampling session id", sampler_id))
     if found is None or found.tenant_id != tenant_id:
-        _missing("sampling session", sampler_id)
+        _raise_not_found("sampling session", sampler_id)
     return found
 
 
-def path_of(run_id: str, checkpoint_id: str) -> TinkerPath:
+def checkpoint_path(run_id: str, checkpoint_id: str) -> TinkerPath:
     """The address that two parts of a URL make."""
     segment, _, name = checkpoint_id.partition("/")
     if segment not in TYPE_BY_SEGMENT:
-        _missing("checkpoint", f"tinker://{run_id}/{checkpoint_id}")
+        _raise_not_found("checkpoint", f"tinker://{run_id}/{checkpoint_id}")
     return TinkerPath(check_id("run id", run_id), segment, check_name(name))
 
 
-def checkpoint_of(db: Connection, tenant_id: str, path: TinkerPath, now: float) -> CheckpointRecord:
+def require_checkpoint(
+    db: Connection, tenant_id: str, path: TinkerPath, now: float
+) -> CheckpointRecord:
     """A checkpoint of this tenant."""
     found = checkpoints.find(db, path, now)
     if found is None or found.tenant_id != tenant_id:
-        _missing("checkpoint", str(path))
+        _raise_not_found("checkpoint", str(path))
     return found
 
 
-def readable_checkpoint(
+def require_readable_checkpoint(
     db: Connection, readers: Collection[str], path: TinkerPath, now: float
 ) -> CheckpointRecord:
     """A checkpoint that one of these tenants owns, or that everybody may read."""
     found = checkpoints.find(db, path, now)
     if found is None or not (found.is_public or found.tenant_id in readers):
-        _missing("checkpoint", str(path))
+        _raise_not_found("checkpoint", str(path))
     return found
 
 
-def _missing(what: str, name: str) -> NoReturn:
-    raise NotFoundError(f"there is no {what} {name!r}")
+def _raise_not_found(resource: str, name: str) -> NoReturn:
+    raise NotFoundError(f"there is no {resource} {name!r}")

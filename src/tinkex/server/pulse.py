@@ -13,14 +13,14 @@ from tinkex.logs import get_logger
 LOG = get_logger(__name__)
 
 
-class Pulse:
+class PeriodicTask:
     """Does its duty until the block ends; a database in trouble is waited out."""
 
-    def __init__(self, name: str, duty: Callable[[], None], every_seconds: float) -> None:
+    def __init__(self, name: str, function: Callable[[], None], interval_seconds: float) -> None:
         self._name = name
-        self._duty = duty
-        self._every_seconds = every_seconds
-        self._ended = threading.Event()
+        self._function = function
+        self._interval_seconds = interval_seconds
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
@@ -33,12 +33,12 @@ class Pulse:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ended.set()
+        self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._every_seconds):
+        while not self._stopped.wait(self._interval_seconds):
             try:
-                self._duty()
+                self._function()
             except (StoreError, OSError) as error:
                 LOG.warning("%s: %s", self._name, error)

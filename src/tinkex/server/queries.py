@@ -17,88 +17,90 @@ MAX_OFFSET = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class QueryParameter:
     """One name that queries may have."""
 
     schema: Mapping[str, Any]
     """Its JSON schema."""
-    says: str
+    description: str
     """What it is for."""
 
-    def problem(self, text: str) -> str | None:
+    def find_problem(self, text: str) -> str | None:
         """What is wrong with a value, or None."""
-        return _problem(self.schema, text)
+        return _find_problem(self.schema, text)
 
 
-QUERY: Mapping[str, Parameter] = {
-    "limit": Parameter(
+QUERY_PARAMETERS: Mapping[str, QueryParameter] = {
+    "limit": QueryParameter(
         schema={"type": "integer", "minimum": 1, "maximum": MAX_LIMIT},
-        says="How many to list.",
+        description="How many to list.",
     ),
-    "offset": Parameter(
+    "offset": QueryParameter(
         schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
-        says="How many to leave out at the beginning.",
+        description="How many to leave out at the beginning.",
     ),
-    "after": Parameter(
+    "after": QueryParameter(
         schema={"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
-        says="List what comes after this cursor; 0 is the beginning.",
+        description="List what comes after this cursor; 0 is the beginning.",
     ),
-    "base_model": Parameter(
+    "base_model": QueryParameter(
         schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^\s?#%]+$"},
-        says="The base model's name.",
+        description="The base model's name.",
     ),
-    "digest": Parameter(
+    "digest": QueryParameter(
         schema={"type": "string", "minLength": 64, "maxLength": 64, "pattern": r"^[0-9a-f]+$"},
-        says="The digest from an answer without files; then the answer has the files.",
+        description="The digest from an answer without files; then the answer has the files.",
     ),
-    "access_scope": Parameter(
+    "access_scope": QueryParameter(
         schema={"type": "string", "enum": ["owned", "accessible"]},
-        says="One's own things, or also those that others published.",
+        description="One's own things, or also those that others published.",
     ),
-    "project_id": Parameter(
+    "project_id": QueryParameter(
         schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\w.:@~+=-]+$"},
-        says="Only what belongs to this project.",
+        description="Only what belongs to this project.",
     ),
-    "search": Parameter(
+    "search": QueryParameter(
         schema={"type": "string", "minLength": 1, "maxLength": 120, "pattern": r"^[^\x00-\x1f]+$"},
-        says="Only runs whose id begins with this text or whose name contains it.",
+        description="Only runs whose id begins with this text or whose name contains it.",
     ),
-    "event_type": Parameter(
+    "event_type": QueryParameter(
         schema={
             "type": "string",
             "enum": ["all", "checkpoints", "projects", "teams", "organizations"],
         },
-        says="Which kind of events to list.",
+        description="Which kind of events to list.",
     ),
-    "day": Parameter(schema={"type": "string", "format": "date"}, says="Only events of this day."),
-    "starting_on": Parameter(
-        schema={"type": "string", "format": "date-time"}, says="The first hour, on the hour."
+    "day": QueryParameter(
+        schema={"type": "string", "format": "date"}, description="Only events of this day."
     ),
-    "ending_before": Parameter(
-        schema={"type": "string", "format": "date-time"}, says="The hour after the last one."
+    "starting_on": QueryParameter(
+        schema={"type": "string", "format": "date-time"}, description="The first hour, on the hour."
+    ),
+    "ending_before": QueryParameter(
+        schema={"type": "string", "format": "date-time"}, description="The hour after the last one."
     ),
 }
 
 
-def read_query(raw: bytes, allowed: frozenset[str]) -> dict[str, str]:
+def parse_query(raw: bytes, allowed: frozenset[str]) -> dict[str, str]:
     """The query string taken apart and checked; values stay text."""
     if not raw:
         return {}
     found: dict[str, str] = {}
-    for name, text in _pairs(raw):
+    for name, text in _parse_pairs(raw):
         if name not in allowed:
             known = ", ".join(sorted(allowed)) or "none"
             raise UnprocessableEntityError(f"query name {name[:80]!r} is unknown; known: {known}")
         if name in found:
             raise UnprocessableEntityError(f"query name {name!r} is given twice; give it once")
-        problem = QUERY[name].problem(text)
+        problem = QUERY_PARAMETERS[name].find_problem(text)
         if problem is not None:
             raise UnprocessableEntityError(f"{name} is {text[:80]!r}; {problem}")
         found[name] = text
     return found
 
 
-def _pairs(raw: bytes) -> list[tuple[str, str]]:
+def _parse_pairs(raw: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(
             raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
@@ -107,7 +109,7 @@ def _pairs(raw: bytes) -> list[tuple[str, str]]:
         raise UnprocessableEntityError("the query string cannot be read") from None
 
 
-def _problem(schema: Mapping[str, Any], text: str) -> str | None:
+def _find_problem(schema: Mapping[str, Any], text: str) -> str | None:
     if schema["type"] == "integer":
         low, high = schema["minimum"], schema["maximum"]
         if text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high:
@@ -116,13 +118,13 @@ def _problem(schema: Mapping[str, Any], text: str) -> str | None:
     if "enum" in schema:
         return None if text in schema["enum"] else f"expected one of {', '.join(schema['enum'])}"
     if schema.get("format") == "date":
-        return None if _is_day(text) else "expected a day such as 2026-01-31"
+        return None if _is_date(text) else "expected a day such as 2026-01-31"
     if schema.get("format") == "date-time":
-        return None if _is_time(text) else "expected a time such as 2026-01-31T13:00:00Z"
-    return _text_problem(schema, text)
+        return None if _is_datetime(text) else "expected a time such as 2026-01-31T13:00:00Z"
+    return _find_text_problem(schema, text)
 
 
-def _text_problem(schema: Mapping[str, Any], text: str) -> str | None:
+def _find_text_problem(schema: Mapping[str, Any], text: str) -> str | None:
     low, high = schema["minLength"], schema["maxLength"]
     if not low <= len(text) <= high:
         return f"expected {low} to {high} characters"
@@ -131,14 +133,14 @@ def _text_problem(schema: Mapping[str, Any], text: str) -> str | None:
     return None
 
 
-def _is_day(text: str) -> bool:
+def _is_date(text: str) -> bool:
     try:
         return len(text) == len("2026-01-31") and date.fromisoformat(text) is not None
     except ValueError:
         return False
 
 
-def _is_time(text: str) -> bool:
+def _is_datetime(text: str) -> bool:
     try:
         return datetime.fromisoformat(text).tzinfo is not None
     except ValueError:

@@ -10,12 +10,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class TTLCache(Generic[K, V]):
     """What was found out lately; belongs to one event loop."""
 
-    def __init__(self, *, max_entries: int, seconds: float) -> None:
+    def __init__(self, *, max_entries: int, ttl_seconds: float) -> None:
         self._max_entries = max_entries
-        self.seconds = seconds
+        self.ttl_seconds = ttl_seconds
         self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class Recent(Generic[K, V]):
         """Remember something; the oldest entry makes room."""
         now = time.monotonic() if now is None else now
         self._entries.pop(key, None)
-        self._entries[key] = (now + self.seconds, value)
+        self._entries[key] = (now + self.ttl_seconds, value)
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
 

@@ -19,7 +19,7 @@ from tinkex.errors import (
 )
 from tinkex.ids import new_id
 from tinkex.logs import get_logger
-from tinkex.server.call import Answer
+from tinkex.server.call import RawResponse
 from tinkex.wire.codec import encode_json
 from tinkex.wire.faults import make_error_body
 from tinkex.wire.proto import WireError
@@ -28,7 +28,7 @@ LOG = get_logger(__name__)
 #: When a client that met a busy or full database should come again.
 STORE_RETRY_SECONDS = 1.0
 
-Refused = (
+HANDLED_ERRORS = (
     TinkexError,
     msgspec.DecodeError,
     WireError,
@@ -40,48 +40,54 @@ Refused = (
 """What can be answered with a sentence; anything else is a defect of the server."""
 
 
-def refusal(error: BaseException) -> Answer:
+def response_for_error(error: BaseException) -> RawResponse:
     """The answer to a request that raised one of `Refused`."""
     if isinstance(error, APIStatusError):
-        return fault(error.status_code, error.message, error.category, _headers(error))
+        return error_response(
+            error.status_code, error.message, error.category, _error_headers(error)
+        )
     if isinstance(error, StoreError):
         message = error.message
         if isinstance(error, StoreUnavailable):
             # Where the database is, and what it said, is for the log and not for tenants.
             LOG.error("%s", message)
             message = "the server's database cannot be used now; try again"
-        return fault(503, message, error.category, retry_after(STORE_RETRY_SECONDS))
+        return error_response(
+            503, message, error.category, retry_after_headers(STORE_RETRY_SECONDS)
+        )
     if isinstance(error, TinkexError):
         is_users = error.category is RequestErrorCategory.User
         # Damaged files stay damaged: the same request fails again.
         headers = {"x-should-retry": "false"} if isinstance(error, CheckpointError) else None
-        return fault(422 if is_users else 500, error.message, error.category, headers)
-    return fault(422, _sentence(error), RequestErrorCategory.User)
+        return error_response(422 if is_users else 500, error.message, error.category, headers)
+    return error_response(422, _message_for(error), RequestErrorCategory.User)
 
 
-def fault(
+def error_response(
     status: int,
     message: str,
     category: RequestErrorCategory,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
+) -> RawResponse:
     """An error as an answer; its body is never empty."""
     body = encode_json(make_error_body(message, category))
-    return Answer(status=status, body=body, headers=headers or {})
+    return RawResponse(status=status, body=body, headers=headers or {})
 
 
-def crash(error: BaseException, what: str) -> Answer:
+def internal_error_response(error: BaseException, operation: str) -> RawResponse:
     """The answer to a defect: an id, under which the log says everything."""
     if is_disk_full(error):
-        LOG.error("%s: the disk is full: %s", what, error)
-        return refusal(StoreFull("the server's disk is full; free space there, then try again"))
+        LOG.error("%s: the disk is full: %s", operation, error)
+        return response_for_error(
+            StoreFull("the server's disk is full; free space there, then try again")
+        )
     incident = new_id()
-    LOG.error("%s failed; incident %s", what, incident, exc_info=error)
+    LOG.error("%s failed; incident %s", operation, incident, exc_info=error)
     message = f"the server failed; its log says why under the id {incident}"
-    return fault(500, message, RequestErrorCategory.Server)
+    return error_response(500, message, RequestErrorCategory.Server)
 
 
-def retry_after(seconds: float) -> dict[str, str]:
+def retry_after_headers(seconds: float) -> dict[str, str]:
     """Headers that say when to come again: whole seconds for all, milliseconds for some."""
     return {
         "retry-after": str(max(1, round(seconds))),
@@ -89,10 +95,10 @@ def retry_after(seconds: float) -> dict[str, str]:
     }
 
 
-def _headers(error: APIStatusError) -> Mapping[str, str]:
+def _error_headers(error: APIStatusError) -> Mapping[str, str]:
     headers: dict[str, str] = {}
     if error.retry_after_seconds is not None:
-        headers |= retry_after(error.retry_after_seconds)
+        headers |= retry_after_headers(error.retry_after_seconds)
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if error.status_code == 401:
@@ -100,7 +106,7 @@ def _headers(error: APIStatusError) -> Mapping[str, str]:
     return headers
 
 
-def _sentence(error: BaseException) -> str:
+def _message_for(error: BaseException) -> str:
     cause = error.__cause__
     if isinstance(error, msgspec.ValidationError) and isinstance(cause, InvalidInput):
         return cause.message

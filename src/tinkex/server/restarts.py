@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tinkex.errors import ConfigError, TinkexError
 
 #: A process that could not use its settings ends so; starting it again would not help.
-CONFIG_EXIT = 78
+CONFIG_EXIT_CODE = 78
 #: Signals that a process gets for what it did itself.
-_CRASHES = frozenset(
+_CRASH_SIGNALS = frozenset(
     {
         signal.SIGSEGV,
         signal.SIGBUS,
@@ -33,31 +33,31 @@ class RestartPolicy:
     """The longest wait."""
     healthy_seconds: float = 10.0
     """A process that lived so long did not die at once."""
-    max_early_deaths: int = 3
+    max_startup_failures: int = 3
     """So many failures in a row before the server was ever ready mean that it cannot start."""
 
-    def wait_seconds(self, num_quick_deaths: int) -> float:
+    def wait_seconds(self, num_quick_exits: int) -> float:
         """How long to wait after so many quick deaths in a row."""
-        if num_quick_deaths <= 1:
+        if num_quick_exits <= 1:
             return 0.0
-        doublings = min(num_quick_deaths - 2, 30)
+        doublings = min(num_quick_exits - 2, 30)
         return min(self.max_wait_seconds, self.first_wait_seconds * 2.0**doublings)
 
-    def is_hopeless(self, num_failures: int, exit_code: int, *, was_ready: bool) -> bool:
+    def is_permanent_failure(self, num_failures: int, exit_code: int, *, was_ready: bool) -> bool:
         """Whether starting the process again makes no sense after so many failures of its own."""
         if was_ready:
             return False
-        return exit_code == CONFIG_EXIT or num_failures >= self.max_early_deaths
+        return exit_code == CONFIG_EXIT_CODE or num_failures >= self.max_startup_failures
 
 
 def is_own_failure(exit_code: int) -> bool:
     """Whether a process ended by itself; a signal from outside says nothing about the process."""
-    return exit_code >= 0 or -exit_code in _CRASHES
+    return exit_code >= 0 or -exit_code in _CRASH_SIGNALS
 
 
-def exit_code_of(error: TinkexError) -> int:
+def exit_code_for(error: TinkexError) -> int:
     """How a process of the server ends after an error that it understands."""
-    return CONFIG_EXIT if isinstance(error, ConfigError) else 1
+    return CONFIG_EXIT_CODE if isinstance(error, ConfigError) else 1
 
 
 def describe_exit(exit_code: int) -> str:

@@ -23,7 +23,7 @@ class RunProgressState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class RunWorkload:
     """Operations of a run that have no result yet."""
 
     num_queued: int = 0
@@ -38,7 +38,7 @@ _STATE_BY_REASON = {
 
 
 def derive_state(
-    run: RunRecord, session: SessionRecord, workload: Workload, active_at: float, now: float
+    run: RunRecord, session: SessionRecord, workload: RunWorkload, active_at: float, now: float
 ) -> RunProgressState:
     """The state of a run; `active_at` is when it was last used or completed an operation."""
     if run.state in {RunState.FAILED, RunState.CORRUPTED}:
@@ -47,7 +47,7 @@ def derive_state(
         return RunProgressState.TRAINING
     if workload.num_queued:
         return RunProgressState.WAITING
-    ended = _ending(run, session)
+    ended = _final_state(run, session)
     if ended is not None:
         return ended
     if run.state == RunState.CREATING:
@@ -56,7 +56,7 @@ def derive_state(
     return RunProgressState.TRAINING if is_active else RunProgressState.IDLE
 
 
-def _ending(run: RunRecord, session: SessionRecord) -> RunProgressState | None:
+def _final_state(run: RunRecord, session: SessionRecord) -> RunProgressState | None:
     """How a run without open operations ended; None if its client can continue it."""
     if session.finished_at is not None:
         return _STATE_BY_REASON.get(session.finish_reason or "", RunProgressState.FINISHED)
@@ -65,7 +65,7 @@ def _ending(run: RunRecord, session: SessionRecord) -> RunProgressState | None:
     return RunProgressState.FINISHED if run.state == RunState.UNLOADED else None
 
 
-def name_of(run: RunRecord, session: SessionRecord) -> str | None:
+def run_name(run: RunRecord, session: SessionRecord) -> str | None:
     """The name of a run: its own, else that of its session."""
     named = (run.user_metadata or {}).get("name")
     return named if isinstance(named, str) and named.strip() else session.display_name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tinkex.server.run_states import RunProgressState, Workload, derive_state, name_of
-from tinkex.server.run_steps import newest_steps
+from tinkex.server.run_states import RunProgressState, RunWorkload, derive_state, run_name
+from tinkex.server.run_steps import list_newest_steps
 from tinkex.store import overview, sessions
 from tinkex.store.database import Connection
 from tinkex.store.records import RunRecord, SessionRecord
@@ -20,27 +20,27 @@ class RunSummary:
     session: SessionRecord
     name: str | None
     state: RunProgressState
-    workload: Workload
+    workload: RunWorkload
     metrics: Mapping[str, float]
     """Those of its newest optimizer step, with `loss` if that is known."""
     active_at: float
     """When it was last used, or completed an optimizer step."""
 
 
-def summarize(db: Connection, found: Sequence[RunRecord], now: float) -> list[RunSummary]:
+def summarize_runs(db: Connection, runs: Sequence[RunRecord], now: float) -> list[RunSummary]:
     """What is known about these runs, which all belong to one tenant."""
-    if not found:
+    if not runs:
         return []
-    session_ids = {run.session_id for run in found}
-    tenant_id = found[0].tenant_id
+    session_ids = {run.session_id for run in runs}
+    tenant_id = runs[0].tenant_id
     known = sessions.find_many(db, session_ids)
-    work = overview.open_jobs_by_run(db, tenant_id, [run.id for run in found])
+    work = overview.open_jobs_by_run(db, tenant_id, [run.id for run in runs])
     sampling = overview.sessions_with_open_samples(db, tenant_id, session_ids)
     summaries = []
-    for run in found:
+    for run in runs:
         num_queued, num_running = work.get(run.id, (0, 0))
-        workload = Workload(num_queued=num_queued, num_running=num_running)
-        metrics, active_at = _newest(db, run)
+        workload = RunWorkload(num_queued=num_queued, num_running=num_running)
+        metrics, active_at = _newest_metrics(db, run)
         if run.session_id in sampling:
             # Reinforcement learning draws samples between two optimizer steps.
             active_at = now
@@ -49,7 +49,7 @@ def summarize(db: Connection, found: Sequence[RunRecord], now: float) -> list[Ru
             RunSummary(
                 run=run,
                 session=session,
-                name=name_of(run, session),
+                name=run_name(run, session),
                 state=derive_state(run, session, workload, active_at, now),
                 workload=workload,
                 metrics=metrics,
@@ -59,9 +59,9 @@ def summarize(db: Connection, found: Sequence[RunRecord], now: float) -> list[Ru
     return summaries
 
 
-def _newest(db: Connection, run: RunRecord) -> tuple[dict[str, float], float]:
+def _newest_metrics(db: Connection, run: RunRecord) -> tuple[dict[str, float], float]:
     """The metrics of the newest optimizer step, and when the run was last active."""
-    found = newest_steps(db, run, 1)
+    found = list_newest_steps(db, run, 1)
     if not found:
         return {}, run.used_at
     step = found[0]

@@ -15,7 +15,7 @@ from tinkex.types.optimizers import (
     DimuonParams,
 )
 
-REF = "#/components/schemas/"
+REF_PREFIX = "#/components/schemas/"
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _TENSOR = {
     "description": "A tensor: numbers row by row; with the two sparse fields, CSR.",
@@ -31,14 +31,14 @@ _TENSOR = {
 }
 
 
-def ref(name: str) -> dict[str, Any]:
+def schema_ref(name: str) -> dict[str, Any]:
     """A pointer to a schema of the document."""
-    return {"$ref": REF + name}
+    return {"$ref": REF_PREFIX + name}
 
 
-def _object(says: str, required: list[str], **properties: Any) -> dict[str, Any]:
+def _object_schema(description: str, required: list[str], **properties: Any) -> dict[str, Any]:
     return {
-        "description": says,
+        "description": description,
         "type": "object",
         "properties": properties,
         "required": required,
@@ -48,61 +48,61 @@ def _object(says: str, required: list[str], **properties: Any) -> dict[str, Any]
 _TEXT = {"type": "string"}
 _NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
 _SEQ_ID = {"type": ["integer", "null"], "minimum": 0}
-_TENSORS = {"type": "object", "additionalProperties": ref("TensorData")}
+_TENSORS = {"type": "object", "additionalProperties": schema_ref("TensorData")}
 
 #: Values that are no structs, because they usually cross the network as protobuf.
-_BINARY: dict[type[Any], dict[str, Any]] = {
-    types.ForwardBackwardRequest: _object(
+_PROTOBUF_SCHEMAS: dict[type[Any], dict[str, Any]] = {
+    types.ForwardBackwardRequest: _object_schema(
         "Ask for a forward and backward pass, as older clients do.",
         ["forward_backward_input", "model_id"],
-        forward_backward_input=ref("ForwardBackwardInput"),
+        forward_backward_input=schema_ref("ForwardBackwardInput"),
         model_id=_TEXT,
         seq_id=_SEQ_ID,
     ),
-    types.ForwardRequest: _object(
+    types.ForwardRequest: _object_schema(
         "Ask for a forward pass only, as older clients do.",
         ["forward_input", "model_id"],
-        forward_input=ref("ForwardBackwardInput"),
+        forward_input=schema_ref("ForwardBackwardInput"),
         model_id=_TEXT,
         seq_id=_SEQ_ID,
     ),
-    types.ForwardBackwardOutput: _object(
+    types.ForwardBackwardOutput: _object_schema(
         "What a pass computed.",
         [],
         loss_fn_output_type=_TEXT,
         loss_fn_outputs={"type": "array", "items": _TENSORS},
         metrics={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
     ),
-    types.SampleResponse: _object(
+    types.SampleResponse: _object_schema(
         "What was sampled.",
         ["sequences"],
-        sequences={"type": "array", "items": ref("SampledSequence")},
+        sequences={"type": "array", "items": schema_ref("SampledSequence")},
         prompt_logprobs=_NUMBERS,
         topk_prompt_logprobs={"type": "array"},
-        target_prompt_logprobs=ref("TensorData"),
+        target_prompt_logprobs=schema_ref("TensorData"),
         prompt_cache_hit_tokens={"type": "integer"},
         prompt_alt_tokens={"type": "object"},
     ),
 }
-_PARTS: dict[str, dict[str, Any]] = {
+_SHARED_SCHEMAS: dict[str, dict[str, Any]] = {
     "TensorData": _TENSOR,
-    "ForwardBackwardInput": _object(
+    "ForwardBackwardInput": _object_schema(
         "The examples of one pass and the loss to compute on them.",
         ["data", "loss_fn"],
-        data={"type": "array", "items": ref("Datum")},
+        data={"type": "array", "items": schema_ref("Datum")},
         loss_fn=_TEXT,
         loss_fn_config={
             "type": ["object", "null"],
             "additionalProperties": {"type": ["number", "string"]},
         },
     ),
-    "Datum": _object(
+    "Datum": _object_schema(
         "One training example: what the model reads, and the tensors its loss needs.",
         ["model_input", "loss_fn_inputs"],
-        model_input=ref("ModelInput"),
+        model_input=schema_ref("ModelInput"),
         loss_fn_inputs=_TENSORS,
     ),
-    "SampledSequence": _object(
+    "SampledSequence": _object_schema(
         "One sampled sequence.",
         ["tokens"],
         stop_reason={"enum": ["stop", "length"]},
@@ -110,21 +110,21 @@ _PARTS: dict[str, dict[str, Any]] = {
         logprobs=_NUMBERS,
         topk_logprobs={"type": "array"},
     ),
-    "Fault": _object(
+    "Fault": _object_schema(
         "Why a request was refused or its work failed, and whose fault it was.",
         ["error", "category"],
         error=_TEXT,
         detail=_TEXT,
         category={"enum": ["unknown", "server", "user"]},
     ),
-    "Pending": _object(
+    "Pending": _object_schema(
         "The result is not there yet; ask again.",
         ["queue_state"],
         request_id=_TEXT,
         queue_state={"enum": ["active", "paused_capacity", "paused_rate_limit"]},
         queue_state_reason=_TEXT,
     ),
-    "CompleteMetadata": _object(
+    "CompleteMetadata": _object_schema(
         "The result is there, and large; ask again for the bytes themselves.",
         ["status", "response_payload_size"],
         status={"const": "complete_metadata"},
@@ -132,7 +132,7 @@ _PARTS: dict[str, dict[str, Any]] = {
     ),
 }
 #: What the open unions and the hand-written schemas point at.
-_MEMBERS: tuple[type[Any], ...] = (
+_REFERENCED_TYPES: tuple[type[Any], ...] = (
     types.ModelInput,
     AdamOptimizerConfig,
     DimuonOptimizerConfig,
@@ -145,19 +145,25 @@ def schema_name(type_: type[Any]) -> str:
     return type_.__name__
 
 
-def describe(messages: Iterable[type[Any]]) -> dict[str, Any]:
+def build_schemas(messages: Iterable[type[Any]]) -> dict[str, Any]:
     """The schemas of these messages and of all their parts, by name."""
     wanted = list(dict.fromkeys(messages))
-    structs: list[type[Any]] = [type_ for type_ in (*wanted, *_MEMBERS) if type_ not in _BINARY]
-    unions = [member for type_ in _open_unions(structs) for member in _members(type_)]
+    structs: list[type[Any]] = [
+        type_ for type_ in (*wanted, *_REFERENCED_TYPES) if type_ not in _PROTOBUF_SCHEMAS
+    ]
+    unions = [member for type_ in _find_open_unions(structs) for member in _union_members(type_)]
     _, found = msgspec.json.schema_components(
-        [*structs, *unions], schema_hook=_schema_of, ref_template=REF + "{name}"
+        [*structs, *unions], schema_hook=_schema_hook, ref_template=REF_PREFIX + "{name}"
     )
-    written = {schema_name(type_): _BINARY[type_] for type_ in wanted if type_ in _BINARY}
-    return dict(sorted({**found, **_PARTS, **written}.items()))
+    written = {
+        schema_name(type_): _PROTOBUF_SCHEMAS[type_]
+        for type_ in wanted
+        if type_ in _PROTOBUF_SCHEMAS
+    }
+    return dict(sorted({**found, **_SHARED_SCHEMAS, **written}.items()))
 
 
-def _open_unions(structs: Iterable[type[Any]]) -> list[Any]:
+def _find_open_unions(structs: Iterable[type[Any]]) -> list[Any]:
     """The stand-ins for unions that occur anywhere in these messages."""
     met: list[Any] = []
 
@@ -170,16 +176,16 @@ def _open_unions(structs: Iterable[type[Any]]) -> list[Any]:
     return met
 
 
-def _members(type_: Any) -> tuple[type[Any], ...]:
+def _union_members(type_: Any) -> tuple[type[Any], ...]:
     return get_args(type_.union) or (type_.union,)
 
 
-def _schema_of(type_: Any) -> dict[str, Any]:
+def _schema_hook(type_: Any) -> dict[str, Any]:
     """The schema of what msgspec does not know."""
     if type_ is types.TensorData:
-        return ref("TensorData")
+        return schema_ref("TensorData")
     if hasattr(type_, "union"):
-        members = [ref(schema_name(member)) for member in _members(type_)]
+        members = [schema_ref(schema_name(member)) for member in _union_members(type_)]
         return {"anyOf": [*members, {"type": "object", "required": ["type"]}, {"type": "null"}]}
     if isinstance(type_, type) and issubclass(type_, OpenRecord):
         return {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}

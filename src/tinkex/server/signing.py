@@ -12,10 +12,10 @@ from tinkex.errors import PermissionDeniedError
 from tinkex.wire.endpoints import PREFIX
 
 #: Below this, a signature takes the place of a key.
-FILES = f"{PREFIX}/files"
+FILES_PREFIX = f"{PREFIX}/files"
 
 
-class Shelf(StrEnum):
+class FileArea(StrEnum):
     """What kind of thing a URL opens."""
 
     FILE = "checkpoints"  #: one file of a checkpoint
@@ -24,31 +24,35 @@ class Shelf(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileRef:
     """What a URL opens; `name` is a file's path within its checkpoint, else a fixed name."""
 
-    shelf: Shelf
+    area: FileArea
     owner_id: str
     name: str
 
 
-def sign(secret: bytes, base_url: str, place: Place, expires: int) -> str:
+def sign_url(secret: bytes, base_url: str, file_ref: FileRef, expires: int) -> str:
     """A URL that works until that second."""
-    path = f"{FILES}/{place.shelf}/{quote(place.owner_id, safe=':')}/{quote(place.name)}"
-    return f"{base_url}{path}?expires={expires}&signature={_signature(secret, place, expires)}"
+    path = f"{FILES_PREFIX}/{file_ref.area}/{quote(file_ref.owner_id, safe=':')}/{quote(file_ref.name)}"
+    return (
+        f"{base_url}{path}?expires={expires}&signature={_sign_file_ref(secret, file_ref, expires)}"
+    )
 
 
-def check(secret: bytes, place: Place, expires: str, signature: str, now: float) -> None:
+def verify_signed_url(
+    secret: bytes, file_ref: FileRef, expires: str, signature: str, now: float
+) -> None:
     """Refuse a URL that was not made here, or not for this place, or that is too old."""
     is_time = expires.isascii() and expires.isdigit() and len(expires) <= 12
-    expected = _signature(secret, place, int(expires) if is_time else 0)
+    expected = _sign_file_ref(secret, file_ref, int(expires) if is_time else 0)
     if not is_time or not hmac.compare_digest(expected.encode(), signature.encode()):
         raise PermissionDeniedError("the link is not valid; ask for a new one")
     if int(expires) <= now:
         raise PermissionDeniedError("the link has expired; ask for a new one")
 
 
-def _signature(secret: bytes, place: Place, expires: int) -> str:
+def _sign_file_ref(secret: bytes, file_ref: FileRef, expires: int) -> str:
     # No part contains a newline: ids and names never do, so no two places read the same.
-    text = "\n".join(("download", place.shelf, place.owner_id, place.name, str(expires)))
+    text = "\n".join(("download", file_ref.area, file_ref.owner_id, file_ref.name, str(expires)))
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

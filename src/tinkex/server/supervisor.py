@@ -26,53 +26,53 @@ from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.presence import HEALTH_PATH, READY_PATH, ServerState, get_http_status
-from tinkex.server.belonging import bind
-from tinkex.server.children import Child, Role
+from tinkex.server.belonging import bind_home_to_store
+from tinkex.server.children import ChildProcess, ProcessSpec
 from tinkex.server.config import ServerConfig
-from tinkex.server.handover import Orders
+from tinkex.server.handover import ChildSetup
 from tinkex.server.home_lock import HomeLock
-from tinkex.server.idleness import Idleness
-from tinkex.server.keys_file import prepare_keys
-from tinkex.server.listening import listen, raise_descriptor_limit, url_of
-from tinkex.server.on_demand import StandIn, open_stand_in
+from tinkex.server.idleness import IdleTimer
+from tinkex.server.keys_file import ensure_keys
+from tinkex.server.listening import listen, listener_url, raise_descriptor_limit
+from tinkex.server.on_demand import WorkerPlaceholder, open_worker_placeholder
 from tinkex.server.restarts import RestartPolicy
-from tinkex.server.threads import num_cores, worker_variables
+from tinkex.server.threads import count_cores, worker_environment
 from tinkex.server.wiring import open_store
 from tinkex.settings import package_version
 
 LOG = get_logger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PROBE_SECONDS = 5.0
-_PROBE_AGAIN_SECONDS = 0.05
-_MAX_LOOK_SECONDS = 5.0
+_PROBE_TIMEOUT_SECONDS = 5.0
+_PROBE_INTERVAL_SECONDS = 0.05
+_MAX_POLL_SECONDS = 5.0
 
 
-def say_ready(state: ServerState) -> None:
+def print_ready(state: ServerState) -> None:
     """Tell whoever started the server where it is."""
     sys.stdout.write(f"tinkex server ready at {state.url}\n")
     sys.stdout.flush()
 
 
-def serve(config: ServerConfig, tell: Callable[[ServerState], None] = say_ready) -> None:
+def serve(config: ServerConfig, on_ready: Callable[[ServerState], None] = print_ready) -> None:
     """Serve until a signal comes or nobody has asked for long enough; `tell` hears when it can."""
     # What tenants send is nobody else's to read on this machine.
     os.umask(0o077)
     raise_descriptor_limit()
     home = Home(config.home)
-    lock = HomeLock.take(home)
+    lock = HomeLock.acquire(home)
     try:
         home.state_file.unlink(missing_ok=True)
-        with _listen(config, home) as listener:
+        with _open_listener(config, home) as listener:
             with open_store(config) as database:
-                bind(home, database)
-                prepare_keys(config, home, database)
-            asyncio.run(Supervisor(config, lock, listener, tell).run())
+                bind_home_to_store(home, database)
+                ensure_keys(config, home, database)
+            asyncio.run(Supervisor(config, lock, listener, on_ready).run())
     finally:
-        _forget(home, lock)
+        _remove_state_file(home, lock)
         lock.release()
 
 
-def _listen(config: ServerConfig, home: Home) -> socket.socket:
+def _open_listener(config: ServerConfig, home: Home) -> socket.socket:
     """The socket; any free port is rather the last one, where clients may still be trying."""
     if config.port != 0:
         return listen(config.host, config.port)
@@ -92,30 +92,35 @@ class Supervisor:
         config: ServerConfig,
         lock: HomeLock,
         listener: socket.socket,
-        tell: Callable[[ServerState], None] = say_ready,
+        on_ready: Callable[[ServerState], None] = print_ready,
     ) -> None:
         self._config = config
-        self._tell = tell
+        self._on_ready = on_ready
         self._home = Home(config.home)
         self._lock = lock
         self._listener = listener
-        self._url = url_of(listener)
-        self._stand_in: StandIn | None = None
-        *answering, worker = roles(config, lock, listener)
+        self._url = listener_url(listener)
+        self._placeholder: WorkerPlaceholder | None = None
+        *answering, worker = process_specs(config, lock, listener)
         if config.worker_on_demand:
-            self._stand_in = open_stand_in(config)
-        self._worker = Child(worker, RestartPolicy(), starts_at_once=self._stand_in is None)
-        self._children = [*(Child(role, RestartPolicy()) for role in answering), self._worker]
+            self._placeholder = open_worker_placeholder(config)
+        self._worker = ChildProcess(
+            worker, RestartPolicy(), start_immediately=self._placeholder is None
+        )
+        self._children = [
+            *(ChildProcess(role, RestartPolicy()) for role in answering),
+            self._worker,
+        ]
         self._stopping = asyncio.Event()
         self._num_signals = 0
 
     async def run(self) -> None:
         """Serve, then stop everything in good order; raises if a process cannot start."""
-        self._listen_to_signals()
+        self._install_signal_handlers()
         self._home.activity_file.touch()
-        keepers = [asyncio.create_task(child.keep()) for child in self._children]
-        watcher = asyncio.create_task(self._watch())
-        guard = asyncio.create_task(self._guard())
+        keepers = [asyncio.create_task(child.supervise()) for child in self._children]
+        watcher = asyncio.create_task(self._run_background_tasks())
+        guard = asyncio.create_task(self._watch_home())
         try:
             # A keeper that ends by itself has given up, and the server with it.
             ends: list[asyncio.Task[Any]] = [*keepers, watcher, guard]
@@ -129,22 +134,22 @@ class Supervisor:
             watcher.cancel()
             guard.cancel()
             await self._stop(keepers)
-            if self._stand_in is not None:
-                self._stand_in.close()
+            if self._placeholder is not None:
+                self._placeholder.close()
 
-    async def _watch(self) -> None:
-        state = await self._announce()
+    async def _run_background_tasks(self) -> None:
+        state = await self._announce_ready()
         duties = []
-        if self._stand_in is not None:
-            duties.append(self._start_worker_on_demand(self._stand_in, state))
+        if self._placeholder is not None:
+            duties.append(self._start_worker_on_demand(self._placeholder, state))
         if self._config.idle_stop_seconds > 0:
             duties.append(self._stop_when_idle())
         await asyncio.gather(*duties)
 
-    async def _guard(self) -> None:
+    async def _watch_home(self) -> None:
         """End when the home is gone: what is promised in files that nobody finds is lost."""
-        while self._lock.is_in(self._home):
-            await asyncio.sleep(_MAX_LOOK_SECONDS)
+        while self._lock.is_lock_of(self._home):
+            await asyncio.sleep(_MAX_POLL_SECONDS)
         raise ConfigError(
             f"the files of the home {self._home.root} were removed while its server ran",
             hint="Start it again; what was done since they were removed is lost.",
@@ -152,50 +157,54 @@ class Supervisor:
 
     # --- the beginning ------------------------------------------------------------------------
 
-    async def _announce(self) -> ServerState:
+    async def _announce_ready(self) -> ServerState:
         """Say where the server is, once it answers and a worker, or its stand-in, is there."""
-        await self._answers(HEALTH_PATH, 200)
+        await self._wait_for_status(HEALTH_PATH, 200)
         # Nobody wants to be told "ready" by a server that knows no model yet.
-        await self._answers(READY_PATH, 200, 404)
+        await self._wait_for_status(READY_PATH, 200, 404)
         state = ServerState(
             pid=os.getpid(),
             url=self._url,
             version=package_version(),
             started_at=clock.now(),
-            log=_log_of(self._home),
-            worker_wakeup=self._stand_in.wakeup_address if self._stand_in is not None else None,
+            log=_log_path(self._home),
+            worker_wakeup=self._placeholder.wakeup_address
+            if self._placeholder is not None
+            else None,
         )
-        self._publish(state)
+        self._write_state(state)
         for child in self._children:
-            child.was_ready = child is not self._worker or self._stand_in is None
-        self._tell(state)
+            child.was_ready = child is not self._worker or self._placeholder is None
+        self._on_ready(state)
         return state
 
-    def _publish(self, state: ServerState) -> None:
+    def _write_state(self, state: ServerState) -> None:
         write_file_atomic(self._home.state_file, msgspec.json.encode(state))
 
-    async def _start_worker_on_demand(self, stand_in: StandIn, state: ServerState) -> None:
-        await stand_in.wait_for_work()
+    async def _start_worker_on_demand(
+        self, placeholder: WorkerPlaceholder, state: ServerState
+    ) -> None:
+        await placeholder.wait_for_work()
         LOG.info("there is work: the worker starts")
-        stand_in.close()
-        self._worker.begin()
-        await self._answers(READY_PATH, 200, 404)
+        placeholder.close()
+        self._worker.allow_start()
+        await self._wait_for_status(READY_PATH, 200, 404)
         self._worker.was_ready = True
-        self._publish(msgspec.structs.replace(state, worker_wakeup=None))
+        self._write_state(msgspec.structs.replace(state, worker_wakeup=None))
 
-    async def _answers(self, path: str, *statuses: int) -> None:
+    async def _wait_for_status(self, path: str, *statuses: int) -> None:
         url = self._url + path
-        while await asyncio.to_thread(get_http_status, url, _PROBE_SECONDS) not in statuses:
-            await asyncio.sleep(_PROBE_AGAIN_SECONDS)
+        while await asyncio.to_thread(get_http_status, url, _PROBE_TIMEOUT_SECONDS) not in statuses:
+            await asyncio.sleep(_PROBE_INTERVAL_SECONDS)
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _listen_to_signals(self) -> None:
+    def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         self._num_signals += 1
         if self._num_signals == 1:
             LOG.info("%s: the server stops", number.name)
@@ -207,61 +216,63 @@ class Supervisor:
 
     async def _stop_when_idle(self) -> None:
         limit = self._config.idle_stop_seconds
-        idleness = Idleness(time.monotonic())
-        while (idle := idleness.seconds(self._touched_at(), time.monotonic())) < limit:
-            await asyncio.sleep(min(limit - idle, _MAX_LOOK_SECONDS))
+        idleness = IdleTimer(time.monotonic())
+        while (idle := idleness.idle_seconds(self._last_activity(), time.monotonic())) < limit:
+            await asyncio.sleep(min(limit - idle, _MAX_POLL_SECONDS))
         LOG.info("nobody has asked for %g s: the server stops", limit)
         self._stopping.set()
 
-    def _touched_at(self) -> float | None:
+    def _last_activity(self) -> float | None:
         try:
             return self._home.activity_file.stat().st_mtime
         except OSError:
             return None
 
-    async def _stop(self, keepers: list[asyncio.Task[None]]) -> None:
-        _forget(self._home, self._lock)
+    async def _stop(self, child_tasks: list[asyncio.Task[None]]) -> None:
+        _remove_state_file(self._home, self._lock)
         # From now on clients are refused at once instead of waiting for nobody.
         self._listener.close()
         for child in self._children:
             child.stop()
-        _, late = await asyncio.wait(keepers, timeout=self._config.stop_seconds)
+        _, late = await asyncio.wait(child_tasks, timeout=self._config.stop_seconds)
         if late:
             LOG.error("%d processes did not end in time and are ended by force", len(late))
             for child in self._children:
                 child.kill()
             await asyncio.wait(late)
-        for keeper in keepers:
+        for keeper in child_tasks:
             # One error ends the server; others of the same moment are in the log.
             keeper.exception()
         LOG.info("the server has stopped")
 
 
-def roles(config: ServerConfig, lock: HomeLock, listener: socket.socket) -> list[Role]:
+def process_specs(
+    config: ServerConfig, lock: HomeLock, listener: socket.socket
+) -> list[ProcessSpec]:
     """The processes that a server has."""
-    answering = Orders(config=config, lock=lock.descriptor, listener=listener.fileno())
-    api = Role(
+    answering = ChildSetup(config=config, lock=lock.descriptor, listener=listener.fileno())
+    api = ProcessSpec(
         name="API",
         module="tinkex.server.api_process",
-        orders=answering,
+        setup=answering,
         hang_seconds=config.api_hang_seconds,
     )
-    worker = Role(
+    worker = ProcessSpec(
         name="worker",
         module="tinkex.server.worker_process",
-        orders=Orders(config=config, lock=lock.descriptor),
-        environment=worker_variables(config.threads, num_cores()),
+        setup=ChildSetup(config=config, lock=lock.descriptor),
+        environment=worker_environment(config.threads, count_cores()),
     )
     return [*[api] * config.api_processes, worker]
 
 
-def _forget(home: Home, lock: HomeLock) -> None:
+def _remove_state_file(home: Home, lock: HomeLock) -> None:
     """Say no more where the server is; in a home that is another's by now, that is not ours."""
-    if lock.is_in(home):
+    if lock.is_lock_of(home):
         home.state_file.unlink(missing_ok=True)
 
 
-def _log_of(home: Home) -> str | None:
+def _log_path(home: Home) -> str | None:
     """The home's log, if that is where standard error goes."""
     try:
         is_ours = os.path.samestat(os.fstat(sys.stderr.fileno()), home.log_file.stat())

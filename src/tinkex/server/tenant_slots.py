@@ -17,7 +17,7 @@ class TenantSlots:
         self._max_active = max_active
         self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    def of(self, tenant_id: str) -> asyncio.Semaphore:
+    def semaphore_for(self, tenant_id: str) -> asyncio.Semaphore:
         """The tenant's semaphore; it lives as long as a request holds it or waits for it."""
         semaphore = self._semaphores.get(tenant_id)
         if semaphore is None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 #: Beside two busy processes on two cores, 1,000 cost nothing, and 10,000 twice the time.
-_SPINS = "1000"
+_SPIN_COUNT = "1000"
 
 
-def worker_variables(threads: int, cores: int) -> dict[str, str]:
+def worker_environment(threads: int, cores: int) -> dict[str, str]:
     """Variables for the process that computes; they count only if its user set no others.
 
     A thread that is done with its share of a matrix product waits for the others. If it spins, it
@@ -22,20 +22,20 @@ def worker_variables(threads: int, cores: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(threads or cores),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": _SPINS,
+        "GOMP_SPINCOUNT": _SPIN_COUNT,
     }
 
 
-def num_cores(cgroup: Path = _CGROUP) -> int:
+def count_cores(cgroup: Path = _CGROUP) -> int:
     """The cores that this process may use; a container's share counts, not its host's cores."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
         cores = os.cpu_count() or 1
-    return max(1, min(cores, _share_of(cgroup)))
+    return max(1, min(cores, _cgroup_cores(cgroup)))
 
 
-def _share_of(cgroup: Path) -> int:
+def _cgroup_cores(cgroup: Path) -> int:
     """How many cores a container is given; very many if nothing is said."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:

@@ -15,13 +15,13 @@ import msgspec
 
 from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
-Event: TypeAlias = dict[str, Any]
+TraceEvent: TypeAlias = dict[str, Any]
 #: Everything of a session is one process to the viewers.
-PROCESS = 1
+TRACE_PID = 1
 #: Work that belongs to no model or sampler.
-OTHER = "other"
+OTHER_TRACK = "other"
 #: Events that are written at a time.
-EVENTS_PER_PIECE = 500
+EVENTS_PER_CHUNK = 500
 
 
 @dataclass(slots=True)
@@ -41,49 +41,54 @@ class _Tracks:
 
 def trace_events(
     session: SessionRecord, steps: Iterable[StepRecord], waiting: Iterable[JobRecord], now: float
-) -> Iterator[Event]:
+) -> Iterator[TraceEvent]:
     """All events of a session; times are microseconds since it began."""
-    yield _label("process_name", session.display_name or f"session {session.id}")
+    yield _metadata_event("process_name", session.display_name or f"session {session.id}")
     tracks, begin = _Tracks(), session.created_at
     for step in steps:
-        track, is_new = tracks.number(_track_of(step))
+        track, is_new = tracks.number(_track_name(step))
         if is_new:
-            yield _label("thread_name", _track_of(step), track)
+            yield _metadata_event("thread_name", _track_name(step), track)
         yield from _step_events(step, track, begin)
     for job in waiting:
-        track, is_new = tracks.number(_track_of(job))
+        track, is_new = tracks.number(_track_name(job))
         if is_new:
-            yield _label("thread_name", _track_of(job), track)
+            yield _metadata_event("thread_name", _track_name(job), track)
         yield from _waiting_events(job, track, begin, now)
 
 
-def _track_of(item: StepRecord | JobRecord) -> str:
-    return item.run_id or item.sampler_id or OTHER
+def _track_name(item: StepRecord | JobRecord) -> str:
+    return item.run_id or item.sampler_id or OTHER_TRACK
 
 
-def _label(what: str, name: str, track: int = 0) -> Event:
-    return {"ph": "M", "name": what, "pid": PROCESS, "tid": track, "args": {"name": name}}
+def _metadata_event(kind: str, name: str, track: int = 0) -> TraceEvent:
+    return {"ph": "M", "name": kind, "pid": TRACE_PID, "tid": track, "args": {"name": name}}
 
 
-def _step_events(step: StepRecord, track: int, begin: float) -> Iterator[Event]:
-    queued, started = _micros(step.queued_at - begin), _micros(step.started_at - begin)
-    finished = max(started, _micros(step.finished_at - begin))
-    yield from _span(f"{step.kind} waits", "queued", track, step.job_id, (queued, started))
-    details = {"job_id": step.job_id, "tokens": step.num_tokens, **_finite(step)}
+def _step_events(step: StepRecord, track: int, begin: float) -> Iterator[TraceEvent]:
+    queued, started = (
+        _to_microseconds(step.queued_at - begin),
+        _to_microseconds(step.started_at - begin),
+    )
+    finished = max(started, _to_microseconds(step.finished_at - begin))
+    yield from _span_events(f"{step.kind} waits", "queued", track, step.job_id, (queued, started))
+    details = {"job_id": step.job_id, "tokens": step.num_tokens, **_finite_metrics(step)}
     if step.sampler_id is not None:
-        yield from _span(step.kind, "running", track, step.job_id, (started, finished), details)
+        yield from _span_events(
+            step.kind, "running", track, step.job_id, (started, finished), details
+        )
     else:
         yield _event("X", step.kind, track, started) | {
             "cat": "running",
             "dur": finished - started,
             "args": details,
         }
-    yield from _counters(step, finished)
+    yield from _counter_events(step, finished)
 
 
-def _counters(step: StepRecord, at: int) -> Iterator[Event]:
-    name = _track_of(step)
-    metrics = _finite(step)
+def _counter_events(step: StepRecord, at: int) -> Iterator[TraceEvent]:
+    name = _track_name(step)
+    metrics = _finite_metrics(step)
     if "loss:sum" in metrics:
         loss = metrics["loss:sum"]
         yield _event("C", f"loss {name}", 0, at) | {"args": {"loss": loss}}
@@ -91,44 +96,44 @@ def _counters(step: StepRecord, at: int) -> Iterator[Event]:
         yield _event("C", f"tokens {name}", 0, at) | {"args": {"tokens": step.num_tokens}}
 
 
-def _waiting_events(job: JobRecord, track: int, begin: float, now: float) -> Iterator[Event]:
+def _waiting_events(job: JobRecord, track: int, begin: float, now: float) -> Iterator[TraceEvent]:
     """Work that is not over yet, drawn up to now."""
-    queued, end = _micros(job.created_at - begin), _micros(now - begin)
-    started = end if job.started_at is None else _micros(job.started_at - begin)
-    yield from _span(f"{job.kind} waits", "queued", track, job.id, (queued, started))
+    queued, end = _to_microseconds(job.created_at - begin), _to_microseconds(now - begin)
+    started = end if job.started_at is None else _to_microseconds(job.started_at - begin)
+    yield from _span_events(f"{job.kind} waits", "queued", track, job.id, (queued, started))
     if job.started_at is not None:
         details = {"job_id": job.id, "is_over": False}
-        yield from _span(job.kind, "running", track, job.id, (started, end), details)
+        yield from _span_events(job.kind, "running", track, job.id, (started, end), details)
 
 
-def _span(
+def _span_events(
     name: str,
     category: str,
     track: int,
     job_id: str,
     times: tuple[int, int],
-    details: Event | None = None,
-) -> Iterator[Event]:
+    details: TraceEvent | None = None,
+) -> Iterator[TraceEvent]:
     common = {"cat": category, "id": f"{category}-{job_id}"}
     start, end = times
     yield _event("b", name, track, start) | common | {"args": details or {"job_id": job_id}}
     yield _event("e", name, track, max(start, end)) | common
 
 
-def _event(phase: str, name: str, track: int, at: int) -> Event:
-    return {"ph": phase, "name": name, "pid": PROCESS, "tid": track, "ts": at}
+def _event(phase: str, name: str, track: int, at: int) -> TraceEvent:
+    return {"ph": phase, "name": name, "pid": TRACE_PID, "tid": track, "ts": at}
 
 
-def _micros(seconds: float) -> int:
+def _to_microseconds(seconds: float) -> int:
     return max(0, round(seconds * 1_000_000))
 
 
-def _finite(step: StepRecord) -> dict[str, float]:
+def _finite_metrics(step: StepRecord) -> dict[str, float]:
     metrics = step.metrics or {}
     return {name: value for name, value in metrics.items() if isfinite(value)}
 
 
-def write_trace(session: SessionRecord, events: Iterable[Event]) -> Iterator[bytes]:
+def iter_trace_json(session: SessionRecord, events: Iterable[TraceEvent]) -> Iterator[bytes]:
     """The trace as JSON, piece by piece, so that its length does not matter."""
     about = msgspec.json.encode({"session_id": session.id, "started_at": session.created_at})
     yield b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":['
@@ -136,7 +141,7 @@ def write_trace(session: SessionRecord, events: Iterable[Event]) -> Iterator[byt
     separator = b""
     for event in events:
         piece.append(msgspec.json.encode(event))
-        if len(piece) >= EVENTS_PER_PIECE:
+        if len(piece) >= EVENTS_PER_CHUNK:
             yield separator + b",".join(piece)
             piece, separator = [], b","
     if piece:

@@ -7,23 +7,23 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from tinkex.server.call import Services, in_thread
+from tinkex.server.call import Services, run_in_thread
 from tinkex.store.database import Connection
 
 T = TypeVar("T")
 
 
-async def read(services: Services, work: Callable[[Connection], T]) -> T:
+async def read(services: Services, query: Callable[[Connection], T]) -> T:
     """Run work that changes nothing."""
-    return await in_thread(services.database.read, work)
+    return await run_in_thread(services.database.read, query)
 
 
-async def write(services: Services, work: Callable[[Connection], T]) -> T:
+async def write(services: Services, transaction: Callable[[Connection], T]) -> T:
     """Run work in a transaction, and wait until it is on disk."""
-    return await settled(services.database.write_soon(work))
+    return await await_store_future(services.database.write_soon(transaction))
 
 
-async def settled(future: Future[T]) -> T:
+async def await_store_future(future: Future[T]) -> T:
     """What a future of the store brings.
 
     A client that goes away must not cancel it: the work is in the writer's hands already.

@@ -10,13 +10,13 @@ from tinkex.jobs.outcomes import TOTAL_WEIGHT_METRIC
 from tinkex.server.headlines import is_headline
 from tinkex.store.records import StepRecord
 
-LOSS = "loss:sum"
+LOSS_METRIC = "loss:sum"
 #: Passes that the speed is measured over.
-SPEED_PASSES = 20
+NUM_SPEED_PASSES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class OptimizerUpdate:
     """One optimizer step, with the passes whose gradients it applied."""
 
     no: int
@@ -36,15 +36,15 @@ class Update:
         return self.loss if metric == "loss" else self.metrics.get(metric)
 
 
-def update_of(
-    passes: Sequence[tuple[int, StepRecord]], end: tuple[int, StepRecord] | None
-) -> Update:
+def build_update(
+    passes: Sequence[tuple[int, StepRecord]], optim_step: tuple[int, StepRecord] | None
+) -> OptimizerUpdate:
     """The update that some passes make, with its optimizer step or before it."""
     steps = [step for _, step in passes]
-    last_no, last = end if end is not None else passes[-1]
+    last_no, last = optim_step if optim_step is not None else passes[-1]
     first = steps[0] if steps else last
-    reported = _reported(last if end is not None else None)
-    return Update(
+    reported = _reported_metrics(last if optim_step is not None else None)
+    return OptimizerUpdate(
         no=last_no,
         loss=reported.get("loss", loss_per_token(steps)),
         num_tokens=sum(step.num_tokens for step in steps),
@@ -55,7 +55,7 @@ def update_of(
     )
 
 
-def _reported(step: StepRecord | None) -> dict[str, float]:
+def _reported_metrics(step: StepRecord | None) -> dict[str, float]:
     """The metrics of an optimizer step that say how training goes."""
     told = (step.metrics or {}) if step is not None else {}
     return {name: told[name] for name in told if is_headline(name) and isfinite(told[name])}
@@ -64,11 +64,11 @@ def _reported(step: StepRecord | None) -> dict[str, float]:
 def loss_per_token(passes: Sequence[StepRecord]) -> float | None:
     """The mean loss of the tokens of some passes, as they are weighed if they are."""
     told = [(step.num_tokens, step.metrics) for step in passes if step.metrics is not None]
-    counted = [(num, metrics) for num, metrics in told if LOSS in metrics]
+    counted = [(num, metrics) for num, metrics in told if LOSS_METRIC in metrics]
     weight = sum(metrics.get(TOTAL_WEIGHT_METRIC, num) for num, metrics in counted)
     if weight <= 0:
         return None
-    loss = sum(metrics[LOSS] for _, metrics in counted) / weight
+    loss = sum(metrics[LOSS_METRIC] for _, metrics in counted) / weight
     # The page reads JSON, which has no other numbers: it draws a gap.
     return loss if isfinite(loss) else None
 

@@ -15,8 +15,8 @@ from tinkex.home import Home
 from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
-from tinkex.server.model_list import ModelList
-from tinkex.server.pulse import Pulse
+from tinkex.server.model_list import BaseModelList
+from tinkex.server.pulse import PeriodicTask
 from tinkex.settings import package_version
 from tinkex.store import jobs
 from tinkex.store.database import Database, redact_url
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOG = get_logger(__name__)
 #: How often a process says that it is alive, or that it has work.
-PULSE_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 
 
 def open_database(config: ServerConfig) -> Database:
@@ -73,7 +73,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
         signing = database.write(get_or_create_secret)
         bell = WakeupListener(database, "api")
         stack.callback(bell.close)
-        stack.enter_context(Pulse("bell", bell.heartbeat, PULSE_SECONDS))
+        stack.enter_context(PeriodicTask("bell", bell.heartbeat, HEARTBEAT_SECONDS))
         quotas = QuotaChecks(config.quotas)
         queue = JobQueue(database, config.queue_limits, signing, quotas)
         stack.callback(queue.close)
@@ -91,7 +91,7 @@ def open_services(config: ServerConfig) -> Iterator[Services]:
 def make_engine(config: ServerConfig) -> Engine:
     """The engine that the settings name."""
     if config.engine == "local":
-        return _make_local(config, _model_list(config))
+        return _make_torch_engine(config, _model_list(config))
     from tinkex.engine.fake.engine import DEFAULT_MODELS, MAX_ADAPTER_BYTES, FakeEngine
 
     return FakeEngine(
@@ -102,16 +102,16 @@ def make_engine(config: ServerConfig) -> Engine:
     )
 
 
-def _model_list(config: ServerConfig) -> ModelList:
-    return ModelList(Home(config.home).models_file, config.models)
+def _model_list(config: ServerConfig) -> BaseModelList:
+    return BaseModelList(Home(config.home).models_file, config.models)
 
 
-def models_digest(config: ServerConfig) -> str:
+def compute_models_digest(config: ServerConfig) -> str:
     """What changes with the base models that the settings name, without loading any."""
     models: object = config.models
     if config.engine == "local":
         try:
-            models = _model_list(config).sources()
+            models = _model_list(config).read_sources()
         except ConfigError as error:
             # Only the worker can report it.
             models = error.message
@@ -119,8 +119,8 @@ def models_digest(config: ServerConfig) -> str:
     return hashlib.sha256(named).hexdigest()
 
 
-def _make_local(config: ServerConfig, model_list: ModelList) -> TorchEngine:
-    sources = model_list.sources()
+def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> TorchEngine:
+    sources = model_list.read_sources()
     # It takes some seconds, and nothing else would be said meanwhile.
     LOG.info("loading PyTorch and checking the base models: %s", ", ".join(sources) or "none")
     try:
@@ -165,8 +165,8 @@ def _make_engine_with_refresh(config: ServerConfig) -> tuple[Engine, Callable[[]
     if config.engine != "local":
         return make_engine(config), lambda: False
     model_list = _model_list(config)
-    engine = _make_local(config, model_list)
-    return engine, lambda: model_list.refresh(engine.replace_models)
+    engine = _make_torch_engine(config, model_list)
+    return engine, lambda: model_list.refresh_if_changed(engine.replace_models)
 
 
 @contextlib.contextmanager
@@ -179,12 +179,12 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
         database = open_database(config)
         stack.callback(database.close)
         # Before the list is read: a change in between is found by the next start.
-        models_source = models_digest(config)
+        models_source = compute_models_digest(config)
         engine, refresh_models = _make_engine_with_refresh(config)
         stack.callback(engine.close)
         if config.idle_stop_seconds > 0:
             stack.enter_context(
-                Pulse("activity", lambda: _note_work(database, home), PULSE_SECONDS)
+                PeriodicTask("activity", lambda: _touch_if_busy(database, home), HEARTBEAT_SECONDS)
             )
         worker = Worker(
             database=database,
@@ -195,7 +195,7 @@ def open_worker(config: ServerConfig) -> Iterator[Worker]:
             models_source=models_source,
         )
         # Not among the worker's own chores: it is as alive in the middle of a long turn.
-        stack.enter_context(Pulse("bell", worker.heartbeat, PULSE_SECONDS))
+        stack.enter_context(PeriodicTask("bell", worker.heartbeat, HEARTBEAT_SECONDS))
         yield worker
 
 
@@ -208,7 +208,7 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
     from tinkex.store.retention import RetentionPolicy
 
     return WorkerConfig(
-        batch_limits=config.turn_limits,
+        batch_limits=config.batch_limits,
         snapshots=SnapshotPolicy(
             max_changes=config.snapshot_changes, max_seconds=config.snapshot_seconds
         ),
@@ -226,7 +226,7 @@ def worker_config(config: ServerConfig) -> WorkerConfig:
     )
 
 
-def _note_work(database: Database, home: Home) -> None:
+def _touch_if_busy(database: Database, home: Home) -> None:
     """A server with work is not idle, even if nobody asks for the results yet."""
     if database.read(jobs.get_load).num_jobs:
         home.activity_file.touch()

@@ -7,8 +7,8 @@ import sys
 
 from tinkex.errors import TinkexError
 from tinkex.logs import get_logger
-from tinkex.server.handover import begin
-from tinkex.server.restarts import exit_code_of
+from tinkex.server.handover import initialize_child
+from tinkex.server.restarts import exit_code_for
 from tinkex.server.wiring import open_worker
 
 LOG = get_logger(__name__)
@@ -16,14 +16,14 @@ LOG = get_logger(__name__)
 
 def main() -> int:
     """Work until told to stop; what is not done then is done by the next one."""
-    orders = begin()
+    orders = initialize_child()
     try:
         with open_worker(orders.config) as worker:
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             worker.run()
     except TinkexError as error:
         LOG.error("%s%s", error.message, f". {error.hint}" if error.hint else "")
-        return exit_code_of(error)
+        return exit_code_for(error)
     return 0
 
 

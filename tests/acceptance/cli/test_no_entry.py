@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.cli.conftest import Ours, User
 from tests.acceptance.server.processes import RealServer
-from tinkex.server.call import KNOWN_SECONDS
+from tinkex.server.call import ACCEPTED_KEY_TTL_SECONDS
 
 WRONG = "tml-wrong-0123456789"
 
@@ -77,5 +77,5 @@ def test_a_key_made_with_the_command_opens_the_server(user: User, cli_server: Re
     assert ours.json("run", "list")["total"] == 0
     user.ours("key", "revoke", str(made["id"]), "--home", str(cli_server.home))
     # A server may believe what it knew for so long, and no event tells when it asks again.
-    time.sleep(KNOWN_SECONDS)
+    time.sleep(ACCEPTED_KEY_TTL_SECONDS)
     assert "Authentication failed" in ours("run", "list", status=1).stderr

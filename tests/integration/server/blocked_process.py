@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from tinkex.server.handover import receive_orders
+from tinkex.server.handover import read_child_setup
 
 if __name__ == "__main__":
-    beating = receive_orders().heartbeat
+    beating = read_child_setup().heartbeat
     assert beating is not None
     os.write(beating, b".")
     time.sleep(600)

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.conftest import PATIENCE
 from tinkex.server import acceptor as accepting
 from tinkex.server.acceptor import Acceptor
-from tinkex.server.connections import ConnectionLimits, Connections
+from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
 
 FLOOD, QUIET = "127.0.0.2", "127.0.0.1"
 
@@ -28,8 +28,8 @@ class Noting(asyncio.Protocol):
         transport.close()
 
 
-def registry() -> Connections:
-    return Connections(
+def registry() -> ConnectionRegistry:
+    return ConnectionRegistry(
         ConnectionLimits(max_connections=99, max_per_peer=99, head_seconds=9.0, body_seconds=9.0)
     )
 
@@ -89,10 +89,10 @@ async def test_connections_that_wait_are_closed_with_the_listener() -> None:
         peers: list[str] = []
         acceptor = Acceptor(listener, connections, lambda: Noting(peers))
         async with asyncio.timeout(PATIENCE):
-            while not len(connections.turns):
+            while not len(connections.start_queue):
                 await asyncio.sleep(0)
             acceptor.close()
-            while len(connections.turns):
+            while len(connections.start_queue):
                 await asyncio.sleep(0)
             await acceptor.wait_closed()
             await asyncio.sleep(0.01)

@@ -11,11 +11,11 @@ import pytest
 
 from tinkex.errors import StoreBusy
 from tinkex.home import Home
-from tinkex.server.api_process import QUIET_PATHS, Activity
-from tinkex.server.pulse import Pulse
+from tinkex.server.api_process import IGNORED_PATHS, ActivityMiddleware
+from tinkex.server.pulse import PeriodicTask
 
 
-async def ask(activity: Activity, path: str, kind: str = "http") -> None:
+async def ask(activity: ActivityMiddleware, path: str, kind: str = "http") -> None:
     await activity({"type": kind, "path": path}, None, None)
 
 
@@ -28,14 +28,14 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", sorted(QUIET_PATHS))
+@pytest.mark.parametrize("path", sorted(IGNORED_PATHS))
 async def test_questions_about_health_are_no_activity(home: Home, path: str) -> None:
     asked: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         asked.append(scope["path"])
 
-    activity = Activity(app, home)
+    activity = ActivityMiddleware(app, home)
     await ask(activity, path)
     await ask(activity, "/api/v1/heartbeat", "lifespan")
     assert home.activity_file.stat().st_mtime == 1.0
@@ -50,7 +50,7 @@ async def test_many_requests_touch_the_file_once_in_a_while(home: Home) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 
-    activity = Activity(app, home)
+    activity = ActivityMiddleware(app, home)
     await ask(activity, "/api/v1/heartbeat")
     os.utime(home.activity_file, (1.0, 1.0))
     for _ in range(100):
@@ -66,7 +66,7 @@ async def test_a_home_that_is_gone_stops_no_request(home: Home) -> None:
         asked.append(scope["path"])
 
     home.activity_file.unlink()
-    await ask(Activity(app, home), "/any")
+    await ask(ActivityMiddleware(app, home), "/any")
     assert asked == ["/any"]
 
 
@@ -80,5 +80,5 @@ def test_a_duty_goes_on_after_the_database_was_in_trouble() -> None:
             raise outcome
         done.set()
 
-    with Pulse("test", duty, 0.001):
+    with PeriodicTask("test", duty, 0.001):
         assert done.wait(60.0)

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.server.house import KEY, OTHER_KEY, House, open_house
 from tinkex.server import auth
 from tinkex.server.auth import issue_token
-from tinkex.server.call import Identity
+from tinkex.server.call import CallerIdentity
 from tinkex.server.routes.table import ROUTES
 from tinkex.store import keys
 from tinkex.wire.endpoints import ENDPOINTS
@@ -35,8 +35,8 @@ def test_every_endpoint_but_health_asks_for_a_key(house: House, name: str) -> No
     missing = house.ask(row.method, concrete(row.path), key=None)
     wrong = house.ask(row.method, concrete(row.path), key="tml-nobody")
 
-    assert (missing.status_code, missing.json()["error"]) == (401, auth.MISSING)
-    assert (wrong.status_code, wrong.json()["error"]) == (401, auth.WRONG)
+    assert (missing.status_code, missing.json()["error"]) == (401, auth.MISSING_KEY)
+    assert (wrong.status_code, wrong.json()["error"]) == (401, auth.INVALID_KEY)
     assert wrong.headers["www-authenticate"] == "Bearer"
 
 
@@ -88,7 +88,7 @@ def test_a_revoked_key_and_its_tokens_open_nothing_from_that_moment_on(house: Ho
 
     for credential in (KEY, token):
         answer = house.ask("GET", "/auth/apikey/me", key=credential)
-        assert (answer.status_code, answer.json()["error"]) == (401, auth.WRONG)
+        assert (answer.status_code, answer.json()["error"]) == (401, auth.INVALID_KEY)
     assert house.ask("GET", "/auth/apikey/me", key=OTHER_KEY).status_code == 200
 
 
@@ -97,22 +97,22 @@ def test_a_key_revoked_elsewhere_is_forgotten_within_two_seconds(house: House) -
 
     house.write(lambda db: keys.revoke(db, key_id, time.time()))
 
-    for memory in (house.services.memory.known, house.services.memory.unknown):
-        assert memory.seconds <= 2.0
+    for memory in (house.services.cache.identities, house.services.cache.rejections):
+        assert memory.ttl_seconds <= 2.0
     later = time.monotonic() + 2.0
-    assert house.services.memory.known.get(keys.hash_key(KEY), later) is None
+    assert house.services.cache.identities.get(keys.hash_key(KEY), later) is None
     assert house.ask("GET", "/auth/apikey/me").status_code == 401
 
 
 def test_a_flood_of_wrong_keys_is_remembered_within_bounds(house: House) -> None:
     house.ask("GET", "/auth/apikey/me")
-    unknown = house.services.memory.unknown
+    unknown = house.services.cache.rejections
 
     for number in range(1100):
-        unknown.put(str(number), auth.WRONG)
+        unknown.put(str(number), auth.INVALID_KEY)
 
     assert len(unknown) <= 1024
-    assert house.services.memory.known.get(keys.hash_key(KEY)) is not None
+    assert house.services.cache.identities.get(keys.hash_key(KEY)) is not None
 
 
 def test_a_token_names_its_tenant_as_whoami_reads_it(house: House) -> None:
@@ -130,28 +130,28 @@ def test_a_token_names_its_tenant_as_whoami_reads_it(house: House) -> None:
 def test_an_expired_token_says_so(house: House) -> None:
     tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
     key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
-    identity = Identity(tenant_id=house.tenant_id, key_id=key_id)
+    identity = CallerIdentity(tenant_id=house.tenant_id, key_id=key_id)
 
     token = issue_token(house.services.secret, identity, tenant, -1.0)
 
     answer = house.ask("GET", "/auth/apikey/me", key=token)
-    assert (answer.status_code, answer.json()["error"]) == (401, auth.EXPIRED)
+    assert (answer.status_code, answer.json()["error"]) == (401, auth.EXPIRED_TOKEN)
 
 
 def test_a_token_signed_elsewhere_opens_nothing(house: House) -> None:
     tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
-    identity = Identity(tenant_id=house.tenant_id, key_id=1)
+    identity = CallerIdentity(tenant_id=house.tenant_id, key_id=1)
 
     token = issue_token(b"another secret", identity, tenant, 60.0)
 
-    assert house.ask("GET", "/auth/apikey/me", key=token).json()["error"] == auth.WRONG
+    assert house.ask("GET", "/auth/apikey/me", key=token).json()["error"] == auth.INVALID_KEY
 
 
 def test_a_token_that_names_another_tenant_than_its_key_opens_nothing(house: House) -> None:
     tenant = house.read(lambda db: keys.find_tenant(db, house.other_id))
     key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
 
-    mixed = Identity(tenant_id=house.other_id, key_id=key_id)
+    mixed = CallerIdentity(tenant_id=house.other_id, key_id=key_id)
     token = issue_token(house.services.secret, mixed, tenant, 60.0)
 
     assert house.ask("GET", "/auth/apikey/me", key=token).status_code == 401
@@ -166,7 +166,7 @@ def _ends_at(token: str) -> int:
 def test_a_token_cannot_prolong_itself(house: House) -> None:
     tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
     key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
-    identity = Identity(tenant_id=house.tenant_id, key_id=key_id)
+    identity = CallerIdentity(tenant_id=house.tenant_id, key_id=key_id)
     stolen = issue_token(house.services.secret, identity, tenant, 100.0)
 
     renewed = house.post("/auth/token", {}, key=stolen).json()["jwt"]

@@ -9,7 +9,7 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.server.belonging import bind
+from tinkex.server.belonging import bind_home_to_store
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
 
@@ -17,7 +17,7 @@ from tinkex.store.migrations import migrate
 def _bind(home: Home, file: Path) -> None:
     with closing(Database(f"sqlite:///{file}")) as database:
         migrate(database)
-        bind(home, database)
+        bind_home_to_store(home, database)
 
 
 def test_a_home_keeps_to_its_store(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tinkex.errors import (
     StoreBusy,
     UnprocessableEntityError,
 )
-from tinkex.server.call import Answer, Call, Services
+from tinkex.server.call import RawResponse, RequestContext, Services
 from tinkex.server.tenant_slots import MAX_ACTIVE_REQUESTS
 from tinkex.types import (
     Datum,
@@ -53,17 +53,17 @@ class Ear:
     """A handler that keeps its calls and answers, or raises, what it was told to."""
 
     def __init__(self) -> None:
-        self.calls: list[Call[Any]] = []
+        self.calls: list[RequestContext[Any]] = []
         self.reply: Any = {}
 
-    async def __call__(self, services: Services, call: Call[Any]) -> Any:
+    async def __call__(self, services: Services, call: RequestContext[Any]) -> Any:
         self.calls.append(call)
         if isinstance(self.reply, BaseException):
             raise self.reply
         return self.reply
 
     @property
-    def call(self) -> Call[Any]:
+    def call(self) -> RequestContext[Any]:
         return self.calls[-1]
 
 
@@ -115,7 +115,7 @@ class Gate(Ear):
         super().__init__()
         self.opened = asyncio.Event()
 
-    async def __call__(self, services: Services, call: Call[Any]) -> Any:
+    async def __call__(self, services: Services, call: RequestContext[Any]) -> Any:
         self.calls.append(call)
         await self.opened.wait()
         return {}
@@ -553,7 +553,7 @@ def test_an_unusual_host_header_is_refused_politely(heard: House) -> None:
 
 # --- answering -----------------------------------------------------------------------------
 def test_an_answer_goes_out_as_it_is(heard: House, ear: Ear) -> None:
-    ear.reply = Answer(
+    ear.reply = RawResponse(
         status=302, body=b"there", content_type="text/x-odd", headers={"location": "/x"}
     )
 

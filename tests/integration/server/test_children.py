@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.server.children import Child, Role
+from tinkex.server.children import ChildProcess, ProcessSpec
 from tinkex.server.config import ServerConfig
-from tinkex.server.handover import Orders
+from tinkex.server.handover import ChildSetup
 from tinkex.server.restarts import RestartPolicy
 
-QUICK = RestartPolicy(first_wait_seconds=0.001, max_early_deaths=3)
+QUICK = RestartPolicy(first_wait_seconds=0.001, max_startup_failures=3)
 
 
-def child(tmp_path: Path, module: str) -> Child:
-    orders = Orders(config=ServerConfig(home=tmp_path), lock=2)
-    return Child(Role(name="test", module=module, orders=orders), QUICK)
+def child(tmp_path: Path, module: str) -> ChildProcess:
+    orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
+    return ChildProcess(ProcessSpec(name="test", module=module, setup=orders), QUICK)
 
 
 @pytest.mark.asyncio
@@ -28,11 +28,11 @@ async def test_a_process_that_cannot_start_is_given_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match="test process cannot start: it ended with exit code 1"):
-        await child(tmp_path, "tinkex.no_such_module").keep()
+        await child(tmp_path, "tinkex.no_such_module").supervise()
     output, errors = capfd.readouterr()
     # Standard output is the supervisor's, and everything else is for the log.
     assert output == ""
-    assert errors.count("No module named tinkex.no_such_module") == QUICK.max_early_deaths
+    assert errors.count("No module named tinkex.no_such_module") == QUICK.max_startup_failures
 
 
 @pytest.mark.asyncio
@@ -41,9 +41,9 @@ async def test_a_process_of_a_server_that_was_ready_is_started_again_and_again(
 ) -> None:
     kept = child(tmp_path, "tinkex.no_such_module")
     kept.was_ready = True
-    keeping = asyncio.create_task(kept.keep())
+    keeping = asyncio.create_task(kept.supervise())
     seen: set[int] = set()
-    while len(seen) < QUICK.max_early_deaths + 1:
+    while len(seen) < QUICK.max_startup_failures + 1:
         seen |= {kept.pid} - {0}
         await asyncio.sleep(0.001)
     kept.stop()
@@ -54,7 +54,7 @@ async def test_a_process_of_a_server_that_was_ready_is_started_again_and_again(
 async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) -> None:
     # A module that would run for ever, because it waits for the end of its input.
     kept = child(tmp_path, "code")
-    keeping = asyncio.create_task(kept.keep())
+    keeping = asyncio.create_task(kept.supervise())
     await asyncio.sleep(0)
     kept.stop()
     async with asyncio.timeout(30):
@@ -65,12 +65,12 @@ async def test_a_process_that_is_being_started_is_stopped_too(tmp_path: Path) ->
 async def test_a_process_that_waits_for_work_is_started_by_begin_and_ended_by_stop(
     tmp_path: Path,
 ) -> None:
-    orders = Orders(config=ServerConfig(home=tmp_path), lock=2)
-    role = Role(name="test", module="code", orders=orders)
-    waiting = Child(role, QUICK, starts_at_once=False)
-    begun = Child(role, QUICK, starts_at_once=False)
-    keeping = [asyncio.create_task(child.keep()) for child in (waiting, begun)]
-    begun.begin()
+    orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
+    role = ProcessSpec(name="test", module="code", setup=orders)
+    waiting = ChildProcess(role, QUICK, start_immediately=False)
+    begun = ChildProcess(role, QUICK, start_immediately=False)
+    keeping = [asyncio.create_task(child.supervise()) for child in (waiting, begun)]
+    begun.allow_start()
     async with asyncio.timeout(30):
         while not begun.pid:
             await asyncio.sleep(0.005)
@@ -84,10 +84,10 @@ async def test_a_process_that_waits_for_work_is_started_by_begin_and_ended_by_st
 async def test_kills_from_outside_never_end_the_server(tmp_path: Path) -> None:
     # A module that would run for ever, because it waits for the end of its input.
     kept = child(tmp_path, "code")
-    keeping = asyncio.create_task(kept.keep())
+    keeping = asyncio.create_task(kept.supervise())
     killed: set[int] = set()
     async with asyncio.timeout(60):
-        while len(killed) < 2 * QUICK.max_early_deaths:
+        while len(killed) < 2 * QUICK.max_startup_failures:
             if kept.pid and kept.pid not in killed:
                 killed.add(kept.pid)
                 os.kill(kept.pid, signal.SIGKILL)
@@ -101,10 +101,12 @@ async def test_a_process_that_is_blocked_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    orders = Orders(config=ServerConfig(home=tmp_path), lock=2)
+    orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
     module = "tests.integration.server.blocked_process"
-    kept = Child(Role(name="test", module=module, orders=orders, hang_seconds=0.2), QUICK)
-    keeping = asyncio.create_task(kept.keep())
+    kept = ChildProcess(
+        ProcessSpec(name="test", module=module, setup=orders, hang_seconds=0.2), QUICK
+    )
+    keeping = asyncio.create_task(kept.supervise())
     seen: set[int] = set()
     async with asyncio.timeout(60):
         while len(seen) < 3:
@@ -120,5 +122,5 @@ def test_descriptors_are_not_left_open(tmp_path: Path) -> None:
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(2):
         with pytest.raises(ConfigError):
-            asyncio.run(child(tmp_path, "tinkex.no_such_module").keep())
+            asyncio.run(child(tmp_path, "tinkex.no_such_module").supervise())
     assert len(list(Path("/dev/fd").iterdir())) == before

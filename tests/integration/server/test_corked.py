@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from tests.integration.conftest import PATIENCE
-from tinkex.server.corked import MAX_HELD_BYTES, Cork, CorkedProtocol
+from tinkex.server.corked import MAX_BUFFERED_BYTES, WriteBufferingProtocol, WriteBufferingTransport
 
 Pieces = list[bytes]
 
@@ -27,7 +27,7 @@ def answering(pieces: Pieces) -> Iterator[socket.socket]:
             more = number < len(pieces)
             await send({"type": "http.response.body", "body": piece, "more_body": more})
 
-    config = uvicorn.Config(app, http=CorkedProtocol, lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=WriteBufferingProtocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -60,7 +60,7 @@ def test_head_and_body_come_in_one_piece() -> None:
         assert [ask(connection) for _ in range(20)] == [(b"hello", 1)] * 20
 
 
-@pytest.mark.parametrize("size", [MAX_HELD_BYTES - 1, MAX_HELD_BYTES + 1, 3_000_000])
+@pytest.mark.parametrize("size", [MAX_BUFFERED_BYTES - 1, MAX_BUFFERED_BYTES + 1, 3_000_000])
 def test_large_bodies_arrive_whole_and_in_order(size: int) -> None:
     pieces = [b"a" * 100, bytes(range(256)) * (size // 256), b"z" * 7, b"y" * size]
     with answering(pieces) as connection:
@@ -105,8 +105,8 @@ class Turn:
 
 def test_little_is_held_until_the_turn_ends_and_much_is_not() -> None:
     line, turn = Line(), Turn()
-    cork: Any = Cork(line, turn)  # type: ignore[arg-type]
-    large = b"x" * (MAX_HELD_BYTES + 1)
+    cork: Any = WriteBufferingTransport(line, turn)  # type: ignore[arg-type]
+    large = b"x" * (MAX_BUFFERED_BYTES + 1)
 
     cork.write(b"a")
     cork.write(b"b")

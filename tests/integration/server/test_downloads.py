@@ -24,7 +24,7 @@ from tinkex.checkpoint.verified import VerifiedCheckpoints
 from tinkex.client.download import download_tree
 from tinkex.client.transfer import ResponseStream
 from tinkex.server.app import create_app
-from tinkex.server.signing import Place, Shelf, sign
+from tinkex.server.signing import FileArea, FileRef, sign_url
 from tinkex.store import checkpoints, jobs, steps
 from tinkex.store.records import CheckpointRecord, StepRecord
 
@@ -79,9 +79,9 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
 ) -> None:
     secret = house.services.secret
     good = links(house, checkpoint)[BIG]
-    place = Place(Shelf.FILE, checkpoint.id, BIG)
-    old = sign(secret, "", place, int(time.time()) - 1)
-    foreign = sign(b"another secret", "", place, int(time.time()) + 60)
+    place = FileRef(FileArea.FILE, checkpoint.id, BIG)
+    old = sign_url(secret, "", place, int(time.time()) - 1)
+    foreign = sign_url(b"another secret", "", place, int(time.time()) + 60)
     path, _, query = good.partition("?")
     wrong = [
         old,
@@ -110,7 +110,7 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
 def test_only_what_the_manifest_names_is_opened_even_if_somebody_signed_for_it(
     house: House, checkpoint: CheckpointRecord, name: str
 ) -> None:
-    url = sign(house.services.secret, "", Place(Shelf.FILE, checkpoint.id, name), 2**33)
+    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, name), 2**33)
 
     assert fetch(house, url).status_code in {403, 404}
 
@@ -119,7 +119,7 @@ def test_a_file_beside_the_manifest_is_not_served(
     house: House, checkpoint: CheckpointRecord
 ) -> None:
     (house.services.home.checkpoint_directory(checkpoint.id) / "stray").write_bytes(b"x")
-    url = sign(house.services.secret, "", Place(Shelf.FILE, checkpoint.id, "stray"), 2**33)
+    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "stray"), 2**33)
 
     assert fetch(house, url).status_code == 404
 
@@ -319,7 +319,9 @@ def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: Checkpoint
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    archive = sign(house.services.secret, "", Place(Shelf.ARCHIVE, checkpoint.id, "a.tar"), 2**33)
+    archive = sign_url(
+        house.services.secret, "", FileRef(FileArea.ARCHIVE, checkpoint.id, "a.tar"), 2**33
+    )
 
     answers = [
         fetch(house, url),
@@ -365,7 +367,7 @@ def test_a_large_file_is_sent_in_constant_memory(house: House) -> None:
     with (directory / "a").open("wb") as file:
         file.truncate(num_bytes)
     write_manifest(directory)
-    url = sign(house.services.secret, "", Place(Shelf.FILE, checkpoint.id, "a"), 2**33)
+    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "a"), 2**33)
     sent = 0
 
     async def send(message: Any) -> None:

@@ -33,7 +33,7 @@ from tinkex.errors import InternalServerError, RequestErrorCategory
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.server.copies import copy_files
-from tinkex.server.signing import Place, Shelf, sign
+from tinkex.server.signing import FileArea, FileRef, sign_url
 from tinkex.store import checkpoints
 from tinkex.store.database import Database
 
@@ -120,8 +120,8 @@ def test_the_servers_own_manifest_has_no_link(
     assert (directory / SERVER_MANIFEST_NAME).is_file()
     assert not (directory / "manifest.json").exists()
     for name in (SERVER_MANIFEST_NAME, "manifest.json"):
-        place = Place(Shelf.FILE, directory.name, name)
-        signed = sign(house.services.secret, "", place, 2**33)
+        place = FileRef(FileArea.FILE, directory.name, name)
+        signed = sign_url(house.services.secret, "", place, 2**33)
         assert house.client.get(signed).status_code == 404
 
 

@@ -10,7 +10,7 @@ import pytest
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
-from tinkex.server.keys_file import prepare_keys
+from tinkex.server.keys_file import ensure_keys
 from tinkex.server.wiring import open_store
 from tinkex.store import keys
 from tinkex.store.database import Database
@@ -27,7 +27,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 def prepare(tmp_path: Path, database: Database, **settings: str) -> str:
     """Prepare the keys, and return the home's."""
     home = Home(tmp_path)
-    prepare_keys(ServerConfig(home=tmp_path, **settings), home, database)
+    ensure_keys(ServerConfig(home=tmp_path, **settings), home, database)
     return home.key_file.read_text().strip()
 
 

@@ -254,14 +254,14 @@ def test_fetched_results_are_noted_together_a_little_later(
             house.finish(job)
         for job in fetched:
             retrieve(house, job)
-        assert house.services.memory.fetched == {job.id for job in fetched}
+        assert house.services.cache.fetched_job_ids == {job.id for job in fetched}
         assert _fetched_at(house, fetched[0]) is None
 
-        server_app.flush(house.services)
+        server_app.flush_fetched(house.services)
         eventually(lambda: all(_fetched_at(house, job) for job in fetched))
 
         assert _fetched_at(house, unread) is None
-        assert not house.services.memory.fetched
+        assert not house.services.cache.fetched_job_ids
 
 
 def _fetched_at(house: House, job: JobRecord) -> float | None:

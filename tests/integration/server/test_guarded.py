@@ -17,8 +17,8 @@ import uvicorn
 
 from tests.integration.conftest import PATIENCE, eventually
 from tinkex.server import connections as registry
-from tinkex.server.connections import ConnectionLimits, Connections
-from tinkex.server.guarded import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, GuardedProtocol
+from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.guarded import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, LimitedHttpProtocol
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LONG = 8 * 1024 * 1024
@@ -70,8 +70,8 @@ def serving(**options: Any) -> Iterator[Open]:
         await send({"type": "http.response.body", "body": body})
 
     limits = {"max_connections": 50, "max_per_peer": 50, "head_seconds": 9.0, "body_seconds": 9.0}
-    connections = Connections(ConnectionLimits(**{**limits, **options}))
-    http: Any = partial(GuardedProtocol, connections=connections)
+    connections = ConnectionRegistry(ConnectionLimits(**{**limits, **options}))
+    http: Any = partial(LimitedHttpProtocol, connections=connections)
     server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None))
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -61,7 +61,7 @@ def gone() -> LockHolder:
 
 def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
     with holding(home, gone().encode(), "tinkex.server.api_process") as orphan:
-        lock = HomeLock.take(home)
+        lock = HomeLock.acquire(home)
         assert orphan.wait(60) != 0
     lock.release()
 
@@ -69,7 +69,7 @@ def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
 def test_a_pid_that_another_program_has_by_now_keeps_nobody_out(home: Home) -> None:
     reused = LockHolder(os.getpid(), "1")
     with holding(home, reused.encode(), "tinkex.server.worker_process"):
-        HomeLock.take(home).release()
+        HomeLock.acquire(home).release()
 
 
 def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
@@ -77,19 +77,19 @@ def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
         holding(home, LockHolder.current().encode(), "tinkex.server.api_process") as child,
         pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} runs in"),
     ):
-        HomeLock.take(home)
+        HomeLock.acquire(home)
     assert child.returncode is not None
 
 
 def test_what_this_machine_does_not_show_is_not_ended(home: Home) -> None:
     with holding(home, gone().encode(), "another-program") as stranger:
         with pytest.raises(ConfigError, match="locked by a server that this machine does not show"):
-            HomeLock.take(home)
+            HomeLock.acquire(home)
         assert stranger.poll() is None
 
 
 def test_an_old_file_that_nobody_holds_keeps_nobody_out(home: Home) -> None:
     home.server_lock.write_bytes(str(os.getpid()).encode())
-    lock = HomeLock.take(home)
+    lock = HomeLock.acquire(home)
     assert LockHolder.parse(home.server_lock.read_bytes()) == LockHolder.current()
     lock.release()

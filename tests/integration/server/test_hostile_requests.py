@@ -18,8 +18,8 @@ from tests.integration.conftest import PATIENCE
 from tests.integration.server.asgi import Reply, ask
 from tests.integration.server.house import API, KEY, House, open_house
 from tinkex.server.app import create_app
-from tinkex.server.connections import ConnectionLimits, Connections
-from tinkex.server.guarded import GuardedProtocol
+from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.guarded import LimitedHttpProtocol
 from tinkex.wire.endpoints import ENDPOINTS, BodyFormat
 
 #: Without the one that would revoke the key of all these requests.
@@ -153,7 +153,7 @@ def address(house: House) -> Iterator[Any]:
     limits = ConnectionLimits(
         max_connections=50, max_per_peer=50, head_seconds=0.5, body_seconds=0.5
     )
-    http: Any = partial(GuardedProtocol, connections=Connections(limits))
+    http: Any = partial(LimitedHttpProtocol, connections=ConnectionRegistry(limits))
     app = create_app(house.services)
     config = uvicorn.Config(app, http=http, lifespan="off", log_config=None)  # type: ignore[arg-type]
     server = uvicorn.Server(config)

@@ -9,7 +9,7 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.presence import get_http_status
-from tinkex.server.listening import is_loopback, listen, url_of
+from tinkex.server.listening import is_loopback, listen, listener_url
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_which_addresses_only_this_machine_reaches(host: str, expected: bool) ->
 def test_a_socket_is_reachable_where_it_says(host: str) -> None:
     with listen(host, 0) as listener:
         port = listener.getsockname()[1]
-        assert url_of(listener) == f"http://127.0.0.1:{port}"
+        assert listener_url(listener) == f"http://127.0.0.1:{port}"
         # Connections wait in the socket before anybody answers.
         socket.create_connection(("127.0.0.1", port)).close()
 
@@ -46,7 +46,7 @@ def test_six_has_brackets() -> None:
     except ConfigError:
         pytest.skip("this machine has no IPv6")
     with listener:
-        assert url_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+        assert listener_url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
 
 
 def test_a_taken_port_is_named() -> None:
@@ -84,11 +84,11 @@ def test_whatever_answers_has_a_status_or_none(said: bytes, status: int | None) 
 
         answering = threading.Thread(target=answer)
         answering.start()
-        assert get_http_status(f"{url_of(listener)}/any", 20.0) == status
+        assert get_http_status(f"{listener_url(listener)}/any", 20.0) == status
         answering.join()
 
 
 def test_nobody_there_is_no_status() -> None:
     with listen("127.0.0.1", 0) as listener:
-        url = url_of(listener)
+        url = listener_url(listener)
     assert get_http_status(url, 5.0) is None

@@ -19,7 +19,7 @@ from tinkex import clock
 from tinkex.jobs.bells import WakeupListener, WakeupSender
 from tinkex.server import on_demand
 from tinkex.server.config import ServerConfig
-from tinkex.server.on_demand import open_stand_in
+from tinkex.server.on_demand import open_worker_placeholder
 from tinkex.server.wiring import open_store, open_worker
 from tinkex.store import jobs, processes, sessions
 from tinkex.store.database import Database
@@ -51,7 +51,7 @@ def ring(database: Database) -> None:
 
 
 def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Database) -> None:
-    stand_in = open_stand_in(config)
+    stand_in = open_worker_placeholder(config)
     assert stand_in is not None
     stand_in.close()
     # Twice, for whoever ends the server does not know whether the worker has started.
@@ -62,13 +62,13 @@ def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Da
 def test_a_new_store_an_unfinished_job_and_changed_models_need_the_worker_at_once(
     config: ServerConfig, database: Database, tmp_path: Path
 ) -> None:
-    assert open_stand_in(replace(config, models=("tinkex/other",))) is None
-    assert open_stand_in(replace(config, engine="local")) is None
+    assert open_worker_placeholder(replace(config, models=("tinkex/other",))) is None
+    assert open_worker_placeholder(replace(config, engine="local")) is None
     add_job(database)
-    assert open_stand_in(config) is None
+    assert open_worker_placeholder(config) is None
     new = replace(config, home=tmp_path / "new")
     with open_store(new):
-        assert open_stand_in(new) is None
+        assert open_worker_placeholder(new) is None
 
 
 @pytest.mark.asyncio
@@ -80,7 +80,7 @@ async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
     tell: Callable[[Database], None],
 ) -> None:
     monkeypatch.setattr(on_demand, "LOOK_SECONDS", 0.01)
-    stand_in = open_stand_in(config)
+    stand_in = open_worker_placeholder(config)
     assert stand_in is not None
     with contextlib.closing(stand_in):
         waiting = asyncio.create_task(stand_in.wait_for_work())
@@ -96,7 +96,7 @@ def test_sessions_expire_without_a_worker_too(
 ) -> None:
     monkeypatch.setattr(on_demand, "LOOK_SECONDS", 0.01)
     session = add_session(database, add_tenant(database), seen_at=time.time() - 1000.0)
-    stand_in = open_stand_in(config)
+    stand_in = open_worker_placeholder(config)
     assert stand_in is not None
 
     def has_expired() -> bool:

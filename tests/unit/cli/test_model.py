@@ -189,7 +189,7 @@ def test_a_damaged_list_is_a_sentence_and_stays_as_it_is(tmp_path: Path, home: H
 
 def test_the_owner_of_a_busy_server_learns_when_it_follows(tmp_path: Path, home: Home) -> None:
     write_folder(tmp_path / "small")
-    lock = HomeLock.take(home)
+    lock = HomeLock.acquire(home)
     try:
         assert "it serves it when its work in progress is done" in tinkex("add", "small").stderr
         assert "it stops offering it when" in tinkex("remove", "small").stderr

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tinkex.server.call import NOBODY, Call
-from tinkex.server.client_version import KNOWS_EXTERNAL, NEWEST, client_version
+from tinkex.server.call import ANONYMOUS, RequestContext
+from tinkex.server.client_version import FIRST_WITH_EXTERNAL, NEWEST_VERSION, client_version
 
 PACKAGE = "x-stainless-package-version"
 AGENT = "user-agent"
@@ -20,17 +20,19 @@ AGENT = "user-agent"
         ({AGENT: "curl/8"}, "0.16.1", (0, 16, 1)),
         ({PACKAGE: "0.39.0rc1"}, "", (0, 39, 0)),
         ({PACKAGE: "unknown", AGENT: "AsyncTinker/Python 0.24.1"}, "", (0, 24, 1)),
-        ({AGENT: "tinkex/0.1.0 (CPython)"}, "0.12.0", NEWEST),
-        ({PACKAGE: "9" * 400 + ".1.2"}, "", NEWEST),
-        ({}, "", NEWEST),
+        ({AGENT: "tinkex/0.1.0 (CPython)"}, "0.12.0", NEWEST_VERSION),
+        ({PACKAGE: "9" * 400 + ".1.2"}, "", NEWEST_VERSION),
+        ({}, "", NEWEST_VERSION),
     ],
 )
 def test_the_first_stated_version_decides(
     headers: dict[str, str], session: str, expected: tuple[int, int, int]
 ) -> None:
-    call = Call(endpoint="list_checkpoints", identity=NOBODY, request=None, headers=headers)
+    call = RequestContext(
+        endpoint="list_checkpoints", identity=ANONYMOUS, request=None, headers=headers
+    )
     assert client_version(call, session) == expected
 
 
 def test_the_first_sdk_that_knows_external_checkpoints() -> None:
-    assert (0, 27, 0) < KNOWS_EXTERNAL <= (0, 28, 0) < NEWEST
+    assert (0, 27, 0) < FIRST_WITH_EXTERNAL <= (0, 28, 0) < NEWEST_VERSION

@@ -18,10 +18,10 @@ from tinkex.server.config_sources import (
     FIELDS,
     decode_config,
     encode_config,
-    from_file,
-    from_variables,
     read_config,
-    variable_of,
+    read_from_file,
+    read_from_variables,
+    variable_name,
 )
 
 HOME = {"HOME": "/nowhere"}
@@ -74,14 +74,14 @@ def test_the_home_is_a_flag_a_variable_or_the_users_own() -> None:
 def test_every_field_has_a_variable_and_a_sentence() -> None:
     source = inspect.getsource(ServerConfig)
     for row in fields(ServerConfig):
-        assert variable_of(row.name).startswith("TINKEX_")
+        assert variable_name(row.name).startswith("TINKEX_")
         after = source.split(f"    {row.name}: ", 1)[1].split("\n", 2)[1].strip()
         assert after.startswith('"""'), f"{row.name} has no sentence"
-    assert len({variable_of(name) for name in FIELDS}) == len(FIELDS)
+    assert len({variable_name(name) for name in FIELDS}) == len(FIELDS)
 
 
 def test_variables_become_what_their_fields_are() -> None:
-    found = from_variables(
+    found = read_from_variables(
         {
             "TINKEX_PORT": "12",
             "TINKEX_JWT": "true",
@@ -128,7 +128,7 @@ def test_a_variable_of_the_wrong_kind_is_named_with_its_value(
     variable: str, text: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        from_variables({variable: text})
+        read_from_variables({variable: text})
 
 
 # --- the file -----------------------------------------------------------------------------------
@@ -136,17 +136,17 @@ def test_a_variable_of_the_wrong_kind_is_named_with_its_value(
 
 def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sets 'prot', which is no setting.*mean 'port'"):
-        from_file(toml(tmp_path, "prot = 1"))
+        read_from_file(toml(tmp_path, "prot = 1"))
     with pytest.raises(ConfigError, match=r"sets 'zzz', which is no setting; known are host"):
-        from_file(toml(tmp_path, "zzz = 1"))
+        read_from_file(toml(tmp_path, "zzz = 1"))
     # The home is where the file is found, so it cannot be named there.
     with pytest.raises(ConfigError, match="'home', which is no setting"):
-        from_file(toml(tmp_path, "home = '/x'"))
+        read_from_file(toml(tmp_path, "home = '/x'"))
 
 
 def test_tables_and_lists(tmp_path: Path) -> None:
     text = "models = ['a=/x', 'b']\n[client_flags]\none = 1\n[dynamic_flags]\ntwo = 'x'\n"
-    assert from_file(toml(tmp_path, text)) == {
+    assert read_from_file(toml(tmp_path, text)) == {
         "models": ("a=/x", "b"),
         "client_flags": {"one": 1},
         "dynamic_flags": {"two": "x"},
@@ -155,19 +155,19 @@ def test_tables_and_lists(tmp_path: Path) -> None:
 
 def test_a_file_is_strict_about_kinds(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"port is '80' in .*some.toml; expected a whole number"):
-        from_file(toml(tmp_path, "port = '80'"))
+        read_from_file(toml(tmp_path, "port = '80'"))
 
 
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"some.toml is no valid TOML: .*line 1"):
-        from_file(toml(tmp_path, "port = = 1"))
+        read_from_file(toml(tmp_path, "port = = 1"))
     with pytest.raises(ConfigError, match=r"absent.toml cannot be read: No such file"):
         read_config({}, tmp_path / "absent.toml", HOME)
 
 
 def test_a_key_is_never_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        from_file(toml(tmp_path, "api_key = ['tml-secret']"))
+        read_from_file(toml(tmp_path, "api_key = ['tml-secret']"))
     assert "secret" not in str(refused.value)
     assert "tml-secret" not in repr(read_config({"api_key": "tml-secret"}, None, HOME))
 
@@ -203,7 +203,7 @@ def test_whatever_a_file_says_is_settings_or_one_sentence(
 def test_whatever_a_variable_says_is_a_setting_or_a_refusal(text: str) -> None:
     for name in FIELDS:
         try:
-            found = from_variables({variable_of(name): text})
+            found = read_from_variables({variable_name(name): text})
         except ConfigError:
             continue
         assert set(found) <= {name}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.server.config import ServerConfig
-from tinkex.server.connections import ConnectionLimits, Connections, Phase
+from tinkex.server.connections import ConnectionLimits, ConnectionPhase, ConnectionRegistry
 
 
 class Line:
@@ -15,7 +15,7 @@ class Line:
 
     def __init__(self, peer: str = "a") -> None:
         self.peer = peer
-        self.phase = Phase.HEAD
+        self.phase = ConnectionPhase.HEAD
         self.dropped = ""
 
     def drop(self, reason: str) -> None:
@@ -25,8 +25,8 @@ class Line:
         """Never."""
 
 
-def registry(max_connections: int = 3, max_per_peer: int = 3) -> Connections:
-    return Connections(
+def registry(max_connections: int = 3, max_per_peer: int = 3) -> ConnectionRegistry:
+    return ConnectionRegistry(
         ConnectionLimits(
             max_connections=max_connections,
             max_per_peer=max_per_peer,
@@ -42,12 +42,12 @@ async def test_half_sent_connections_go_before_idle_ones_and_the_oldest_first() 
     idle, first, second = (Line(str(number)) for number in range(3))
     for line in (idle, first, second):
         assert known.admit(line)
-    known.move(idle, Phase.IDLE)
+    known.set_phase(idle, ConnectionPhase.IDLE)
 
     newcomers = [Line(f"new {number}") for number in range(3)]
     for newcomer in newcomers:
         assert known.admit(newcomer)
-        known.move(newcomer, Phase.BUSY)
+        known.set_phase(newcomer, ConnectionPhase.BUSY)
 
     assert [line.dropped for line in (first, second, idle)] == ["limit"] * 3
     assert not any(newcomer.dropped for newcomer in newcomers)
@@ -60,7 +60,7 @@ async def test_connections_that_are_being_answered_are_never_dropped() -> None:
     busy = [Line(str(number)) for number in range(3)]
     for line in busy:
         assert known.admit(line)
-        known.move(line, Phase.BUSY)
+        known.set_phase(line, ConnectionPhase.BUSY)
 
     assert not known.admit(Line("late"))
     assert not any(line.dropped for line in busy)
@@ -78,7 +78,7 @@ async def test_a_peer_with_too_many_loses_its_own_and_nobody_elses() -> None:
     assert [line.dropped for line in mine] == ["limit", "limit", "", ""]
     assert other.dropped == ""
     for line in mine[2:]:
-        known.move(line, Phase.BUSY)
+        known.set_phase(line, ConnectionPhase.BUSY)
     assert not known.admit(Line("a"))
     assert known.admit(Line("c"))
 
@@ -88,9 +88,9 @@ async def test_a_connection_that_ended_makes_room() -> None:
     known = registry(max_connections=1)
     first = Line()
     assert known.admit(first)
-    known.move(first, Phase.BUSY)
-    known.leave(first)
-    known.leave(first)
+    known.set_phase(first, ConnectionPhase.BUSY)
+    known.remove(first)
+    known.remove(first)
     assert len(known) == 0
     assert known.admit(Line())
 
@@ -111,5 +111,5 @@ def test_limits_stay_below_the_number_of_descriptors(
     options: dict[str, int], num_descriptors: int, expected: tuple[int, int]
 ) -> None:
     config = ServerConfig(home=Path("home"), **options)  # type: ignore[arg-type]
-    limits = ConnectionLimits.of(config, num_descriptors)
+    limits = ConnectionLimits.from_config(config, num_descriptors)
     assert (limits.max_connections, limits.max_per_peer) == expected

@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import UnprocessableEntityError
-from tinkex.server.consumption import GIGABYTE, HOUR_SECONDS, Span, span_of, storage_of, uses_of
+from tinkex.server.consumption import (
+    GIGABYTE,
+    HOUR_SECONDS,
+    HourRange,
+    parse_hour_range,
+    sum_storage,
+    sum_usage,
+)
 from tinkex.store.records import CheckpointRecord, UsageRecord
 
-WEEK = Span(0.0, 7 * 24 * 3600.0)
+WEEK = HourRange(0.0, 7 * 24 * 3600.0)
 
 
 def usage(kind: str, amount: int, **fields: Any) -> UsageRecord:
@@ -38,7 +45,7 @@ def kept(created_at: float, size_bytes: int = GIGABYTE, expires_at: float | None
 def test_the_runs_of_a_session_are_added_up() -> None:
     rows = [usage("training", 3), usage("training", 4, run_id="other"), usage("sample", 5)]
 
-    uses = [use.info for use in uses_of(rows).values()]
+    uses = [use.info for use in sum_usage(rows).values()]
 
     assert [(info.type, info.token_count) for info in uses] == [
         ("training", 7),
@@ -47,11 +54,11 @@ def test_the_runs_of_a_session_are_added_up() -> None:
 
 
 def test_kinds_that_the_api_has_no_word_for_are_left_out() -> None:
-    assert uses_of([usage("electricity", 3)]) == {}
+    assert sum_usage([usage("electricity", 3)]) == {}
 
 
 def test_storage_counts_the_part_of_each_hour_that_a_checkpoint_was_there() -> None:
-    found = storage_of([kept(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
+    found = sum_storage([kept(HOUR_SECONDS / 2)], WEEK, now=2.25 * HOUR_SECONDS)
 
     shares = [(use.hour, use.info.gigabyte_hours) for use in found]
     assert shares == [(0, 0.5), (1, 1.0), (2, 0.25)]
@@ -71,7 +78,7 @@ def test_storage_counts_the_part_of_each_hour_that_a_checkpoint_was_there() -> N
 def test_storage_is_size_times_time_within_the_span(
     rows: list[tuple[float, int, float | None]], now: float
 ) -> None:
-    stored = storage_of([kept(*row) for row in rows], WEEK, now)
+    stored = sum_storage([kept(*row) for row in rows], WEEK, now)
 
     total = sum(use.info.gigabyte_hours for use in stored)
 
@@ -84,10 +91,10 @@ def test_storage_is_size_times_time_within_the_span(
 
 
 def test_a_span_is_full_hours_in_any_time_zone() -> None:
-    span = span_of("2026-01-01T00:00:00+05:00", "2026-01-01T02:00:00+05:00")
+    span = parse_hour_range("2026-01-01T00:00:00+05:00", "2026-01-01T02:00:00+05:00")
 
     assert span.end - span.start == 2 * HOUR_SECONDS
-    assert span == span_of("2025-12-31T19:00:00Z", "2025-12-31T21:00:00Z")
+    assert span == parse_hour_range("2025-12-31T19:00:00Z", "2025-12-31T21:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -103,4 +110,4 @@ def test_a_span_is_full_hours_in_any_time_zone() -> None:
 )
 def test_other_spans_are_refused(start: str | None, end: str | None) -> None:
     with pytest.raises(UnprocessableEntityError):
-        span_of(start, end)
+        parse_hour_range(start, end)

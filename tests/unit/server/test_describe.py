@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.describe import describe_run, describe_session, texts
-from tinkex.server.run_states import RunProgressState, Workload
+from tinkex.server.describe import serialize_run, serialize_session, stringify_metadata
+from tinkex.server.run_states import RunProgressState, RunWorkload
 from tinkex.server.run_summaries import RunSummary
 from tinkex.store.records import RunRecord, RunState, SessionRecord
 from tinkex.store.searching import SessionWithStorage
@@ -15,7 +15,7 @@ from tinkex.store.searching import SessionWithStorage
 
 @given(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.booleans())))
 def test_what_users_attach_is_shown_as_text(metadata: dict[str, Any]) -> None:
-    shown = texts(metadata)
+    shown = stringify_metadata(metadata)
 
     assert shown is not None and shown.keys() == metadata.keys()
     for name, value in metadata.items():
@@ -59,7 +59,7 @@ def summary() -> RunSummary:
         session=session(),
         name="mine",
         state=RunProgressState.IDLE,
-        workload=Workload(),
+        workload=RunWorkload(),
         metrics={"loss": 1.5},
         active_at=0.0,
     )
@@ -67,14 +67,14 @@ def summary() -> RunSummary:
 
 @pytest.mark.parametrize("state", list(RunState))
 def test_only_a_run_that_lost_its_state_is_called_corrupted(state: RunState) -> None:
-    shown = describe_run(run(state=state), {}, None)
+    shown = serialize_run(run(state=state), {}, None)
 
     assert shown.corrupted is (state is RunState.CORRUPTED)
 
 
 def test_others_do_not_see_what_was_attached_to_a_run() -> None:
-    own = describe_run(run(num_steps=3), {}, summary())
-    other = describe_run(run(num_steps=3), {}, None)
+    own = serialize_run(run(num_steps=3), {}, summary())
+    other = serialize_run(run(num_steps=3), {}, None)
 
     assert (own.user_metadata, own.name, own.state) == ({"k": "v"}, "mine", "idle")
     assert (own.step, own.metrics) == (3, {"loss": 1.5})
@@ -92,7 +92,7 @@ def test_others_do_not_see_what_was_attached_to_a_run() -> None:
     ],
 )
 def test_a_session_shows_how_it_is_doing(fields: dict[str, Any], status: str) -> None:
-    shown = describe_session(SessionWithStorage(session(**fields), 2, 30))
+    shown = serialize_session(SessionWithStorage(session(**fields), 2, 30))
 
     assert shown.status is not None and shown.status.type == status
     assert (shown.checkpoints_count, shown.checkpoint_storage_bytes) == (2, 30)

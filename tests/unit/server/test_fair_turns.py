@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tinkex.server.fair_turns import MAX_IN_ORDER, FairTurns
+from tinkex.server.fair_turns import MAX_FIFO_STARTS, FairStartQueue
 
 
 async def next_turn() -> None:
@@ -16,7 +16,7 @@ async def next_turn() -> None:
 
 @pytest.mark.asyncio
 async def test_a_peer_with_a_thousand_requests_delays_another_by_one_turn() -> None:
-    turns, started = FairTurns(2), list[str]()
+    turns, started = FairStartQueue(2), list[str]()
     for _ in range(1000):
         turns.submit("flood", partial(started.append, "flood"))
     turns.submit("quiet", partial(started.append, "quiet"))
@@ -29,7 +29,7 @@ async def test_a_peer_with_a_thousand_requests_delays_another_by_one_turn() -> N
 
 @pytest.mark.asyncio
 async def test_each_turn_starts_so_many_and_no_more_until_none_wait() -> None:
-    turns, started = FairTurns(3), list[int]()
+    turns, started = FairStartQueue(3), list[int]()
     for number in range(8):
         turns.submit("peer", partial(started.append, number))
     counts = [len(started)]
@@ -43,18 +43,18 @@ async def test_each_turn_starts_so_many_and_no_more_until_none_wait() -> None:
 
 @pytest.mark.asyncio
 async def test_a_queue_that_is_too_long_is_served_newest_first() -> None:
-    turns, started = FairTurns(1), list[int]()
-    for number in range(MAX_IN_ORDER + 4):
+    turns, started = FairStartQueue(1), list[int]()
+    for number in range(MAX_FIFO_STARTS + 4):
         turns.submit("peer", partial(started.append, number))
     while turns:
         await next_turn()
-    newest = [MAX_IN_ORDER + 3, MAX_IN_ORDER + 2, MAX_IN_ORDER + 1]
-    assert started == [0, *newest, *range(1, MAX_IN_ORDER + 1)]
+    newest = [MAX_FIFO_STARTS + 3, MAX_FIFO_STARTS + 2, MAX_FIFO_STARTS + 1]
+    assert started == [0, *newest, *range(1, MAX_FIFO_STARTS + 1)]
 
 
 @pytest.mark.asyncio
 async def test_work_starts_at_once_where_none_waits() -> None:
-    turns, started = FairTurns(1), list[str]()
+    turns, started = FairStartQueue(1), list[str]()
     turns.submit("a", partial(started.append, "a"))
     await next_turn()
     await next_turn()
@@ -64,7 +64,7 @@ async def test_work_starts_at_once_where_none_waits() -> None:
 
 @pytest.mark.asyncio
 async def test_work_that_is_submitted_while_others_wait_does_not_overtake_them() -> None:
-    turns, started = FairTurns(1), list[str]()
+    turns, started = FairStartQueue(1), list[str]()
     for name in ("first", "second", "third"):
         turns.submit("peer", partial(started.append, name))
     await next_turn()

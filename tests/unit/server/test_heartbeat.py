@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinkex.server.heartbeat import Heartbeat, keep_beating
+from tinkex.server.heartbeat import HeartbeatMonitor, start_heartbeat
 
 
 class Clock:
@@ -27,44 +27,46 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def heartbeat(clock: Clock) -> Iterator[Heartbeat]:
-    opened = Heartbeat(60.0, clock)
+def heartbeat(clock: Clock) -> Iterator[HeartbeatMonitor]:
+    opened = HeartbeatMonitor(60.0, clock)
     yield opened
     opened.close()
-    os.close(opened.writing)
+    os.close(opened.write_fd)
 
 
-def looks(heartbeat: Heartbeat, clock: Clock, seconds: float) -> list[bool]:
+def looks(heartbeat: HeartbeatMonitor, clock: Clock, seconds: float) -> list[bool]:
     """What is seen during so many seconds without a beat."""
     seen = []
-    for _ in range(int(seconds / heartbeat.look_seconds)):
-        clock.now += heartbeat.look_seconds
+    for _ in range(int(seconds / heartbeat.poll_seconds)):
+        clock.now += heartbeat.poll_seconds
         seen.append(heartbeat.has_stopped())
     return seen
 
 
 def test_a_process_that_has_not_started_yet_is_not_blocked(
-    heartbeat: Heartbeat, clock: Clock
+    heartbeat: HeartbeatMonitor, clock: Clock
 ) -> None:
     assert not any(looks(heartbeat, clock, 600.0))
 
 
-def test_silence_after_a_beat_is_a_blocked_process(heartbeat: Heartbeat, clock: Clock) -> None:
-    os.write(heartbeat.writing, b".")
+def test_silence_after_a_beat_is_a_blocked_process(
+    heartbeat: HeartbeatMonitor, clock: Clock
+) -> None:
+    os.write(heartbeat.write_fd, b".")
     seen = looks(heartbeat, clock, 70.0)
     assert seen == [False] * 13 + [True]
 
 
-def test_every_beat_starts_the_count_again(heartbeat: Heartbeat, clock: Clock) -> None:
+def test_every_beat_starts_the_count_again(heartbeat: HeartbeatMonitor, clock: Clock) -> None:
     for _ in range(10):
-        os.write(heartbeat.writing, b"." * 5000)
+        os.write(heartbeat.write_fd, b"." * 5000)
         assert not any(looks(heartbeat, clock, 55.0))
 
 
 def test_a_supervisor_that_was_stopped_itself_gives_another_chance(
-    heartbeat: Heartbeat, clock: Clock
+    heartbeat: HeartbeatMonitor, clock: Clock
 ) -> None:
-    os.write(heartbeat.writing, b".")
+    os.write(heartbeat.write_fd, b".")
     looks(heartbeat, clock, 5.0)
     clock.now += 3600.0
     assert not heartbeat.has_stopped()
@@ -73,12 +75,12 @@ def test_a_supervisor_that_was_stopped_itself_gives_another_chance(
 
 @pytest.mark.asyncio
 async def test_a_running_loop_beats_and_a_full_pipe_does_not_block_it(
-    heartbeat: Heartbeat,
+    heartbeat: HeartbeatMonitor,
 ) -> None:
-    os.set_blocking(heartbeat.writing, False)
+    os.set_blocking(heartbeat.write_fd, False)
     with pytest.raises(BlockingIOError):
         while True:
-            os.write(heartbeat.writing, bytes(65536))
-    keep_beating(heartbeat.writing)
+            os.write(heartbeat.write_fd, bytes(65536))
+    start_heartbeat(heartbeat.write_fd)
     await asyncio.sleep(0)
     assert not heartbeat.has_stopped()

@@ -9,24 +9,24 @@ import pytest
 
 from tinkex.errors import RateLimitError
 from tinkex.server.config import ServerConfig
-from tinkex.server.intake import NUM_DECODERS, Intake, Overloaded
+from tinkex.server.intake import NUM_DECODER_THREADS, BodyMemoryBudget, Overloaded
 
 
-def intake(max_inflight_bytes: int = 100, max_body_bytes: int = 40) -> Intake:
+def intake(max_inflight_bytes: int = 100, max_body_bytes: int = 40) -> BodyMemoryBudget:
     config = ServerConfig(
         home=Path("home"), max_inflight_bytes=max_inflight_bytes, max_body_bytes=max_body_bytes
     )
-    return Intake(config)
+    return BodyMemoryBudget(config)
 
 
 def test_what_a_request_held_is_given_back_when_it_ends() -> None:
     budget = intake()
-    with budget.hold("alice") as hold:
+    with budget.reserve("alice") as hold:
         hold.grow(10)
         hold.grow(30)
         assert budget.num_bytes == 40
     assert budget.num_bytes == 0
-    with pytest.raises(ZeroDivisionError), budget.hold("alice") as hold:
+    with pytest.raises(ZeroDivisionError), budget.reserve("alice") as hold:
         hold.grow(50)
         raise ZeroDivisionError
     assert budget.num_bytes == 0
@@ -34,7 +34,7 @@ def test_what_a_request_held_is_given_back_when_it_ends() -> None:
 
 def test_one_tenant_gets_half_and_is_told_to_wait() -> None:
     budget = intake()
-    with budget.hold("alice") as first, budget.hold("alice") as second:
+    with budget.reserve("alice") as first, budget.reserve("alice") as second:
         first.grow(40)
         with pytest.raises(RateLimitError) as caught:
             second.grow(20)
@@ -44,7 +44,7 @@ def test_one_tenant_gets_half_and_is_told_to_wait() -> None:
 
 def test_all_tenants_together_get_the_budget() -> None:
     budget = intake()
-    with budget.hold("a") as first, budget.hold("b") as second, budget.hold("c") as third:
+    with budget.reserve("a") as first, budget.reserve("b") as second, budget.reserve("c") as third:
         first.grow(50)
         second.grow(50)
         with pytest.raises(Overloaded) as caught:
@@ -56,7 +56,7 @@ def test_all_tenants_together_get_the_budget() -> None:
 
 def test_a_budget_below_one_body_still_takes_one_body() -> None:
     budget = intake(max_inflight_bytes=10, max_body_bytes=40)
-    with budget.hold("alice") as hold:
+    with budget.reserve("alice") as hold:
         hold.grow(40)
         assert budget.num_bytes == 40
 
@@ -67,7 +67,7 @@ async def test_few_threads_decode() -> None:
 
     budget = intake()
     names = await asyncio.gather(
-        *(budget.decode(lambda: threading.current_thread().name) for _ in range(20))
+        *(budget.run_decoder(lambda: threading.current_thread().name) for _ in range(20))
     )
-    assert len(set(names)) <= NUM_DECODERS
+    assert len(set(names)) <= NUM_DECODER_THREADS
     assert all(name.startswith("decoder") for name in names)

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from tinkex.errors import InvalidInput, UnprocessableEntityError
 from tinkex.server.limits import (
-    MAX_CELLS,
     MAX_JSON_CONTAINERS,
     MAX_JSON_VALUES,
     MAX_METADATA_BYTES,
+    MAX_SPARSE_CELLS,
     PayloadTooLarge,
     RequestTimeout,
-    UnsupportedMedia,
-    check_cells,
-    check_encoding,
+    UnsupportedMediaType,
     check_json,
     check_metadata,
+    check_sparse_size,
+    is_zstd_encoded,
     read_body,
 )
 from tinkex.types import (
@@ -109,12 +109,12 @@ def test_json_that_would_become_too_many_objects_is_refused(body: bytes, sentenc
     ("encoding", "is_packed"), [("", False), ("identity", False), ("zstd", True)]
 )
 def test_known_encodings(encoding: str, is_packed: bool) -> None:
-    assert check_encoding(encoding) is is_packed
+    assert is_zstd_encoded(encoding) is is_packed
 
 
 def test_unknown_encodings_are_415() -> None:
-    with pytest.raises(UnsupportedMedia) as caught:
-        check_encoding("gzip")
+    with pytest.raises(UnsupportedMediaType) as caught:
+        is_zstd_encoded("gzip")
     assert caught.value.status_code == 415
 
 
@@ -138,18 +138,18 @@ def _sparse(num_cells: int) -> TensorData:
 
 
 def test_as_many_cells_as_allowed_pass() -> None:
-    check_cells(_pass(_sparse(MAX_CELLS - 5), _sparse(5)))
+    check_sparse_size(_pass(_sparse(MAX_SPARSE_CELLS - 5), _sparse(5)))
 
 
-@pytest.mark.parametrize("num_cells", [MAX_CELLS, 1 << 60])
+@pytest.mark.parametrize("num_cells", [MAX_SPARSE_CELLS, 1 << 60])
 def test_more_cells_are_refused_without_making_them(num_cells: int) -> None:
     request = _pass(_sparse(num_cells), _sparse(1))
     forward = ForwardRequest(request.forward_backward_input, "m", 1)
     for asked in (request, forward):
         with pytest.raises(InvalidInput, match="cells"):
-            check_cells(asked)
+            check_sparse_size(asked)
 
 
 def test_dense_tensors_count_by_their_bytes_alone() -> None:
-    check_cells(_pass(TensorData([1.0] * 10, "float32")))
-    check_cells(object())
+    check_sparse_size(_pass(TensorData([1.0] * 10, "float32")))
+    check_sparse_size(object())

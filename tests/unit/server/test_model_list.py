@@ -9,7 +9,7 @@ import pytest
 
 from tinkex.engine.models.sources import write_model_list
 from tinkex.models import TINY
-from tinkex.server.model_list import ModelList
+from tinkex.server.model_list import BaseModelList
 
 
 class Engine:
@@ -28,33 +28,33 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_change_is_noticed_once(file: Path) -> None:
-    models, engine = ModelList(file, ["flag=/models/flag"]), Engine()
-    assert list(models.sources()) == ["flag", TINY]
-    assert not models.refresh(engine.replace)
+    models, engine = BaseModelList(file, ["flag=/models/flag"]), Engine()
+    assert list(models.read_sources()) == ["flag", TINY]
+    assert not models.refresh_if_changed(engine.replace)
     write_model_list(file, {"added": "/models/added"})
-    assert models.refresh(engine.replace)
-    assert not models.refresh(engine.replace)
+    assert models.refresh_if_changed(engine.replace)
+    assert not models.refresh_if_changed(engine.replace)
     assert engine.seen == [["added", "flag", TINY]]
 
 
 def test_a_change_during_the_start_is_not_lost(file: Path) -> None:
-    models, engine = ModelList(file, []), Engine()
+    models, engine = BaseModelList(file, []), Engine()
     write_model_list(file, {"early": "/models/early"})
-    assert models.refresh(engine.replace)
+    assert models.refresh_if_changed(engine.replace)
     assert engine.seen == [["early", TINY]]
 
 
 def test_a_list_that_is_removed_leaves_the_built_in_model(file: Path) -> None:
     write_model_list(file, {"added": "/models/added"})
-    models, engine = ModelList(file, []), Engine()
+    models, engine = BaseModelList(file, []), Engine()
     file.unlink()
-    assert models.refresh(engine.replace)
+    assert models.refresh_if_changed(engine.replace)
     assert engine.seen == [[TINY]]
 
 
 def test_a_damaged_list_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    models, engine = ModelList(file, []), Engine()
+    models, engine = BaseModelList(file, []), Engine()
     file.write_text("{")
-    assert not models.refresh(engine.replace)
+    assert not models.refresh_if_changed(engine.replace)
     assert engine.seen == []
     assert "is damaged" in caplog.text

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import UnprocessableEntityError
-from tinkex.server.queries import QUERY, read_query
+from tinkex.server.queries import QUERY_PARAMETERS, parse_query
 from tinkex.wire.endpoints import ENDPOINTS
 
-ALL = frozenset(QUERY)
+ALL = frozenset(QUERY_PARAMETERS)
 
 
 def test_every_name_of_the_endpoint_table_has_a_check() -> None:
     used = {name for row in ENDPOINTS.values() for name in row.query}
 
-    assert used == set(QUERY)
+    assert used == set(QUERY_PARAMETERS)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_every_name_of_the_endpoint_table_has_a_check() -> None:
     ],
 )
 def test_good_values_pass_as_they_are(name: str, value: str) -> None:
-    assert read_query(urlencode({name: value}).encode(), ALL) == {name: value}
+    assert parse_query(urlencode({name: value}).encode(), ALL) == {name: value}
 
 
 @pytest.mark.parametrize(
@@ -65,32 +65,32 @@ def test_good_values_pass_as_they_are(name: str, value: str) -> None:
 )
 def test_bad_values_are_named_with_what_was_expected(name: str, value: str) -> None:
     with pytest.raises(UnprocessableEntityError, match=f"^{name} is") as caught:
-        read_query(urlencode({name: value}).encode(), ALL)
+        parse_query(urlencode({name: value}).encode(), ALL)
     assert len(caught.value.message) < 300
 
 
 def test_a_name_that_is_unknown_here_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UnprocessableEntityError, match="known: limit, offset"):
-        read_query(b"day=2026-01-31", frozenset({"limit", "offset"}))
+        parse_query(b"day=2026-01-31", frozenset({"limit", "offset"}))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     try:
-        found = read_query(raw, ALL)
+        found = parse_query(raw, ALL)
     except UnprocessableEntityError:
         return
     assert set(found) <= ALL
 
 
-@given(st.sampled_from(sorted(QUERY)), st.text(max_size=50))
+@given(st.sampled_from(sorted(QUERY_PARAMETERS)), st.text(max_size=50))
 def test_any_value_is_read_or_refused(name: str, value: str) -> None:
     try:
         raw = urlencode({name: value}).encode()
     except UnicodeEncodeError:
         return
     try:
-        found = read_query(raw, ALL)
+        found = parse_query(raw, ALL)
     except UnprocessableEntityError:
         return
     assert found == {name: value}

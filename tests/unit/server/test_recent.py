@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.recent import Recent
+from tinkex.server.recent import TTLCache
 
 
 def test_what_was_put_is_found_until_its_time_is_over() -> None:
-    memory: Recent[str, int] = Recent(max_entries=2, seconds=10.0)
+    memory: TTLCache[str, int] = TTLCache(max_entries=2, ttl_seconds=10.0)
     memory.put("a", 1, now=100.0)
 
     assert memory.get("a", now=109.9) == 1
@@ -16,7 +16,7 @@ def test_what_was_put_is_found_until_its_time_is_over() -> None:
 
 
 def test_putting_again_begins_anew() -> None:
-    memory: Recent[str, int] = Recent(max_entries=2, seconds=10.0)
+    memory: TTLCache[str, int] = TTLCache(max_entries=2, ttl_seconds=10.0)
     memory.put("a", 1, now=100.0)
     memory.put("a", 2, now=105.0)
 
@@ -24,7 +24,7 @@ def test_putting_again_begins_anew() -> None:
 
 
 def test_everything_can_be_forgotten() -> None:
-    memory: Recent[str, int] = Recent(max_entries=2, seconds=10.0)
+    memory: TTLCache[str, int] = TTLCache(max_entries=2, ttl_seconds=10.0)
     memory.put("a", 1)
     memory.clear()
 
@@ -33,7 +33,7 @@ def test_everything_can_be_forgotten() -> None:
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 8))
 def test_the_newest_stay_and_never_more_than_allowed(keys: list[int], max_entries: int) -> None:
-    memory: Recent[int, int] = Recent(max_entries=max_entries, seconds=10.0)
+    memory: TTLCache[int, int] = TTLCache(max_entries=max_entries, ttl_seconds=10.0)
     for key in keys:
         memory.put(key, key, now=0.0)
 

@@ -9,8 +9,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tinkex.server.connections import ConnectionLimits, Connections
-from tinkex.server.guarded import MAX_PIPELINED, GuardedProtocol
+from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
+from tinkex.server.guarded import MAX_PIPELINED, LimitedHttpProtocol
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -47,7 +47,7 @@ class Peers:
         limits = ConnectionLimits(
             max_connections=99, max_per_peer=99, head_seconds=9.0, body_seconds=9.0
         )
-        self.connections = Connections(limits)
+        self.connections = ConnectionRegistry(limits)
         self._config = uvicorn.Config(
             self._app, interface="asgi3", log_config=None, access_log=False
         )
@@ -60,7 +60,7 @@ class Peers:
 
     def send(self, peer: str, data: bytes) -> Pipe:
         pipe = Pipe(peer)
-        protocol = GuardedProtocol(
+        protocol = LimitedHttpProtocol(
             self._config, ServerState(), {}, None, connections=self.connections
         )
         protocol.connection_made(pipe)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError, StoreBusy
 from tinkex.server.restarts import (
-    CONFIG_EXIT,
+    CONFIG_EXIT_CODE,
     RestartPolicy,
     describe_exit,
-    exit_code_of,
+    exit_code_for,
     is_own_failure,
 )
 
-POLICY = RestartPolicy(first_wait_seconds=0.5, max_wait_seconds=8.0, max_early_deaths=3)
+POLICY = RestartPolicy(first_wait_seconds=0.5, max_wait_seconds=8.0, max_startup_failures=3)
 
 
 def test_the_first_death_costs_nothing_and_later_ones_double_the_wait() -> None:
@@ -28,13 +28,17 @@ def test_a_wait_is_never_longer_than_the_longest(num_deaths: int) -> None:
 
 
 def test_a_server_that_was_ready_once_never_gives_up() -> None:
-    assert not POLICY.is_hopeless(1000, CONFIG_EXIT, was_ready=True)
+    assert not POLICY.is_permanent_failure(1000, CONFIG_EXIT_CODE, was_ready=True)
 
 
 def test_a_server_that_was_never_ready_gives_up_soon() -> None:
-    assert [POLICY.is_hopeless(n, 1, was_ready=False) for n in (1, 2, 3)] == [False, False, True]
+    assert [POLICY.is_permanent_failure(n, 1, was_ready=False) for n in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
     # Settings do not become better by trying.
-    assert POLICY.is_hopeless(1, CONFIG_EXIT, was_ready=False)
+    assert POLICY.is_permanent_failure(1, CONFIG_EXIT_CODE, was_ready=False)
 
 
 @pytest.mark.parametrize(
@@ -59,5 +63,5 @@ def test_a_signal_from_outside_is_not_the_process_own_failure(code: int, is_own:
 
 
 def test_only_wrong_settings_are_final() -> None:
-    assert exit_code_of(ConfigError("x")) == CONFIG_EXIT
-    assert exit_code_of(StoreBusy("x")) == 1
+    assert exit_code_for(ConfigError("x")) == CONFIG_EXIT_CODE
+    assert exit_code_for(StoreBusy("x")) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.server.test_describe import run, session
-from tinkex.server.run_states import ACTIVE_SECONDS, Workload, derive_state, name_of
+from tinkex.server.run_states import ACTIVE_SECONDS, RunWorkload, derive_state, run_name
 from tinkex.store.records import RunState
 
 NOW = 1000.0
@@ -42,7 +42,7 @@ def test_a_state_follows_from_queue_session_and_model(
     state: str,
 ) -> None:
     found = derive_state(
-        run(state=run_state), session(**ending), Workload(**work), NOW - idle_seconds, NOW
+        run(state=run_state), session(**ending), RunWorkload(**work), NOW - idle_seconds, NOW
     )
 
     assert found == state
@@ -60,4 +60,4 @@ def test_a_state_follows_from_queue_session_and_model(
 def test_a_run_has_its_own_name_or_that_of_its_session(
     metadata: dict[str, Any] | None, session_name: str | None, name: str | None
 ) -> None:
-    assert name_of(run(user_metadata=metadata), session(display_name=session_name)) == name
+    assert run_name(run(user_metadata=metadata), session(display_name=session_name)) == name

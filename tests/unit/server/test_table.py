@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tinkex.server.binding import OPEN, bind, route_path
+from tinkex.server.binding import PUBLIC_ENDPOINTS, build_routes, route_path
 from tinkex.server.config import ServerConfig
 from tinkex.server.openapi import build_document, document_path
-from tinkex.server.routes.table import HANDLERS, ROUTES
+from tinkex.server.routes.table import EXTRA_HANDLERS, ROUTES
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 
 #: Signed URLs lead here; whoever has one needs no key.
@@ -24,7 +24,7 @@ def test_every_endpoint_of_the_table_is_served_and_nothing_else() -> None:
 def test_every_route_has_its_row_and_path() -> None:
     served = {
         (str(method), path)
-        for route in bind(_services(), ROUTES)
+        for route in build_routes(_services(), ROUTES)
         for path in route.paths
         for method in route.http_methods
     }
@@ -35,7 +35,7 @@ def test_every_route_has_its_row_and_path() -> None:
 
 def test_besides_the_table_only_downloads_are_below_the_api() -> None:
     paths: set[str] = set()
-    for handler in HANDLERS:
+    for handler in EXTRA_HANDLERS:
         found: Any = handler
         paths |= set(getattr(found, "paths", None) or {found.path})
 
@@ -52,7 +52,7 @@ def test_only_tensors_and_prompts_may_be_large() -> None:
 
 
 def test_only_health_is_open() -> None:
-    assert {"health"} == OPEN
+    assert {"health"} == PUBLIC_ENDPOINTS
 
 
 def _services() -> Any:
@@ -92,9 +92,9 @@ def test_the_description_names_every_parameter_of_every_path(document: Any) -> N
 def test_the_description_says_who_needs_a_key_and_what_is_old(document: Any) -> None:
     for row in ENDPOINTS.values():
         operation = document["paths"][document_path(row.path)][row.method.lower()]
-        assert (operation.get("security") == []) is (row.name in OPEN)
+        assert (operation.get("security") == []) is (row.name in PUBLIC_ENDPOINTS)
         assert operation.get("deprecated", False) is row.is_legacy
-        assert ("401" in operation["responses"]) is (row.name not in OPEN)
+        assert ("401" in operation["responses"]) is (row.name not in PUBLIC_ENDPOINTS)
     assert document["info"]["version"] == "1.2.3"
 
 

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.server.threads import num_cores, worker_variables
+from tinkex.server.threads import count_cores, worker_environment
 from tinkex.settings import child_environment
 
 CORES = len(os.sched_getaffinity(0))
 
 
 def test_a_worker_gets_a_thread_per_core_unless_told_otherwise_and_never_spins() -> None:
-    assert worker_variables(0, 8) == {
+    assert worker_environment(0, 8) == {
         "OMP_NUM_THREADS": "8",
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "1000",
     }
-    assert worker_variables(3, 8)["OMP_NUM_THREADS"] == "3"
+    assert worker_environment(3, 8)["OMP_NUM_THREADS"] == "3"
 
 
 def test_what_the_user_has_set_stays() -> None:
-    found = child_environment(worker_variables(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"})
-    assert found == {**worker_variables(5, 8), "PATH": "/bin"}
+    found = child_environment(worker_environment(0, 8), {"OMP_NUM_THREADS": "5", "PATH": "/bin"})
+    assert found == {**worker_environment(5, 8), "PATH": "/bin"}
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_a_containers_share_counts(tmp_path: Path, files: dict[str, str], cores:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert num_cores(tmp_path) == cores
+    assert count_cores(tmp_path) == cores

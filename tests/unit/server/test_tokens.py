@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex import clock
-from tinkex.server.auth import credential_of, issue_token, read_token
-from tinkex.server.call import Identity
+from tinkex.server.auth import issue_token, read_credential, read_token
+from tinkex.server.call import CallerIdentity
 from tinkex.store.records import TenantRecord
 
 SECRET = b"s" * 32
-WHO = Identity(tenant_id="t", key_id=7)
+WHO = CallerIdentity(tenant_id="t", key_id=7)
 TENANT = TenantRecord(id="t", name="alice", created_at=0.0)
 
 
@@ -87,8 +87,8 @@ def test_a_token_without_a_signature_is_worth_nothing() -> None:
 def test_the_key_header_wins_over_the_bearer() -> None:
     both = {"x-api-key": "tml-a", "authorization": "Bearer tml-b"}
 
-    assert credential_of(both) == "tml-a"
-    assert credential_of({"authorization": "Bearer tml-b"}) == "tml-b"
-    assert credential_of({"x-api-key": "", "authorization": "bearer  tml-b "}) == "tml-b"
-    assert credential_of({"authorization": "Basic abc"}) == ""
-    assert credential_of({}) == ""
+    assert read_credential(both) == "tml-a"
+    assert read_credential({"authorization": "Bearer tml-b"}) == "tml-b"
+    assert read_credential({"x-api-key": "", "authorization": "bearer  tml-b "}) == "tml-b"
+    assert read_credential({"authorization": "Basic abc"}) == ""
+    assert read_credential({}) == ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tinkex.server.tracing import EVENTS_PER_PIECE, trace_events, write_trace
+from tinkex.server.tracing import EVENTS_PER_CHUNK, iter_trace_json, trace_events
 from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
 SESSION = SessionRecord(
@@ -132,16 +132,16 @@ def test_what_is_no_number_is_left_out() -> None:
 def test_a_long_trace_is_written_in_pieces_that_make_one_document() -> None:
     steps = [step(job_id=str(number)) for number in range(1000)]
 
-    pieces = list(write_trace(SESSION, trace_events(SESSION, steps, [], 1010.0)))
+    pieces = list(iter_trace_json(SESSION, trace_events(SESSION, steps, [], 1010.0)))
 
-    assert len(pieces) > 2 + 5000 // EVENTS_PER_PIECE - 2
-    assert max(map(len, pieces)) < 400 * EVENTS_PER_PIECE
+    assert len(pieces) > 2 + 5000 // EVENTS_PER_CHUNK - 2
+    assert max(map(len, pieces)) < 400 * EVENTS_PER_CHUNK
     document = json.loads(b"".join(pieces))
     assert sum(event["ph"] == "X" for event in document["traceEvents"]) == 1000
 
 
 def test_a_session_that_did_nothing_has_a_trace_too() -> None:
-    document = json.loads(b"".join(write_trace(SESSION, iter(()))))
+    document = json.loads(b"".join(iter_trace_json(SESSION, iter(()))))
 
     assert document == {
         "displayTimeUnit": "ms",

@@ -23,7 +23,7 @@ from tinkex.cli.output.watching import (
     speed_of,
     state_of,
 )
-from tinkex.server.headlines import format_metric, headlines, metric_label, primary_metric
+from tinkex.server.headlines import format_metric, metric_label, primary_metric, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
@@ -96,7 +96,9 @@ def picture_of(
 
 
 def _table(steps: list[tuple[int, RunStep]]) -> Table:
-    names = list(headlines({"loss": 0.0} | {n: 0.0 for _, step in steps for n in step.metrics}))
+    names = list(
+        select_headlines({"loss": 0.0} | {n: 0.0 for _, step in steps for n in step.metrics})
+    )
     table = Table(header_style="bold")
     for heading in ("Step", *map(metric_label, names), "Tokens", "Time", "Speed", "When"):
         table.add_column(heading, justify="right")

@@ -18,8 +18,8 @@ from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.drawing import draw_lines
 from tinkex.cli.output.watching import speed_of
 from tinkex.installation import install_command
-from tinkex.server.dashboard.curve import Point, draw
-from tinkex.server.headlines import format_metric, headlines
+from tinkex.server.dashboard.curve import Point, layout_curve
+from tinkex.server.headlines import format_metric, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
@@ -39,7 +39,7 @@ _TAKEN = {*OWN_METRICS, "step", "finished_at"}
 def metric_names(steps: Sequence[RunStep]) -> list[str]:
     """All that can be drawn of these steps."""
     told = dict.fromkeys((name for step in steps for name in step.metrics), 0.0)
-    known = [*headlines(told), *told]
+    known = [*select_headlines(told), *told]
     return [*OWN_METRICS, *(name for name in dict.fromkeys(known) if name not in _TAKEN)]
 
 
@@ -151,7 +151,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 480, 80, 40, 20, 40
 
 def svg_of(points: Sequence[Point], title: str) -> str:
     """A curve with its labels as an SVG file."""
-    curve = draw(points)
+    curve = layout_curve(points)
     inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.format import format_bool, format_optional, format_timestamp, shortened
 from tinkex.cli.output.base import Column, Facts, Output, list_title
-from tinkex.server.headlines import format_metric, headlines, metric_label
+from tinkex.server.headlines import format_metric, metric_label, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.cli.paging import Listing
@@ -85,7 +85,7 @@ def short_id(run_id: str) -> str:
 
 def metrics_line(metrics: Mapping[str, float] | None) -> str:
     """The metrics that say how training goes, in one line."""
-    shown = headlines(metrics or {})
+    shown = select_headlines(metrics or {})
     return ", ".join(f"{name} {format_metric(value)}" for name, value in shown.items())
 
 
@@ -181,7 +181,7 @@ class RunInfo(Facts):
 
 
 def _metric_rows(run: TrainingRun) -> list[tuple[str, str]]:
-    shown = headlines(run.metrics or {})
+    shown = select_headlines(run.metrics or {})
     return [(metric_label(name), format_metric(value)) for name, value in shown.items()]
 
 

@@ -11,7 +11,7 @@ import click
 from tinkex.cli.context import Screen
 from tinkex.cli.format import format_count, format_duration, wrapped
 from tinkex.cli.output.plain import to_plain
-from tinkex.server.headlines import format_metric, headlines
+from tinkex.server.headlines import format_metric, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.types import RunMetricsResponse, RunStep
@@ -30,7 +30,7 @@ def state_of(page: RunMetricsResponse) -> str:
 def newest_metrics(page: RunMetricsResponse, step: RunStep | None) -> dict[str, float]:
     """The metrics that say how training goes; without a step, the newest loss."""
     if step is not None:
-        return headlines(metrics_of(step))
+        return select_headlines(metrics_of(step))
     return {} if page.loss is None else {"loss": page.loss}
 
 

@@ -12,16 +12,16 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import route
 from litestar.params import FromPath
 
-_TYPES = {
+_ASSET_TYPES = {
     "dashboard.css": "text/css",
     "dashboard.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-_FILES = {
+_ASSET_FILES = {
     name: (resources.files("tinkex.server.dashboard") / "static" / name).read_bytes()
-    for name in _TYPES
+    for name in _ASSET_TYPES
 }
-_HEADERS = {
+_ASSET_HEADERS = {
     # Their addresses change with their content.
     "cache-control": "public, max-age=31536000, immutable",
     "x-content-type-options": "nosniff",
@@ -30,7 +30,7 @@ _HEADERS = {
 
 def asset_url(name: str) -> str:
     """The address of a file; a new content has a new one."""
-    return f"/static/{name}?v={hashlib.sha256(_FILES[name]).hexdigest()[:12]}"
+    return f"/static/{name}?v={hashlib.sha256(_ASSET_FILES[name]).hexdigest()[:12]}"
 
 
 @route(
@@ -39,8 +39,8 @@ def asset_url(name: str) -> str:
     name="static",
     sync_to_thread=False,
 )
-def asset(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+def serve_asset(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
     """Serve a file of the pages."""
-    if name not in _FILES:
+    if name not in _ASSET_FILES:
         raise NotFoundException
-    return Response(_FILES[name], media_type=_TYPES[name], headers=_HEADERS)
+    return Response(_ASSET_FILES[name], media_type=_ASSET_TYPES[name], headers=_ASSET_HEADERS)

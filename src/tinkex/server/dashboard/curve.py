@@ -17,12 +17,12 @@ MAX_POINTS = 800
 #: Up to so many, every point gets a dot.
 MAX_DOTS = 60
 #: From so many on, a second line shows the mean of neighbours.
-MIN_FOR_MEAN = 100
+MIN_POINTS_FOR_MEAN = 100
 #: The mean is taken over this part of all points.
-_MEAN_PART = 40
+_MEAN_WINDOW_DIVISOR = 40
 _MARGIN = 0.06
 #: Beyond this no scale is of use.
-_LARGEST = 1e100
+_MAX_ABS_VALUE = 1e100
 
 
 class Point(NamedTuple):
@@ -50,7 +50,7 @@ class Dot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class CurveLayout:
     """Everything a template needs to draw."""
 
     line: str
@@ -71,25 +71,25 @@ class _Scale(NamedTuple):
     low: float
     high: float
 
-    def share(self, value: float) -> float:
+    def to_unit(self, value: float) -> float:
         """Where a value stands between the ends, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
 
-def draw(values: Sequence[Point]) -> Curve | None:
+def layout_curve(values: Sequence[Point]) -> CurveLayout | None:
     """The curve through these points, in the order of their x; None if there is nothing to show."""
-    points = [point for point in values if abs(point.y) <= _LARGEST]
+    points = [point for point in values if abs(point.y) <= _MAX_ABS_VALUE]
     if not points:
         return None
-    xs = _Scale(*_widened(points[0].x, points[-1].x, 0.0))
+    xs = _Scale(*_padded_range(points[0].x, points[-1].x, 0.0))
     lowest, highest = min(point.y for point in points), max(point.y for point in points)
-    ys = _Scale(*_widened(lowest, highest, _MARGIN))
+    ys = _Scale(*_padded_range(lowest, highest, _MARGIN))
     window = _window(len(points))
-    mean = thin(smooth(points, window)) if window > 1 else None
+    mean = downsample(smooth(points, window)) if window > 1 else None
     dots = [_dot(point, xs, ys) for point in points] if len(points) <= MAX_DOTS else []
-    return Curve(
-        line=_corners(thin(points), xs, ys),
-        mean_line=_corners(mean, xs, ys) if mean is not None else None,
+    return CurveLayout(
+        line=_polyline(downsample(points), xs, ys),
+        mean_line=_polyline(mean, xs, ys) if mean is not None else None,
         mean_points=window,
         dots=tuple(dots),
         first=points[0],
@@ -100,7 +100,7 @@ def draw(values: Sequence[Point]) -> Curve | None:
     )
 
 
-def thin(points: Sequence[Point], max_points: int = MAX_POINTS) -> list[Point]:
+def downsample(points: Sequence[Point], max_points: int = MAX_POINTS) -> list[Point]:
     """At most so many points that look the same: the ends, and each stretch's extremes."""
     if len(points) <= max_points:
         return list(points)
@@ -130,20 +130,20 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
 
 
 def _window(num_points: int) -> int:
-    return num_points // _MEAN_PART | 1 if num_points >= MIN_FOR_MEAN else 1
+    return num_points // _MEAN_WINDOW_DIVISOR | 1 if num_points >= MIN_POINTS_FOR_MEAN else 1
 
 
-def nice_ticks(low: float, high: float, at_most: int) -> list[float]:
+def nice_ticks(low: float, high: float, max_ticks: int) -> list[float]:
     """Round numbers between two ends: steps of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / at_most
+    rough = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= rough)
     first, last = math.ceil(low / step), math.floor(high / step)
     # What is one line apart in the numbers' own precision cannot be told apart.
-    return [number * step for number in range(first, min(last, first + at_most) + 1)]
+    return [number * step for number in range(first, min(last, first + max_ticks) + 1)]
 
 
-def _widened(low: float, high: float, margin: float) -> tuple[float, float]:
+def _padded_range(low: float, high: float, margin: float) -> tuple[float, float]:
     """Ends that are apart, with some air; a flat line runs through the middle."""
     span = high - low
     if span <= max(abs(low), abs(high)) * 1e-9:
@@ -152,14 +152,15 @@ def _widened(low: float, high: float, margin: float) -> tuple[float, float]:
     return low - span * margin, high + span * margin
 
 
-def _corners(points: Sequence[Point], xs: _Scale, ys: _Scale) -> str:
+def _polyline(points: Sequence[Point], xs: _Scale, ys: _Scale) -> str:
     return " ".join(
-        f"{SIDE * xs.share(point.x):.1f},{SIDE * (1 - ys.share(point.y)):.1f}" for point in points
+        f"{SIDE * xs.to_unit(point.x):.1f},{SIDE * (1 - ys.to_unit(point.y)):.1f}"
+        for point in points
     )
 
 
 def _dot(point: Point, xs: _Scale, ys: _Scale) -> Dot:
-    return Dot(_percent(xs.share(point.x)), _percent(1 - ys.share(point.y)), point.x, point.y)
+    return Dot(_percent(xs.to_unit(point.x)), _percent(1 - ys.to_unit(point.y)), point.x, point.y)
 
 
 def _percent(share: float) -> float:
@@ -169,13 +170,13 @@ def _percent(share: float) -> float:
 def _x_ticks(xs: _Scale) -> list[Tick]:
     # Steps are whole numbers; marks between them would mean nothing.
     found = [at for at in nice_ticks(xs.low, xs.high, 6) if at == round(at)]
-    return [Tick(_percent(xs.share(at)), f"{at:,.0f}") for at in found]
+    return [Tick(_percent(xs.to_unit(at)), f"{at:,.0f}") for at in found]
 
 
 def _y_ticks(ys: _Scale) -> list[Tick]:
     found = nice_ticks(ys.low, ys.high, 5)
     step = found[1] - found[0] if len(found) > 1 else abs(found[0]) if found else 1.0
-    return [Tick(_percent(1 - ys.share(at)), _label(at, step)) for at in found]
+    return [Tick(_percent(1 - ys.to_unit(at)), _label(at, step)) for at in found]
 
 
 def _label(value: float, step: float) -> str:

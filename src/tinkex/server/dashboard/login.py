@@ -12,29 +12,29 @@ from litestar.handlers import post, route
 
 from tinkex.errors import APIStatusError, InvalidInput, StoreError
 from tinkex.ids import check_id, path_segment
-from tinkex.server.arrivals import Arrival, arrival_of, is_encrypted, is_own_form
+from tinkex.server.arrivals import RequestOrigin, is_https, is_same_origin, read_origin
 from tinkex.server.auth import MAX_CREDENTIAL_CHARS, identify, issue_token
-from tinkex.server.call import Identity, Services
-from tinkex.server.dashboard.rendering import HEADERS, page
-from tinkex.server.dashboard.visitor import COOKIE
-from tinkex.server.limits import ClientGone, read_body
+from tinkex.server.call import CallerIdentity, Services
+from tinkex.server.dashboard.rendering import PAGE_HEADERS, page_response
+from tinkex.server.dashboard.visitor import COOKIE_NAME
+from tinkex.server.limits import ClientDisconnected, read_body
 from tinkex.server.transactions import read
 from tinkex.store import keys
 
-WRONG = "This key is wrong or was revoked."
-FOREIGN = "The form was sent from another site. Open this page yourself and try again."
+INVALID_KEY = "This key is wrong or was revoked."
+CROSS_SITE_FORM = "The form was sent from another site. Open this page yourself and try again."
 #: A look lasts this long, or as long as the server's tokens do.
-MAX_SECONDS = 12 * 3600.0
+MAX_LOGIN_SECONDS = 12 * 3600.0
 _MAX_FORM_BYTES = 2 * MAX_CREDENTIAL_CHARS
 _FORM_SECONDS = 20.0
 
 
-def ask_for_key(target: str = "/", *, status: int = 401, message: str = "") -> Response[str]:
+def login_page(target: str = "/", *, status: int = 401, message: str = "") -> Response[str]:
     """The form, which leads to `target` afterwards."""
-    return page("login.html", status=status, message=message, target=target)
+    return page_response("login.html", status=status, message=message, target=target)
 
 
-def checked_target(given: str) -> str:
+def safe_target(given: str) -> str:
     """Where the form leads: a page of ours, whatever was asked for."""
     try:
         run_id = check_id("run id", given.removeprefix("/runs/"))
@@ -44,78 +44,78 @@ def checked_target(given: str) -> str:
 
 
 @route("/login", http_method=[HttpMethod.GET, HttpMethod.HEAD], name="login", sync_to_thread=False)
-def show_form(request: Request[Any, Any, Any]) -> Response[str]:
+def show_login(request: Request[Any, Any, Any]) -> Response[str]:
     """Ask for a key."""
-    return ask_for_key(status=200)
+    return login_page(status=200)
 
 
 @post("/login", name="check_login")
 async def login(request: Request[Any, Any, Any]) -> Response[Any]:
     """Check a key, and remember whose it is in a cookie."""
     services: Services = request.app.state.services
-    arrival = arrival_of(request)
-    if not is_own_form(arrival):
-        return ask_for_key(status=403, message=FOREIGN)
+    arrival = read_origin(request)
+    if not is_same_origin(arrival):
+        return login_page(status=403, message=CROSS_SITE_FORM)
     try:
         form = await _read_form(request, arrival)
-        target = checked_target(form.get("target", "/"))
-        token = await _exchange(services, form.get("key", "").strip())
+        target = safe_target(form.get("target", "/"))
+        token = await _exchange_key(services, form.get("key", "").strip())
     except (APIStatusError, StoreError) as error:
         status = error.status_code if isinstance(error, APIStatusError) else 503
-        return ask_for_key(status=status, message=error.message)
+        return login_page(status=status, message=error.message)
     if token is None:
-        return ask_for_key(target, message=WRONG)
-    return _led_to(target, _cookie(token, _seconds(services), arrival))
+        return login_page(target, message=INVALID_KEY)
+    return _redirect(target, _cookie(token, _login_seconds(services), arrival))
 
 
 @post("/logout", name="logout", sync_to_thread=False)
 def logout(request: Request[Any, Any, Any]) -> Response[Any]:
     """Forget who looks."""
-    arrival = arrival_of(request)
-    if not is_own_form(arrival):
-        return ask_for_key(status=403, message=FOREIGN)
-    return _led_to("/", _cookie("", 0, arrival))
+    arrival = read_origin(request)
+    if not is_same_origin(arrival):
+        return login_page(status=403, message=CROSS_SITE_FORM)
+    return _redirect("/", _cookie("", 0, arrival))
 
 
-async def _read_form(request: Request[Any, Any, Any], arrival: Arrival) -> dict[str, str]:
-    length = arrival.first("content-length")
+async def _read_form(request: Request[Any, Any, Any], origin: RequestOrigin) -> dict[str, str]:
+    length = origin.header("content-length")
     try:
         body = await read_body(request.receive, length, _MAX_FORM_BYTES, _FORM_SECONDS)
-    except ClientGone:
+    except ClientDisconnected:
         return {}
     text = body.decode("utf-8", errors="replace")
     return {name: values[-1] for name, values in parse_qs(text).items()}
 
 
-async def _exchange(services: Services, key: str) -> str | None:
+async def _exchange_key(services: Services, key: str) -> str | None:
     """A token for a key; a token is not prolonged, so that a look ends."""
     identity = await identify(services, key) if key.startswith(keys.KEY_PREFIX) else None
-    return None if identity is None else await _token(services, identity)
+    return None if identity is None else await _issue_token(services, identity)
 
 
-async def _token(services: Services, identity: Identity) -> str | None:
+async def _issue_token(services: Services, identity: CallerIdentity) -> str | None:
     tenant = await read(services, lambda db: keys.find_tenant(db, identity.tenant_id))
     if tenant is None:
         return None
-    return issue_token(services.secret, identity, tenant, _seconds(services))
+    return issue_token(services.secret, identity, tenant, _login_seconds(services))
 
 
-def _seconds(services: Services) -> int:
-    return int(min(services.config.jwt_seconds, MAX_SECONDS))
+def _login_seconds(services: Services) -> int:
+    return int(min(services.config.jwt_seconds, MAX_LOGIN_SECONDS))
 
 
-def _cookie(token: str, seconds: int, arrival: Arrival) -> Cookie:
+def _cookie(token: str, seconds: int, origin: RequestOrigin) -> Cookie:
     return Cookie(
-        key=COOKIE,
+        key=COOKIE_NAME,
         value=token,
         max_age=seconds,
         path="/",
         httponly=True,
         samesite="strict",
-        secure=is_encrypted(arrival),
+        secure=is_https(origin),
     )
 
 
-def _led_to(target: str, cookie: Cookie) -> Response[Any]:
-    headers = {**HEADERS, "location": target}
+def _redirect(target: str, cookie: Cookie) -> Response[Any]:
+    headers = {**PAGE_HEADERS, "location": target}
     return Response(None, status_code=303, headers=headers, cookies=[cookie])

@@ -7,13 +7,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tinkex.server.dashboard.progress import History
+from tinkex.server.dashboard.progress import RunHistory
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
+class LRUCache(Generic[K, V]):
     """A bounded memory; what was not used for longest makes room."""
 
     def __init__(self, max_entries: int) -> None:
@@ -41,8 +41,8 @@ class Kept(Generic[K, V]):
 
 
 @dataclass(frozen=True, slots=True)
-class PageMemory:
+class PageCache:
     """What one API process keeps for its pages; nothing is lost with it."""
 
-    histories: Kept[str, History] = field(default_factory=lambda: Kept(32))
+    histories: LRUCache[str, RunHistory] = field(default_factory=lambda: LRUCache(32))
     """By run, for the pages of single runs: reading thousands of steps takes long."""

@@ -14,63 +14,65 @@ from litestar.types import ControllerRouterHandler
 from tinkex import clock
 from tinkex.errors import InvalidInput, NotFoundError, StoreError
 from tinkex.server.call import Services
-from tinkex.server.dashboard.assets import asset
-from tinkex.server.dashboard.login import ask_for_key, checked_target, login, logout, show_form
-from tinkex.server.dashboard.memory import PageMemory
-from tinkex.server.dashboard.reading import Reader, status_of
-from tinkex.server.dashboard.rendering import page
+from tinkex.server.dashboard.assets import serve_asset
+from tinkex.server.dashboard.login import login, login_page, logout, safe_target, show_login
+from tinkex.server.dashboard.memory import PageCache
+from tinkex.server.dashboard.reading import DashboardReader, run_session_status
+from tinkex.server.dashboard.rendering import page_response
 from tinkex.server.dashboard.visitor import Visitor, find_visitor
 from tinkex.server.transactions import read
 
-_LOOK = [HttpMethod.GET, HttpMethod.HEAD]
+_READ_METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 
 
-@route("/", http_method=_LOOK, name="overview")
+@route("/", http_method=_READ_METHODS, name="overview")
 async def show_overview(request: Request[Any, Any, Any]) -> Response[str]:
     """Everything of whoever looks, at a glance."""
-    return await _show(request, "overview.html", Reader.overview)
+    return await _render_page(request, "overview.html", DashboardReader.overview)
 
 
-@route("/runs/{run_id:str}", http_method=_LOOK, name="run_page")
+@route("/runs/{run_id:str}", http_method=_READ_METHODS, name="run_page")
 async def show_run(request: Request[Any, Any, Any], run_id: FromPath[str]) -> Response[str]:
     """One model: its curve, its latest steps, its checkpoints."""
-    return await _show(request, "run.html", lambda reader: reader.run(run_id))
+    return await _render_page(request, "run.html", lambda reader: reader.run(run_id))
 
 
-async def _show(
+async def _render_page(
     request: Request[Any, Any, Any],
     template: str,
-    look: Callable[[Reader], Any],
+    query: Callable[[DashboardReader], Any],
 ) -> Response[str]:
     services: Services = request.app.state.services
-    memory = _memory(request)
+    memory = _page_cache(request)
     try:
         visitor = await find_visitor(services, request)
         if visitor is None:
-            return ask_for_key(checked_target(request.scope["path"]))
+            return login_page(safe_target(request.scope["path"]))
         tenant_id, now = visitor.tenant.id, clock.now()
         quotas = services.quotas
-        view = await read(services, lambda db: look(Reader(db, memory, tenant_id, now, quotas)))
+        view = await read(
+            services, lambda db: query(DashboardReader(db, memory, tenant_id, now, quotas))
+        )
     except (NotFoundError, InvalidInput) as error:
-        return page("fault.html", status=404, message=error.message)
+        return page_response("fault.html", status=404, message=error.message)
     except StoreError as error:
-        return page("fault.html", status=503, message=error.message)
-    return page(
+        return page_response("fault.html", status=503, message=error.message)
+    return page_response(
         template,
         view=view,
         now=now,
         visitor=visitor,
         base_url=str(request.base_url).rstrip("/"),
         key_file=_key_file(services, visitor),
-        status_of=status_of,
+        status_of=run_session_status,
     )
 
 
-def _memory(request: Request[Any, Any, Any]) -> PageMemory:
+def _page_cache(request: Request[Any, Any, Any]) -> PageCache:
     state = request.app.state
     if "page_memory" not in state:
-        state.page_memory = PageMemory()
-    found: PageMemory = state.page_memory
+        state.page_memory = PageCache()
+    found: PageCache = state.page_memory
     return found
 
 
@@ -82,8 +84,8 @@ def _key_file(services: Services, visitor: Visitor) -> str:
 HANDLERS: list[ControllerRouterHandler] = [
     show_overview,
     show_run,
-    show_form,
+    show_login,
     login,
     logout,
-    asset,
+    serve_asset,
 ]

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tinkex.jobs.kinds import JobKind
-from tinkex.server.dashboard.curve import Curve, Point, draw
+from tinkex.server.dashboard.curve import CurveLayout, Point, layout_curve
 from tinkex.server.headlines import primary_metric
-from tinkex.server.updates import SPEED_PASSES, Update, update_of
+from tinkex.server.updates import NUM_SPEED_PASSES, OptimizerUpdate, build_update
 from tinkex.store.records import StepRecord
 
 #: With these a model's history begins, or begins again.
-_BEGINNINGS = frozenset({JobKind.CREATE_MODEL, JobKind.LOAD_WEIGHTS})
+_START_KINDS = frozenset({JobKind.CREATE_MODEL, JobKind.LOAD_WEIGHTS})
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class RunHistory:
     """What is known of one model's steps; it grows by `continued`."""
 
-    updates: tuple[Update, ...] = ()
+    updates: tuple[OptimizerUpdate, ...] = ()
     """Oldest first."""
     passes: tuple[tuple[int, StepRecord], ...] = ()
     """Whose gradients no optimizer step has applied yet."""
@@ -41,19 +41,19 @@ class History:
         return primary_metric(self.updates[-1].metrics if self.updates else {})
 
     @cached_property
-    def curve(self) -> Curve | None:
+    def curve(self) -> CurveLayout | None:
         """One metric of its updates, by their place."""
-        values = ((at, update.value_of(self.metric)) for at, update in self.placed())
-        return draw([Point(at, value) for at, value in values if value is not None])
+        values = ((at, update.value_of(self.metric)) for at, update in self.numbered_updates())
+        return layout_curve([Point(at, value) for at, value in values if value is not None])
 
-    def placed(self) -> enumerate[Update]:
+    def numbered_updates(self) -> enumerate[OptimizerUpdate]:
         """The updates with their places, counted from the run's first."""
         return enumerate(self.updates, self.num_dropped + 1)
 
     @property
-    def open_update(self) -> Update | None:
+    def open_update(self) -> OptimizerUpdate | None:
         """The passes that wait for their optimizer step."""
-        return update_of(self.passes, None) if self.passes else None
+        return build_update(self.passes, None) if self.passes else None
 
     @property
     def num_tokens(self) -> int:
@@ -62,7 +62,7 @@ class History:
         return closed + sum(step.num_tokens for _, step in self.passes)
 
 
-def continued(history: History, steps: Sequence[tuple[int, StepRecord]]) -> History:
+def extend_history(history: RunHistory, steps: Sequence[tuple[int, StepRecord]]) -> RunHistory:
     """The history with the steps that followed it, oldest first."""
     if not steps:
         return history
@@ -71,9 +71,9 @@ def continued(history: History, steps: Sequence[tuple[int, StepRecord]]) -> Hist
         if step.kind == JobKind.FORWARD_BACKWARD:
             passes.append((no, step))
         elif step.kind == JobKind.OPTIM_STEP:
-            updates.append(update_of(passes, (no, step)))
+            updates.append(build_update(passes, (no, step)))
             passes = []
-        elif step.kind in _BEGINNINGS:
+        elif step.kind in _START_KINDS:
             # Loading drops the gradients that were gathered.
             passes = []
     is_first = history.last_no == 0
@@ -82,15 +82,15 @@ def continued(history: History, steps: Sequence[tuple[int, StepRecord]]) -> Hist
         history,
         updates=tuple(updates),
         passes=tuple(passes),
-        recent=(*history.recent, *new)[-SPEED_PASSES:],
+        recent=(*history.recent, *new)[-NUM_SPEED_PASSES:],
         first_no=steps[0][0] if is_first else history.first_no,
         last_no=steps[-1][0],
-        is_whole=steps[0][1].kind in _BEGINNINGS if is_first else history.is_whole,
+        is_whole=steps[0][1].kind in _START_KINDS if is_first else history.is_whole,
         finished_at=steps[-1][1].finished_at,
     )
 
 
-def without_before(history: History, oldest_no: int) -> History:
+def drop_before(history: RunHistory, oldest_no: int) -> RunHistory:
     """The history without what the store has forgotten, so that all processes tell the same."""
     if oldest_no <= history.first_no:
         return history

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from tinkex import types
 from tinkex.jobs.bells import ALIVE_SECONDS
 from tinkex.jobs.quotas import QuotaChecks, QuotaUse
-from tinkex.server.base_models import served_models
-from tinkex.server.call import Identity
-from tinkex.server.dashboard.memory import PageMemory
-from tinkex.server.dashboard.progress import History, continued, without_before
-from tinkex.server.headlines import headlines
-from tinkex.server.ownership import run_of
-from tinkex.server.run_summaries import RunSummary, summarize
-from tinkex.server.updates import Update, tokens_per_second
+from tinkex.server.base_models import list_served_models
+from tinkex.server.call import CallerIdentity
+from tinkex.server.dashboard.memory import PageCache
+from tinkex.server.dashboard.progress import RunHistory, drop_before, extend_history
+from tinkex.server.headlines import select_headlines
+from tinkex.server.ownership import require_run
+from tinkex.server.run_summaries import RunSummary, summarize_runs
+from tinkex.server.updates import OptimizerUpdate, tokens_per_second
 from tinkex.store import checkpoints, overview, processes, runs, searching, steps
 from tinkex.store.database import Connection
 from tinkex.store.records import CheckpointRecord, RunRecord, SessionRecord
@@ -25,11 +25,11 @@ MAX_RUNS = 25
 MAX_CHECKPOINTS = 15
 MAX_SESSIONS = 10
 #: Steps from which the speed of a run is read.
-_ROW_STEPS = 48
+_NUM_ROW_STEPS = 48
 #: Steps from which a run's own page is made.
-_PAGE_STEPS = 20_000
+_NUM_PAGE_STEPS = 20_000
 #: Updates in a run's table.
-_TABLE_UPDATES = 20
+_NUM_TABLE_UPDATES = 20
 #: Clients report metrics of a step up to this long after it, so steps are read again until then.
 _REPORT_SECONDS = 600.0
 
@@ -48,7 +48,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class QueueSummary:
     """What is promised and not kept yet, and who would keep it."""
 
     work: Sequence[overview.OpenJobs]
@@ -66,12 +66,12 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class OverviewPage:
     """The first page."""
 
     runs: Sequence[RunRow]
     num_runs: int
-    queue: Queue
+    queue: QueueSummary
     checkpoints: Sequence[CheckpointRecord]
     num_checkpoints: int
     sessions: Sequence[SessionWithStorage]
@@ -87,8 +87,8 @@ class RunPage:
 
     row: RunRow
     rank: int | None
-    history: History
-    updates: Sequence[tuple[int, Update]]
+    history: RunHistory
+    updates: Sequence[tuple[int, OptimizerUpdate]]
     """The latest with their places, newest first."""
     checkpoints: Sequence[CheckpointRecord]
 
@@ -96,27 +96,27 @@ class RunPage:
     def metric_names(self) -> list[str]:
         """The metrics in its table of updates."""
         told = (name for _, update in self.updates for name in update.metrics)
-        return list(headlines({"loss": 0.0} | dict.fromkeys(told, 0.0)))
+        return list(select_headlines({"loss": 0.0} | dict.fromkeys(told, 0.0)))
 
 
-class Reader:
+class DashboardReader:
     """Reads what one tenant's pages show, at one moment."""
 
     def __init__(
         self,
         db: Connection,
-        memory: PageMemory,
+        cache: PageCache,
         tenant_id: str,
         now: float,
         quotas: QuotaChecks,
     ) -> None:
         self._quotas = quotas
         self._db = db
-        self._memory = memory
+        self._memory = cache
         self._tenant_id = tenant_id
         self._now = now
 
-    def overview(self) -> Overview:
+    def overview(self) -> OverviewPage:
         """Everything about the tenant at a glance."""
         db, tenant_id, now = self._db, self._tenant_id, self._now
         found, num_runs = runs.list_page(db, tenant_id, limit=MAX_RUNS, offset=0)
@@ -124,65 +124,67 @@ class Reader:
             db, tenant_id, limit=MAX_CHECKPOINTS, offset=0, now=now
         )
         asked = types.SessionSearchRequest(limit=MAX_SESSIONS)
-        owner = Identity(tenant_id=tenant_id, key_id=0).urn
-        return Overview(
+        owner = CallerIdentity(tenant_id=tenant_id, key_id=0).urn
+        return OverviewPage(
             runs=self._rows(found),
             num_runs=num_runs,
             queue=self._queue(),
             checkpoints=saved,
             num_checkpoints=num_saved,
             sessions=searching.search(db, tenant_id, owner, asked).sessions,
-            base_models=[model.name for model in served_models(db) if model.is_trainable],
+            base_models=[model.name for model in list_served_models(db) if model.is_trainable],
             quotas=[use for use in self._quotas.list_usage(db, tenant_id, now) if use.limit],
         )
 
     def run(self, run_id: str) -> RunPage:
         """Everything about one of the tenant's models; NotFoundError if it is not there."""
-        run = run_of(self._db, self._tenant_id, run_id, "run")
+        run = require_run(self._db, self._tenant_id, run_id, "run")
         history = self._history(run)
-        summary = summarize(self._db, [run], self._now)[0]
+        summary = summarize_runs(self._db, [run], self._now)[0]
         rank = run.spec.get("rank")
         return RunPage(
             row=RunRow(summary=summary, speed=tokens_per_second(history.recent)),
             rank=rank if isinstance(rank, int) else None,
             history=history,
-            updates=_latest(history),
+            updates=_latest_updates(history),
             checkpoints=checkpoints.list_by_run(self._db, run_id, self._now),
         )
 
-    def _queue(self) -> Queue:
+    def _queue(self) -> QueueSummary:
         alive = processes.list_alive_processes(self._db, "worker", since=self._now - ALIVE_SECONDS)
         work = overview.open_jobs_by_kind(self._db, self._tenant_id)
-        return Queue(work=work, num_workers=len(alive))
+        return QueueSummary(work=work, num_workers=len(alive))
 
     def _rows(self, found: Sequence[RunRecord]) -> list[RunRow]:
-        summaries = summarize(self._db, found, self._now)
+        summaries = summarize_runs(self._db, found, self._now)
         return [RunRow(summary=each, speed=self._speed(each.run.id)) for each in summaries]
 
     def _speed(self, run_id: str) -> float | None:
-        latest = continued(History(), steps.list_by_run(self._db, run_id, limit=_ROW_STEPS))
+        latest = extend_history(
+            RunHistory(), steps.list_by_run(self._db, run_id, limit=_NUM_ROW_STEPS)
+        )
         return tokens_per_second(latest.recent)
 
-    def _history(self, run: RunRecord) -> History:
+    def _history(self, run: RunRecord) -> RunHistory:
         """The steps of a model; those that cannot change any more are not read again."""
-        known = self._memory.histories.get(run.id) or History()
-        new = steps.list_by_run(self._db, run.id, limit=_PAGE_STEPS, after_no=known.last_no)
+        known = self._memory.histories.get(run.id) or RunHistory()
+        new = steps.list_by_run(self._db, run.id, limit=_NUM_PAGE_STEPS, after_no=known.last_no)
         oldest_no = overview.oldest_step_no(self._db, run.id) or 0
         since = self._now - _REPORT_SECONDS
         num_settled = next(
             (place for place, (_, step) in enumerate(new) if step.finished_at >= since), len(new)
         )
-        settled = without_before(continued(known, new[:num_settled]), oldest_no)
+        settled = drop_before(extend_history(known, new[:num_settled]), oldest_no)
         self._memory.histories.put(run.id, settled)
-        history = continued(settled, new[num_settled:])
+        history = extend_history(settled, new[num_settled:])
         return replace(history, num_dropped=max(run.num_steps - len(history.updates), 0))
 
 
-def _latest(history: History) -> list[tuple[int, Update]]:
-    return list(history.placed())[: -_TABLE_UPDATES - 1 : -1]
+def _latest_updates(history: RunHistory) -> list[tuple[int, OptimizerUpdate]]:
+    return list(history.numbered_updates())[: -_NUM_TABLE_UPDATES - 1 : -1]
 
 
-def status_of(session: SessionRecord) -> types.RunSessionStatus:
+def run_session_status(session: SessionRecord) -> types.RunSessionStatus:
     """Where a session is in its life, in one word."""
     if session.finished_at is not None:
         return "finished"

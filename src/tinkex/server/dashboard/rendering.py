@@ -11,7 +11,7 @@ from tinkex.ids import path_segment
 from tinkex.server.dashboard.assets import asset_url
 from tinkex.server.dashboard.wording import FILTERS
 
-HEADERS = {
+PAGE_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
@@ -26,7 +26,7 @@ HEADERS = {
 """Of every page: private, and a stranger's page can neither frame it nor read it."""
 
 
-def _environment() -> Environment:
+def _create_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tinkex.server.dashboard"),
         autoescape=True,
@@ -40,7 +40,7 @@ def _environment() -> Environment:
     return environment
 
 
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = _create_environment()
 
 
 def render(template: str, **context: Any) -> str:
@@ -48,11 +48,11 @@ def render(template: str, **context: Any) -> str:
     return _ENVIRONMENT.get_template(template).render(context)
 
 
-def page(template: str, *, status: int = 200, **context: Any) -> Response[str]:
+def page_response(template: str, *, status: int = 200, **context: Any) -> Response[str]:
     """A page as an answer."""
     return Response(
         render(template, **context),
         status_code=status,
         media_type="text/html",
-        headers=dict(HEADERS),
+        headers=dict(PAGE_HEADERS),
     )

@@ -10,14 +10,19 @@ from tinkex.checkpoint.manifest import downloadable_names
 from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
 from tinkex.lifetimes import check_ttl
 from tinkex.logs import get_logger
-from tinkex.server.access import readers_of
-from tinkex.server.auditing import note_checkpoint
-from tinkex.server.call import Answer, Call, Handler, Services, in_thread
-from tinkex.server.checks import page_of
-from tinkex.server.client_version import KNOWS_EXTERNAL, client_version
-from tinkex.server.describe import describe_checkpoint, moment
-from tinkex.server.ownership import checkpoint_of, path_of, readable_checkpoint, run_of
-from tinkex.server.signing import Place, Shelf, sign
+from tinkex.server.access import resolve_readers
+from tinkex.server.auditing import record_checkpoint_event
+from tinkex.server.call import Handler, RawResponse, RequestContext, Services, run_in_thread
+from tinkex.server.checks import parse_page
+from tinkex.server.client_version import FIRST_WITH_EXTERNAL, client_version
+from tinkex.server.describe import serialize_checkpoint, to_datetime
+from tinkex.server.ownership import (
+    checkpoint_path,
+    require_checkpoint,
+    require_readable_checkpoint,
+    require_run,
+)
+from tinkex.server.signing import FileArea, FileRef, sign_url
 from tinkex.server.transactions import read, write
 from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Connection
@@ -28,44 +33,46 @@ from tinkex.wire.messages import ArchiveReply, TtlRequest
 LOG = get_logger(__name__)
 DEFAULT_LIMIT = 100
 ARCHIVE_NAME = "checkpoint.tar"
-_NOTHING = Answer()
+_EMPTY_RESPONSE = RawResponse()
 
 
 # --- lists -----------------------------------------------------------------------------------
-async def list_checkpoints(services: Services, call: Call[Any]) -> types.CheckpointsListResponse:
+async def list_checkpoints(
+    services: Services, context: RequestContext[Any]
+) -> types.CheckpointsListResponse:
     """The checkpoints of one of the caller's runs, newest first."""
-    run_id = call.ids["training_run_id"]
+    run_id = context.ids["training_run_id"]
 
     def look(db: Connection) -> list[types.Checkpoint]:
-        run = run_of(db, call.tenant_id, run_id, "training run")
+        run = require_run(db, context.tenant_id, run_id, "training run")
         session = sessions.find(db, run.session_id)
-        version = client_version(call, session.sdk_version if session is not None else "")
+        version = client_version(context, session.sdk_version if session is not None else "")
         found = checkpoints.list_by_run(
-            db, run_id, clock.now(), with_external=version >= KNOWS_EXTERNAL
+            db, run_id, clock.now(), with_external=version >= FIRST_WITH_EXTERNAL
         )
-        return [describe_checkpoint(row) for row in found]
+        return [serialize_checkpoint(row) for row in found]
 
     return types.CheckpointsListResponse(checkpoints=await read(services, look))
 
 
 async def list_user_checkpoints(
-    services: Services, call: Call[Any]
+    services: Services, context: RequestContext[Any]
 ) -> types.CheckpointsListResponse:
     """A page of the caller's checkpoints, newest first."""
-    limit, offset = page_of(call, DEFAULT_LIMIT)
-    with_external = client_version(call) >= KNOWS_EXTERNAL
+    limit, offset = parse_page(context, DEFAULT_LIMIT)
+    with_external = client_version(context) >= FIRST_WITH_EXTERNAL
 
     def look(db: Connection) -> types.CheckpointsListResponse:
         found, total = checkpoints.list_page(
             db,
-            call.tenant_id,
+            context.tenant_id,
             limit=limit,
             offset=offset,
             now=clock.now(),
             with_external=with_external,
         )
         return types.CheckpointsListResponse(
-            checkpoints=[describe_checkpoint(checkpoint) for checkpoint in found],
+            checkpoints=[serialize_checkpoint(checkpoint) for checkpoint in found],
             cursor=types.Cursor(offset=offset, limit=limit, total_count=total),
         )
 
@@ -73,40 +80,42 @@ async def list_user_checkpoints(
 
 
 # --- changes ---------------------------------------------------------------------------------
-def _own(db: Connection, call: Call[Any]) -> CheckpointRecord:
-    path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
-    return checkpoint_of(db, call.tenant_id, path, clock.now())
+def _require_own_checkpoint(db: Connection, context: RequestContext[Any]) -> CheckpointRecord:
+    path = checkpoint_path(context.ids["training_run_id"], context.ids["checkpoint_id"])
+    return require_checkpoint(db, context.tenant_id, path, clock.now())
 
 
-async def delete_checkpoint(services: Services, call: Call[Any]) -> Answer:
+async def delete_checkpoint(services: Services, context: RequestContext[Any]) -> RawResponse:
     """Delete a checkpoint; its files go soon after."""
 
     def change(db: Connection) -> None:
-        checkpoint = _own(db, call)
+        checkpoint = _require_own_checkpoint(db, context)
         checkpoints.delete(db, checkpoint.id, clock.now())
-        note_checkpoint(db, call.identity, "checkpoint_deleted", checkpoint)
+        record_checkpoint_event(db, context.identity, "checkpoint_deleted", checkpoint)
 
     await write(services, change)
     # The worker removes files; one that starts on demand has to start for that.
-    await in_thread(services.queue.wake_worker)
-    return _NOTHING
+    await run_in_thread(services.queue.wake_worker)
+    return _EMPTY_RESPONSE
 
 
-async def publish(services: Services, call: Call[Any]) -> Answer:
+async def publish(services: Services, context: RequestContext[Any]) -> RawResponse:
     """Let everybody read a checkpoint; 409 if everybody may."""
-    return await _set_public(services, call, True)
+    return await _set_public(services, context, True)
 
 
-async def unpublish(services: Services, call: Call[Any]) -> Answer:
+async def unpublish(services: Services, context: RequestContext[Any]) -> RawResponse:
     """Keep a checkpoint to its owner again; 409 if it is."""
-    return await _set_public(services, call, False)
+    return await _set_public(services, context, False)
 
 
-async def _set_public(services: Services, call: Call[Any], is_public: bool) -> Answer:
+async def _set_public(
+    services: Services, context: RequestContext[Any], is_public: bool
+) -> RawResponse:
     event = "checkpoint_published" if is_public else "checkpoint_unpublished"
 
     def change(db: Connection) -> None:
-        checkpoint = _own(db, call)
+        checkpoint = _require_own_checkpoint(db, context)
         if not checkpoints.set_public(db, checkpoint.id, is_public):
             state = "public" if is_public else "private"
             raise ConflictError(
@@ -115,70 +124,74 @@ async def _set_public(services: Services, call: Call[Any], is_public: bool) -> A
                 # Without this, clients take a conflict for a lock and try for minutes.
                 should_retry=False,
             )
-        note_checkpoint(db, call.identity, event, checkpoint)
+        record_checkpoint_event(db, context.identity, event, checkpoint)
 
     await write(services, change)
-    return _NOTHING
+    return _EMPTY_RESPONSE
 
 
-async def set_ttl(services: Services, call: Call[TtlRequest]) -> Answer:
+async def set_ttl(services: Services, context: RequestContext[TtlRequest]) -> RawResponse:
     """Set a checkpoint's time to live, counted from now, or remove it."""
-    ttl_seconds = check_ttl(call.request.ttl_seconds)
+    ttl_seconds = check_ttl(context.request.ttl_seconds)
     expires_at = None if ttl_seconds is None else clock.now() + ttl_seconds
 
     def change(db: Connection) -> None:
-        checkpoint = _own(db, call)
+        checkpoint = _require_own_checkpoint(db, context)
         checkpoints.set_expiry(db, checkpoint.id, expires_at)
-        note_checkpoint(
-            db, call.identity, "checkpoint_ttl_set", checkpoint, ttl_seconds=ttl_seconds
+        record_checkpoint_event(
+            db, context.identity, "checkpoint_ttl_set", checkpoint, ttl_seconds=ttl_seconds
         )
 
     await write(services, change)
-    return _NOTHING
+    return _EMPTY_RESPONSE
 
 
 # --- links -----------------------------------------------------------------------------------
 async def external_weights_urls(
-    services: Services, call: Call[Any]
+    services: Services, context: RequestContext[Any]
 ) -> types.ExternalWeightsUrlsResponse:
     """A link per file of a checkpoint that the caller may read."""
-    checkpoint = await _downloadable(services, call)
+    checkpoint = await _require_downloadable(services, context)
     directory = services.home.checkpoint_directory(checkpoint.id)
     # Here rather than with the first file: this answer carries the reason.
-    await in_thread(services.verified.verify, directory, checkpoint.path)
-    names = await in_thread(downloadable_names, directory)
-    expires = _expiry(services, checkpoint)
+    await run_in_thread(services.verified_checkpoints.verify, directory, checkpoint.path)
+    names = await run_in_thread(downloadable_names, directory)
+    expires = _link_expiry(services, checkpoint)
     urls = {
-        name: _link(services, call, Place(Shelf.FILE, checkpoint.id, name), expires)
+        name: _sign_link(services, context, FileRef(FileArea.FILE, checkpoint.id, name), expires)
         for name in names
     }
-    shown = moment(int(clock.to_wall_time(expires)))
+    shown = to_datetime(int(clock.to_wall_time(expires)))
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=shown)
 
 
-async def archive(services: Services, call: Call[Any]) -> Answer:
+async def archive(services: Services, context: RequestContext[Any]) -> RawResponse:
     """The link to a checkpoint's tar: in JSON for whoever asks for that, else by redirection."""
-    checkpoint = await _downloadable(services, call)
-    expires = _expiry(services, checkpoint)
-    url = _link(services, call, Place(Shelf.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires)
-    shown = moment(int(clock.to_wall_time(expires)))
+    checkpoint = await _require_downloadable(services, context)
+    expires = _link_expiry(services, checkpoint)
+    url = _sign_link(
+        services, context, FileRef(FileArea.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires
+    )
+    shown = to_datetime(int(clock.to_wall_time(expires)))
     body = encode_json(ArchiveReply(url=url, expires=shown))
-    if "json" in call.headers.get("accept", ""):
-        return Answer(body=body)
+    if "json" in context.headers.get("accept", ""):
+        return RawResponse(body=body)
     until = format_datetime(shown, usegmt=True)
-    return Answer(status=302, body=body, headers={"location": url, "expires": until})
+    return RawResponse(status=302, body=body, headers={"location": url, "expires": until})
 
 
-async def _downloadable(services: Services, call: Call[Any]) -> CheckpointRecord:
-    path = path_of(call.ids["training_run_id"], call.ids["checkpoint_id"])
-    readers = await readers_of(services, call)
+async def _require_downloadable(
+    services: Services, context: RequestContext[Any]
+) -> CheckpointRecord:
+    path = checkpoint_path(context.ids["training_run_id"], context.ids["checkpoint_id"])
+    readers = await resolve_readers(services, context)
 
     def find(db: Connection) -> CheckpointRecord:
-        return readable_checkpoint(db, readers, path, clock.now())
+        return require_readable_checkpoint(db, readers, path, clock.now())
 
     def find_and_note(db: Connection) -> CheckpointRecord:
         checkpoint = find(db)
-        note_checkpoint(db, call.identity, "checkpoint_downloaded", checkpoint)
+        record_checkpoint_event(db, context.identity, "checkpoint_downloaded", checkpoint)
         return checkpoint
 
     try:
@@ -189,14 +202,16 @@ async def _downloadable(services: Services, call: Call[Any]) -> CheckpointRecord
         return await read(services, find)
 
 
-def _expiry(services: Services, checkpoint: CheckpointRecord) -> int:
+def _link_expiry(services: Services, checkpoint: CheckpointRecord) -> int:
     """When a link ends by the server's clock: after its time, or with the checkpoint."""
     until = clock.now() + services.config.url_seconds
     return int(until if checkpoint.expires_at is None else min(until, checkpoint.expires_at))
 
 
-def _link(services: Services, call: Call[Any], place: Place, expires: int) -> str:
-    return sign(services.secret, call.base_url, place, expires)
+def _sign_link(
+    services: Services, context: RequestContext[Any], file_ref: FileRef, expires: int
+) -> str:
+    return sign_url(services.secret, context.base_url, file_ref, expires)
 
 
 ROUTES: dict[str, Handler] = {

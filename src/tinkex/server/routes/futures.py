@@ -10,11 +10,11 @@ from tinkex.errors import PromiseExpiredError, RequestErrorCategory, Unprocessab
 from tinkex.jobs import waiting
 from tinkex.jobs.bells import ALIVE_SECONDS
 from tinkex.jobs.kinds import PROTO_RESULT_KINDS
-from tinkex.server.call import Answer, Call, Handler, Services, in_thread
+from tinkex.server.call import Handler, RawResponse, RequestContext, Services, run_in_thread
 from tinkex.server.checks import check_number
-from tinkex.server.ownership import sampler_of
-from tinkex.server.transactions import read, settled, write
-from tinkex.server.twins import json_twin
+from tinkex.server.ownership import require_sampler
+from tinkex.server.transactions import await_store_future, read, write
+from tinkex.server.twins import to_json_compat
 from tinkex.store import completions, processes
 from tinkex.store import jobs as job_store
 from tinkex.store.database import Connection
@@ -23,7 +23,7 @@ from tinkex.wire.codec import encode_json
 from tinkex.wire.faults import make_error_body
 from tinkex.wire.messages import CancelFutureRequest
 
-PROTO = "application/x-protobuf"
+PROTOBUF_TYPE = "application/x-protobuf"
 #: Completions per answer; a client that has more waiting asks again at once.
 MAX_COMPLETIONS = 1000
 #: Ids that one question may report as retrieved: they become parameters of one statement.
@@ -33,36 +33,40 @@ LONG_QUEUE_SHARE = 0.5
 
 
 # --- one promise ---------------------------------------------------------------------------
-async def retrieve_future(services: Services, call: Call[types.FutureRetrieveRequest]) -> Answer:
+async def retrieve_future(
+    services: Services, context: RequestContext[types.FutureRetrieveRequest]
+) -> RawResponse:
     """The result of a promise; if it is not there yet, wait for it a while."""
-    request_id = call.request.request_id
+    request_id = context.request.request_id
     with services.waiters.subscribe(request_id) as promise:
-        found = await _outcome(services, call.tenant_id, request_id)
+        found = await _load_outcome(services, context.tenant_id, request_id)
         if not found.job.is_finished:
             await promise.wait(services.config.long_poll_seconds)
-            found = await _outcome(services, call.tenant_id, request_id)
+            found = await _load_outcome(services, context.tenant_id, request_id)
     if not found.job.is_finished:
-        return await _pending(services, found.job)
-    return await _result(services, call, found)
+        return await _pending_response(services, found.job)
+    return await _result_response(services, context, found)
 
 
-async def _outcome(services: Services, tenant_id: str, request_id: str) -> job_store.JobWithResult:
-    async with services.slots.of(tenant_id):
-        return await in_thread(services.queue.find_with_result, tenant_id, request_id)
+async def _load_outcome(
+    services: Services, tenant_id: str, request_id: str
+) -> job_store.JobWithResult:
+    async with services.tenant_slots.semaphore_for(tenant_id):
+        return await run_in_thread(services.queue.find_with_result, tenant_id, request_id)
 
 
-async def _pending(services: Services, job: JobRecord) -> Answer:
-    reason = services.memory.pauses.get(job.tenant_id)
+async def _pending_response(services: Services, job: JobRecord) -> RawResponse:
+    reason = services.cache.pause_reasons.get(job.tenant_id)
     if reason is None:
-        reason = await in_thread(_pause, services, job.tenant_id)
-        services.memory.pauses.put(job.tenant_id, reason)
+        reason = await run_in_thread(_pause_reason, services, job.tenant_id)
+        services.cache.pause_reasons.put(job.tenant_id, reason)
     body: dict[str, Any] = {"request_id": job.id, "queue_state": "active"}
     if reason:
         body |= {"queue_state": "paused_capacity", "queue_state_reason": reason}
-    return Answer(status=408, body=encode_json(body))
+    return RawResponse(status=408, body=encode_json(body))
 
 
-def _pause(services: Services, tenant_id: str) -> str:
+def _pause_reason(services: Services, tenant_id: str) -> str:
     """Why a tenant's work does not go on, or nothing if it does."""
     since = clock.now() - ALIVE_SECONDS
     max_jobs = services.config.max_jobs_per_tenant
@@ -78,49 +82,53 @@ def _pause(services: Services, tenant_id: str) -> str:
     return services.database.read(work)
 
 
-async def _result(
-    services: Services, call: Call[types.FutureRetrieveRequest], found: job_store.JobWithResult
-) -> Answer:
+async def _result_response(
+    services: Services,
+    context: RequestContext[types.FutureRetrieveRequest],
+    found: job_store.JobWithResult,
+) -> RawResponse:
     job, result = found
     if job.state == JobState.FAILED:
-        services.memory.fetched.add(job.id)
+        services.cache.fetched_job_ids.add(job.id)
         category = RequestErrorCategory.parse(job.category)
-        return Answer(body=encode_json(make_error_body(job.error or "the work failed", category)))
+        return RawResponse(
+            body=encode_json(make_error_body(job.error or "the work failed", category))
+        )
     if result is None:
         raise PromiseExpiredError(
             f"the result of promise {job.id!r} has expired; submit the work again"
         )
-    if call.request.allow_metadata_only and len(result) > services.config.inline_result_bytes:
+    if context.request.allow_metadata_only and len(result) > services.config.inline_result_bytes:
         size = {"status": "complete_metadata", "response_payload_size": len(result)}
-        return Answer(body=encode_json(size))
-    services.memory.fetched.add(job.id)
+        return RawResponse(body=encode_json(size))
+    services.cache.fetched_job_ids.add(job.id)
     if job.kind not in PROTO_RESULT_KINDS:
-        return Answer(body=result)
-    if wants_proto(call.headers.get("accept", "")):
-        return Answer(body=result, content_type=PROTO)
-    return Answer(body=await in_thread(json_twin, job.kind, result))
+        return RawResponse(body=result)
+    if is_protobuf_accepted(context.headers.get("accept", "")):
+        return RawResponse(body=result, content_type=PROTOBUF_TYPE)
+    return RawResponse(body=await run_in_thread(to_json_compat, job.kind, result))
 
 
-def wants_proto(accept: str) -> bool:
+def is_protobuf_accepted(accept: str) -> bool:
     """Whether a client reads protobuf answers: it says so, or says nothing at all."""
     return not accept or "protobuf" in accept
 
 
 # --- many promises -------------------------------------------------------------------------
 async def retrieve_futures(
-    services: Services, call: Call[types.FuturesRetrieveRequest]
+    services: Services, context: RequestContext[types.FuturesRetrieveRequest]
 ) -> types.FuturesRetrieveResponse:
     """What a sampling client's promises came to since it last asked; waits for news."""
-    request = call.request
-    _check_news(request)
+    request = context.request
+    _check_retrieve_request(request)
     sampler_id, retrieved = request.target.sampling_session_id, request.retrieved_request_ids
-    await read(services, lambda db: sampler_of(db, call.tenant_id, sampler_id))
+    await read(services, lambda db: require_sampler(db, context.tenant_id, sampler_id))
     if retrieved:
         await write(services, lambda db: completions.delete_completions(db, sampler_id, retrieved))
-    ends_at = time.monotonic() + _patience(services, request)
+    ends_at = time.monotonic() + _poll_seconds(services, request)
     while True:
         with services.waiters.subscribe() as any_promise:
-            done, cursor = await in_thread(_completions, services, request)
+            done, cursor = await run_in_thread(_list_completions, services, request)
             seconds = ends_at - time.monotonic()
             if done or services.waiters.is_closing or seconds <= 0:
                 return types.FuturesRetrieveResponse(completions=done, cursor=cursor)
@@ -128,7 +136,7 @@ async def retrieve_futures(
             await any_promise.wait(min(seconds, waiting.POLL_SECONDS))
 
 
-def _check_news(request: types.FuturesRetrieveRequest) -> None:
+def _check_retrieve_request(request: types.FuturesRetrieveRequest) -> None:
     check_number("prev_cursor", request.prev_cursor)
     check_number("cloned_sampler_id", request.target.cloned_sampler_id)
     num_ids = len(request.retrieved_request_ids)
@@ -138,12 +146,12 @@ def _check_news(request: types.FuturesRetrieveRequest) -> None:
         )
 
 
-def _patience(services: Services, request: types.FuturesRetrieveRequest) -> float:
+def _poll_seconds(services: Services, request: types.FuturesRetrieveRequest) -> float:
     seconds = services.config.long_poll_seconds
     return seconds if request.timeout is None else min(seconds, max(request.timeout, 0.0))
 
 
-def _completions(
+def _list_completions(
     services: Services, request: types.FuturesRetrieveRequest
 ) -> tuple[list[types.FutureCompletion], int]:
     target = request.target
@@ -156,18 +164,20 @@ def _completions(
             MAX_COMPLETIONS,
         )
     )
-    return [_completion(job_id, size) for job_id, size in found], cursor
+    return [_serialize_completion(job_id, size) for job_id, size in found], cursor
 
 
-def _completion(job_id: str, size: int | None) -> types.FutureCompletion:
+def _serialize_completion(job_id: str, size: int | None) -> types.FutureCompletion:
     if size is None:
         return types.FutureFailed(request_id=job_id)
     return types.FutureFinished(request_id=job_id, response_payload_uncompressed_size=size)
 
 
-async def cancel_future(services: Services, call: Call[CancelFutureRequest]) -> dict[str, Any]:
+async def cancel_future(
+    services: Services, context: RequestContext[CancelFutureRequest]
+) -> dict[str, Any]:
     """Give up on a sample that nobody waits for any more."""
-    await settled(services.queue.cancel(call.tenant_id, call.request.request_id))
+    await await_store_future(services.queue.cancel(context.tenant_id, context.request.request_id))
     return {}
 
 

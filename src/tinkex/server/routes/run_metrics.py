@@ -7,48 +7,52 @@ from typing import Any
 
 from tinkex import clock, types
 from tinkex.errors import NotFoundError, UnprocessableEntityError
-from tinkex.server.call import Call, Handler, Services
+from tinkex.server.call import Handler, RequestContext, Services
 from tinkex.server.checks import check_number
-from tinkex.server.dashboard.progress import History, continued
-from tinkex.server.dashboard.reading import status_of
-from tinkex.server.ownership import run_of
-from tinkex.server.run_steps import newest_steps, steps_after
-from tinkex.server.run_summaries import summarize
+from tinkex.server.dashboard.progress import RunHistory, extend_history
+from tinkex.server.dashboard.reading import run_session_status
+from tinkex.server.ownership import require_run
+from tinkex.server.run_steps import list_newest_steps, list_steps_after
+from tinkex.server.run_summaries import summarize_runs
 from tinkex.server.transactions import read, write
-from tinkex.server.updates import SPEED_PASSES, tokens_per_second
+from tinkex.server.updates import NUM_SPEED_PASSES, tokens_per_second
 from tinkex.store import overview, steps
 from tinkex.store.database import Connection
 from tinkex.wire.messages import ReportMetricsRequest
 
-DEFAULT_LIMIT = 100
+DEFAULT_NUM_STEPS = 100
 #: Of one report.
 MAX_METRICS, MAX_METRIC_CHARS = 64, 64
 #: Steps from which the speed is read.
-_LATEST_STEPS = 3 * SPEED_PASSES
+_NUM_SPEED_STEPS = 3 * NUM_SPEED_PASSES
 
 
-async def get_run_metrics(services: Services, call: Call[Any]) -> types.RunMetricsResponse:
+async def get_run_metrics(
+    services: Services, context: RequestContext[Any]
+) -> types.RunMetricsResponse:
     """The newest steps of a run, or the first ones after a cursor."""
-    run_id = call.ids["training_run_id"]
-    limit = int(call.query.get("limit", DEFAULT_LIMIT))
-    after = int(call.query["after"]) if "after" in call.query else None
+    run_id = context.ids["training_run_id"]
+    limit = int(context.query.get("limit", DEFAULT_NUM_STEPS))
+    after = int(context.query["after"]) if "after" in context.query else None
     now = clock.now()
 
     def look(db: Connection) -> types.RunMetricsResponse:
-        run = run_of(db, call.tenant_id, run_id, "training run")
+        run = require_run(db, context.tenant_id, run_id, "training run")
         found = (
-            newest_steps(db, run, limit) if after is None else steps_after(db, run, after, limit)
+            list_newest_steps(db, run, limit)
+            if after is None
+            else list_steps_after(db, run, after, limit)
         )
-        summary = summarize(db, [run], now)[0]
-        latest = continued(History(), steps.list_by_run(db, run_id, limit=_LATEST_STEPS))
+        summary = summarize_runs(db, [run], now)[0]
+        latest = extend_history(RunHistory(), steps.list_by_run(db, run_id, limit=_NUM_SPEED_STEPS))
         oldest_no = overview.oldest_step_no(db, run_id) or 0
         oldest = steps.list_between(db, run_id, oldest_no - 1, oldest_no)
         return types.RunMetricsResponse(
             training_run_id=run_id,
             steps=found,
             num_steps=run.num_steps,
-            is_whole=continued(History(), oldest).is_whole,
-            status=status_of(summary.session),
+            is_whole=extend_history(RunHistory(), oldest).is_whole,
+            status=run_session_status(summary.session),
             state=summary.state,
             name=summary.name,
             loss=summary.metrics.get("loss"),
@@ -61,16 +65,16 @@ async def get_run_metrics(services: Services, call: Call[Any]) -> types.RunMetri
 
 
 async def report_run_metrics(
-    services: Services, call: Call[ReportMetricsRequest]
+    services: Services, context: RequestContext[ReportMetricsRequest]
 ) -> dict[str, Any]:
     """Add what a client measured to one of its optimizer steps."""
-    run_id = call.ids["training_run_id"]
-    position = call.request.seq_id
+    run_id = context.ids["training_run_id"]
+    position = context.request.seq_id
     check_number("seq_id", position)
-    metrics = _check_metrics(call.request.metrics)
+    metrics = _check_metrics(context.request.metrics)
 
     def change(db: Connection) -> None:
-        run_of(db, call.tenant_id, run_id, "training run")
+        require_run(db, context.tenant_id, run_id, "training run")
         if not steps.add_metrics(db, run_id, position, metrics):
             raise NotFoundError(f"run {run_id!r} has no finished optimizer step {position}")
 
@@ -92,7 +96,7 @@ def _check_metrics(metrics: Mapping[str, float]) -> Mapping[str, float]:
     return metrics
 
 
-ROUTES: dict[str, Handler] = {
+RUN_METRICS_ROUTES: dict[str, Handler] = {
     "get_run_metrics": get_run_metrics,
     "report_run_metrics": report_run_metrics,
 }

@@ -7,11 +7,11 @@ from typing import Any
 
 from tinkex import clock, types
 from tinkex.errors import NotFoundError, UnprocessableEntityError
-from tinkex.server.call import Call, Handler, Services
-from tinkex.server.checks import page_of
-from tinkex.server.describe import describe_run
-from tinkex.server.ownership import run_of
-from tinkex.server.run_summaries import summarize
+from tinkex.server.call import Handler, RequestContext, Services
+from tinkex.server.checks import parse_page
+from tinkex.server.describe import serialize_run
+from tinkex.server.ownership import require_run
+from tinkex.server.run_summaries import summarize_runs
 from tinkex.server.transactions import read, write
 from tinkex.store import checkpoints, runs
 from tinkex.store.database import Connection
@@ -22,46 +22,48 @@ DEFAULT_LIMIT = 20
 MAX_NAME_CHARS = 120
 
 
-async def list_runs(services: Services, call: Call[Any]) -> types.TrainingRunsResponse:
+async def list_runs(services: Services, context: RequestContext[Any]) -> types.TrainingRunsResponse:
     """A page of training runs, newest first."""
-    limit, offset = page_of(call, DEFAULT_LIMIT)
+    limit, offset = parse_page(context, DEFAULT_LIMIT)
 
     def look(db: Connection) -> types.TrainingRunsResponse:
         found, total = runs.list_page(
             db,
-            call.tenant_id,
+            context.tenant_id,
             limit=limit,
             offset=offset,
-            with_public=_with_public(call),
-            project_id=call.query.get("project_id"),
-            search=call.query.get("search"),
+            with_public=_is_public_included(context),
+            project_id=context.query.get("project_id"),
+            search=context.query.get("search"),
         )
         cursor = types.Cursor(offset=offset, limit=limit, total_count=total)
-        shown = _describe(db, call.tenant_id, found)
+        shown = _serialize_runs(db, context.tenant_id, found)
         return types.TrainingRunsResponse(training_runs=shown, cursor=cursor)
 
     return await read(services, look)
 
 
-async def get_run(services: Services, call: Call[Any]) -> types.TrainingRun:
+async def get_run(services: Services, context: RequestContext[Any]) -> types.TrainingRun:
     """One training run; that it is not in memory does not matter."""
-    run_id = call.ids["training_run_id"]
+    run_id = context.ids["training_run_id"]
 
     def look(db: Connection) -> types.TrainingRun:
         found = runs.find(db, run_id)
-        if found is None or not _may_see(db, call, found):
+        if found is None or not _can_see(db, context, found):
             raise NotFoundError(f"there is no training run {run_id!r}")
-        return _describe(db, call.tenant_id, [found])[0]
+        return _serialize_runs(db, context.tenant_id, [found])[0]
 
     return await read(services, look)
 
 
-async def rename_run(services: Services, call: Call[RenameRunRequest]) -> dict[str, Any]:
+async def rename_run(
+    services: Services, context: RequestContext[RenameRunRequest]
+) -> dict[str, Any]:
     """Name a training run, or take its name away."""
-    name = check_run_name(call.request.name)
+    name = check_run_name(context.request.name)
 
     def change(db: Connection) -> None:
-        run = run_of(db, call.tenant_id, call.ids["training_run_id"], "training run")
+        run = require_run(db, context.tenant_id, context.ids["training_run_id"], "training run")
         runs.rename(db, run, name)
 
     await write(services, change)
@@ -78,17 +80,17 @@ def check_run_name(name: str | None) -> str | None:
     return stripped or None
 
 
-def _with_public(call: Call[Any]) -> bool:
-    return call.query.get("access_scope") == "accessible"
+def _is_public_included(context: RequestContext[Any]) -> bool:
+    return context.query.get("access_scope") == "accessible"
 
 
-def _may_see(db: Connection, call: Call[Any], run: RunRecord) -> bool:
-    if run.tenant_id == call.tenant_id:
+def _can_see(db: Connection, context: RequestContext[Any], run: RunRecord) -> bool:
+    if run.tenant_id == context.tenant_id:
         return True
-    return _with_public(call) and bool(_published(db, run.id))
+    return _is_public_included(context) and bool(_published_checkpoints(db, run.id))
 
 
-def _describe(
+def _serialize_runs(
     db: Connection, tenant_id: str, found: Sequence[RunRecord]
 ) -> list[types.TrainingRun]:
     newest: dict[str, dict[str, CheckpointRecord]] = {run.id: {} for run in found}
@@ -100,13 +102,13 @@ def _describe(
     for run in found:
         is_hidden = any(not checkpoint.is_public for checkpoint in newest[run.id].values())
         if run.tenant_id != tenant_id and is_hidden:
-            newest[run.id] = _published(db, run.id)
+            newest[run.id] = _published_checkpoints(db, run.id)
     own = [run for run in found if run.tenant_id == tenant_id]
-    summaries = {each.run.id: each for each in summarize(db, own, clock.now())}
-    return [describe_run(run, newest[run.id], summaries.get(run.id)) for run in found]
+    summaries = {each.run.id: each for each in summarize_runs(db, own, clock.now())}
+    return [serialize_run(run, newest[run.id], summaries.get(run.id)) for run in found]
 
 
-def _published(db: Connection, run_id: str) -> dict[str, CheckpointRecord]:
+def _published_checkpoints(db: Connection, run_id: str) -> dict[str, CheckpointRecord]:
     """The newest published checkpoint of each segment: all that others see of a run."""
     newest: dict[str, CheckpointRecord] = {}
     for checkpoint in checkpoints.list_by_run(db, run_id, clock.now()):

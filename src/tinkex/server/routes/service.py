@@ -7,14 +7,14 @@ from typing import Any, get_args
 from tinkex import clock, types
 from tinkex.errors import NotFoundError, PromiseExpiredError
 from tinkex.ids import new_id
-from tinkex.server.auditing import note_event
+from tinkex.server.auditing import record_event
 from tinkex.server.auth import issue_token
-from tinkex.server.base_models import served_models
-from tinkex.server.binding import LooseTelemetry
-from tinkex.server.call import Answer, Call, Handler, Services
+from tinkex.server.base_models import list_served_models
+from tinkex.server.binding import LenientTelemetry
+from tinkex.server.call import Handler, RawResponse, RequestContext, Services
 from tinkex.server.checks import check_label, check_project, check_tags
-from tinkex.server.metrics import TELEMETRY
-from tinkex.server.ownership import session_of
+from tinkex.server.metrics import TELEMETRY_EVENTS
+from tinkex.server.ownership import require_session
 from tinkex.server.transactions import read, write
 from tinkex.store import keys, repeats, sessions
 from tinkex.store.database import Connection
@@ -24,21 +24,23 @@ from tinkex.wire.messages import ApiKeyReply, FinishSessionRequest
 
 DEFAULT_PROJECT = "default"
 #: Of why a session ended; the rest is cut off, because nothing could be done about a refusal.
-MAX_DETAIL_LETTERS = 4096
+MAX_DETAIL_CHARS = 4096
 #: The kinds of events that are counted by name; clients could invent any number.
-_EVENTS = frozenset(get_args(EventType))
-_OK = Answer(body=b'{"status":"ok"}')
-_ACCEPTED = Answer(body=b'{"status":"accepted"}')
+_EVENT_TYPES = frozenset(get_args(EventType))
+_OK_RESPONSE = RawResponse(body=b'{"status":"ok"}')
+_ACCEPTED_RESPONSE = RawResponse(body=b'{"status":"accepted"}')
 
 
-async def health(services: Services, call: Call[Any]) -> Answer:
+async def health(services: Services, context: RequestContext[Any]) -> RawResponse:
     """Say that the server is there."""
-    return _OK
+    return _OK_RESPONSE
 
 
-async def capabilities(services: Services, call: Call[Any]) -> types.GetServerCapabilitiesResponse:
+async def capabilities(
+    services: Services, context: RequestContext[Any]
+) -> types.GetServerCapabilitiesResponse:
     """List the base models, as the worker announced them."""
-    models = await read(services, served_models)
+    models = await read(services, list_served_models)
     return types.GetServerCapabilitiesResponse(
         supported_models=[
             types.SupportedModel(
@@ -53,7 +55,7 @@ async def capabilities(services: Services, call: Call[Any]) -> types.GetServerCa
 
 
 async def client_config(
-    services: Services, call: Call[types.ClientConfigRequest]
+    services: Services, context: RequestContext[types.ClientConfigRequest]
 ) -> dict[str, Any]:
     """Give the flags that a client starts with."""
     config = services.config
@@ -62,28 +64,30 @@ async def client_config(
 
 
 async def dynamic_config(
-    services: Services, call: Call[types.ClientConfigRequest]
+    services: Services, context: RequestContext[types.ClientConfigRequest]
 ) -> dict[str, Any]:
     """Give the flags that a client asks for again and again."""
     return {"sample_cancel_enabled": True} | dict(services.config.dynamic_flags)
 
 
 # --- credentials ---------------------------------------------------------------------------
-async def auth_token(services: Services, call: Call[Any]) -> types.AuthTokenResponse:
+async def auth_token(services: Services, context: RequestContext[Any]) -> types.AuthTokenResponse:
     """Exchange a key for a new token; for a token, one that ends when it does."""
-    tenant = await read(services, lambda db: keys.find_tenant(db, call.tenant_id))
+    tenant = await read(services, lambda db: keys.find_tenant(db, context.tenant_id))
     if tenant is None:
         raise NotFoundError("there is no such account")
     seconds = services.config.jwt_seconds
-    return types.AuthTokenResponse(jwt=issue_token(services.secret, call.identity, tenant, seconds))
+    return types.AuthTokenResponse(
+        jwt=issue_token(services.secret, context.identity, tenant, seconds)
+    )
 
 
-async def get_api_key(services: Services, call: Call[Any]) -> ApiKeyReply:
+async def get_api_key(services: Services, context: RequestContext[Any]) -> ApiKeyReply:
     """Say whose key this is."""
 
     def work(db: Connection) -> ApiKeyReply:
-        key = keys.find_by_id(db, call.identity.key_id)
-        tenant = keys.find_tenant(db, call.tenant_id)
+        key = keys.find_by_id(db, context.identity.key_id)
+        tenant = keys.find_tenant(db, context.tenant_id)
         if key is None or tenant is None:
             raise NotFoundError("there is no such key")
         email = tenant.name if "@" in tenant.name else ""
@@ -93,37 +97,37 @@ async def get_api_key(services: Services, call: Call[Any]) -> ApiKeyReply:
     return await read(services, work)
 
 
-async def delete_api_key(services: Services, call: Call[Any]) -> dict[str, Any]:
+async def delete_api_key(services: Services, context: RequestContext[Any]) -> dict[str, Any]:
     """Revoke the key that is used."""
     now = clock.now()
 
-    await write(services, lambda db: keys.revoke(db, call.identity.key_id, now))
-    services.memory.known.clear()
+    await write(services, lambda db: keys.revoke(db, context.identity.key_id, now))
+    services.cache.identities.clear()
     return {}
 
 
 # --- sessions ------------------------------------------------------------------------------
 async def create_session(
-    services: Services, call: Call[types.CreateSessionRequest]
+    services: Services, context: RequestContext[types.CreateSessionRequest]
 ) -> types.CreateSessionResponse:
     """Open a session; a repeated request, known by its idempotency key, gets the same one."""
-    session = _new_session(call)
-    repeat_key = call.repeat_key
+    session = _build_session(context)
+    repeat_key = context.idempotency_key
 
     def work(db: Connection) -> str:
         if repeat_key:
-            before = repeats.find_response(db, call.tenant_id, call.endpoint, repeat_key)
+            before = repeats.find_response(db, context.tenant_id, context.endpoint, repeat_key)
             if before is not None:
                 return before
-        services.quotas.check_session(db, call.tenant_id, session.created_at)
+        services.quotas.check_session(db, context.tenant_id, session.created_at)
         if repeat_key:
             repeats.save_response(
-                db, call.tenant_id, call.endpoint, repeat_key, session.id, session.created_at
+                db, context.tenant_id, context.endpoint, repeat_key, session.id, session.created_at
             )
         sessions.insert(db, session)
-        note_event(
+        record_event(
             db,
-            call.identity,
+            context.identity,
             "session_created",
             session_id=session.id,
             project_id=session.project_id,
@@ -133,11 +137,11 @@ async def create_session(
     return types.CreateSessionResponse(session_id=await write(services, work))
 
 
-def _new_session(call: Call[types.CreateSessionRequest]) -> SessionRecord:
-    request, now = call.request, clock.now()
+def _build_session(context: RequestContext[types.CreateSessionRequest]) -> SessionRecord:
+    request, now = context.request, clock.now()
     return SessionRecord(
         id=new_id(),
-        tenant_id=call.tenant_id,
+        tenant_id=context.tenant_id,
         project_id=check_project(request.project_id or DEFAULT_PROJECT),
         display_name=check_label("display_name", request.display_name),
         tags=check_tags(request.tags),
@@ -149,13 +153,13 @@ def _new_session(call: Call[types.CreateSessionRequest]) -> SessionRecord:
 
 
 async def heartbeat(
-    services: Services, call: Call[types.SessionHeartbeatRequest]
+    services: Services, context: RequestContext[types.SessionHeartbeatRequest]
 ) -> types.SessionHeartbeatResponse:
     """Note that a session's client is alive; 410 if it said that it was done."""
     now = clock.now()
 
     def work(db: Connection) -> None:
-        session = session_of(db, call.tenant_id, call.request.session_id)
+        session = require_session(db, context.tenant_id, context.request.session_id)
         if session.finished_at is not None:
             raise PromiseExpiredError(f"session {session.id!r} has finished; create a new one")
         sessions.touch(db, session.id, now)
@@ -164,19 +168,21 @@ async def heartbeat(
     return types.SessionHeartbeatResponse()
 
 
-async def finish_session(services: Services, call: Call[FinishSessionRequest]) -> dict[str, Any]:
+async def finish_session(
+    services: Services, context: RequestContext[FinishSessionRequest]
+) -> dict[str, Any]:
     """Note how a session ended; the first reason stays."""
     now = clock.now()
-    request = call.request
+    request = context.request
 
     def work(db: Connection) -> None:
-        session = session_of(db, call.tenant_id, call.ids["session_id"])
+        session = require_session(db, context.tenant_id, context.ids["session_id"])
         if session.finished_at is None:
-            detail = request.detail and request.detail[:MAX_DETAIL_LETTERS]
+            detail = request.detail and request.detail[:MAX_DETAIL_CHARS]
             sessions.finish(db, session.id, request.reason.type, detail, now)
-            note_event(
+            record_event(
                 db,
-                call.identity,
+                context.identity,
                 "session_finished",
                 session_id=session.id,
                 reason=request.reason.type,
@@ -186,11 +192,11 @@ async def finish_session(services: Services, call: Call[FinishSessionRequest]) -
     return {}
 
 
-async def telemetry(services: Services, call: Call[LooseTelemetry]) -> Answer:
+async def telemetry(services: Services, context: RequestContext[LenientTelemetry]) -> RawResponse:
     """Count a batch of events and keep none: they may quote headers, and so secrets."""
-    for event in call.request.events:
-        TELEMETRY.labels(event.event if event.event in _EVENTS else "other").inc()
-    return _ACCEPTED
+    for event in context.request.events:
+        TELEMETRY_EVENTS.labels(event.event if event.event in _EVENT_TYPES else "other").inc()
+    return _ACCEPTED_RESPONSE
 
 
 ROUTES: dict[str, Handler] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tinkex import clock, types
-from tinkex.server.auditing import note_event
-from tinkex.server.call import Answer, Call, Handler, Services
-from tinkex.server.checks import check_project, page_of
-from tinkex.server.describe import describe_session, texts
-from tinkex.server.ownership import session_of
-from tinkex.server.signing import Place, Shelf, sign
+from tinkex.server.auditing import record_event
+from tinkex.server.call import Handler, RawResponse, RequestContext, Services
+from tinkex.server.checks import check_project, parse_page
+from tinkex.server.describe import serialize_session, stringify_metadata
+from tinkex.server.ownership import require_session
+from tinkex.server.signing import FileArea, FileRef, sign_url
 from tinkex.server.transactions import read, write
 from tinkex.store import runs, samplers, searching, sessions
 from tinkex.store.database import Connection
@@ -20,24 +20,26 @@ DEFAULT_LIMIT = 20
 TRACE_NAME = "trace.json"
 
 
-async def list_sessions(services: Services, call: Call[Any]) -> types.ListSessionsResponse:
+async def list_sessions(
+    services: Services, context: RequestContext[Any]
+) -> types.ListSessionsResponse:
     """A page of session ids, newest first."""
-    limit, offset = page_of(call, DEFAULT_LIMIT)
+    limit, offset = parse_page(context, DEFAULT_LIMIT)
     found = await read(
-        services, lambda db: sessions.list_ids(db, call.tenant_id, limit=limit, offset=offset)
+        services, lambda db: sessions.list_ids(db, context.tenant_id, limit=limit, offset=offset)
     )
     return types.ListSessionsResponse(sessions=found)
 
 
-async def get_session(services: Services, call: Call[Any]) -> types.GetSessionResponse:
+async def get_session(services: Services, context: RequestContext[Any]) -> types.GetSessionResponse:
     """What belongs to a session."""
 
     def look(db: Connection) -> types.GetSessionResponse:
-        session = session_of(db, call.tenant_id, call.ids["session_id"])
+        session = require_session(db, context.tenant_id, context.ids["session_id"])
         return types.GetSessionResponse(
             training_run_ids=[run.id for run in runs.list_by_session(db, session.id)],
             sampler_ids=[sampler.id for sampler in samplers.list_by_session(db, session.id)],
-            user_metadata=texts(session.user_metadata),
+            user_metadata=stringify_metadata(session.user_metadata),
             display_name=session.display_name,
         )
 
@@ -45,30 +47,32 @@ async def get_session(services: Services, call: Call[Any]) -> types.GetSessionRe
 
 
 async def search_sessions(
-    services: Services, call: Call[types.SessionSearchRequest]
+    services: Services, context: RequestContext[types.SessionSearchRequest]
 ) -> types.SessionSearchResponse:
     """A page of the caller's sessions that fit."""
-    identity = call.identity
+    identity = context.identity
     found = await read(
         services,
-        lambda db: searching.search(db, identity.tenant_id, identity.urn, call.request),
+        lambda db: searching.search(db, identity.tenant_id, identity.urn, context.request),
     )
     return types.SessionSearchResponse(
-        sessions=[describe_session(facts) for facts in found.sessions],
+        sessions=[serialize_session(facts) for facts in found.sessions],
         next_cursor=found.next_cursor,
     )
 
 
-async def assign_project(services: Services, call: Call[AssignProjectRequest]) -> Answer:
+async def assign_project(
+    services: Services, context: RequestContext[AssignProjectRequest]
+) -> RawResponse:
     """Move a session to a project, with the checkpoints that it made."""
-    project_id = check_project(call.request.project_id)
+    project_id = check_project(context.request.project_id)
 
     def change(db: Connection) -> None:
-        session = session_of(db, call.tenant_id, call.ids["session_id"])
+        session = require_session(db, context.tenant_id, context.ids["session_id"])
         sessions.assign_project(db, session.id, project_id)
-        note_event(
+        record_event(
             db,
-            call.identity,
+            context.identity,
             "project_assigned",
             session_id=session.id,
             project_id=project_id,
@@ -76,16 +80,16 @@ async def assign_project(services: Services, call: Call[AssignProjectRequest]) -
         )
 
     await write(services, change)
-    return Answer()
+    return RawResponse()
 
 
-async def trace_export(services: Services, call: Call[Any]) -> TraceExportReply:
+async def trace_export(services: Services, context: RequestContext[Any]) -> TraceExportReply:
     """The link to a session's trace, which is written while it is fetched."""
-    session_id = call.ids["session_id"]
-    await read(services, lambda db: session_of(db, call.tenant_id, session_id))
+    session_id = context.ids["session_id"]
+    await read(services, lambda db: require_session(db, context.tenant_id, session_id))
     expires = int(clock.now() + services.config.url_seconds)
-    place = Place(Shelf.TRACE, session_id, TRACE_NAME)
-    url = sign(services.secret, call.base_url, place, expires)
+    place = FileRef(FileArea.TRACE, session_id, TRACE_NAME)
+    url = sign_url(services.secret, context.base_url, place, expires)
     return TraceExportReply(status="ready", url=url)
 
 

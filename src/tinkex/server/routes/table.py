@@ -31,7 +31,7 @@ ROUTES: Mapping[str, Handler] = {
     **weights.ROUTES,
     **sampling.ROUTES,
     **runs.ROUTES,
-    **run_metrics.ROUTES,
+    **run_metrics.RUN_METRICS_ROUTES,
     **checkpoints.ROUTES,
     **tokenizers.ROUTES,
     **sessions.ROUTES,
@@ -39,5 +39,5 @@ ROUTES: Mapping[str, Handler] = {
 }
 """Every endpoint's handler by its name in the table."""
 
-HANDLERS: Sequence[ControllerRouterHandler] = (*upkeep.HANDLERS, *DOWNLOADS, *PAGES)
+EXTRA_HANDLERS: Sequence[ControllerRouterHandler] = (*upkeep.HANDLERS, *DOWNLOADS, *PAGES)
 """Routes that are no rows of the table."""

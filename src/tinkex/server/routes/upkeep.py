@@ -11,20 +11,20 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from tinkex import clock
 from tinkex.errors import AuthenticationError, StoreError
 from tinkex.jobs.bells import ALIVE_SECONDS
-from tinkex.server.arrivals import arrival_of, is_from_here
+from tinkex.server.arrivals import is_from_this_machine, read_origin
 from tinkex.server.auth import authenticate
 from tinkex.server.call import Services
-from tinkex.server.metrics import write_metrics
+from tinkex.server.metrics import render_metrics
 from tinkex.server.openapi import build_document
-from tinkex.server.refusals import refusal
+from tinkex.server.refusals import response_for_error
 from tinkex.server.transactions import read
 from tinkex.settings import package_version
 from tinkex.store import figures
 from tinkex.wire.codec import encode_json
 
-JSON = "application/json"
+JSON_TYPE = "application/json"
 #: Litestar names the charset of a text itself.
-METRICS = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
+METRICS_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 NO_WORKER = "no worker is running"
 
 
@@ -32,33 +32,33 @@ NO_WORKER = "no worker is running"
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     """200 only when work would be done: the store answers and a worker is alive."""
     services: Services = request.app.state.services
-    if (refused := await _refuse_strangers(services, request)) is not None:
+    if (refused := await _reject_unauthenticated(services, request)) is not None:
         return refused
     try:
-        found = await _figures(services)
+        found = await _load_stats(services)
     except StoreError as error:
-        return _readiness(error.message)
-    return _readiness("" if found.num_workers else NO_WORKER)
+        return _readiness_response(error.message)
+    return _readiness_response("" if found.num_workers else NO_WORKER)
 
 
-def _readiness(reason: str) -> Response[bytes]:
+def _readiness_response(reason: str) -> Response[bytes]:
     if not reason:
-        return Response(b'{"status":"ready"}', media_type=JSON)
+        return Response(b'{"status":"ready"}', media_type=JSON_TYPE)
     body = encode_json({"status": "not ready", "reason": reason})
-    return Response(body, status_code=503, media_type=JSON, headers={"retry-after": "1"})
+    return Response(body, status_code=503, media_type=JSON_TYPE, headers={"retry-after": "1"})
 
 
 @get("/metrics", name="metrics")
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Numbers for Prometheus."""
     services: Services = request.app.state.services
-    if (refused := await _refuse_strangers(services, request)) is not None:
+    if (refused := await _reject_unauthenticated(services, request)) is not None:
         return refused
     try:
-        found = await _figures(services)
+        found = await _load_stats(services)
     except StoreError:
         found = None
-    return Response(write_metrics(found, clock.now()), media_type=METRICS)
+    return Response(render_metrics(found, clock.now()), media_type=METRICS_TYPE)
 
 
 @get(["/schema", "/schema/openapi.json", "/openapi.json"], name="schema", sync_to_thread=False)
@@ -67,30 +67,30 @@ def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
     state = request.app.state
     if "document" not in state:
         state.document = build_document(state.routes, package_version())
-    return Response(state.document, media_type=JSON)
+    return Response(state.document, media_type=JSON_TYPE)
 
 
-async def _figures(services: Services) -> figures.StoreStats:
+async def _load_stats(services: Services) -> figures.StoreStats:
     since = clock.now() - ALIVE_SECONDS
     return await read(services, lambda db: figures.collect_stats(db, alive_since=since))
 
 
-async def _refuse_strangers(
+async def _reject_unauthenticated(
     services: Services, request: Request[Any, Any, Any]
 ) -> Response[bytes] | None:
     """A refusal, unless the question comes from this machine or with a key."""
-    arrival = arrival_of(request)
-    if is_from_here(arrival):
+    arrival = read_origin(request)
+    if is_from_this_machine(arrival):
         return None
     headers = dict(arrival.headers)
     try:
         await authenticate(services, headers)
     except (AuthenticationError, StoreError) as error:
-        answer = refusal(error)
+        answer = response_for_error(error)
         return Response(
             answer.body,
             status_code=answer.status,
-            media_type=JSON,
+            media_type=JSON_TYPE,
             headers=dict(answer.headers),
         )
     return None

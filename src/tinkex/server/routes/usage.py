@@ -6,9 +6,15 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from tinkex import clock, types
-from tinkex.server.call import Call, Handler, Services
-from tinkex.server.consumption import GIGABYTE, describe_use, span_of, storage_of, uses_of
-from tinkex.server.describe import moment, texts
+from tinkex.server.call import Handler, RequestContext, Services
+from tinkex.server.consumption import (
+    GIGABYTE,
+    parse_hour_range,
+    serialize_usage,
+    sum_storage,
+    sum_usage,
+)
+from tinkex.server.describe import stringify_metadata, to_datetime
 from tinkex.server.transactions import read
 from tinkex.store import audit, checkpoints, sessions, usage
 from tinkex.store.database import Connection
@@ -16,7 +22,7 @@ from tinkex.store.records import AuditRecord, CheckpointRecord, SessionRecord
 from tinkex.types.billing import QuotaUsage, QuotaUsageResponse
 
 #: Events of the audit log by the filter that shows them.
-EVENTS: dict[str, tuple[str, ...]] = {
+EVENTS_BY_FILTER: dict[str, tuple[str, ...]] = {
     "checkpoints": (
         "checkpoint_saved",
         "checkpoint_loaded",
@@ -33,20 +39,20 @@ EVENTS: dict[str, tuple[str, ...]] = {
 }
 MAX_ENTRIES = 10_000
 DAY_SECONDS = 24 * 3600
-_PAGE = 1000
+_PAGE_SIZE = 1000
 
 
-async def audit_log(services: Services, call: Call[Any]) -> types.AuditLogResponse:
+async def audit_log(services: Services, context: RequestContext[Any]) -> types.AuditLogResponse:
     """What the caller's tenant did on one day, in order; today unless another is named."""
-    day = call.query.get("day")
+    day = context.query.get("day")
     asked = date.fromisoformat(day) if day else datetime.fromtimestamp(clock.now(), UTC).date()
     start = datetime.combine(asked, datetime.min.time(), UTC).timestamp()
-    events = EVENTS.get(call.query.get("event_type", "all"))
+    events = EVENTS_BY_FILTER.get(context.query.get("event_type", "all"))
 
     def look(db: Connection) -> list[AuditRecord]:
         return audit.list_audit(
             db,
-            call.tenant_id,
+            context.tenant_id,
             since=start,
             until=start + DAY_SECONDS,
             events=events,
@@ -54,12 +60,14 @@ async def audit_log(services: Services, call: Call[Any]) -> types.AuditLogRespon
         )
 
     found = await read(services, look)
-    return types.AuditLogResponse(entries=[_describe(entry) for entry in reversed(found)])
+    return types.AuditLogResponse(
+        entries=[_serialize_audit_entry(entry) for entry in reversed(found)]
+    )
 
 
-def _describe(entry: AuditRecord) -> types.AuditLogEntry:
+def _serialize_audit_entry(entry: AuditRecord) -> types.AuditLogEntry:
     return types.AuditLogEntry(
-        timestamp=moment(entry.at),
+        timestamp=to_datetime(entry.at),
         event=entry.event,
         event_details=dict(entry.details),
         model_id=entry.run_id,
@@ -67,28 +75,32 @@ def _describe(entry: AuditRecord) -> types.AuditLogEntry:
     )
 
 
-async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsageResponse:
+async def billing_usage(
+    services: Services, context: RequestContext[Any]
+) -> types.BillingUsageResponse:
     """What the caller used, by the hour, and what its checkpoints took."""
-    span = span_of(call.query.get("starting_on"), call.query.get("ending_before"))
-    tenant_id = call.tenant_id
+    span = parse_hour_range(context.query.get("starting_on"), context.query.get("ending_before"))
+    tenant_id = context.tenant_id
 
     def look(db: Connection) -> types.BillingUsageResponse:
         rows = usage.list_usage(db, tenant_id, span.start, span.end)
-        stored = storage_of(_kept(db, tenant_id), span, clock.now())
+        stored = sum_storage(_list_checkpoints(db, tenant_id), span, clock.now())
         uses = sorted(
-            (*uses_of(rows).values(), *stored), key=lambda use: (use.hour, use.session_id)
+            (*sum_usage(rows).values(), *stored), key=lambda use: (use.hour, use.session_id)
         )
-        known = _sessions(db, tenant_id, {use.session_id for use in uses})
+        known = _find_sessions(db, tenant_id, {use.session_id for use in uses})
         events = [
-            describe_use(use, tenant_id, known[use.session_id].project_id)
+            serialize_usage(use, tenant_id, known[use.session_id].project_id)
             if use.session_id in known
-            else describe_use(use, tenant_id, None)
+            else serialize_usage(use, tenant_id, None)
             for use in uses
         ]
         return types.BillingUsageResponse(
             data=events,
             sessions={
-                session_id: types.BillingUsageSession(user_metadata=texts(session.user_metadata))
+                session_id: types.BillingUsageSession(
+                    user_metadata=stringify_metadata(session.user_metadata)
+                )
                 for session_id, session in known.items()
             },
         )
@@ -96,18 +108,22 @@ async def billing_usage(services: Services, call: Call[Any]) -> types.BillingUsa
     return await read(services, look)
 
 
-def _kept(db: Connection, tenant_id: str) -> list[CheckpointRecord]:
+def _list_checkpoints(db: Connection, tenant_id: str) -> list[CheckpointRecord]:
     """All checkpoints of a tenant that are still there."""
     now = clock.now()
     found: list[CheckpointRecord] = []
     while True:
-        page, total = checkpoints.list_page(db, tenant_id, limit=_PAGE, offset=len(found), now=now)
+        page, total = checkpoints.list_page(
+            db, tenant_id, limit=_PAGE_SIZE, offset=len(found), now=now
+        )
         found += page
         if not page or len(found) >= total:
             return found
 
 
-def _sessions(db: Connection, tenant_id: str, session_ids: set[str]) -> dict[str, SessionRecord]:
+def _find_sessions(
+    db: Connection, tenant_id: str, session_ids: set[str]
+) -> dict[str, SessionRecord]:
     found = (sessions.find(db, session_id) for session_id in sorted(session_ids) if session_id)
     return {
         session.id: session
@@ -117,18 +133,18 @@ def _sessions(db: Connection, tenant_id: str, session_ids: set[str]) -> dict[str
 
 
 async def storage_usage(
-    services: Services, call: Call[Any]
+    services: Services, context: RequestContext[Any]
 ) -> types.CurrentCheckpointStorageUsageResponse:
     """What the caller's checkpoints take now, by project."""
-    project_id = call.query.get("project_id")
+    project_id = context.query.get("project_id")
     found = await read(
         services,
-        lambda db: checkpoints.storage_by_project(db, call.tenant_id, project_id, clock.now()),
+        lambda db: checkpoints.storage_by_project(db, context.tenant_id, project_id, clock.now()),
     )
     items = [
         types.CurrentCheckpointStorageUsageItem(
             project_id=row.project_id,
-            org_user_urn=call.identity.urn,
+            org_user_urn=context.identity.urn,
             checkpoint_count=row.num_checkpoints,
             size_bytes=row.num_bytes,
             size_gigabytes=row.num_bytes / GIGABYTE,
@@ -138,10 +154,10 @@ async def storage_usage(
     return types.CurrentCheckpointStorageUsageResponse(data=items)
 
 
-async def get_quotas(services: Services, call: Call[Any]) -> QuotaUsageResponse:
+async def get_quotas(services: Services, context: RequestContext[Any]) -> QuotaUsageResponse:
     """What the caller's tenant may have, and what it has."""
     found = await read(
-        services, lambda db: services.quotas.list_usage(db, call.tenant_id, clock.now())
+        services, lambda db: services.quotas.list_usage(db, context.tenant_id, clock.now())
     )
     return QuotaUsageResponse(
         quotas=[QuotaUsage(name=use.name, used=use.used, limit=use.limit or None) for use in found]

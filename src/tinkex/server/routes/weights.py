@@ -19,22 +19,26 @@ from tinkex.jobs.kinds import JobKind
 from tinkex.jobs.payloads import LoadPayload
 from tinkex.jobs.quotas import QuotaExceeded
 from tinkex.lifetimes import check_ttl
-from tinkex.server.access import readers_of
-from tinkex.server.auditing import note_checkpoint
-from tinkex.server.base_models import check_trainable
-from tinkex.server.call import Call, Handler, Services
+from tinkex.server.access import resolve_readers
+from tinkex.server.auditing import record_checkpoint_event
+from tinkex.server.base_models import require_trainable_model
+from tinkex.server.call import Handler, RequestContext, Services
 from tinkex.server.checks import check_number
-from tinkex.server.copies import copy_files, destination_of, enter_copy
-from tinkex.server.new_models import add_run, loaded_spec, spec_of
+from tinkex.server.copies import copy_files, insert_copy, resolve_destination
+from tinkex.server.new_models import insert_run, spec_for_load, stored_spec
 from tinkex.server.operations import (
-    key_of,
-    model_id_of,
+    build_model_id,
+    job_key,
     operation_key,
-    submit,
+    skip_sequence_number,
+    submit_job,
     submit_operation,
-    use_up_number,
 )
-from tinkex.server.ownership import checkpoint_of, open_session_of, readable_checkpoint
+from tinkex.server.ownership import (
+    require_checkpoint,
+    require_open_session,
+    require_readable_checkpoint,
+)
 from tinkex.server.transactions import read, write
 from tinkex.store import jobs, repeats
 from tinkex.store.database import Connection
@@ -42,7 +46,7 @@ from tinkex.store.records import CheckpointRecord, NewJob
 from tinkex.wire.codec import encode_json
 from tinkex.wire.messages import WeightsInfoRequest
 
-_SEGMENTS = {
+_SEGMENT_BY_KIND = {
     JobKind.SAVE_WEIGHTS: "weights",
     JobKind.SAVE_WEIGHTS_FOR_SAMPLER: "sampler_weights",
     JobKind.SAVE_WEIGHTS_EXTERNAL: "external_weights",
@@ -51,95 +55,102 @@ _SEGMENTS = {
 
 # --- saving ----------------------------------------------------------------------------------
 async def save_weights(
-    services: Services, call: Call[types.SaveWeightsRequest]
+    services: Services, context: RequestContext[types.SaveWeightsRequest]
 ) -> types.UntypedAPIFuture:
     """Promise a training checkpoint: weights and the optimizer's memory."""
-    request = call.request
-    return await _save(services, call, JobKind.SAVE_WEIGHTS, request.path)
+    request = context.request
+    return await _submit_save(services, context, JobKind.SAVE_WEIGHTS, request.path)
 
 
 async def save_weights_for_sampler(
-    services: Services, call: Call[types.SaveWeightsForSamplerRequest]
+    services: Services, context: RequestContext[types.SaveWeightsForSamplerRequest]
 ) -> types.UntypedAPIFuture:
     """Promise weights to sample from: named, or for one new sampling session."""
-    request = call.request
+    request = context.request
     check_number("sampling_session_seq_id", request.sampling_session_seq_id)
     if request.path is None and request.sampling_session_seq_id is None:
         raise UnprocessableEntityError(
             "save_weights_for_sampler needs path or sampling_session_seq_id"
         )
-    return await _save(services, call, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, request.path)
+    return await _submit_save(services, context, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, request.path)
 
 
 async def save_weights_external(
-    services: Services, call: Call[types.SaveWeightsExternalRequest]
+    services: Services, context: RequestContext[types.SaveWeightsExternalRequest]
 ) -> types.UntypedAPIFuture:
     """Promise weights in files that other tools read."""
-    return await _save(services, call, JobKind.SAVE_WEIGHTS_EXTERNAL, call.request.path)
+    return await _submit_save(
+        services, context, JobKind.SAVE_WEIGHTS_EXTERNAL, context.request.path
+    )
 
 
-async def _save(
-    services: Services, call: Call[Any], kind: JobKind, name: str | None
+async def _submit_save(
+    services: Services, context: RequestContext[Any], kind: JobKind, name: str | None
 ) -> types.UntypedAPIFuture:
     if name is not None:
         check_name(name)
-    check_ttl(call.request.ttl_seconds)
-    model_id, seq_id = call.request.model_id, call.request.seq_id
+    check_ttl(context.request.ttl_seconds)
+    model_id, seq_id = context.request.model_id, context.request.seq_id
     is_unnamed = kind == JobKind.SAVE_WEIGHTS_FOR_SAMPLER and name is None
     # A checkpoint without a name gets one of its own, so any that is not in use stands for it.
-    path = None if is_unnamed else TinkerPath(model_id, _SEGMENTS[kind], name or "")
+    path = None if is_unnamed else TinkerPath(model_id, _SEGMENT_BY_KIND[kind], name or "")
 
     def admit(db: Connection) -> None:
-        services.quotas.check_checkpoint(db, call.tenant_id, path)
+        services.quotas.check_checkpoint(db, context.tenant_id, path)
 
     try:
-        return await submit_operation(services, call, kind, model_id, seq_id, also=admit)
+        return await submit_operation(
+            services, context, kind, model_id, seq_id, extra_prepare=admit
+        )
     except QuotaExceeded:
         # The model's next operation must not wait for this one.
-        await use_up_number(services, call, kind, model_id, seq_id)
+        await skip_sequence_number(services, context, kind, model_id, seq_id)
         raise
 
 
 # --- loading ---------------------------------------------------------------------------------
 async def load_weights(
-    services: Services, call: Call[types.LoadWeightsRequest]
+    services: Services, context: RequestContext[types.LoadWeightsRequest]
 ) -> types.UntypedAPIFuture:
     """Promise to load weights into a model, or into one that is made for them."""
-    request = call.request
+    request = context.request
     if request.model_id is None:
-        return await _create_by_load(services, call)
+        return await _submit_create_from_checkpoint(services, context)
     model_id, seq_id = request.model_id, request.seq_id
-    source = await _source(services, call, operation_key(call, model_id, seq_id))
+    source = await _find_source(services, context, operation_key(context, model_id, seq_id))
     return await submit_operation(
         services,
-        call,
+        context,
         JobKind.LOAD_WEIGHTS,
         model_id,
         seq_id,
-        payload=_payload(request, source),
-        also=lambda db: _note_loaded(db, call, source, model_id),
+        payload=_build_load_payload(request, source),
+        extra_prepare=lambda db: _record_load(db, context, source, model_id),
     )
 
 
-async def _create_by_load(
-    services: Services, call: Call[types.LoadWeightsRequest]
+async def _submit_create_from_checkpoint(
+    services: Services, context: RequestContext[types.LoadWeightsRequest]
 ) -> types.UntypedAPIFuture:
-    request, tenant_id, session_id = call.request, call.tenant_id, call.request.session_id
+    request, tenant_id, session_id = context.request, context.tenant_id, context.request.session_id
     number = check_number("model_seq_id", request.model_seq_id)
     if session_id is None or number is None:
         raise UnprocessableEntityError(
             "load_weights needs model_id, or session_id and model_seq_id"
         )
-    key, run_id = key_of("model", tenant_id, session_id, number), model_id_of(session_id, number)
-    source = await _source(services, call, key)
+    key, run_id = (
+        job_key("model", tenant_id, session_id, number),
+        build_model_id(session_id, number),
+    )
+    source = await _find_source(services, context, key)
 
     def prepare(db: Connection) -> None:
-        session = open_session_of(db, tenant_id, session_id)
+        session = require_open_session(db, tenant_id, session_id)
         assert source is not None  # None only if the promise was made before
-        spec = loaded_spec(request, source)
-        check_trainable(db, spec.base_model)
-        add_run(db, session, run_id, spec, request.user_metadata)
-        _note_loaded(db, call, source, run_id)
+        spec = spec_for_load(request, source)
+        require_trainable_model(db, spec.base_model)
+        insert_run(db, session, run_id, spec, request.user_metadata)
+        _record_load(db, context, source, run_id)
 
     new = NewJob(
         id="",
@@ -149,22 +160,22 @@ async def _create_by_load(
         key=key,
         run_id=run_id,
         position=0,
-        payload=_payload(request, source),
+        payload=_build_load_payload(request, source),
     )
-    return await submit(services, new, prepare)
+    return await submit_job(services, new, prepare)
 
 
-async def _source(
-    services: Services, call: Call[types.LoadWeightsRequest], key: str | None
+async def _find_source(
+    services: Services, context: RequestContext[types.LoadWeightsRequest], key: str | None
 ) -> CheckpointRecord | None:
     """The checkpoint to load; None if the promise was made before, when it need not be there."""
-    path = parse_tinker_path(call.request.path)
-    readers = await readers_of(services, call, call.request.weights_access_token)
+    path = parse_tinker_path(context.request.path)
+    readers = await resolve_readers(services, context, context.request.weights_access_token)
 
     def look(db: Connection) -> CheckpointRecord | None:
         if key is not None and jobs.find_by_key(db, key) is not None:
             return None
-        return readable_checkpoint(db, readers, path, clock.now())
+        return require_readable_checkpoint(db, readers, path, clock.now())
 
     source = await read(services, look)
     if source is not None and source.segment != "weights":
@@ -172,7 +183,9 @@ async def _source(
     return source
 
 
-def _payload(request: types.LoadWeightsRequest, source: CheckpointRecord | None) -> bytes:
+def _build_load_payload(
+    request: types.LoadWeightsRequest, source: CheckpointRecord | None
+) -> bytes:
     if source is None:
         return b""
     return encode_json(
@@ -180,22 +193,26 @@ def _payload(request: types.LoadWeightsRequest, source: CheckpointRecord | None)
     )
 
 
-def _note_loaded(
-    db: Connection, call: Call[Any], source: CheckpointRecord | None, model_id: str
+def _record_load(
+    db: Connection, context: RequestContext[Any], source: CheckpointRecord | None, model_id: str
 ) -> None:
     if source is not None:
-        note_checkpoint(db, call.identity, "checkpoint_loaded", source, model_id=model_id)
+        record_checkpoint_event(
+            db, context.identity, "checkpoint_loaded", source, model_id=model_id
+        )
 
 
 # --- asking and copying ----------------------------------------------------------------------
 async def weights_info(
-    services: Services, call: Call[WeightsInfoRequest]
+    services: Services, context: RequestContext[WeightsInfoRequest]
 ) -> types.WeightsInfoResponse:
     """Say what one must know to load a checkpoint."""
-    path = parse_tinker_path(call.request.tinker_path)
-    readers = await readers_of(services, call)
-    source = await read(services, lambda db: readable_checkpoint(db, readers, path, clock.now()))
-    spec = spec_of(source)
+    path = parse_tinker_path(context.request.tinker_path)
+    readers = await resolve_readers(services, context)
+    source = await read(
+        services, lambda db: require_readable_checkpoint(db, readers, path, clock.now())
+    )
+    spec = stored_spec(source)
     return types.WeightsInfoResponse(
         base_model=spec.base_model,
         is_lora=True,
@@ -208,22 +225,22 @@ async def weights_info(
 
 
 async def copy_weights(
-    services: Services, call: Call[types.CopyWeightsRequest]
+    services: Services, context: RequestContext[types.CopyWeightsRequest]
 ) -> types.CopyWeightsResponse:
     """Copy a checkpoint for the caller; the same idempotency key makes it happen once."""
-    request, tenant_id = call.request, call.tenant_id
+    request, tenant_id = context.request, context.tenant_id
     check_ttl(request.ttl_seconds)
     check_number("model_seq_id", request.model_seq_id)
     path = parse_tinker_path(request.source_path)
-    readers = await readers_of(services, call, request.weights_access_token)
+    readers = await resolve_readers(services, context, request.weights_access_token)
 
     def look(db: Connection) -> str | CheckpointRecord:
-        before = _recalled(db, call)
+        before = _find_repeated_reply(db, context)
         if before is not None:
             return before
         # Before any file is touched: this may be refused.
-        destination_of(db, tenant_id, request)
-        source = readable_checkpoint(db, readers, path, clock.now())
+        resolve_destination(db, tenant_id, request)
+        source = require_readable_checkpoint(db, readers, path, clock.now())
         copied = path._replace(run_id="")
         services.quotas.check_checkpoint(db, tenant_id, copied, source.size_bytes)
         return source
@@ -231,36 +248,38 @@ async def copy_weights(
     found = await read(services, look)
     if isinstance(found, str):
         return types.CopyWeightsResponse(tinker_path=found)
-    return types.CopyWeightsResponse(tinker_path=await _copy(services, call, found))
+    return types.CopyWeightsResponse(tinker_path=await _copy_checkpoint(services, context, found))
 
 
-async def _copy(
-    services: Services, call: Call[types.CopyWeightsRequest], source: CheckpointRecord
+async def _copy_checkpoint(
+    services: Services, context: RequestContext[types.CopyWeightsRequest], source: CheckpointRecord
 ) -> str:
     home, copy_id = services.home, new_id()
     target = home.checkpoint_directory(copy_id)
     try:
         await asyncio.to_thread(
-            services.verified.verify, home.checkpoint_directory(source.id), source.path
+            services.verified_checkpoints.verify, home.checkpoint_directory(source.id), source.path
         )
         await asyncio.to_thread(copy_files, home.checkpoint_directory(source.id), target)
     except CheckpointError:
         # If it was deleted meanwhile, that is the answer.
         await read(
-            services, lambda db: checkpoint_of(db, source.tenant_id, source.path, clock.now())
+            services, lambda db: require_checkpoint(db, source.tenant_id, source.path, clock.now())
         )
         raise
 
     def enter(db: Connection) -> tuple[str, bool]:
-        before = _recalled(db, call)
+        before = _find_repeated_reply(db, context)
         if before is not None:
             return before, False
-        place = destination_of(db, call.tenant_id, call.request)
+        place = resolve_destination(db, context.tenant_id, context.request)
         target_path = source.path._replace(run_id=place.run_id)
-        services.quotas.check_checkpoint(db, call.tenant_id, target_path, source.size_bytes)
-        copy = enter_copy(db, source, copy_id, place, call.request.ttl_seconds)
-        note_checkpoint(db, call.identity, "checkpoint_copied", copy, source=str(source.path))
-        _remember(db, call, str(copy.path))
+        services.quotas.check_checkpoint(db, context.tenant_id, target_path, source.size_bytes)
+        copy = insert_copy(db, source, copy_id, place, context.request.ttl_seconds)
+        record_checkpoint_event(
+            db, context.identity, "checkpoint_copied", copy, source=str(source.path)
+        )
+        _store_reply(db, context, str(copy.path))
         return str(copy.path), True
 
     try:
@@ -276,15 +295,15 @@ async def _copy(
     return path
 
 
-def _recalled(db: Connection, call: Call[Any]) -> str | None:
-    key = call.repeat_key
-    return repeats.find_response(db, call.tenant_id, call.endpoint, key) if key else None
+def _find_repeated_reply(db: Connection, context: RequestContext[Any]) -> str | None:
+    key = context.idempotency_key
+    return repeats.find_response(db, context.tenant_id, context.endpoint, key) if key else None
 
 
-def _remember(db: Connection, call: Call[Any], answer: str) -> None:
-    key = call.repeat_key
+def _store_reply(db: Connection, context: RequestContext[Any], reply: str) -> None:
+    key = context.idempotency_key
     if key:
-        repeats.save_response(db, call.tenant_id, call.endpoint, key, answer, clock.now())
+        repeats.save_response(db, context.tenant_id, context.endpoint, key, reply, clock.now())
 
 
 ROUTES: dict[str, Handler] = {

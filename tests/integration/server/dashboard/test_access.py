@@ -13,9 +13,9 @@ from tests.integration.server.dashboard.browsing import Browser, add_run, add_se
 from tests.integration.server.dashboard.conftest import DEFAULT_KEY, Scene
 from tests.integration.server.house import KEY, House, open_house
 from tinkex.server.auth import issue_token
-from tinkex.server.call import Identity
+from tinkex.server.call import CallerIdentity
 from tinkex.server.dashboard import login
-from tinkex.server.dashboard.visitor import COOKIE
+from tinkex.server.dashboard.visitor import COOKIE_NAME
 from tinkex.store import keys
 
 FORM = 'action="/login"'
@@ -118,7 +118,7 @@ def test_a_wrong_key_gets_the_form_again(scene: Scene, key: str) -> None:
 
     assert answer.status_code == 401
     assert FORM in answer.text
-    assert login.WRONG in answer.text
+    assert login.INVALID_KEY in answer.text
     assert "set-cookie" not in answer.headers
     assert "<script>" not in answer.text.partition("<main")[2]
 
@@ -132,7 +132,7 @@ def test_a_huge_form_is_refused(scene: Scene) -> None:
 
 def test_a_token_is_not_exchanged_for_a_longer_look(scene: Scene) -> None:
     scene.local.post("/login", key=KEY)
-    token = scene.local.cookies[COOKIE]
+    token = scene.local.cookies[COOKIE_NAME]
 
     assert Browser(scene.house, peer="10.0.0.1").post("/login", key=token).status_code == 401
 
@@ -154,13 +154,13 @@ def test_a_cookie_that_is_no_longer_good_asks_for_the_key(scene: Scene, age: str
     services = scene.house.services
     key = scene.house.read(lambda db: keys.find_by_secret(db, DEFAULT_KEY))
     tenant = scene.house.read(lambda db: keys.find_tenant(db, scene.tenant_id))
-    identity = Identity(tenant_id=tenant.id, key_id=key.id)
+    identity = CallerIdentity(tenant_id=tenant.id, key_id=key.id)
     secret = b"another" if age == "forged" else services.secret
     token = issue_token(secret, identity, tenant, -5 if age == "expired" else 60)
     if age == "revoked":
         scene.house.write(lambda db: keys.revoke(db, key.id, time.time()))
 
-    browser = Browser(scene.house, peer="10.0.0.1", cookies=httpx.Cookies({COOKIE: token}))
+    browser = Browser(scene.house, peer="10.0.0.1", cookies=httpx.Cookies({COOKIE_NAME: token}))
 
     assert browser.get().status_code == 401
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tinkex.server.dashboard.curve import (
     MAX_DOTS,
     MAX_POINTS,
-    MIN_FOR_MEAN,
+    MIN_POINTS_FOR_MEAN,
     SIDE,
     Point,
-    draw,
+    downsample,
+    layout_curve,
     nice_ticks,
     smooth,
-    thin,
 )
 
 LOSSES = st.lists(st.floats(width=64), max_size=300)
@@ -30,12 +30,12 @@ def corners(line: str) -> list[tuple[float, float]]:
 
 
 def test_nothing_makes_no_curve() -> None:
-    assert draw([]) is None
-    assert draw([Point(1, math.nan), Point(2, math.inf)]) is None
+    assert layout_curve([]) is None
+    assert layout_curve([Point(1, math.nan), Point(2, math.inf)]) is None
 
 
 def test_a_falling_loss_falls_on_the_screen() -> None:
-    curve = draw(points_of([4.0, 3.0, 2.0]))
+    curve = layout_curve(points_of([4.0, 3.0, 2.0]))
 
     assert curve is not None
     drawn = corners(curve.line)
@@ -48,7 +48,7 @@ def test_a_falling_loss_falls_on_the_screen() -> None:
 
 
 def test_axes_have_round_labels() -> None:
-    curve = draw(points_of([3.9 - 0.05 * number for number in range(60)]))
+    curve = layout_curve(points_of([3.9 - 0.05 * number for number in range(60)]))
 
     assert curve is not None
     assert [tick.label for tick in curve.x_ticks] == ["10", "20", "30", "40", "50", "60"]
@@ -63,7 +63,7 @@ def test_axes_have_round_labels() -> None:
 
 
 def draw_ticks(losses: list[float]) -> list[object]:
-    curve = draw(points_of(losses))
+    curve = layout_curve(points_of(losses))
     assert curve is not None
     return list(curve.y_ticks)
 
@@ -71,13 +71,13 @@ def draw_ticks(losses: list[float]) -> list[object]:
 @pytest.mark.parametrize("value", [0.0, -3.0, 2.5, 1e-12, 1e90])
 def test_a_flat_or_single_loss_stands_in_the_middle(value: float) -> None:
     for losses in ([value], [value] * 5):
-        curve = draw(points_of(losses))
+        curve = layout_curve(points_of(losses))
         assert curve is not None
         assert {y for _, y in corners(curve.line)} == {SIDE / 2}
 
 
 def test_values_that_are_no_numbers_are_left_out_and_counted() -> None:
-    curve = draw(points_of([1.0, math.nan, math.inf, -math.inf, 1e200, 2.0]))
+    curve = layout_curve(points_of([1.0, math.nan, math.inf, -math.inf, 1e200, 2.0]))
 
     assert curve is not None
     assert curve.num_left_out == 4
@@ -86,7 +86,7 @@ def test_values_that_are_no_numbers_are_left_out_and_counted() -> None:
 
 @given(LOSSES)
 def test_whatever_the_losses_everything_is_inside_the_picture(losses: list[float]) -> None:
-    curve = draw(points_of(losses))
+    curve = layout_curve(points_of(losses))
 
     if curve is None:
         return
@@ -102,7 +102,7 @@ def test_thousands_of_points_are_thinned_and_keep_their_extremes() -> None:
     losses[7_777], losses[12_345] = 9.0, -9.0
     points = points_of(losses)
 
-    thinned = thin(points)
+    thinned = downsample(points)
 
     assert len(thinned) <= MAX_POINTS
     assert thinned == sorted(thinned)
@@ -114,15 +114,15 @@ def test_thousands_of_points_are_thinned_and_keep_their_extremes() -> None:
 def test_thinning_never_gives_more_than_asked(num_points: int, max_points: int) -> None:
     points = points_of([float(number % 7) for number in range(num_points)])
 
-    thinned = thin(points, max_points)
+    thinned = downsample(points, max_points)
 
     assert len(thinned) == num_points if num_points <= max_points else len(thinned) <= max_points
 
 
 def test_many_noisy_points_get_a_second_line_and_no_dots() -> None:
-    noisy = [1.0 + (-1) ** number for number in range(max(MIN_FOR_MEAN, MAX_DOTS + 1) * 8)]
+    noisy = [1.0 + (-1) ** number for number in range(max(MIN_POINTS_FOR_MEAN, MAX_DOTS + 1) * 8)]
 
-    curve = draw(points_of(noisy))
+    curve = layout_curve(points_of(noisy))
 
     assert curve is not None
     assert curve.dots == ()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.dashboard.memory import Kept
-from tinkex.server.dashboard.progress import History, continued, without_before
-from tinkex.server.updates import SPEED_PASSES, tokens_per_second
+from tinkex.server.dashboard.memory import LRUCache
+from tinkex.server.dashboard.progress import RunHistory, drop_before, extend_history
+from tinkex.server.updates import NUM_SPEED_PASSES, tokens_per_second
 from tinkex.store.records import StepRecord
 
 KINDS = (
@@ -42,8 +42,8 @@ def a_pass(at: float, loss: float | None, num_tokens: int = 10) -> StepRecord:
     return step("forward_backward", at, num_tokens=num_tokens, metrics=metrics)
 
 
-def history_of(*steps: StepRecord) -> History:
-    return continued(History(), list(enumerate(steps, 1)))
+def history_of(*steps: StepRecord) -> RunHistory:
+    return extend_history(RunHistory(), list(enumerate(steps, 1)))
 
 
 def test_a_loss_is_divided_by_what_its_tokens_weigh() -> None:
@@ -122,8 +122,8 @@ def test_reading_on_gives_the_same_as_reading_everything(kinds: list[str], cut: 
         for number, kind in enumerate(kinds, 1)
     ]
 
-    at_once = continued(History(), steps)
-    in_two = continued(continued(History(), steps[:cut]), steps[cut:])
+    at_once = extend_history(RunHistory(), steps)
+    in_two = extend_history(extend_history(RunHistory(), steps[:cut]), steps[cut:])
 
     assert at_once == in_two
 
@@ -131,8 +131,8 @@ def test_reading_on_gives_the_same_as_reading_everything(kinds: list[str], cut: 
 def test_nothing_new_is_the_very_same_history() -> None:
     history = history_of(a_pass(1, 1.0), step("optim_step", 2))
 
-    assert continued(history, []) is history
-    assert without_before(history, 1) is history
+    assert extend_history(history, []) is history
+    assert drop_before(history, 1) is history
 
 
 def test_what_the_store_forgot_is_forgotten_here_too() -> None:
@@ -145,16 +145,16 @@ def test_what_the_store_forgot_is_forgotten_here_too() -> None:
     ]
     history = history_of(*steps)
 
-    trimmed = without_before(history, 4)
+    trimmed = drop_before(history, 4)
 
     assert [update.no for update in trimmed.updates] == [5]
     assert not trimmed.is_whole
-    assert not continued(History(), [(4, steps[3]), (5, steps[4])]).is_whole
+    assert not extend_history(RunHistory(), [(4, steps[3]), (5, steps[4])]).is_whole
 
 
 def test_the_speed_is_that_of_the_latest_passes() -> None:
     slow = [a_pass(at, 1.0, 1) for at in range(50)]
-    fast = [a_pass(100 + at, 1.0, 1000) for at in range(SPEED_PASSES)]
+    fast = [a_pass(100 + at, 1.0, 1000) for at in range(NUM_SPEED_PASSES)]
 
     history = history_of(*slow, *fast)
 
@@ -164,7 +164,7 @@ def test_the_speed_is_that_of_the_latest_passes() -> None:
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
-    kept: Kept[str, int] = Kept(2)
+    kept: LRUCache[str, int] = LRUCache(2)
     kept.put("a", 1)
     kept.put("b", 2)
     kept.get("a")

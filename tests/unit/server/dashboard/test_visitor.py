@@ -4,14 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.arrivals import Arrival, is_encrypted, is_from_here, is_local, is_own_form
-from tinkex.server.dashboard.login import checked_target
+from tinkex.server.arrivals import (
+    RequestOrigin,
+    is_from_this_machine,
+    is_https,
+    is_local,
+    is_same_origin,
+)
+from tinkex.server.dashboard.login import safe_target
 
 
 def arrival(
     *headers: tuple[str, str], peer: str = "127.0.0.1", version: str = "1.1", scheme: str = "http"
-) -> Arrival:
-    return Arrival(peer=peer, http_version=version, headers=headers, scheme=scheme)
+) -> RequestOrigin:
+    return RequestOrigin(peer=peer, http_version=version, headers=headers, scheme=scheme)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +75,10 @@ def test_a_strange_name_that_leads_here_is_not_local(host: str) -> None:
 def test_who_asks_a_machine_from_its_own_address_is_there(
     address: str, host: str, is_here: bool
 ) -> None:
-    come = Arrival(peer=address, http_version="1.1", headers=(("host", host),), address=address)
-    assert is_from_here(come) is is_here
+    come = RequestOrigin(
+        peer=address, http_version="1.1", headers=(("host", host),), address=address
+    )
+    assert is_from_this_machine(come) is is_here
 
 
 def test_the_name_must_be_there_once() -> None:
@@ -108,18 +116,18 @@ def test_the_old_protocol_of_silent_proxies_is_not_local() -> None:
 def test_forms_of_other_sites_are_known_by_what_the_browser_says(
     headers: tuple[tuple[str, str], ...], is_ours: bool
 ) -> None:
-    assert is_own_form(arrival(("host", "here:8000"), *headers)) is is_ours
+    assert is_same_origin(arrival(("host", "here:8000"), *headers)) is is_ours
 
 
 def test_encryption_is_seen_here_and_at_a_proxy() -> None:
-    assert is_encrypted(arrival(scheme="https"))
-    assert is_encrypted(arrival(("x-forwarded-proto", "https")))
-    assert not is_encrypted(arrival())
+    assert is_https(arrival(scheme="https"))
+    assert is_https(arrival(("x-forwarded-proto", "https")))
+    assert not is_https(arrival())
 
 
 @given(st.text() | st.text().map(lambda text: "/runs/" + text))
 def test_the_form_leads_to_a_page_of_ours_whatever_is_asked(given_target: str) -> None:
-    target = checked_target(given_target)
+    target = safe_target(given_target)
 
     assert target == "/" or target.startswith("/runs/")
     assert "//" not in target
@@ -128,7 +136,7 @@ def test_the_form_leads_to_a_page_of_ours_whatever_is_asked(given_target: str) -
 
 
 def test_the_form_leads_back_to_the_run() -> None:
-    assert checked_target("/runs/s:train:0") == "/runs/s:train:0"
-    assert checked_target("//evil.example") == "/"
-    assert checked_target("/runs/../login") == "/"
-    assert checked_target("https://evil.example/runs/x") == "/"
+    assert safe_target("/runs/s:train:0") == "/runs/s:train:0"
+    assert safe_target("//evil.example") == "/"
+    assert safe_target("/runs/../login") == "/"
+    assert safe_target("https://evil.example/runs/x") == "/"

@@ -22,7 +22,7 @@ from tinkex.server.dashboard import wording
     ],
 )
 def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
-    assert wording.ago(1000.0 - seconds, 1000.0) == text
+    assert wording.format_age(1000.0 - seconds, 1000.0) == text
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
     ],
 )
 def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
-    assert wording.size(num_bytes) == text
+    assert wording.format_size(num_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,25 @@ def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
     ],
 )
 def test_losses_show_enough_digits(value: float | None, text: str) -> None:
-    assert wording.loss(value) == text
+    assert wording.format_loss(value) == text
 
 
 def test_durations_and_counts() -> None:
-    assert [wording.seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
+    assert [wording.format_seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
         "0 ms",
         "12 ms",
         "3.4 s",
         "1,234 s",
     ]
-    assert (wording.count(None), wording.count(1234567)) == (wording.MISSING, "1,234,567")
+    assert (wording.format_count(None), wording.format_count(1234567)) == (
+        wording.MISSING,
+        "1,234,567",
+    )
 
 
 @given(st.text())
 def test_a_users_text_is_one_short_line(text: str) -> None:
-    shown = wording.shortened(text)
+    shown = wording.shorten(text)
 
     assert len(shown) <= wording.MAX_NAME_CHARS
     assert "\n" not in shown
@@ -79,5 +82,5 @@ def test_a_users_text_is_one_short_line(text: str) -> None:
 
 
 def test_an_errors_words_become_a_sentence() -> None:
-    assert wording.sentence("there is no run 'x'") == "There is no run 'x'."
-    assert wording.sentence("Try again.") == "Try again."
+    assert wording.to_sentence("there is no run 'x'") == "There is no run 'x'."
+    assert wording.to_sentence("Try again.") == "Try again."

@@ -18,7 +18,7 @@ from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
 from tinkex.cli.progress import list_bar, tell
 from tinkex.cli.short_ids import resolve_run
-from tinkex.server.headlines import HEADLINES, primary_metric
+from tinkex.server.headlines import HEADLINE_METRICS, primary_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
@@ -27,7 +27,7 @@ KINDS = (".png", ".svg", ".csv")
 
 
 def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    names = (*HEADLINES, "tokens", "seconds", "tokens_per_second")
+    names = (*HEADLINE_METRICS, "tokens", "seconds", "tokens_per_second")
     return [name for name in names if name.startswith(incomplete)]
 
 

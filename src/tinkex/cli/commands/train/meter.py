@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.cli.context import Context
 from tinkex.cli.progress import tell
-from tinkex.server.headlines import format_metric, headlines
+from tinkex.server.headlines import format_metric, select_headlines
 
 if TYPE_CHECKING:
     from tinkex.recipes.report import StepReport
@@ -38,7 +38,7 @@ def _line(report: StepReport, every: int) -> None:
 
 def describe(report: StepReport) -> str:
     """The figures of a step, in a few words."""
-    more = headlines(report.metrics)
+    more = select_headlines(report.metrics)
     figures = [f"{name} {format_metric(value)}" for name, value in more.items()]
     speed = f"{report.tokens_per_second:,.0f} tokens/s"
     return "  ".join([f"loss {format_metric(report.loss)}", *figures, speed])
