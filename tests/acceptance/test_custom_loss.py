@@ -16,7 +16,7 @@ from tinker.lib.public_interfaces import custom_loss as official
 
 from tinkex.client.custom_loss import (
     LossHandle,
-    differentiate,
+    compute_surrogate,
     forward_data,
     run_loss_handle,
     trace_loss,
@@ -115,7 +115,7 @@ def square_and_exp(data, logprobs):
 
 
 def test_weights_are_the_negative_gradient() -> None:
-    surrogate = differentiate(DATA, OUTPUTS, square_and_exp)
+    surrogate = compute_surrogate(DATA, OUTPUTS, square_and_exp)
     x = np.array([-1.0, -2.0, -0.5])
     y = np.array([-3.0, -0.25])
     first = 2 * x
@@ -146,7 +146,7 @@ def test_the_surrogate_has_the_gradient_of_plain_autograd() -> None:
     [direct] = torch.autograd.grad(loss_fn(None, [logprobs()])[0], [logits_TV])
     datum = Datum(ModelInput.from_ints([0] * 5), {"target_tokens": targets})
     output = {"logprobs": TensorData.from_torch(logprobs())}
-    [weighted] = differentiate([datum], [output], loss_fn).data
+    [weighted] = compute_surrogate([datum], [output], loss_fn).data
     cross_entropy = -(weighted.loss_fn_inputs["weights"].to_torch() * logprobs()).sum()
     [through_weights] = torch.autograd.grad(cross_entropy, [logits_TV])
     torch.testing.assert_close(through_weights, direct, rtol=1e-5, atol=1e-6)
@@ -155,7 +155,7 @@ def test_the_surrogate_has_the_gradient_of_plain_autograd() -> None:
 
 def test_a_handle_is_differentiated_like_its_function() -> None:
     handle = make_handle(weighted_nll, logprobs=1, weights=1, scale=0)
-    surrogate = differentiate(WEIGHTED, outputs_of([-1.0, -2.0], [-0.5, -4.0, -0.25]), handle)
+    surrogate = compute_surrogate(WEIGHTED, outputs_of([-1.0, -2.0], [-0.5, -4.0, -0.25]), handle)
     weights = [each.loss_fn_inputs["weights"].tolist() for each in surrogate.data]
     assert weights == [[1.0, 2.0], [1.5, 0.0, 3.0]]
     assert surrogate.loss_sum == 6.5
@@ -176,7 +176,7 @@ def test_sparse_targets_without_weights_go_all_the_way() -> None:
         assert logprobs[0].shape == mask.shape
         return (logprobs[0][mask] ** 2).sum(), {}
 
-    surrogate = differentiate(data, outputs_of(logprobs), loss_fn)
+    surrogate = compute_surrogate(data, outputs_of(logprobs), loss_fn)
     [datum] = surrogate.data
     expected = np.where(targets.numpy() > 0, -2 * logprobs, 0)
     np.testing.assert_allclose(datum.loss_fn_inputs["weights"].to_numpy(), expected)
@@ -187,7 +187,7 @@ def test_sparse_targets_without_weights_go_all_the_way() -> None:
 def test_provenance_is_kept() -> None:
     spans = [SampledProvenanceSpan(sequence_id="s", length=3)]
     data = [DATA[0].with_provenance(spans, spans)]
-    [datum] = differentiate(data, OUTPUTS[:1], lambda data, lp: (lp[0].sum(), {})).data
+    [datum] = compute_surrogate(data, OUTPUTS[:1], lambda data, lp: (lp[0].sum(), {})).data
     assert (datum.model_input_spans, datum.loss_fn_input_spans) == (spans, spans)
 
 
@@ -201,7 +201,7 @@ def test_the_loss_works_on_float32_leaves_of_its_own() -> None:
         return sum(each.sum() for each in seen), {}
 
     with torch.no_grad():
-        surrogate = differentiate(DATA, OUTPUTS, loss_fn)
+        surrogate = compute_surrogate(DATA, OUTPUTS, loss_fn)
     assert [(each.dtype, each.is_leaf, each.requires_grad) for each in seen] == [
         (torch.float32, True, True)
     ] * 2
@@ -212,7 +212,7 @@ def test_the_loss_works_on_float32_leaves_of_its_own() -> None:
 
 def test_parameters_of_the_users_own_are_trained_too() -> None:
     scale = torch.ones((), requires_grad=True)
-    differentiate(DATA, OUTPUTS, lambda data, lp: ((lp[0].sum() + lp[1].sum()) * scale, {}))
+    compute_surrogate(DATA, OUTPUTS, lambda data, lp: ((lp[0].sum() + lp[1].sum()) * scale, {}))
     assert scale.grad is not None
     assert scale.grad.item() == -6.75
 
@@ -223,7 +223,7 @@ def test_a_loss_that_ran_backward_itself_is_not_counted_twice() -> None:
         loss.backward(retain_graph=True)
         return loss, {}
 
-    surrogate = differentiate(DATA, OUTPUTS, loss_fn)
+    surrogate = compute_surrogate(DATA, OUTPUTS, loss_fn)
     assert surrogate.data[0].loss_fn_inputs["weights"].tolist() == [-1.0, -1.0, -1.0]
 
 
@@ -231,7 +231,7 @@ def test_a_datum_the_loss_ignores_gets_zeros_and_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
-        surrogate = differentiate(DATA, OUTPUTS, lambda data, lp: (lp[0].sum(), {}))
+        surrogate = compute_surrogate(DATA, OUTPUTS, lambda data, lp: (lp[0].sum(), {}))
     assert surrogate.data[1].loss_fn_inputs["weights"].tolist() == [0.0, 0.0]
     assert [record.getMessage() for record in caplog.records] == [
         "The custom loss does not depend on the log-probabilities of 1 of 2 datums; "
@@ -246,7 +246,7 @@ def test_a_datum_the_loss_ignores_gets_zeros_and_one_warning(
 )
 def test_a_loss_of_something_else_is_refused(loss: torch.Tensor) -> None:
     with pytest.raises(InvalidInput, match="does not depend on the log-probabilities"):
-        differentiate(DATA, OUTPUTS, lambda data, logprobs: (loss, {}))
+        compute_surrogate(DATA, OUTPUTS, lambda data, logprobs: (loss, {}))
 
 
 def total(logprobs: list[torch.Tensor]) -> torch.Tensor:
@@ -278,11 +278,11 @@ def total(logprobs: list[torch.Tensor]) -> torch.Tensor:
 )
 def test_a_result_that_cannot_be_used_is_refused(loss_fn: Loss, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
-        differentiate(DATA, OUTPUTS, loss_fn)
+        compute_surrogate(DATA, OUTPUTS, loss_fn)
 
 
 def test_one_number_in_a_row_counts_as_a_scalar() -> None:
-    surrogate = differentiate(DATA, OUTPUTS, lambda data, lp: (total(lp)[None], {}))
+    surrogate = compute_surrogate(DATA, OUTPUTS, lambda data, lp: (total(lp)[None], {}))
     assert surrogate.loss_sum == -6.75
 
 
@@ -293,7 +293,7 @@ def test_what_the_loss_raises_comes_out_unchanged() -> None:
         raise mine
 
     with pytest.raises(KeyError) as raised:
-        differentiate(DATA, OUTPUTS, raises)
+        compute_surrogate(DATA, OUTPUTS, raises)
     assert raised.value is mine
 
 
@@ -307,4 +307,4 @@ def test_what_the_loss_raises_comes_out_unchanged() -> None:
 )
 def test_a_forward_pass_that_does_not_fit_is_the_servers_fault(outputs: Any, sentence: str) -> None:
     with pytest.raises(APIResponseValidationError, match=sentence):
-        differentiate(DATA, outputs, square_and_exp)
+        compute_surrogate(DATA, outputs, square_and_exp)

@@ -18,7 +18,7 @@ from typing import Any
 import pyqwest
 import pytest
 
-from tinkex.client.download import download_file, download_tree
+from tinkex.client.download import download_directory, download_file
 from tinkex.client.partial_file import PartialFile
 from tinkex.client.transfer import ResponseStream
 from tinkex.errors import APIConnectionError, DownloadError, InvalidInput
@@ -572,7 +572,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 async def get_tree(shelf: Shelf, folder: Path, **options: Any) -> Path:
     options.setdefault("sleep", Waits())
-    return await download_tree(fetch, shelf.urls(), folder / "out", **options)
+    return await download_directory(fetch, shelf.urls(), folder / "out", **options)
 
 
 @pytest.mark.asyncio
@@ -711,13 +711,13 @@ async def test_a_later_call_goes_on_with_the_parts(shelf: Shelf, tmp_path: Path)
     urls = shelf.urls()
     del shelf.files["optimizer/state.bin"]
     with pytest.raises(DownloadError, match=r"state\.bin: the server answered 404"):
-        await download_tree(fetch, urls, tmp_path / "out", concurrency=1)
+        await download_directory(fetch, urls, tmp_path / "out", concurrency=1)
     assert_only(tmp_path, ".out.partial")
     kept = contents(tmp_path / ".out.partial")
     assert kept["adapter_model.bin.part"] == DATA
     shelf.files["optimizer/state.bin"] = TREE["optimizer/state.bin"]
     shelf.asked.clear()
-    await download_tree(fetch, urls, tmp_path / "out", concurrency=1)
+    await download_directory(fetch, urls, tmp_path / "out", concurrency=1)
     assert contents(tmp_path / "out") == TREE
     assert_only(tmp_path, "out")
     assert ("adapter_model.bin", "bytes=5020000-") in shelf.asked
@@ -760,7 +760,7 @@ async def test_unsafe_names_are_refused_before_anything_is_fetched(
 ) -> None:
     files = {"fine": f"{shelf.url}/model.bin", name: f"{shelf.url}/model.bin"}
     with pytest.raises(DownloadError, match=re.escape(repr(name))):
-        await download_tree(fetch, files, tmp_path / "out")
+        await download_directory(fetch, files, tmp_path / "out")
     assert shelf.asked == []
     assert_only(tmp_path)
 
@@ -768,9 +768,9 @@ async def test_unsafe_names_are_refused_before_anything_is_fetched(
 @pytest.mark.asyncio
 async def test_a_file_cannot_be_a_folder_too(shelf: Shelf, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="'a/b': it would clash"):
-        await download_tree(fetch, {"a": shelf.url, "a/b": shelf.url}, tmp_path / "out")
+        await download_directory(fetch, {"a": shelf.url, "a/b": shelf.url}, tmp_path / "out")
     with pytest.raises(InvalidInput, match="nothing to download"):
-        await download_tree(fetch, {}, tmp_path / "out")
+        await download_directory(fetch, {}, tmp_path / "out")
     assert shelf.asked == []
 
 
@@ -791,5 +791,5 @@ async def test_a_plain_dot_means_this_folder(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InvalidInput, match="here' exists already"):
-        await download_tree(fetch, shelf.urls(), Path())
+        await download_directory(fetch, shelf.urls(), Path())
     assert shelf.asked == []

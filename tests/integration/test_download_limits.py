@@ -20,7 +20,7 @@ from tinkex.checkpoint import manifest as manifest_module
 from tinkex.client import download as download_module
 from tinkex.client import http as http_module
 from tinkex.client.config import Config
-from tinkex.client.download import download_file, download_tree
+from tinkex.client.download import download_directory, download_file
 from tinkex.client.http import HttpClient, HttpStream
 from tinkex.errors import APIResponseValidationError, DownloadError
 
@@ -133,7 +133,7 @@ async def get(server: Server, folder: Path, **options: Any) -> Path:
 
 
 async def get_tree(server: Server, folder: Path, **options: Any) -> Path:
-    return await download_tree(
+    return await download_directory(
         fetcher(server), server.urls(), folder / "out", sleep=no_sleep, **options
     )
 

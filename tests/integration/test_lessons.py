@@ -30,7 +30,7 @@ from tests.integration.conftest import (
 from tinkex import SamplingClient, ServiceClient, TinkexError, TrainingClient, types
 from tinkex.auth import raise_if_tinker_not_accessible
 from tinkex.client import dispatch, polling
-from tinkex.client.loop import IO
+from tinkex.client.loop import IO_LOOP
 from tinkex.testing import Call, Fault, StubServer
 
 ADAM = tinkex.AdamParams(learning_rate=0.1)
@@ -76,7 +76,7 @@ def test_sample_returns_at_once_while_the_io_thread_is_busy(
     """P-14: the caller waits for nobody, and a sample costs its two requests and no other."""
     before = len(server.calls())
     gate = threading.Event()
-    IO.post(gate.wait, PATIENCE)
+    IO_LOOP.post(gate.wait, PATIENCE)
     started = time.monotonic()
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(100)]
     assert time.monotonic() - started < PATIENCE / 2
@@ -106,7 +106,10 @@ def test_encoding_and_decoding_of_batches_keep_off_the_io_thread(
     note_thread(dispatch, "encode_forward_backward_request")
     note_thread(polling, "decode_result")
     output = client.forward([datum([1] * 2000)] * 50, "cross_entropy").result(PATIENCE)
-    assert sum(row["logprobs"].nbytes for row in output.loss_fn_outputs) > polling.LARGE_BYTES
+    assert (
+        sum(row["logprobs"].nbytes for row in output.loss_fn_outputs)
+        > polling.MIN_THREADED_DECODE_BYTES
+    )
     encoded, decoded = seen
     assert encoded == threading.current_thread().name
     assert decoded not in {encoded, "tinkex-io", "tinkex-pulse"}
@@ -140,7 +143,7 @@ def test_silence_of_the_heartbeats_is_said_aloud_and_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """P-19: a wrong path was answered by 404 for months, and nobody heard of it."""
-    monkeypatch.setattr("tinkex.client.session.WORRY_SECONDS", 0.1)
+    monkeypatch.setattr("tinkex.client.session.HEARTBEAT_WARNING_SECONDS", 0.1)
     server.inject("session_heartbeat", Fault(status=404), times=None)
     connect(server, heartbeat_seconds=0.02).create_lora_training_client(BASE_MODEL)
     eventually(lambda: "No heartbeat of session" in caplog.text)
@@ -237,7 +240,7 @@ def test_a_failed_load_leaves_nothing_here(
     num_alive = _num_clients()
     with pytest.raises(TinkexError, match="torn"):
         service.create_training_client_from_state(path)
-    eventually(lambda: not service._holder._under_way and _num_clients() == num_alive)
+    eventually(lambda: not service._holder._tasks and _num_clients() == num_alive)
     assert service.create_training_client_from_state(path).model_id
 
 

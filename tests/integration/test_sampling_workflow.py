@@ -48,7 +48,7 @@ def sampler(service: ServiceClient) -> SamplingClient:
 
 
 def limiter_of(client: SamplingClient) -> Any:
-    return client.holder.lane.limiter
+    return client.holder.sampling_limits.limiter
 
 
 def seq_ids(server: StubServer) -> list[int]:

@@ -103,7 +103,7 @@ def test_a_429_for_one_does_not_delay_the_other(serve: Serve, connect: Connect) 
     server = serve(api_keys={RED, BLUE})
     red, blue = (Tenant(connect, server, key) for key in (RED, BLUE))
     limited, free = red.sampler(ONCE), blue.sampler(ONCE)
-    lanes = limited.holder.lane, free.holder.lane
+    lanes = limited.holder.sampling_limits, free.holder.sampling_limits
     assert lanes[0] is not lanes[1]
     server.inject(
         "asample",
@@ -117,17 +117,17 @@ def test_a_429_for_one_does_not_delay_the_other(serve: Serve, connect: Connect) 
     futures = [free.sample(PROMPT, 1, SHORT) for _ in range(100)]
     assert all(future.result(PATIENCE).sequences for future in futures)
     assert lanes[0].limiter.remaining_seconds() > 5.0
-    assert not lanes[1].limiter.should_back_off()
+    assert not lanes[1].limiter.is_backing_off()
     assert not waiting.done()
     assert sum(call.api_key == RED for call in server.calls("asample")) == 1
     # Everybody with the same key and server shares a lane, whoever made the client.
-    assert connect(server, api_key=RED)._holder.lane is lanes[0]
+    assert connect(server, api_key=RED)._holder.sampling_limits is lanes[0]
     assert waiting.cancel()
 
 
 def test_the_same_key_on_two_servers_has_two_lanes(serve: Serve, connect: Connect) -> None:
     first, second = (connect(serve(), api_key=RED) for _ in range(2))
-    assert first._holder.lane is not second._holder.lane
+    assert first._holder.sampling_limits is not second._holder.sampling_limits
 
 
 def test_5xx_is_retried_on_training_and_polling_only(serve: Serve, connect: Connect) -> None:

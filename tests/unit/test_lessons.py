@@ -23,7 +23,7 @@ import pytest
 import tinkex
 import tinkex.types
 from tinkex.client.config import Config
-from tinkex.client.lanes import Lane
+from tinkex.client.lanes import SamplingLimits
 from tinkex.settings import Environment
 from tinkex.types import ClientConfigResponse
 
@@ -249,16 +249,16 @@ class Timers(asyncio.SelectorEventLoop):
 
 def test_waiting_for_a_turn_needs_no_timer() -> None:
     """P-37: a wait that looks every 2 ms is a wait that never sleeps."""
-    lane = Lane()
-    lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
+    lane = SamplingLimits()
+    lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
 
     async def submit(num_bytes: int) -> None:
-        async with lane.submission(num_bytes):
+        async with lane.acquire(num_bytes):
             await asyncio.sleep(0)
 
     async def crowd() -> None:
         async with AsyncExitStack() as held:
-            await held.enter_async_context(lane.submission(10))
+            await held.enter_async_context(lane.acquire(10))
             waiting = [asyncio.create_task(submit(1 + number % 9)) for number in range(30)]
             for _ in range(20):
                 await asyncio.sleep(0)

@@ -38,8 +38,8 @@ class AdminClient(SessionlessClient):
         return self._call(
             api.BILLING_USAGE,
             query={
-                "starting_on": _hour("starting_on", starting_on),
-                "ending_before": _hour("ending_before", ending_before),
+                "starting_on": _format_full_hour("starting_on", starting_on),
+                "ending_before": _format_full_hour("ending_before", ending_before),
             },
         )
 
@@ -70,7 +70,7 @@ class AdminClient(SessionlessClient):
         return await self.get_quotas()
 
 
-def _hour(name: str, when: datetime | str) -> str:
+def _format_full_hour(name: str, when: datetime | str) -> str:
     """An RFC 3339 time with a zone, on the full hour."""
     try:
         parsed = datetime.fromisoformat(when) if isinstance(when, str) else when

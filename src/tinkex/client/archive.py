@@ -21,18 +21,18 @@ if sys.platform != "win32":
     import fcntl
 
 #: Called with the bytes done, and the bytes there are or None if nobody knows.
-Progress = Callable[[int, int | None], None]
+ProgressCallback = Callable[[int, int | None], None]
 
 #: What an archive may unpack to without being asked: this, or this many times its own size.
-UNPACKED_BYTES, UNPACKED_RATIO = 16 * 2**30, 200
+MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 16 * 2**30, 200
 #: How many files and folders an archive may hold.
 MAX_MEMBERS = 100_000
 #: How much may stand between two files of an archive; a header is far smaller.
-HEADER_BYTES = 8 * 2**20
+MAX_HEADER_BYTES = 8 * 2**20
 BLOCK_BYTES = 2**20
 
-_DRIVE = re.compile(r"[A-Za-z]:")
-_DISTRUST = "Do not trust the place this came from."
+_DRIVE_PREFIX = re.compile(r"[A-Za-z]:")
+_UNTRUSTED_HINT = "Do not trust the place this came from."
 
 
 def safe_relative_path(name: str) -> PurePosixPath:
@@ -40,8 +40,8 @@ def safe_relative_path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     has_odd_letter = any(letter in "\\\x7f" or letter < " " for letter in name)
     is_outside = not path.parts or path.is_absolute() or ".." in path.parts
-    if is_outside or has_odd_letter or _DRIVE.match(name):
-        raise DownloadError(f"Refused the unsafe file name {name!r}", hint=_DISTRUST)
+    if is_outside or has_odd_letter or _DRIVE_PREFIX.match(name):
+        raise DownloadError(f"Refused the unsafe file name {name!r}", hint=_UNTRUSTED_HINT)
     return path
 
 
@@ -58,21 +58,21 @@ def check_free_space(directory: Path, num_bytes: int, name: str) -> None:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold a file or folder for this download alone; refuse if another one holds it."""
     if os.name != "posix":
         yield
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if not _lock(descriptor, path):
+        if not _try_lock(descriptor, path):
             raise DownloadError(f"Another download is writing {str(path)!r}")
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path) -> bool:
+def _try_lock(descriptor: int, path: Path) -> bool:
     if sys.platform == "win32":
         return True
     try:
@@ -83,7 +83,7 @@ def _lock(descriptor: int, path: Path) -> bool:
         return False
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Push a file or folder to the disk, so that it outlives a power cut."""
     if os.name != "posix" and path.is_dir():
         return  # only POSIX lets a folder be opened
@@ -96,7 +96,7 @@ def sync(path: Path) -> None:
 
 def recover_directory(destination: Path) -> None:
     """Finish or undo a replacement that was interrupted half-way."""
-    aside = _aside(destination)
+    aside = _replaced_path(destination)
     if not aside.exists():
         return
     if destination.exists():
@@ -108,8 +108,8 @@ def recover_directory(destination: Path) -> None:
 def publish_directory(staging: Path, destination: Path, *, replace: bool = False) -> None:
     """Give a finished folder its final name; what it replaces is deleted last."""
     for path in [*staging.rglob("*"), staging]:
-        sync(path)
-    aside = _aside(destination)
+        fsync_path(path)
+    aside = _replaced_path(destination)
     if replace and destination.exists():
         destination.rename(aside)
     try:
@@ -117,11 +117,11 @@ def publish_directory(staging: Path, destination: Path, *, replace: bool = False
     except OSError:
         recover_directory(destination)
         raise
-    sync(destination.parent)
+    fsync_path(destination.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _aside(destination: Path) -> Path:
+def _replaced_path(destination: Path) -> Path:
     return destination.with_name(f".{destination.name}.replaced")
 
 
@@ -130,8 +130,8 @@ def extract_archive(
     destination: Path,
     *,
     max_bytes: int | None = None,
-    progress: Progress = lambda *_: None,
-    told_files: Callable[[int], None] = lambda _: None,
+    progress: ProgressCallback = lambda *_: None,
+    on_files: Callable[[int], None] = lambda _: None,
 ) -> Path:
     """Unpack a tar, or one in gzip or zstd, into a new folder; progress counts the bytes read."""
     if os.path.lexists(destination):
@@ -139,15 +139,17 @@ def extract_archive(
     staging = destination.with_name(f".{destination.name}.extract-{uuid4().hex[:8]}")
     try:
         total = archive.stat().st_size
-        limit = max(UNPACKED_BYTES, UNPACKED_RATIO * total) if max_bytes is None else max_bytes
+        limit = (
+            max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * total) if max_bytes is None else max_bytes
+        )
         staging.mkdir(parents=True)
         with archive.open("rb") as raw:
 
             def report(num_files: int) -> None:
                 progress(raw.tell(), total)
-                told_files(num_files)
+                on_files(num_files)
 
-            _Unpacking(staging, limit, report).run(raw)
+            _TarExtractor(staging, limit, report).run(raw)
         publish_directory(staging, destination)
     except tarfile.TarError as error:
         raise DownloadError(f"{archive.name} is damaged or not a tar archive: {error}") from error
@@ -158,17 +160,17 @@ def extract_archive(
     return destination
 
 
-class _Metered:
+class _BoundedReader:
     """A stream that gives no more than its limit, so that no header can fill the memory."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
         self._done_bytes = 0
-        self._limit_bytes = HEADER_BYTES
+        self._limit_bytes = MAX_HEADER_BYTES
 
     def allow(self, num_bytes: int) -> None:
         """Let this much more through, and a header."""
-        self._limit_bytes = self._done_bytes + num_bytes + HEADER_BYTES
+        self._limit_bytes = self._done_bytes + num_bytes + MAX_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
         """Read on, as file objects do."""
@@ -182,7 +184,7 @@ class _Metered:
         return block
 
 
-class _StrictHeader(tarfile.TarInfo):
+class _StrictTarInfo(tarfile.TarInfo):
     """A header that refuses the damage which tarfile takes for the end of the archive."""
 
     @classmethod
@@ -195,7 +197,7 @@ class _StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} where a file should begin") from error
 
 
-class _Unpacking:
+class _TarExtractor:
     """One archive on its way into a fresh folder."""
 
     def __init__(self, root: Path, max_bytes: int, report: Callable[[int], None]) -> None:
@@ -207,9 +209,9 @@ class _Unpacking:
 
     def run(self, raw: IO[bytes]) -> None:
         """Unpack everything."""
-        meter = _Metered(_inflated(raw))
+        meter = _BoundedReader(_open_decompressed(raw))
         stream = cast(IO[bytes], meter)  # tarfile asks for nothing but read() in this mode
-        with tarfile.open(None, "r|", stream, BLOCK_BYTES, tarinfo=_StrictHeader) as tar:
+        with tarfile.open(None, "r|", stream, BLOCK_BYTES, tarinfo=_StrictTarInfo) as tar:
             for member in tar:
                 meter.allow(member.size)
                 self._unpack(tar, member)
@@ -223,7 +225,7 @@ class _Unpacking:
     def _unpack(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         if member.isdir() and not PurePosixPath(member.name).parts:
             return  # "./", the folder itself
-        target = self._place(member)
+        target = self._checked_target(member)
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
             return
@@ -236,14 +238,16 @@ class _Unpacking:
                 file.write(block)
                 self._report(len(self._seen))
 
-    def _place(self, member: tarfile.TarInfo) -> Path:
+    def _checked_target(self, member: tarfile.TarInfo) -> Path:
         path = safe_relative_path(member.name)
         is_file = member.type in {tarfile.REGTYPE, tarfile.AREGTYPE} and not member.issparse()
         if not (is_file or member.isdir()) or member.size < 0:
             reason = "it is neither a file nor a folder"
-            raise DownloadError(f"Refused {member.name!r}: {reason}", hint=_DISTRUST)
+            raise DownloadError(f"Refused {member.name!r}: {reason}", hint=_UNTRUSTED_HINT)
         if path in self._seen:
-            raise DownloadError(f"Refused {member.name!r}: the name occurs twice", hint=_DISTRUST)
+            raise DownloadError(
+                f"Refused {member.name!r}: the name occurs twice", hint=_UNTRUSTED_HINT
+            )
         check_free_space(self._root, member.size, member.name)
         self._seen.add(path)
         self._num_bytes += member.size
@@ -255,7 +259,7 @@ class _Unpacking:
         return self._root / path
 
 
-def _inflated(raw: IO[bytes]) -> IO[bytes]:
+def _open_decompressed(raw: IO[bytes]) -> IO[bytes]:
     """The tar inside, whatever packs it."""
     magic = raw.read(4)
     raw.seek(0)

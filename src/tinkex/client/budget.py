@@ -29,7 +29,7 @@ class ByteBudget:
     async def reserve(self, num_bytes: int) -> AsyncIterator[None]:
         """Hold a share of the budget while the block runs."""
         if self._queue or not self._fits(num_bytes):
-            await self._wait(num_bytes)
+            await self._wait_for_room(num_bytes)
         else:
             self._used_bytes += num_bytes
         try:
@@ -40,7 +40,7 @@ class ByteBudget:
     def _fits(self, num_bytes: int) -> bool:
         return self._used_bytes == 0 or self._used_bytes + num_bytes <= self.limit_bytes
 
-    async def _wait(self, num_bytes: int) -> None:
+    async def _wait_for_room(self, num_bytes: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((num_bytes, turn))
         try:

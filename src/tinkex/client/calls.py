@@ -57,7 +57,7 @@ class SessionlessClient:
         return self.holder.start(call())
 
 
-def page(limit: int, offset: int) -> dict[str, object]:
+def page_query(limit: int, offset: int) -> dict[str, object]:
     """The query of one page."""
     for name, value, least in (("limit", limit, 1), ("offset", offset, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -17,11 +17,21 @@ from tinkex import clock
 from tinkex.checkpoint.encryption import AGE_SUFFIX as ENCRYPTED_SUFFIX
 from tinkex.checkpoint.encryption import decrypt_directory, read_identities
 from tinkex.checkpoint.manifest import check_manifest, read_manifest
-from tinkex.client.archive import Progress, exclusive, extract_archive, publish_directory
-from tinkex.client.download import check_destination, download_file, download_tree, staging_for
+from tinkex.client.archive import (
+    ProgressCallback,
+    exclusive_lock,
+    extract_archive,
+    publish_directory,
+)
+from tinkex.client.download import (
+    check_destination,
+    download_directory,
+    download_file,
+    staging_path,
+)
 from tinkex.client.holder import Holder
 from tinkex.client.http import HttpStream
-from tinkex.client.retry import retry_after
+from tinkex.client.retry import parse_retry_after
 from tinkex.errors import APIStatusError, CheckpointError, DownloadError, InvalidInput
 from tinkex.ids import TinkerPath
 from tinkex.logs import get_logger
@@ -31,86 +41,86 @@ from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
 logger = get_logger(__name__)
 
 #: Answers of a server that offers archives instead of single files.
-NO_FILES = frozenset({400, 404, 405, 422})
+FILES_UNSUPPORTED_STATUSES = frozenset({400, 404, 405, 422})
 #: How often, and how long apart, to ask for an archive that is still being built.
-BUILD_TRIES = 7
-BUILD_WAIT_SECONDS = 30.0
+MAX_ARCHIVE_REQUESTS = 7
+ARCHIVE_WAIT_SECONDS = 30.0
 #: The largest response that names the URL of an archive.
-MAX_LINK_BYTES = 2**20
+MAX_ARCHIVE_REPLY_BYTES = 2**20
 #: How long before their end URLs are signed anew.
-EARLY_SECONDS = 60.0
+URL_RENEWAL_MARGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class DownloadOptions:
     """How a checkpoint shall arrive."""
 
     destination: Path
     force: bool = False
     """Replace what is there, once everything has arrived."""
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
     """Told how many bytes have arrived."""
-    unpacked: Progress | None = None
+    unpack_progress: ProgressCallback | None = None
     """Told how many files came out of an archive."""
     identity: Path | None = None
     """The file of secret keys that decrypts an encrypted checkpoint; None leaves it encrypted."""
 
 
-async def download_checkpoint(holder: Holder, path: TinkerPath, delivery: Delivery) -> Path:
+async def download_checkpoint(holder: Holder, path: TinkerPath, options: DownloadOptions) -> Path:
     """Fetch a checkpoint into a folder, which appears when everything is there."""
-    destination = check_destination(delivery.destination, force=delivery.force)
-    identities = _identities(delivery)
+    destination = check_destination(options.destination, force=options.force)
+    identities = _read_identities(options)
     await holder.ready()
-    ids = _ids(path)
+    ids = _checkpoint_ids(path)
     try:
         reply = await holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=ids)
     except APIStatusError as error:
-        if error.status not in NO_FILES:
+        if error.status not in FILES_UNSUPPORTED_STATUSES:
             raise
         no_files = error
     else:
-        links = _Links(holder, ids, reply)
+        links = _SignedUrls(holder, ids, reply)
         if identities:
-            return await _fetch_encrypted(links, destination, delivery, identities)
-        return await _fetch_files(links, destination, delivery)
+            return await _fetch_encrypted(links, destination, options, identities)
+        return await _fetch_files(links, destination, options)
     try:
         url = await _archive_url(holder, ids)
     except APIStatusError as error:
         # Neither form exists: the first answer says why better than the second.
-        raise (no_files if error.status in NO_FILES else error) from error
-    return await _fetch_archive(holder, url, destination, delivery)
+        raise (no_files if error.status in FILES_UNSUPPORTED_STATUSES else error) from error
+    return await _fetch_archive(holder, url, destination, options)
 
 
-def _identities(delivery: Delivery) -> list[Any]:
+def _read_identities(options: DownloadOptions) -> list[Any]:
     """The secret keys, read before anything is fetched."""
-    return [] if delivery.identity is None else read_identities(delivery.identity)
+    return [] if options.identity is None else read_identities(options.identity)
 
 
-async def download_archive(holder: Holder, path: TinkerPath, delivery: Delivery) -> Path:
+async def download_archive(holder: Holder, path: TinkerPath, options: DownloadOptions) -> Path:
     """Fetch a checkpoint as the server packs it, into one file."""
-    if delivery.identity is not None:
+    if options.identity is not None:
         raise InvalidInput("an archive is kept as it is: an identity decrypts unpacked files only")
-    if os.path.lexists(delivery.destination) and not delivery.force:
-        raise InvalidInput(f"{str(delivery.destination)!r} exists already")
+    if os.path.lexists(options.destination) and not options.force:
+        raise InvalidInput(f"{str(options.destination)!r} exists already")
     await holder.ready()
-    url = await _archive_url(holder, _ids(path))
+    url = await _archive_url(holder, _checkpoint_ids(path))
     return await download_file(
-        _fetcher(holder),
+        _authenticated_fetch(holder),
         url,
-        delivery.destination,
-        progress=delivery.progress,
+        options.destination,
+        progress=options.progress,
         max_unsized_bytes=holder.config.max_unsized_download_bytes,
     )
 
 
-def _ids(path: TinkerPath) -> dict[str, str]:
+def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
     return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
 
 
 # --- single files -----------------------------------------------------------------------------
 
 
-class _Links:
+class _SignedUrls:
     """The URLs of a checkpoint's files, signed anew before they end."""
 
     def __init__(
@@ -118,14 +128,14 @@ class _Links:
     ) -> None:
         self._holder = holder
         self._ids = ids
-        self._signing = asyncio.Lock()
-        self._take(reply)
+        self._renewal_lock = asyncio.Lock()
+        self._update(reply)
 
-    def _take(self, reply: ExternalWeightsUrlsResponse) -> None:
+    def _update(self, reply: ExternalWeightsUrlsResponse) -> None:
         self._reply = reply
         # Counted from now on, because the wall clock may jump while files arrive.
-        seconds = _aware(reply.expires).timestamp() - clock.wall_now() - EARLY_SECONDS
-        self._ends_at = clock.elapsed() + seconds
+        seconds = _as_utc(reply.expires).timestamp() - clock.wall_now() - URL_RENEWAL_MARGIN_SECONDS
+        self._renew_at = clock.elapsed() + seconds
 
     @property
     def max_unsized_bytes(self) -> int:
@@ -141,47 +151,49 @@ class _Links:
     async def fetch(self, name: str, headers: Mapping[str, str]) -> AsyncIterator[HttpStream]:
         """GET a file by its name."""
         url = await self._url(name)
-        async with _fetcher(self._holder)(url, headers) as stream:
+        async with _authenticated_fetch(self._holder)(url, headers) as stream:
             yield stream
 
     async def _url(self, name: str) -> str:
-        async with self._signing:
-            if clock.elapsed() >= self._ends_at:
-                self._take(await self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids))
+        async with self._renewal_lock:
+            if clock.elapsed() >= self._renew_at:
+                self._update(
+                    await self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids)
+                )
         if name not in self._reply.urls:
             raise DownloadError(f"The server does not offer {name!r} any more")
         return self._reply.urls[name]
 
 
-def _aware(moment: datetime) -> datetime:
+def _as_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-async def _fetch_files(links: _Links, destination: Path, delivery: Delivery) -> Path:
+async def _fetch_files(urls: _SignedUrls, destination: Path, options: DownloadOptions) -> Path:
     try:
-        return await download_tree(
-            links.fetch,
-            {name: name for name in links.names},
+        return await download_directory(
+            urls.fetch,
+            {name: name for name in urls.names},
             destination,
-            force=delivery.force,
-            progress=delivery.progress,
-            max_unsized_bytes=links.max_unsized_bytes,
+            force=options.force,
+            progress=options.progress,
+            max_unsized_bytes=urls.max_unsized_bytes,
         )
     finally:
-        _remove_if_empty(staging_for(destination))
+        _remove_if_empty(staging_path(destination))
 
 
 async def _fetch_encrypted(
-    links: _Links, destination: Path, delivery: Delivery, identities: list[Any]
+    urls: _SignedUrls, destination: Path, options: DownloadOptions, identities: list[Any]
 ) -> Path:
     """Fetch encrypted files into a hidden folder, decrypt and verify them, then rename it."""
-    if not any(name.endswith(ENCRYPTED_SUFFIX) for name in links.names):
+    if not any(name.endswith(ENCRYPTED_SUFFIX) for name in urls.names):
         raise InvalidInput("an identity was given, and the checkpoint has no encrypted file")
     encrypted = destination.with_name(f".{destination.name}.encrypted")
-    await _fetch_files(links, encrypted, replace(delivery, force=True))
+    await _fetch_files(urls, encrypted, replace(options, force=True))
     try:
         await asyncio.to_thread(_decrypt, encrypted, identities)
-        await asyncio.to_thread(publish_directory, encrypted, destination, replace=delivery.force)
+        await asyncio.to_thread(publish_directory, encrypted, destination, replace=options.force)
     except OSError as error:
         text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
         raise DownloadError(text) from error
@@ -201,37 +213,41 @@ def _decrypt(folder: Path, identities: list[Any]) -> None:
 # --- archives ---------------------------------------------------------------------------------
 
 
-async def _fetch_archive(holder: Holder, url: str, destination: Path, delivery: Delivery) -> Path:
+async def _fetch_archive(
+    holder: Holder, url: str, destination: Path, options: DownloadOptions
+) -> Path:
     """Fetch, unpack and check where nobody looks; one download at a time for each place."""
-    staging = staging_for(destination)
+    staging = staging_path(destination)
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        with exclusive(staging):
-            await _unpack_into(holder, url, destination, delivery)
+        with exclusive_lock(staging):
+            await _download_and_unpack(holder, url, destination, options)
     except OSError as error:
         text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
         raise DownloadError(text) from error
     return destination
 
 
-async def _unpack_into(holder: Holder, url: str, destination: Path, delivery: Delivery) -> None:
-    staging = staging_for(destination)
+async def _download_and_unpack(
+    holder: Holder, url: str, destination: Path, options: DownloadOptions
+) -> None:
+    staging = staging_path(destination)
     archive, fresh = staging / "archive", staging / "files"
     try:
         await download_file(
-            _fetcher(holder),
+            _authenticated_fetch(holder),
             url,
             archive,
-            progress=delivery.progress,
+            progress=options.progress,
             max_unsized_bytes=holder.config.max_unsized_download_bytes,
         )
         # Left behind by a process that died between unpacking and renaming.
         await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
-        await _unpack(archive, fresh, delivery.unpacked or (lambda *_: None))
-        await asyncio.to_thread(_verify, fresh)
-        if identities := _identities(delivery):
+        await _unpack(archive, fresh, options.unpack_progress or (lambda *_: None))
+        await asyncio.to_thread(_verify_manifest, fresh)
+        if identities := _read_identities(options):
             await asyncio.to_thread(_decrypt, fresh, identities)
-        await asyncio.to_thread(publish_directory, fresh, destination, replace=delivery.force)
+        await asyncio.to_thread(publish_directory, fresh, destination, replace=options.force)
         # Also parts of single files, if an earlier try was of that kind.
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
     finally:
@@ -241,7 +257,7 @@ async def _unpack_into(holder: Holder, url: str, destination: Path, delivery: De
         _remove_if_empty(staging)
 
 
-async def _unpack(archive: Path, fresh: Path, unpacked: Progress) -> None:
+async def _unpack(archive: Path, fresh: Path, report: ProgressCallback) -> None:
     """Unpack in a thread that ends soon when this is cancelled: it may be gigabytes."""
     is_stopped = threading.Event()
     num_files = 0
@@ -251,7 +267,7 @@ async def _unpack(archive: Path, fresh: Path, unpacked: Progress) -> None:
         if is_stopped.is_set():
             raise DownloadError("Unpacking was stopped")
         num_files = done
-        unpacked(done, None)
+        report(done, None)
 
     unpacking = asyncio.to_thread(extract_archive, archive, fresh, told_files=tell)
     work = asyncio.ensure_future(unpacking)
@@ -261,10 +277,10 @@ async def _unpack(archive: Path, fresh: Path, unpacked: Progress) -> None:
         is_stopped.set()
         await asyncio.gather(work, return_exceptions=True)
         raise
-    unpacked(num_files, num_files)
+    report(num_files, num_files)
 
 
-def _verify(folder: Path) -> None:
+def _verify_manifest(folder: Path) -> None:
     """Check files against the list that came with them, if there is one."""
     try:
         read_manifest(folder)
@@ -284,27 +300,29 @@ def _remove_if_empty(staging: Path) -> None:
 async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
     """Where the archive is: in a JSON answer, behind a redirect, or the endpoint itself."""
     url = holder.config.base_url + CHECKPOINT_ARCHIVE.url_path(**ids)
-    for attempt in range(1, BUILD_TRIES + 1):
+    for attempt in range(1, MAX_ARCHIVE_REQUESTS + 1):
         headers = await holder.transport.headers_for(url)
         async with holder.transport.http.stream(url, headers, 60.0) as stream:
             if stream.status == 200:
-                return await _named_url(holder, stream) or url
-            error = holder.transport.error_of(await stream.read(MAX_LINK_BYTES))
-            if stream.status != 503 or attempt == BUILD_TRIES:
+                return await _parse_archive_url(holder, stream) or url
+            error = holder.transport.error_from_response(await stream.read(MAX_ARCHIVE_REPLY_BYTES))
+            if stream.status != 503 or attempt == MAX_ARCHIVE_REQUESTS:
                 raise error
-            wait = retry_after(stream.headers) or BUILD_WAIT_SECONDS
+            wait = parse_retry_after(stream.headers) or ARCHIVE_WAIT_SECONDS
         logger.info("The archive is being built; asking again in %.0f s", wait)
         await asyncio.sleep(wait)
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-async def _named_url(holder: Holder, stream: HttpStream) -> str | None:
+async def _parse_archive_url(holder: Holder, stream: HttpStream) -> str | None:
     if not stream.headers.get("content-type", "").startswith("application/json"):
         return None
-    return holder.transport.read(CHECKPOINT_ARCHIVE, await stream.read(MAX_LINK_BYTES)).url
+    return holder.transport.decode_reply(
+        CHECKPOINT_ARCHIVE, await stream.read(MAX_ARCHIVE_REPLY_BYTES)
+    ).url
 
 
-def _fetcher(
+def _authenticated_fetch(
     holder: Holder,
 ) -> Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[HttpStream]]:
     """A GET that carries the credential to our server, and to nobody else."""

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 from tinkex import types
 from tinkex.client.retry import (
+    MIN_LONG_POLL_SECONDS,
     NO_RETRY,
-    QUICK_SECONDS,
-    SOON,
+    QUICK_POLL_BACKOFF,
     RetryPolicy,
     backoff,
     wait_before_retry,
@@ -20,7 +20,7 @@ from tinkex.client.transport import Transport
 from tinkex.errors import APITimeoutError, ConnectTimeoutError, TinkexError
 from tinkex.wire.endpoints import RETRIEVE_FUTURES
 
-MAX_ANNOUNCED = 10_000
+MAX_READY = 10_000
 _POLICY = RetryPolicy(first_wait_seconds=1.0, max_wait_seconds=10.0)
 
 
@@ -32,39 +32,39 @@ class CompletionPoller:
         self._target = target
         self._waiters: dict[str, asyncio.Future[None]] = {}
         #: Ready and not fetched yet, oldest first.
-        self._announced: dict[str, None] = {}
+        self._ready: dict[str, None] = {}
         self._retrieved: set[str] = set()
         self._cursor = 0
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def fetching(self, request_id: str) -> AsyncIterator[None]:
+    async def fetch_scope(self, request_id: str) -> AsyncIterator[None]:
         """Wait until a result, or a failure, is ready; fetch it inside the block.
 
         Only after a fetch that worked, or was given up, is the server told that it may drop the
         result: a server announces it once, and a failed fetch is tried again.
         """
-        await self.completed(request_id)
+        await self.wait_ready(request_id)
         try:
             yield
         except asyncio.CancelledError:
-            self._settle(request_id)
+            self._mark_retrieved(request_id)
             raise
-        self._settle(request_id)
+        self._mark_retrieved(request_id)
 
-    def _settle(self, request_id: str) -> None:
-        self._announced.pop(request_id, None)
+    def _mark_retrieved(self, request_id: str) -> None:
+        self._ready.pop(request_id, None)
         self._retrieved.add(request_id)
 
-    async def completed(self, request_id: str) -> None:
+    async def wait_ready(self, request_id: str) -> None:
         """Return when the result, or the failure, of a request is ready to be fetched."""
-        if request_id in self._announced:
+        if request_id in self._ready:
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[request_id] = waiter
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._poll())
-            self._task.add_done_callback(self._stopped)
+            self._task.add_done_callback(self._on_poll_done)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -80,7 +80,7 @@ class CompletionPoller:
         while self._waiters:
             acknowledged, asked_at = sorted(self._retrieved), loop.time()
             try:
-                reply = await self._ask(acknowledged)
+                reply = await self._request_completions(acknowledged)
             except TinkexError as error:
                 attempt += 1
                 elapsed = loop.time() - started
@@ -91,12 +91,12 @@ class CompletionPoller:
             else:
                 attempt, started = 0, loop.time()
                 self._retrieved.difference_update(acknowledged)
-                has_news = self._take(reply)
-                quick = 0 if has_news or started - asked_at >= QUICK_SECONDS else quick + 1
+                has_news = self._handle_reply(reply)
+                quick = 0 if has_news or started - asked_at >= MIN_LONG_POLL_SECONDS else quick + 1
                 if quick:
-                    await asyncio.sleep(backoff(SOON, quick, random.random()))
+                    await asyncio.sleep(backoff(QUICK_POLL_BACKOFF, quick, random.random()))
 
-    async def _ask(self, acknowledged: list[str]) -> types.FuturesRetrieveResponse:
+    async def _request_completions(self, acknowledged: list[str]) -> types.FuturesRetrieveResponse:
         message = types.FuturesRetrieveRequest(
             target=self._target, prev_cursor=self._cursor, retrieved_request_ids=acknowledged
         )
@@ -108,22 +108,22 @@ class CompletionPoller:
             # A poll that ran into its time limit is a long poll without news.
             return types.FuturesRetrieveResponse(completions=[], cursor=self._cursor)
 
-    def _take(self, reply: types.FuturesRetrieveResponse) -> bool:
+    def _handle_reply(self, reply: types.FuturesRetrieveResponse) -> bool:
         self._cursor = reply.cursor
         for completion in reply.completions:
             if completion.request_id in self._retrieved:
                 continue
-            self._announced[completion.request_id] = None
+            self._ready[completion.request_id] = None
             # Taken out before it is told, so that no poll leaves for waiters that are served.
             waiter = self._waiters.pop(completion.request_id, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        while len(self._announced) > MAX_ANNOUNCED:
+        while len(self._ready) > MAX_READY:
             # Of samples that were cancelled before their promise was read: nobody will ask.
-            self._announced.pop(next(iter(self._announced)))
+            self._ready.pop(next(iter(self._ready)))
         return bool(reply.completions)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
+    def _on_poll_done(self, task: asyncio.Task[None]) -> None:
         """Whatever ended the polling ends the waiting."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         for waiter in self._waiters.values():

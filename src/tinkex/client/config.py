@@ -97,7 +97,7 @@ class Config:
         env = options.get("environment") or read_environment(environ)
         given = {name: value for name, value in options.items() if value not in (None, "")}
         profile = find_profile(given.pop("profile", None), env)
-        found = _with_profile(_from_environment(env), given, profile)
+        found = _merge_profile(_from_environment(env), given, profile)
         if "base_url" not in found and env.home != Path():
             found["local_home"] = env.home
         return cls(**found | given)
@@ -107,13 +107,13 @@ class Config:
         # Copies: what the caller does with its own dict or list later changes nothing here.
         object.__setattr__(self, "headers", dict(self.headers))
         object.__setattr__(self, "tags", _checked_tags(self.tags))
-        for name in _POSITIVE:
+        for name in _POSITIVE_FIELDS:
             _check_number(name, getattr(self, name), least=0.0, inclusive=False)
-        for name in _NOT_NEGATIVE:
+        for name in _NON_NEGATIVE_FIELDS:
             _check_number(name, getattr(self, name), least=0.0, inclusive=True)
         if self.poll_timeout_seconds is not None:
             _check_number("poll_timeout_seconds", self.poll_timeout_seconds, 0.0, inclusive=False)
-        for name in _WHOLE:
+        for name in _INTEGER_FIELDS:
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"{name} must be a whole number, got {getattr(self, name)!r}")
         if self.billing_pause_seconds is not None:
@@ -127,7 +127,7 @@ class Config:
         return replace(self, **changes)
 
 
-_POSITIVE = (
+_POSITIVE_FIELDS = (
     "timeout_seconds",
     "connect_timeout_seconds",
     "first_answer_seconds",
@@ -138,14 +138,14 @@ _POSITIVE = (
     "max_response_bytes",
     "max_unsized_download_bytes",
 )
-_WHOLE = (
+_INTEGER_FIELDS = (
     "max_retries",
     "max_connections",
     "max_concurrent_samples",
     "max_response_bytes",
     "max_unsized_download_bytes",
 )
-_NOT_NEGATIVE = ("max_retries", "first_contact_seconds", "outage_seconds")
+_NON_NEGATIVE_FIELDS = ("max_retries", "first_contact_seconds", "outage_seconds")
 
 
 def _from_environment(env: Environment) -> dict[str, Any]:
@@ -161,24 +161,24 @@ def _from_environment(env: Environment) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _with_profile(
-    found: dict[str, Any], given: dict[str, Any], profile: Profile | None
+def _merge_profile(
+    from_environment: dict[str, Any], options: dict[str, Any], profile: Profile | None
 ) -> dict[str, Any]:
     """What the environment, the options and a profile say together."""
     if profile is None:
-        return found | given
+        return from_environment | options
     said = dict(profile.settings)
-    if not profile.is_chosen:
-        named_url = given.get("base_url") or found.get("base_url")
+    if not profile.is_explicit:
+        named_url = options.get("base_url") or from_environment.get("base_url")
         is_elsewhere = named_url is not None and named_url != said.get("base_url")
         # Nobody asked for this profile: its key must not travel to another server, and it does
         # not stand before a command that prints a key.
-        if is_elsewhere or found["environment"].credential_command:
+        if is_elsewhere or from_environment["environment"].credential_command:
             said.pop("api_key", None)
-        said = {name: value for name, value in said.items() if name not in found}
-    if "api_key" in said and "api_key" not in given:
+        said = {name: value for name, value in said.items() if name not in from_environment}
+    if "api_key" in said and "api_key" not in options:
         said["key_source"] = f"profile {profile.name!r} in {profile.path}"
-    return found | said | given | {"profile": profile.name}
+    return from_environment | said | options | {"profile": profile.name}
 
 
 def normalise_url(url: str) -> str:

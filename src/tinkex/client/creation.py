@@ -48,12 +48,12 @@ async def create_model(
         # AdamW goes without saying; servers before 0.36 do not know the field.
         del fields["optimizer_config"]
     given = {name: value for name, value in fields.items() if value is not None}
-    reply = await run_job(_poller(holder, base_model), CREATE_MODEL, given)
+    reply = await run_job(_training_poller(holder, base_model), CREATE_MODEL, given)
     logger.info("Model %s is ready", reply.model_id)
     return TrainingClient(holder, model_seq_id, reply.model_id)
 
 
-async def from_checkpoint(
+async def create_model_from_checkpoint(
     holder: Holder,
     path: str,
     *,
@@ -92,12 +92,12 @@ async def from_checkpoint(
     try:
         await client.load(path, weights_access_token, optimizer=with_optimizer)
     except BaseException:
-        holder.task(_unload(holder, client.model_id))
+        holder.create_task(_unload_model(holder, client.model_id))
         raise
     return client
 
 
-async def _unload(holder: Holder, model_id: str) -> None:
+async def _unload_model(holder: Holder, model_id: str) -> None:
     """Let go of a model that never got its weights; a server that cannot is not asked twice."""
     message = types.UnloadModelRequest(model_id=model_id)
     try:
@@ -107,7 +107,7 @@ async def _unload(holder: Holder, model_id: str) -> None:
 
 
 async def _create_by_loading(holder: Holder, message: types.LoadWeightsRequest) -> TrainingClient:
-    reply = await run_job(_poller(holder, message.path), LOAD_WEIGHTS, message)
+    reply = await run_job(_training_poller(holder, message.path), LOAD_WEIGHTS, message)
     # The server names models after (session, number); older ones do not say so again.
     model_id = reply.model_id or f"{message.session_id}:train:{message.model_seq_id}"
     return TrainingClient(holder, message.model_seq_id or 0, model_id)
@@ -119,7 +119,7 @@ async def _weights_info(
     # A foreign checkpoint is looked up with the credential that may see it.
     headers = None
     if weights_access_token:
-        headers = {"x-api-key": await holder.identity.as_sent(weights_access_token)}
+        headers = {"x-api-key": await holder.identity.exchange_if_needed(weights_access_token)}
     message = WeightsInfoRequest(tinker_path=path)
     return await holder.transport.call(WEIGHTS_INFO, message, headers=headers)
 
@@ -136,7 +136,7 @@ async def upload_loss(holder: Holder, traced: TracedLoss) -> LossHandle:
             inputs=list(traced.inputs),
             graph=encode_graph(traced.graph),
         )
-        reply = await run_job(_poller(holder, traced.name), CREATE_CUSTOM_LOSS, message)
+        reply = await run_job(_training_poller(holder, traced.name), CREATE_CUSTOM_LOSS, message)
         loss_id = reply.loss_id
     return LossHandle(
         name=traced.name,
@@ -147,5 +147,5 @@ async def upload_loss(holder: Holder, traced: TracedLoss) -> LossHandle:
     )
 
 
-def _poller(holder: Holder, name: str) -> Poller:
+def _training_poller(holder: Holder, name: str) -> Poller:
     return holder.poller(QueueStateLogger("training", name), name)

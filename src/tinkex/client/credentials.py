@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tinkex.client.private_files import locked, replace_file
+from tinkex.client.private_files import file_lock, replace_file
 from tinkex.clock import now
 from tinkex.errors import APIResponseValidationError, ClientClosed, ConfigError, InvalidInput
 from tinkex.logs import get_logger
@@ -36,13 +36,13 @@ logger = get_logger(__name__)
 #: How a key of the hosted service begins, and how a JWT does.
 KEY_PREFIX, JWT_PREFIX = "tml-", "eyJ"
 #: A token with this much life left is renewed before it is handed out again.
-RENEW_NOW_SECONDS = 60.0
+RENEW_BLOCKING_SECONDS = 60.0
 #: A token with this much life left is renewed behind the caller's back.
-RENEW_SOON_SECONDS = 300.0
+RENEW_BACKGROUND_SECONDS = 300.0
 #: How long to leave the server alone after a failed renewal.
 RENEW_PAUSE_SECONDS = 60.0
 
-_LOOKS_SECRET = re.compile(r"(?:tml-|eyJ)[\w.~+/=%-]{4,}")
+_SECRET_PATTERN = re.compile(r"(?:tml-|eyJ)[\w.~+/=%-]{4,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Credential:
             return self.value
         if self.command is None:
             raise ConfigError(f"The credential from {self.source} is empty")
-        return _checked(await run_credential_command(self.command), self.source)
+        return _checked_key(await run_credential_command(self.command), self.source)
 
 
 def find_credential(
@@ -79,7 +79,7 @@ def find_credential(
         (environment.api_key_variable, environment.api_key),
     ):
         if value:
-            return Credential(source=source, value=_checked(value, source))
+            return Credential(source=source, value=_checked_key(value, source))
     if environment.credential_command:
         return Credential(source="TINKER_CREDENTIAL_CMD", command=environment.credential_command)
     if environment.credentials_file == Path():
@@ -88,10 +88,10 @@ def find_credential(
     if record is None:
         return None
     source = "credentials file"
-    return Credential(source=source, value=_checked(record.key, source))
+    return Credential(source=source, value=_checked_key(record.key, source))
 
 
-def _checked(value: str, source: str) -> str:
+def _checked_key(value: str, source: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"The key from {source} must be text, got {type(value).__name__}")
     if not value or any(not "!" <= letter <= "~" for letter in value):
@@ -151,8 +151,8 @@ class CredentialStore:
         """Keep a key under an id, in place of an older one with that id."""
         if not key_id:
             raise InvalidInput(f"A stored key needs an id, got {key_id!r}")
-        _checked(record.key, "key record")
-        with self._changing() as raw:
+        _checked_key(record.key, "key record")
+        with self._locked_update() as raw:
             row = msgspec.to_builtins(record)
             keys = raw.setdefault("keys", {})
             keys[key_id] = {name: value for name, value in row.items() if value is not None}
@@ -161,18 +161,18 @@ class CredentialStore:
 
     def remove(self, key_id: str) -> bool:
         """Forget a key; False if there was none with that id."""
-        with self._changing() as raw:
+        with self._locked_update() as raw:
             found = raw.get("keys", {}).pop(key_id, None)
             if raw.get("default") == key_id:
                 del raw["default"]
         return found is not None
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
+    def _locked_update(self) -> Iterator[dict[str, Any]]:
         # Plain data is changed, not the typed view, so that fields of newer writers survive.
         try:
             self._make_folder()
-            with locked(self.path):
+            with file_lock(self.path):
                 raw = self._read_raw()
                 self._convert(raw)
                 yield raw
@@ -202,15 +202,15 @@ class CredentialStore:
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise self._garbage() from error
+            raise self._invalid_file_error() from error
 
     def _convert(self, raw: dict[str, Any]) -> StoredKeys:
         try:
             return msgspec.convert(raw, StoredKeys)
         except msgspec.ValidationError as error:
-            raise self._garbage() from error
+            raise self._invalid_file_error() from error
 
-    def _garbage(self) -> ConfigError:
+    def _invalid_file_error(self) -> ConfigError:
         # The reason stays out: it could quote the file, and the file is full of keys.
         return ConfigError(
             f"{self.path} is not a credentials file of version 1",
@@ -302,10 +302,10 @@ class TokenSource:
             raise ClientClosed
         left_seconds = self._expires_at - self._clock()
         is_paused = self._clock() < self._paused_until
-        if left_seconds > RENEW_SOON_SECONDS or (left_seconds > 0 and is_paused):
+        if left_seconds > RENEW_BACKGROUND_SECONDS or (left_seconds > 0 and is_paused):
             return self._token
         renewal = self._start_renewal()
-        if left_seconds > RENEW_NOW_SECONDS:
+        if left_seconds > RENEW_BLOCKING_SECONDS:
             return self._token
         # wait() neither cancels the task together with this caller nor raises the task's error.
         await asyncio.wait({renewal})
@@ -331,7 +331,7 @@ class TokenSource:
     async def _renew(self) -> None:
         token = await self._exchange(await self._credential.read())
         received_at = self._clock()
-        self._expires_at = received_at + _seconds_left(token, received_at)
+        self._expires_at = received_at + _remaining_seconds(token, received_at)
         self._token = token
 
     def _after_renewal(self, renewal: asyncio.Task[None]) -> None:
@@ -343,7 +343,7 @@ class TokenSource:
         logger.warning("Renewing the token failed: %s", redact(str(error), secrets))
 
 
-def _seconds_left(token: str, now: float) -> float:
+def _remaining_seconds(token: str, now: float) -> float:
     """How long a token lasts: its whole lifetime where this clock and the server's disagree."""
     try:
         claims = decode_jwt_claims(token)
@@ -363,4 +363,4 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     """The text with every secret, and whatever looks like one, replaced by ***."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return _LOOKS_SECRET.sub("***", text)
+    return _SECRET_PATTERN.sub("***", text)

@@ -35,12 +35,12 @@ __all__ = [
     "CustomLossFnV1",
     "LossHandle",
     "PerDatumLossFn",
-    "Surrogate",
+    "SurrogateLoss",
     "TracedLoss",
     "check_loss_fn",
     "check_loss_inputs",
     "check_loss_session",
-    "differentiate",
+    "compute_surrogate",
     "encode_graph",
     "forward_data",
     "run_loss_handle",
@@ -81,7 +81,7 @@ class LossHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class Surrogate:
+class SurrogateLoss:
     """A custom loss turned into data for cross entropy that has the same gradient."""
 
     data: list[Datum]
@@ -112,7 +112,7 @@ def check_loss_inputs(handle: LossHandle, data: Sequence[Datum]) -> None:
     keys = ("target_tokens", *handle.input_names)
     for index, datum in enumerate(data):
         for key, wanted in zip(keys, handle.inputs, strict=True):
-            tensor = _loss_input(index, datum, key)
+            tensor = _get_loss_input(index, datum, key)
             if len(tensor.shape) != wanted.rank:
                 raise InvalidInput(
                     f"data[{index}] has {key!r} of shape {tensor.shape}; custom loss "
@@ -129,7 +129,9 @@ def run_loss_handle(
     sums: dict[str, float] = {}
     for index, (datum, logprobs_of_datum) in enumerate(zip(data, logprobs, strict=True)):
         # A copy: a loss may work in place, and tensors share memory with the user's data.
-        inputs = [_loss_input(index, datum, key).to_torch().clone() for key in handle.input_names]
+        inputs = [
+            _get_loss_input(index, datum, key).to_torch().clone() for key in handle.input_names
+        ]
         loss, metrics = handle.graph(logprobs_of_datum, *inputs)
         if not is_torch_tensor(loss) or loss.ndim != 0:
             raise InvalidInput(
@@ -152,7 +154,7 @@ def forward_data(data: Sequence[Datum]) -> list[Datum]:
     for index, datum in enumerate(data):
         if not isinstance(datum, Datum):
             raise InvalidInput(f"data[{index}] is no Datum: {type(datum).__name__}")
-        targets = _loss_input(index, datum, "target_tokens")
+        targets = _get_loss_input(index, datum, "target_tokens")
         weights = datum.loss_fn_inputs.get("weights")
         if weights is None:
             weights = TensorData.from_numpy(np.zeros(targets.shape, dtype=np.float32))
@@ -161,9 +163,9 @@ def forward_data(data: Sequence[Datum]) -> list[Datum]:
     return forward
 
 
-def differentiate(
+def compute_surrogate(
     data: list[Datum], outputs: Sequence[LossFnOutput], loss_fn: CustomLossFnV1 | LossHandle
-) -> Surrogate:
+) -> SurrogateLoss:
     """Run the loss on what the forward pass returned, and turn its gradient into weights.
 
     What the loss itself raises is not touched.
@@ -186,14 +188,14 @@ def differentiate(
     if loss.requires_grad:
         torch.autograd.backward(loss)
     weighted = [
-        replace(datum, loss_fn_inputs=_weighted(index, datum, gradient))
-        for index, (datum, gradient) in enumerate(zip(data, _gradients(logprobs), strict=True))
+        replace(datum, loss_fn_inputs=_grad_weights(index, datum, gradient))
+        for index, (datum, gradient) in enumerate(zip(data, _collect_grads(logprobs), strict=True))
     ]
-    return Surrogate(weighted, loss_sum, metrics)
+    return SurrogateLoss(weighted, loss_sum, metrics)
 
 
 def with_custom_metrics(
-    output: ForwardBackwardOutput, surrogate: Surrogate
+    output: ForwardBackwardOutput, surrogate: SurrogateLoss
 ) -> ForwardBackwardOutput:
     """The result of the second pass, as if the server had computed the custom loss."""
     server = dict(output.metrics)
@@ -204,7 +206,7 @@ def with_custom_metrics(
     return replace(output, metrics=metrics)
 
 
-def _loss_input(index: int, datum: Datum, key: str) -> TensorData:
+def _get_loss_input(index: int, datum: Datum, key: str) -> TensorData:
     tensor = datum.loss_fn_inputs.get(key)
     if tensor is None:
         raise InvalidInput(
@@ -221,7 +223,7 @@ def _make_leaves(data: Sequence[Datum], outputs: Sequence[LossFnOutput]) -> list
     float32 = load_torch().float32
     leaves = []
     for index, (datum, output) in enumerate(zip(data, outputs, strict=True)):
-        targets = _loss_input(index, datum, "target_tokens")
+        targets = _get_loss_input(index, datum, "target_tokens")
         logprobs = output.get("logprobs")
         if logprobs is None or math.prod(logprobs.shape) != math.prod(targets.shape):
             raise APIResponseValidationError(
@@ -265,7 +267,7 @@ def _metric_value(key: str, value: Any) -> float:
     raise InvalidInput(f"metric {key!r} of the custom loss is {value!r:.80}; expected a number")
 
 
-def _gradients(logprobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _collect_grads(logprobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     num_unused = sum(leaf.grad is None for leaf in logprobs)
     if num_unused == len(logprobs):
         raise InvalidInput("the custom loss does not depend on the log-probabilities")
@@ -279,8 +281,8 @@ def _gradients(logprobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [leaf.new_zeros(leaf.shape) if leaf.grad is None else leaf.grad for leaf in logprobs]
 
 
-def _weighted(index: int, datum: Datum, gradient: torch.Tensor) -> dict[str, TensorData]:
-    dense = TensorData.from_torch(gradient)
+def _grad_weights(index: int, datum: Datum, grad: torch.Tensor) -> dict[str, TensorData]:
+    dense = TensorData.from_torch(grad)
     if (wrong := dense.find_not_finite()) is not None:
         place, value = wrong
         raise InvalidInput(

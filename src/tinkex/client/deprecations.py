@@ -22,7 +22,7 @@ def warn_loss_type_input(value: str | None) -> None:
     warnings.warn(text, FutureWarning, stacklevel=3)
 
 
-def warn_name(name: str | None) -> None:
+def warn_unused_name(name: str | None) -> None:
     """Say that a snapshot for sampling has no name."""
     if name is not None:
         text = (

@@ -19,27 +19,27 @@ class DiskBudget:
 
     def __init__(self, max_unsized_bytes: int) -> None:
         self._max_unsized_bytes = max_unsized_bytes
-        self._missing: dict[Path, int] = {}
-        self._unsized: dict[Path, int] = {}
+        self._missing_bytes: dict[Path, int] = {}
+        self._unsized_bytes: dict[Path, int] = {}
 
     def reserve(self, part: PartialFile) -> None:
         """Count the bytes that a file still needs; refuse a declared size the disk cannot hold."""
         self.release(part)
         if part.total_bytes is None:
-            self._unsized[part.path] = part.num_bytes
+            self._unsized_bytes[part.path] = part.num_bytes
             return
-        self._unsized.pop(part.path, None)
-        self._missing[part.path] = max(0, part.total_bytes - part.num_bytes)
-        check_free_space(part.path.parent, sum(self._missing.values()), part.final.name)
+        self._unsized_bytes.pop(part.path, None)
+        self._missing_bytes[part.path] = max(0, part.total_bytes - part.num_bytes)
+        check_free_space(part.path.parent, sum(self._missing_bytes.values()), part.final.name)
 
     def admit(self, part: PartialFile, num_bytes: int) -> None:
         """Count a block that is about to be written; refuse it beyond the limits."""
         after = part.num_bytes + num_bytes
         if part.total_bytes is not None:
-            self._missing[part.path] = max(0, part.total_bytes - after)
+            self._missing_bytes[part.path] = max(0, part.total_bytes - after)
             return
-        self._unsized[part.path] = after
-        received = sum(self._unsized.values())
+        self._unsized_bytes[part.path] = after
+        received = sum(self._unsized_bytes.values())
         if received > self._max_unsized_bytes:
             raise DownloadError(
                 f"Stopped {part.final.name}: {received:,} bytes arrived without a declared size, "
@@ -57,4 +57,4 @@ class DiskBudget:
 
     def release(self, part: PartialFile) -> None:
         """Forget the missing bytes of a file that is complete or given up."""
-        self._missing.pop(part.path, None)
+        self._missing_bytes.pop(part.path, None)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from tinkex import types
-from tinkex.client.chunking import Chunk
+from tinkex.client.chunking import DatumChunk
 from tinkex.client.holder import Holder
-from tinkex.client.jobs import Promise, submit
-from tinkex.client.loop import together
-from tinkex.client.transport import PROTO_TYPE, Outgoing, outgoing
+from tinkex.client.jobs import SubmittedJob, submit_job
+from tinkex.client.loop import gather_or_cancel
+from tinkex.client.transport import PROTO_TYPE, OutgoingRequest, build_request
 from tinkex.errors import APIStatusError
 from tinkex.wire.codec import encode_json
 from tinkex.wire.compression import compress_zstd
@@ -20,16 +20,16 @@ from tinkex.wire.endpoints import FORWARD, FORWARD_BACKWARD
 from tinkex.wire.proto import encode_forward_backward_request
 
 #: What a server says to a protobuf body that it cannot read.
-NOT_UNDERSTOOD = frozenset({400, 415, 422})
+PROTOBUF_REJECTED_STATUSES = frozenset({400, 415, 422})
 #: Smaller bodies are not worth compressing.
-COMPRESS_FROM_BYTES = 4096
+MIN_COMPRESS_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PassRequest:
     """One forward or forward_backward, cut into chunks."""
 
-    chunks: list[Chunk]
+    chunks: list[DatumChunk]
     loss_fn: str
     config: Mapping[str, float | str] | None
     forward_only: bool
@@ -45,84 +45,94 @@ class EncodedChunk:
     forward_only: bool
 
     @property
-    def kind(self) -> str:
+    def request_type(self) -> str:
         """What the promise will be called."""
         return "Forward" if self.forward_only else "ForwardBackward"
 
 
-class BatchSender:
+class PassSender:
     """Sends the batches of one model."""
 
     def __init__(self, holder: Holder, model_id: str) -> None:
         self._holder = holder
         self._model_id = model_id
 
-    def encode(self, batch: Batch, first_seq_id: int) -> list[EncodedChunk]:
+    def encode(self, pass_request: PassRequest, first_seq_id: int) -> list[EncodedChunk]:
         """Encode every chunk, in the caller's thread; refuses bad input before anything is sent."""
         return [
-            self._encode_chunk(batch, chunk, first_seq_id + offset)
-            for offset, chunk in enumerate(batch.chunks)
+            self._encode_chunk(pass_request, chunk, first_seq_id + offset)
+            for offset, chunk in enumerate(pass_request.chunks)
         ]
 
-    def _encode_chunk(self, batch: Batch, chunk: Chunk, seq_id: int) -> EncodedChunk:
+    def _encode_chunk(
+        self, pass_request: PassRequest, chunk: DatumChunk, seq_id: int
+    ) -> EncodedChunk:
         message = types.ForwardBackwardRequest(
             forward_backward_input=types.ForwardBackwardInput(
                 data=chunk.data,
-                loss_fn=cast("types.LossFnType", batch.loss_fn),
-                loss_fn_config=dict(batch.config) if batch.config is not None else None,
+                loss_fn=cast("types.LossFnType", pass_request.loss_fn),
+                loss_fn_config=dict(pass_request.config)
+                if pass_request.config is not None
+                else None,
             ),
             model_id=self._model_id,
             seq_id=seq_id,
         )
-        body = encode_forward_backward_request(message, batch.forward_only)
-        return EncodedChunk(message, body, chunk.num_bytes, batch.forward_only)
+        body = encode_forward_backward_request(message, pass_request.forward_only)
+        return EncodedChunk(message, body, chunk.num_bytes, pass_request.forward_only)
 
-    async def send(self, chunks: list[EncodedChunk]) -> list[Promise]:
+    async def send(self, chunks: list[EncodedChunk]) -> list[SubmittedJob]:
         """Send all chunks, in order; side by side where the server says it sorts them out."""
-        if len(chunks) > 1 and self._holder.server.sorts_chunks:
-            return await together(self._send_one(chunk) for chunk in chunks)
+        if len(chunks) > 1 and self._holder.server.accepts_unordered_chunks:
+            return await gather_or_cancel(self._send_one(chunk) for chunk in chunks)
         return [await self._send_one(chunk) for chunk in chunks]
 
-    async def _send_one(self, chunk: EncodedChunk) -> Promise:
+    async def _send_one(self, chunk: EncodedChunk) -> SubmittedJob:
         holder = self._holder
         async with holder.dispatch_budget.reserve(chunk.num_bytes):
-            if holder.server.speaks_proto is False:
-                return await submit(holder.transport, self._as_json(chunk), kind=chunk.kind)
+            if holder.server.accepts_protobuf is False:
+                return await submit_job(
+                    holder.transport, self._json_request(chunk), request_type=chunk.request_type
+                )
             try:
-                promise = await submit(
-                    holder.transport, await self._as_proto(chunk), kind=chunk.kind
+                promise = await submit_job(
+                    holder.transport,
+                    await self._protobuf_request(chunk),
+                    request_type=chunk.request_type,
                 )
             except APIStatusError as error:
-                if holder.server.speaks_proto or error.status not in NOT_UNDERSTOOD:
+                if holder.server.accepts_protobuf or error.status not in PROTOBUF_REJECTED_STATUSES:
                     raise
                 # An older server: it has never taken protobuf, and may take JSON.
                 promise = await self._resend_as_json(chunk, error)
-                holder.server.speaks_proto = False
+                holder.server.accepts_protobuf = False
                 return promise
-        holder.server.speaks_proto = True
+        holder.server.accepts_protobuf = True
         return promise
 
-    async def _resend_as_json(self, chunk: EncodedChunk, first: APIStatusError) -> Promise:
+    async def _resend_as_json(self, chunk: EncodedChunk, first: APIStatusError) -> SubmittedJob:
         """Try JSON; if that is refused too, the request was at fault: the first answer says why."""
         try:
-            return await submit(self._holder.transport, self._as_json(chunk), kind=chunk.kind)
+            return await submit_job(
+                self._holder.transport, self._json_request(chunk), request_type=chunk.request_type
+            )
         except APIStatusError as second:
             raise (first if second.is_user_error else second) from second
 
-    async def _as_proto(self, chunk: EncodedChunk) -> Outgoing:
+    async def _protobuf_request(self, chunk: EncodedChunk) -> OutgoingRequest:
         headers = {"content-type": PROTO_TYPE}
         body = chunk.body
-        if self._holder.flags.proto_compress_fwdbwd and len(body) >= COMPRESS_FROM_BYTES:
+        if self._holder.flags.proto_compress_fwdbwd and len(body) >= MIN_COMPRESS_BYTES:
             body = await asyncio.to_thread(compress_zstd, body)
             headers["content-encoding"] = "zstd"
-        return outgoing(FORWARD_BACKWARD, body, headers=headers)
+        return build_request(FORWARD_BACKWARD, body, headers=headers)
 
-    def _as_json(self, chunk: EncodedChunk) -> Outgoing:
+    def _json_request(self, chunk: EncodedChunk) -> OutgoingRequest:
         if not chunk.forward_only:
-            return outgoing(FORWARD_BACKWARD, encode_json(chunk.message))
+            return build_request(FORWARD_BACKWARD, encode_json(chunk.message))
         message = types.ForwardRequest(
             forward_input=chunk.message.forward_backward_input,
             model_id=chunk.message.model_id,
             seq_id=chunk.message.seq_id,
         )
-        return outgoing(FORWARD, message)
+        return build_request(FORWARD, message)

@@ -15,9 +15,9 @@ import msgspec
 from tinkex.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tinkex.client.archive import (
     MAX_MEMBERS,
-    Progress,
+    ProgressCallback,
     check_free_space,
-    exclusive,
+    exclusive_lock,
     publish_directory,
     recover_directory,
     safe_relative_path,
@@ -25,7 +25,7 @@ from tinkex.client.archive import (
 from tinkex.client.config import MAX_UNSIZED_DOWNLOAD_BYTES
 from tinkex.client.disk_budget import DiskBudget
 from tinkex.client.partial_file import INFO_SUFFIX, PART_SUFFIX, FileDigest, PartialFile
-from tinkex.client.transfer import Fetch, FileTransfer, Sleep, on_disk
+from tinkex.client.transfer import Fetch, FileTransfer, Sleep, run_disk_call
 from tinkex.errors import DownloadError, InvalidInput
 from tinkex.logs import get_logger
 
@@ -39,7 +39,7 @@ async def download_file(  # noqa: PLR0913 - each of these is for the caller to d
     *,
     expected_bytes: int | None = None,
     expected_sha256: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     retries: int = 5,
     sleep: Sleep = asyncio.sleep,
     max_unsized_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES,
@@ -59,7 +59,7 @@ async def download_file(  # noqa: PLR0913 - each of these is for the caller to d
     return destination
 
 
-async def download_tree(  # noqa: PLR0913 - each of these is for the caller to decide
+async def download_directory(  # noqa: PLR0913 - each of these is for the caller to decide
     fetch: Fetch,
     files: Mapping[str, str],
     destination_dir: Path,
@@ -68,7 +68,7 @@ async def download_tree(  # noqa: PLR0913 - each of these is for the caller to d
     digests: Mapping[str, str] | None = None,
     force: bool = False,
     concurrency: int = 4,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     retries: int = 5,
     sleep: Sleep = asyncio.sleep,
     max_unsized_bytes: int = MAX_UNSIZED_DOWNLOAD_BYTES,
@@ -82,10 +82,10 @@ async def download_tree(  # noqa: PLR0913 - each of these is for the caller to d
         raise InvalidInput(f"concurrency must be at least 1, got {concurrency}")
     _check_names(files)
     destination = check_destination(Path(destination_dir), force=force)
-    staging = staging_for(destination)
+    staging = staging_path(destination)
     sizes, digests = sizes or {}, digests or {}
     expected = {n: FileDigest(num_bytes=sizes.get(n), sha256=digests.get(n)) for n in files}
-    report = partial(_report_sum, expected, {}, progress or (lambda *_: None))
+    report = partial(_report_total_progress, expected, {}, progress or (lambda *_: None))
     gate = asyncio.Semaphore(concurrency)
     budget = DiskBudget(max_unsized_bytes)
 
@@ -96,17 +96,17 @@ async def download_tree(  # noqa: PLR0913 - each of these is for the caller to d
             fetch, files[name], part, partial(report, name), budget, max_bytes=max_bytes
         )
         async with gate:
-            await transfer.complete(part.seal, retries, sleep)
+            await transfer.complete(part.sync, retries, sleep)
 
-    await on_disk(staging, partial(staging.mkdir, parents=True, exist_ok=True))
-    with exclusive(staging):
-        await on_disk(staging, _tidy, staging, files)
+    await run_disk_call(staging, partial(staging.mkdir, parents=True, exist_ok=True))
+    with exclusive_lock(staging):
+        await run_disk_call(staging, _remove_stale_files, staging, files)
         if MANIFEST_NAME in files:
             await fetch_one(MANIFEST_NAME)
-            _learn(staging / (MANIFEST_NAME + PART_SUFFIX), expected)
-        _check_declared(staging, expected)
-        await _all_or_first_error(fetch_one(name) for name in files if name != MANIFEST_NAME)
-        await on_disk(destination, _land, staging, files, destination, force)
+            _apply_manifest(staging / (MANIFEST_NAME + PART_SUFFIX), expected)
+        _check_declared_sizes(staging, expected)
+        await _run_all(fetch_one(name) for name in files if name != MANIFEST_NAME)
+        await run_disk_call(destination, _publish_parts, staging, files, destination, force)
     return destination
 
 
@@ -123,7 +123,7 @@ def _check_names(files: Mapping[str, str]) -> None:
             raise DownloadError(f"Refused the file name {name!r}: it would clash with another")
 
 
-def staging_for(destination: Path) -> Path:
+def staging_path(destination: Path) -> Path:
     """Where a folder is kept until it is complete."""
     return destination.with_name(f".{destination.name}.partial")
 
@@ -143,7 +143,7 @@ def check_destination(destination: Path, *, force: bool) -> Path:
     return destination
 
 
-def _tidy(staging: Path, names: Mapping[str, str]) -> None:
+def _remove_stale_files(staging: Path, names: Mapping[str, str]) -> None:
     """Of what an earlier call has left, keep the parts of these files and nothing else."""
     parts = {name + suffix for name in names for suffix in (PART_SUFFIX, INFO_SUFFIX)}
     for path in sorted(staging.rglob("*"), reverse=True):
@@ -158,7 +158,9 @@ def _tidy(staging: Path, names: Mapping[str, str]) -> None:
             path.unlink()
 
 
-def _land(staging: Path, names: Mapping[str, str], destination: Path, replace: bool) -> None:
+def _publish_parts(
+    staging: Path, names: Mapping[str, str], destination: Path, replace: bool
+) -> None:
     """Turn a folder of complete parts into the destination."""
     for name in names:
         (staging / (name + PART_SUFFIX)).replace(staging / name)
@@ -167,14 +169,14 @@ def _land(staging: Path, names: Mapping[str, str], destination: Path, replace: b
     publish_directory(staging, destination, replace=replace)
 
 
-class _Manifest(msgspec.Struct, frozen=True):
+class _ManifestFiles(msgspec.Struct, frozen=True):
     files: dict[str, FileDigest]
 
 
-def _learn(path: Path, expected: dict[str, FileDigest]) -> None:
+def _apply_manifest(path: Path, expected: dict[str, FileDigest]) -> None:
     """Expect what the manifest says; it must not contradict what was known."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=_ManifestFiles)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         logger.warning("%s is not a list of files; nothing is checked against it", MANIFEST_NAME)
         return
@@ -182,7 +184,7 @@ def _learn(path: Path, expected: dict[str, FileDigest]) -> None:
         if name not in expected:
             raise DownloadError(f"{MANIFEST_NAME} lists {name!r}, which the server does not offer")
         known = expected[name]
-        if not known.agrees_with(told):
+        if not known.is_consistent_with(told):
             raise DownloadError(
                 f"{MANIFEST_NAME} and the server disagree: {name!r} is {told}, {known}"
             )
@@ -192,7 +194,7 @@ def _learn(path: Path, expected: dict[str, FileDigest]) -> None:
         )
 
 
-def _check_declared(staging: Path, expected: Mapping[str, FileDigest]) -> None:
+def _check_declared_sizes(staging: Path, expected: Mapping[str, FileDigest]) -> None:
     """Refuse declared sizes that are more than the disk can hold, before any file is fetched."""
     num_bytes = sum(row.num_bytes or 0 for row in expected.values())
     parts = (staging / (name + PART_SUFFIX) for name in expected)
@@ -200,10 +202,10 @@ def _check_declared(staging: Path, expected: Mapping[str, FileDigest]) -> None:
     check_free_space(staging, num_bytes, "The download")
 
 
-def _report_sum(
+def _report_total_progress(
     expected: Mapping[str, FileDigest],
     seen: dict[str, tuple[int, int | None]],
-    report: Progress,
+    report: ProgressCallback,
     name: str,
     done: int,
     total: int | None,
@@ -216,11 +218,11 @@ def _report_sum(
     report(all_done, sum(known) if len(known) == len(totals) else None)
 
 
-async def _all_or_first_error(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     failed: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            for job in jobs:
+            for job in coroutines:
                 group.create_task(job)
     except ExceptionGroup as failures:
         failed = failures.exceptions[0]

@@ -30,8 +30,8 @@ class APIFuture(concurrent.futures.Future[T]):
         super().__init__()
         self.seq_id: int | None = None
         """The number of a training operation among those of its run; None for other futures."""
-        self._stop: Callable[[], Any] | None = None
-        self._cancels = itertools.count()
+        self._on_cancel: Callable[[], Any] | None = None
+        self._cancel_count = itertools.count()
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the value; refused on an I/O thread, which would wait for itself."""
@@ -71,9 +71,9 @@ class APIFuture(concurrent.futures.Future[T]):
         if not super().cancel():
             return False
         # Once, or concurrent.futures.wait() and as_completed() never hear of it.
-        if next(self._cancels) == 0:
+        if next(self._cancel_count) == 0:
             self.set_running_or_notify_cancel()
-        stop = self._stop
+        stop = self._on_cancel
         if stop is not None:
             stop()
         return True
@@ -90,17 +90,17 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def stop_with(self, stop: Callable[[], Any] | None) -> None:
         """Say what cancelling this future shall do from now on."""
-        self._stop = stop
+        self._on_cancel = stop
         if stop is not None and self.cancelled():
             stop()
 
     def follow(self, task: asyncio.Task[T], loop: asyncio.AbstractEventLoop) -> None:
         """Take over a task's outcome; cancelling this future cancels the task."""
-        task.add_done_callback(self._take)
+        task.add_done_callback(self._copy_outcome)
         self.stop_with(lambda: loop.call_soon_threadsafe(task.cancel))
 
-    def _take(self, task: asyncio.Task[T]) -> None:
-        self._stop = None
+    def _copy_outcome(self, task: asyncio.Task[T]) -> None:
+        self._on_cancel = None
         if task.cancelled():
             if not self.cancelled():
                 self.fail(ClientClosed("The operation was stopped because its client was closed"))
@@ -110,7 +110,7 @@ class APIFuture(concurrent.futures.Future[T]):
             self.settle(task.result())
 
 
-def transformed(source: APIFuture[T], change: Callable[[T], U]) -> APIFuture[U]:
+def map_future(source: APIFuture[T], transform: Callable[[T], U]) -> APIFuture[U]:
     """A future with the changed value of another; cancelling it cancels the other."""
     target: APIFuture[U] = APIFuture()
 
@@ -122,15 +122,15 @@ def transformed(source: APIFuture[T], change: Callable[[T], U]) -> APIFuture[U]:
         elif (error := done.exception()) is not None:
             target.fail(error)
         else:
-            _settle_changed(target, change, done.result())
+            _settle_mapped(target, transform, done.result())
 
     target.stop_with(source.cancel)
     source.add_done_callback(pass_on)
     return target
 
 
-def _settle_changed(target: APIFuture[U], change: Callable[[T], U], value: T) -> None:
+def _settle_mapped(target: APIFuture[U], transform: Callable[[T], U], value: T) -> None:
     try:
-        target.settle(change(value))
+        target.settle(transform(value))
     except Exception as error:  # noqa: BLE001 - the caller must see it, whatever it is
         target.fail(error)

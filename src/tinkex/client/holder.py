@@ -18,15 +18,15 @@ from tinkex.client.budget import ByteBudget
 from tinkex.client.config import Config
 from tinkex.client.flags import ServerFlags
 from tinkex.client.future import APIFuture
-from tinkex.client.hooks import HookThread
-from tinkex.client.http import FORKS, HttpClient, HttpTransport
-from tinkex.client.identity import Identity
-from tinkex.client.lanes import Lane, lane_for
+from tinkex.client.hooks import CallbackThread
+from tinkex.client.http import FORK_GUARD, HttpClient, HttpTransport
+from tinkex.client.identity import ClientIdentity
+from tinkex.client.lanes import SamplingLimits, get_sampling_limits
 from tinkex.client.local import with_local_server
-from tinkex.client.loop import IO
+from tinkex.client.loop import IO_LOOP
 from tinkex.client.polling import Poller
-from tinkex.client.queue_state import QueueState, QueueStateObserver, QueueWatch
-from tinkex.client.session import Heartbeat, create_session, finish_session
+from tinkex.client.queue_state import QueueState, QueueStateNotifier, QueueStateObserver
+from tinkex.client.session import SessionHeartbeat, create_session, finish_session
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics, QueueChanged, Timing
 from tinkex.client.transport import Transport
@@ -73,15 +73,17 @@ class Holder:
         http = HttpClient(config, transport)
         polls = HttpClient(config.evolve(http_pool=f"{config.http_pool}/polls"), transport)
         beats = HttpClient(config.evolve(http_pool=f"{config.http_pool}/beats"), transport)
-        self.identity = Identity(config, http)
+        self.identity = ClientIdentity(config, http)
         source = self.identity.source
-        self.transport = Transport(config, http, self.identity.current, source, polls)
+        self.transport = Transport(config, http, self.identity.get_credential, source, polls)
         self.transport.on_request_done = self._emit
         # The pulse has connections of its own and never waits for a token.
-        self._pulse = Transport(config, beats, self.identity.last_token.get, source)
-        self._pulse.stopwatch = self.transport.stopwatch
+        self._heartbeat_transport = Transport(config, beats, self.identity.last_token.get, source)
+        self._heartbeat_transport.metrics = self.transport.metrics
         self.server = ServerFlags(self.transport)
-        self.lane: Lane = lane_for(config, self.identity.lane_key)
+        self.sampling_limits: SamplingLimits = get_sampling_limits(
+            config, self.identity.rate_limit_key
+        )
         self.sample_slots = asyncio.Semaphore(config.max_concurrent_samples)
         self.response_budget = ByteBudget(self.flags.inflight_response_bytes_semaphore_size)
         self.dispatch_budget = ByteBudget(self.flags.fwdbwd_dispatch_bytes_semaphore_size)
@@ -90,15 +92,15 @@ class Holder:
         self._model_seq_ids = itertools.count()
         self._sampling_seq_ids = itertools.count()
         self._custom_loss_seq_ids = itertools.count()
-        self._start: asyncio.Task[None] | None = None
-        self._session: asyncio.Task[str] | None = None
-        self._heartbeat: Heartbeat | None = None
-        self._hooks = HookThread()
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._ready_task: asyncio.Task[None] | None = None
+        self._session_task: asyncio.Task[str] | None = None
+        self._heartbeat: SessionHeartbeat | None = None
+        self._callbacks = CallbackThread()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.is_closed = False
-        self._closing: APIFuture[None] | None = None
+        self._close_future: APIFuture[None] | None = None
         self.has_exported_handle = False
-        _OPEN.add(self)
+        _OPEN_HOLDERS.add(self)
 
     @property
     def flags(self) -> types.ClientConfigResponse:
@@ -107,44 +109,46 @@ class Holder:
 
     # --- running work -------------------------------------------------------------------
 
-    def start(self, work: Coroutine[Any, Any, T]) -> APIFuture[T]:
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> APIFuture[T]:
         """Run work on the I/O loop, unless this client is closed."""
         try:
             self.check_usable()
         except TinkexError:
-            work.close()
+            coroutine.close()
             raise
-        return IO.start(work, self.task)
+        return IO_LOOP.start(coroutine, self.create_task)
 
     def check_usable(self) -> None:
         """Refuse work on a closed client, and in a child that inherited one."""
-        FORKS.check()
+        FORK_GUARD.check()
         if self.is_closed:
             raise ClientClosed("This client is closed")
 
-    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task on the I/O loop that closing this client stops."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         if self.is_closed:
             task.cancel()
         return task
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run work and wait for it."""
-        return self.start(work).result()
+        return self.start(coroutine).result()
 
     def poller(self, observer: QueueStateObserver, name: str) -> Poller:
         """Waits for results; tells the observer, and the event hook, about queue changes."""
-        watch = QueueWatch(
-            observer, self._hooks.run, lambda state, why: self._queue_changed(name, state, why)
+        watch = QueueStateNotifier(
+            observer,
+            self._callbacks.submit,
+            lambda state, why: self._emit_queue_changed(name, state, why),
         )
         return Poller(self.transport, watch, self.response_budget)
 
-    def finished(self, timing: Timing) -> None:
+    def record_timing(self, timing: Timing) -> None:
         """Count one finished operation and tell the log and the event hook."""
-        self.transport.stopwatch.record(timing)
+        self.transport.metrics.record(timing)
         logger.debug(
             "%s took %.3f s (%.3f s to submit, %d requests)%s",
             timing.operation,
@@ -159,7 +163,7 @@ class Holder:
 
     def metrics(self) -> Metrics:
         """Counters and percentiles so far."""
-        return self.transport.stopwatch.snapshot()
+        return self.transport.metrics.snapshot()
 
     def console_url(self, page: str, name: str | None) -> str:
         """Where a person can look at something of this server."""
@@ -170,7 +174,7 @@ class Holder:
     @property
     def known_session_id(self) -> str | None:
         """The session's id, if there is one already."""
-        session = self._session
+        session = self._session_task
         has_one = session is not None and session.done() and not _has_failed(session)
         return session.result() if session is not None and has_one else None
 
@@ -196,26 +200,26 @@ class Holder:
 
     async def ready(self) -> None:
         """Read the server's flags; the first caller does it, the others wait for it."""
-        if self._start is None or _has_failed(self._start):
-            self._start = asyncio.get_running_loop().create_task(self._read_flags())
-            self._start.add_done_callback(_has_failed)
-        await asyncio.shield(self._start)
+        if self._ready_task is None or _has_failed(self._ready_task):
+            self._ready_task = asyncio.get_running_loop().create_task(self._read_flags())
+            self._ready_task.add_done_callback(_has_failed)
+        await asyncio.shield(self._ready_task)
 
     async def session_id(self) -> str:
         """The session, created when first asked for."""
         if self.is_closed:
             raise ClientClosed("This client is closed")
-        if self._session is None or _has_failed(self._session):
-            self._session = asyncio.get_running_loop().create_task(self._open_session())
-            self._session.add_done_callback(_has_failed)
-        return await asyncio.shield(self._session)
+        if self._session_task is None or _has_failed(self._session_task):
+            self._session_task = asyncio.get_running_loop().create_task(self._open_session())
+            self._session_task.add_done_callback(_has_failed)
+        return await asyncio.shield(self._session_task)
 
     async def _read_flags(self) -> None:
-        await self.server.read()
+        await self.server.fetch()
         self.response_budget.limit_bytes = self.flags.inflight_response_bytes_semaphore_size
         self.dispatch_budget.limit_bytes = self.flags.fwdbwd_dispatch_bytes_semaphore_size
-        self.lane.use(self.flags)
-        self.transport.use(self.flags)
+        self.sampling_limits.apply_server_config(self.flags)
+        self.transport.apply_server_config(self.flags)
         if self.flags.pjwt_auth_enabled:
             self.identity.use_tokens(self.flags.credential_default_source)
 
@@ -229,7 +233,7 @@ class Holder:
             # Closed meanwhile: a session that nobody wants must not stay behind.
             await finish_session(self.transport, session_id, "interrupted", None)
             raise ClientClosed("This client is closed")
-        self._heartbeat = Heartbeat(self._pulse, session_id)
+        self._heartbeat = SessionHeartbeat(self._heartbeat_transport, session_id)
         self._heartbeat.start()
         weakref.finalize(self, self._heartbeat.stop).atexit = False
         if self.telemetry is not None:
@@ -243,14 +247,14 @@ class Holder:
         self.is_closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        if self._closing is None:
-            self._closing = IO.start(self._finish(status, detail))
-        return self._closing
+        if self._close_future is None:
+            self._close_future = IO_LOOP.start(self._finish(status, detail))
+        return self._close_future
 
     async def _finish(self, status: str, detail: str | None) -> None:
         try:
-            await self._stop_work()
-            session_id = await self._own_session()
+            await self._cancel_tasks()
+            session_id = await self._owned_session_id()
             if session_id is not None:
                 await finish_session(self.transport, session_id, status, detail)
             if self.telemetry is not None:
@@ -258,56 +262,58 @@ class Holder:
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
-            self._hooks.stop()
-            _OPEN.discard(self)
+            self._callbacks.stop()
+            _OPEN_HOLDERS.discard(self)
 
     @property
     def should_finish_at_exit(self) -> bool:
         """True for a session that only this process can be using, or that is closing already."""
-        return self._closing is not None or (
-            self._session is not None and not self.has_exported_handle
+        return self._close_future is not None or (
+            self._session_task is not None and not self.has_exported_handle
         )
 
-    async def _stop_work(self) -> None:
-        for task in self._under_way:
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
             task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=STOP_SECONDS)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
-    async def _own_session(self) -> str | None:
+    async def _owned_session_id(self) -> str | None:
         """The session this client opened; None if it opened none, or could not."""
-        if self._session is None or self.plan.joined_session_id is not None:
+        if self._session_task is None or self.plan.joined_session_id is not None:
             return None
-        await asyncio.wait([self._session], timeout=STOP_SECONDS)
+        await asyncio.wait([self._session_task], timeout=STOP_SECONDS)
         return self.known_session_id
 
-    def _queue_changed(self, name: str, state: QueueState, reason: str | None) -> None:
+    def _emit_queue_changed(self, name: str, state: QueueState, reason: str | None) -> None:
         self._emit(QueueChanged(client=name, state=str(state), reason=reason))
 
     def _emit(self, event: object) -> None:
         hook = self.config.event_hook
         if hook is not None:
-            self._hooks.run(lambda: hook(event))
+            self._callbacks.submit(lambda: hook(event))
 
 
-_OPEN: weakref.WeakSet[Holder] = weakref.WeakSet()
+_OPEN_HOLDERS: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
-def _finish_all() -> None:
+def _finish_all_sessions() -> None:
     """At interpreter exit: finish sessions nobody else can be using."""
     # Python leaves an exception that ended the program here.
     error = getattr(sys, "last_value", None)
     status: FinishStatus = "success" if error is None else "errored"
     if error is not None and not isinstance(error, Exception):
         status = "interrupted"
-    ending = [holder.close(status) for holder in list(_OPEN) if holder.should_finish_at_exit]
+    ending = [
+        holder.close(status) for holder in list(_OPEN_HOLDERS) if holder.should_finish_at_exit
+    ]
     concurrent.futures.wait(ending, timeout=EXIT_SECONDS)
 
 
-atexit.register(_finish_all)
+atexit.register(_finish_all_sessions)
 if hasattr(os, "register_at_fork"):
     # A child must not finish the sessions of its parent.
-    os.register_at_fork(after_in_child=_OPEN.clear)
+    os.register_at_fork(after_in_child=_OPEN_HOLDERS.clear)
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:

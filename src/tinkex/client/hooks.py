@@ -11,26 +11,26 @@ from tinkex.logs import OncePerMinute, get_logger
 logger = get_logger(__name__)
 
 #: More than this many calls behind, a hook is too slow to be told of everything.
-MAX_WAITING = 10_000
+MAX_PENDING_CALLBACKS = 10_000
 
 
-class HookThread:
+class CallbackThread:
     """Calls hooks one after the other; what they raise is logged."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinkex-hooks")
-        self._num_waiting = 0
-        self._gate = OncePerMinute()
+        self._num_pending = 0
+        self._log_throttle = OncePerMinute()
 
-    def run(self, action: Callable[[], Any]) -> None:
+    def submit(self, callback: Callable[[], Any]) -> None:
         """Call it soon, after what came before it."""
-        if self._num_waiting >= MAX_WAITING:
-            if self._gate.allows("full"):
+        if self._num_pending >= MAX_PENDING_CALLBACKS:
+            if self._log_throttle.allows("full"):
                 logger.warning("Hooks are slower than what they are told of; some are not called")
             return
-        self._num_waiting += 1
+        self._num_pending += 1
         try:
-            self._executor.submit(self._call, action)
+            self._executor.submit(self._call, callback)
         except RuntimeError as error:
             # After stop() and at interpreter exit nobody listens any more; work goes on.
             logger.debug("A hook was not called: %s", error)
@@ -39,9 +39,9 @@ class HookThread:
         """Call what is waiting, then nothing more; returns at once."""
         self._executor.shutdown(wait=False)
 
-    def _call(self, action: Callable[[], Any]) -> None:
-        self._num_waiting -= 1
+    def _call(self, callback: Callable[[], Any]) -> None:
+        self._num_pending -= 1
         try:
-            action()
+            callback()
         except Exception:
             logger.warning("A hook raised", exc_info=True)

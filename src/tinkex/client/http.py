@@ -99,7 +99,7 @@ class HttpClient:
             target = _redirect_target(url, response.status_code, response.headers)
             if target is None or method != "GET":
                 break
-            url, headers = target, _carried(headers, url, target)
+            url, headers = target, _redirect_headers(headers, url, target)
             response = await self._send_once(method, url, headers, None, timeout_seconds)
         return response
 
@@ -111,21 +111,21 @@ class HttpClient:
         body: bytes | None,
         timeout_seconds: float,
     ) -> HttpResponse:
-        FORKS.check()
+        FORK_GUARD.check()
         request = HttpRequest(method, url)
         try:
             async with asyncio.timeout(timeout_seconds):
                 asked = pyqwest.Request(method, url, pyqwest.Headers(headers.items()), body)
                 reply = await self._transport.execute(asked)
-                return await _read(reply, reply.content, request, self._max_response_bytes)
+                return await _read_body(reply, reply.content, request, self._max_response_bytes)
         except TimeoutError as error:
-            raise self._timed_out(request, timeout_seconds, error) from error
-        except _BROKEN as error:
-            raise self._unreachable(request, error) from error
+            raise self._timeout_error(request, timeout_seconds, error) from error
+        except _CONNECTION_ERRORS as error:
+            raise self._connection_error(request, error) from error
         except ValueError:
-            raise _unsendable() from None
+            raise _invalid_request_error() from None
         finally:
-            EXIT.note()
+            EXIT_GUARD.record_request_end()
 
     @asynccontextmanager
     async def stream(
@@ -133,19 +133,19 @@ class HttpClient:
     ) -> AsyncIterator[HttpStream]:
         """Open a GET whose body is read piece by piece; redirects are followed."""
         for _ in range(MAX_REDIRECTS):
-            async with self._opened(url, headers, timeout_seconds) as stream:
+            async with self._open_stream(url, headers, timeout_seconds) as stream:
                 target = _redirect_target(url, stream.status, stream.headers)
                 if target is None:
                     yield stream
                     return
-            url, headers = target, _carried(headers, url, target)
+            url, headers = target, _redirect_headers(headers, url, target)
         raise APIConnectionError(HttpRequest("GET", url), "The server sent us round in circles")
 
     @asynccontextmanager
-    async def _opened(
+    async def _open_stream(
         self, url: str, headers: Mapping[str, str], timeout_seconds: float
     ) -> AsyncIterator[HttpStream]:
-        FORKS.check()
+        FORK_GUARD.check()
         request = HttpRequest("GET", url)
         # The library closes the answer when this object goes away: it must outlive the reading.
         opening = self._client.stream("GET", url, headers=headers)
@@ -153,18 +153,18 @@ class HttpClient:
             async with asyncio.timeout(timeout_seconds):
                 reply = await opening.__aenter__()
         except TimeoutError as error:
-            raise self._timed_out(request, timeout_seconds, error) from error
-        except _BROKEN as error:
-            raise self._unreachable(request, error) from error
+            raise self._timeout_error(request, timeout_seconds, error) from error
+        except _CONNECTION_ERRORS as error:
+            raise self._connection_error(request, error) from error
         except ValueError:
-            raise _unsendable() from None
+            raise _invalid_request_error() from None
         try:
             yield HttpStream(reply, request, timeout_seconds)
         finally:
             await opening.__aexit__(None, None, None)
-            EXIT.note()
+            EXIT_GUARD.record_request_end()
 
-    def _timed_out(
+    def _timeout_error(
         self, request: HttpRequest, timeout_seconds: float, error: TimeoutError
     ) -> APITimeoutError:
         if isinstance(error, pyqwest.ConnectTimeout):
@@ -180,10 +180,10 @@ class HttpClient:
             hint="Check that the server is up, or raise timeout_seconds.",
         )
 
-    def _unreachable(self, request: HttpRequest, error: Exception) -> APIConnectionError:
+    def _connection_error(self, request: HttpRequest, error: Exception) -> APIConnectionError:
         return APIConnectionError(
             request,
-            f"Connection error: cannot reach {self._host}: {_reason(error)}",
+            f"Connection error: cannot reach {self._host}: {_root_cause(error)}",
             hint="Check base_url and that the server is running.",
         )
 
@@ -195,7 +195,7 @@ class ForkGuard:
         self._is_used = False
         self._is_orphaned = False
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def check(self) -> None:
         """Note that the library is in use; refuse in a child of a process that used it."""
@@ -206,7 +206,7 @@ class ForkGuard:
             )
         self._is_used = True
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         self._is_orphaned = self._is_used
 
 
@@ -220,7 +220,7 @@ class ExitGuard:
         self._last_used = -EXIT_SECONDS
         atexit.register(self._wait)
 
-    def note(self) -> None:
+    def record_request_end(self) -> None:
         """Note that a request has ended."""
         self._last_used = time.monotonic()
 
@@ -230,8 +230,8 @@ class ExitGuard:
 
 #: How long before the end of the process the last request must have ended.
 EXIT_SECONDS = 0.05
-FORKS = ForkGuard()
-EXIT = ExitGuard()
+FORK_GUARD = ForkGuard()
+EXIT_GUARD = ExitGuard()
 
 
 class HttpStream:
@@ -241,14 +241,14 @@ class HttpStream:
         self, reply: pyqwest.Response, request: HttpRequest, timeout_seconds: float
     ) -> None:
         self.status = reply.status
-        self.headers = _lowered(reply.headers)
+        self.headers = _lowercase_headers(reply.headers)
         self._reply = reply
         self._request = request
         self._timeout_seconds = timeout_seconds
 
     async def read(self, max_bytes: int) -> HttpResponse:
         """Read the body into memory; refuse one that is larger than the limit."""
-        return await _read(self._reply, self.chunks(), self._request, max_bytes)
+        return await _read_body(self._reply, self.chunks(), self._request, max_bytes)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body's pieces in order; silence longer than the timeout is an error."""
@@ -261,21 +261,21 @@ class HttpStream:
                 return
             except TimeoutError as error:
                 raise APITimeoutError(self._request, "The download stalled") from error
-            except _BROKEN as error:
+            except _CONNECTION_ERRORS as error:
                 raise APIConnectionError(
-                    self._request, f"The download broke off: {_reason(error)}"
+                    self._request, f"The download broke off: {_root_cause(error)}"
                 ) from error
             yield bytes(piece)
 
 
-async def _read(
+async def _read_body(
     reply: pyqwest.Response,
     chunks: AsyncIterator[bytes | bytearray | memoryview],
     request: HttpRequest,
     max_bytes: int,
 ) -> HttpResponse:
     """Read a body, counted after decompression; of an error response the first bytes are enough."""
-    headers, is_error = _lowered(reply.headers), reply.status >= 400
+    headers, is_error = _lowercase_headers(reply.headers), reply.status >= 400
     limit = min(max_bytes, MAX_ERROR_BYTES) if is_error else max_bytes
     length = headers.get("content-length", "")
     declared = int(length) if length.isdecimal() and len(length) < 19 else None
@@ -293,11 +293,15 @@ async def _read(
     if num_bytes > limit:
         await reply.aclose()
         if not is_error:
-            raise _too_large(HttpResponse(reply.status, headers, b"", request), num_bytes, limit)
+            raise _too_large_error(
+                HttpResponse(reply.status, headers, b"", request), num_bytes, limit
+            )
     return HttpResponse(reply.status, headers, content[:limit], request)
 
 
-def _too_large(response: HttpResponse, num_bytes: int, limit: int) -> APIResponseValidationError:
+def _too_large_error(
+    response: HttpResponse, num_bytes: int, limit: int
+) -> APIResponseValidationError:
     error = APIResponseValidationError(
         response,
         None,
@@ -309,7 +313,7 @@ def _too_large(response: HttpResponse, num_bytes: int, limit: int) -> APIRespons
 
 #: The most bytes of an error response that are read; the rest is dropped.
 MAX_ERROR_BYTES = 2**20
-_BROKEN = (
+_CONNECTION_ERRORS = (
     ConnectionError,
     pyqwest.ReadError,
     pyqwest.WriteError,
@@ -318,9 +322,9 @@ _BROKEN = (
     RuntimeError,
 )
 MAX_REDIRECTS = 5
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 #: What may be shown to a host that the server sent us to.
-_HARMLESS = frozenset({"accept", "range", "if-range", "user-agent"})
+_REDIRECT_SAFE_HEADERS = frozenset({"accept", "range", "if-range", "user-agent"})
 _TRANSPORTS: dict[tuple[str, str, float, int], pyqwest.HTTPTransport] = {}
 
 
@@ -342,7 +346,7 @@ def _shared_transport(config: Config) -> pyqwest.HTTPTransport:
     return _TRANSPORTS[key]
 
 
-def _unsendable() -> InvalidInput:
+def _invalid_request_error() -> InvalidInput:
     # Without the library's own words: they quote header values, and those may be secrets.
     return InvalidInput(
         "This request cannot be sent: its URL or one of its headers holds a character that "
@@ -353,7 +357,7 @@ def _unsendable() -> InvalidInput:
 
 def _redirect_target(url: str, status: int, headers: Mapping[str, str]) -> str | None:
     location = headers.get("location")
-    if status not in _REDIRECTS or not location:
+    if status not in _REDIRECT_STATUSES or not location:
         return None
     try:
         return urljoin(url, location)
@@ -361,17 +365,19 @@ def _redirect_target(url: str, status: int, headers: Mapping[str, str]) -> str |
         return None
 
 
-def _carried(headers: Mapping[str, str], url: str, target: str) -> Mapping[str, str]:
+def _redirect_headers(headers: Mapping[str, str], url: str, target: str) -> Mapping[str, str]:
     if urlsplit(url)[:2] == urlsplit(target)[:2]:
         return headers
-    return {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
+    return {
+        name: value for name, value in headers.items() if name.lower() in _REDIRECT_SAFE_HEADERS
+    }
 
 
-def _lowered(headers: pyqwest.Headers) -> dict[str, str]:
+def _lowercase_headers(headers: pyqwest.Headers) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _reason(error: Exception) -> str:
+def _root_cause(error: Exception) -> str:
     """The innermost cause: the library chains them outermost first."""
     text = str(error)
     if "dns error" in text:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from tinkex.client.config import Config
 from tinkex.client.credentials import JWT_PREFIX, Credential, TokenSource, find_credential
 from tinkex.client.http import HttpClient
-from tinkex.client.loop import IO
+from tinkex.client.loop import IO_LOOP
 from tinkex.client.transport import Transport
 from tinkex.errors import ConfigError, FailureClass, TinkexError
 from tinkex.settings import HOSTED_BASE_URL
 from tinkex.wire.endpoints import AUTH_TOKEN
 
 #: Shorter header values are settings, not secrets; hiding every "1" in a text helps nobody.
-SHORTEST_SECRET = 8
+MIN_SECRET_LENGTH = 8
 #: How long the output of a credential command is good for.
-COMMAND_SECONDS = 300.0
+COMMAND_CACHE_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -35,11 +35,11 @@ class LastToken:
         """What was used last; asks for a fresh one, for the beats of a client that is idle."""
         renew = self.renew() if self.renew is not None else None
         if renew is not None:
-            IO.post(renew)
+            IO_LOOP.post(renew)
         return self.value
 
 
-class Identity:
+class ClientIdentity:
     """Finds the credential once, and turns it into tokens where the server wants them."""
 
     def __init__(self, config: Config, http: HttpClient) -> None:
@@ -57,8 +57,8 @@ class Identity:
         self._http = http
         self._tokens: TokenSource | None = None
         self._command_lock = asyncio.Lock()
-        self._printed: str | None = None
-        self._printed_at = 0.0
+        self._command_output: str | None = None
+        self._command_ran_at = 0.0
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -67,34 +67,34 @@ class Identity:
         return self.credential.source if self.credential else ""
 
     @property
-    def lane_key(self) -> str | None:
+    def rate_limit_key(self) -> str | None:
         """What tells this client's lane from others: its key, or the command that prints it."""
         return (self.credential.value or self.credential.command) if self.credential else None
 
-    async def current(self) -> str | None:
+    async def get_credential(self) -> str | None:
         """What to send now."""
         if self._tokens is not None:
             self.last_token.value = await self._tokens.get()
         else:
-            self.last_token.value = await self._raw()
+            self.last_token.value = await self._raw_credential()
         return self.last_token.value
 
-    async def _raw(self) -> str | None:
+    async def _raw_credential(self) -> str | None:
         """The credential itself; a command's output is kept for a while."""
         if self.credential is None or self.credential.command is None:
             return self.credential.value if self.credential else None
         async with self._command_lock:
             now = time.monotonic()
-            if self._printed is None or now - self._printed_at > COMMAND_SECONDS:
-                self._printed, self._printed_at = await self.credential.read(), now
-        return self._printed
+            if self._command_output is None or now - self._command_ran_at > COMMAND_CACHE_SECONDS:
+                self._command_output, self._command_ran_at = await self.credential.read(), now
+        return self._command_output
 
-    async def as_sent(self, foreign: str) -> str:
+    async def exchange_if_needed(self, foreign: str) -> str:
         """Somebody else's credential in the form this server wants."""
         is_token = foreign.startswith(JWT_PREFIX)
         return foreign if self._tokens is None or is_token else await self._exchange(foreign)
 
-    async def token(self) -> str:
+    async def get_token(self) -> str:
         """A token that says who the credential belongs to."""
         if self._tokens is not None:
             return await self._tokens.get()
@@ -122,11 +122,11 @@ class Identity:
         """What must never be shown; keys and tokens of the usual form are known by their looks."""
         key = self.credential.value if self.credential else None
         own = (key, self.last_token.value, self._config.environment.access_client_secret)
-        others = [text for text in self._config.headers.values() if len(text) >= SHORTEST_SECRET]
+        others = [text for text in self._config.headers.values() if len(text) >= MIN_SECRET_LENGTH]
         return [secret for secret in (*own, *others) if secret]
 
-    async def _exchange(self, raw: str) -> str:
-        plain = Transport(self._config, self._http, _constant(raw), self.source)
+    async def _exchange(self, credential: str) -> str:
+        plain = Transport(self._config, self._http, _constant_credential(credential), self.source)
         # The server's flags, read with the key, asked for tokens: it is known to be there.
         plain.has_contact = True
         try:
@@ -138,14 +138,14 @@ class Identity:
 
     def _renew(self) -> None:
         if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.get_running_loop().create_task(self._quietly_current())
+            self._renewal = asyncio.get_running_loop().create_task(self._refresh_quietly())
 
-    async def _quietly_current(self) -> None:
+    async def _refresh_quietly(self) -> None:
         with contextlib.suppress(TinkexError):
-            await self.current()
+            await self.get_credential()
 
 
-def _constant(value: str) -> Callable[[], Awaitable[str | None]]:
+def _constant_credential(value: str) -> Callable[[], Awaitable[str | None]]:
     async def credential() -> str | None:
         return value
 

@@ -12,7 +12,7 @@ from tinkex import types
 from tinkex.client.http import HttpResponse
 from tinkex.client.polling import Poller
 from tinkex.client.retry import RetryPolicy
-from tinkex.client.transport import Outgoing, Transport, outgoing
+from tinkex.client.transport import OutgoingRequest, Transport, build_request
 from tinkex.errors import APIResponseValidationError
 from tinkex.wire.codec import decode_json
 from tinkex.wire.endpoints import Endpoint
@@ -20,7 +20,7 @@ from tinkex.wire.results import decode_result, unwrap_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class SubmittedJob:
     """What the server gave for a request: a result to wait for, or the result itself."""
 
     endpoint: Endpoint[Any, Any]
@@ -28,15 +28,18 @@ class Promise:
     sequence_ids: list[str] | None = None
     submit_seconds: float = 0.0
     result: Any = None
-    kind: str = ""
+    request_type: str = ""
 
 
-async def submit(
-    transport: Transport, request: Outgoing, policy: RetryPolicy | None = None, kind: str = ""
-) -> Promise:
+async def submit_job(
+    transport: Transport,
+    request: OutgoingRequest,
+    policy: RetryPolicy | None = None,
+    request_type: str = "",
+) -> SubmittedJob:
     """Send a job until the server has taken it."""
     started = time.monotonic()
-    response = await transport.deliver(request, policy)
+    response = await transport.send_with_retries(request, policy)
     seconds = time.monotonic() - started
     endpoint = request.endpoint
     try:
@@ -44,7 +47,7 @@ async def submit(
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         # Some servers do small jobs at once and answer with the result.
         try:
-            result = _decode_at_once(endpoint, response)
+            result = _decode_immediate_result(endpoint, response)
         except (ValueError, msgspec.MsgspecError):
             shown = response.text[:200]
             raise APIResponseValidationError(
@@ -52,17 +55,17 @@ async def submit(
                 shown,
                 f"{endpoint.name} was answered with neither a promise nor a result: {shown!r}",
             ) from error
-        return Promise(endpoint=endpoint, submit_seconds=seconds, result=result)
-    return Promise(
+        return SubmittedJob(endpoint=endpoint, submit_seconds=seconds, result=result)
+    return SubmittedJob(
         endpoint=endpoint,
         request_id=reply.request_id,
         sequence_ids=reply.sample_sequence_ids,
         submit_seconds=seconds,
-        kind=kind,
+        request_type=request_type,
     )
 
 
-def _decode_at_once(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
+def _decode_immediate_result(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
     """The result itself; ValueError for an answer that says nothing of it, as {} would."""
     result = decode_result(endpoint, response.content, response.is_proto)
     names = set(getattr(endpoint.promised, "__struct_fields__", ())) - {"type"}
@@ -71,15 +74,15 @@ def _decode_at_once(endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any
     return result
 
 
-async def wait(poller: Poller, promise: Promise) -> Any:
+async def wait_for_result(poller: Poller, job: SubmittedJob) -> Any:
     """The result of a promise."""
-    if promise.result is not None:
-        return promise.result
-    return await poller.result(
-        promise.endpoint, promise.request_id, promise.submit_seconds, promise.kind
-    )
+    if job.result is not None:
+        return job.result
+    return await poller.result(job.endpoint, job.request_id, job.submit_seconds, job.request_type)
 
 
 async def run_job(poller: Poller, endpoint: Endpoint[Any, Any], message: object) -> Any:
     """Submit a job and wait for its result."""
-    return await wait(poller, await submit(poller.transport, outgoing(endpoint, message)))
+    return await wait_for_result(
+        poller, await submit_job(poller.transport, build_request(endpoint, message))
+    )

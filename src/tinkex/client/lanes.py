@@ -19,7 +19,7 @@ RECOVERY_SLOTS = 10
 RECOVERY_SECONDS = 10.0
 
 
-class Lane:
+class SamplingLimits:
     """Shared by every client of one (server, key); touched by the I/O loop only."""
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class Lane:
         self.budget = ByteBudget(ClientConfigResponse().sample_dispatch_bytes_semaphore_size)
         self._recovery_slots = asyncio.Semaphore(RECOVERY_SLOTS)
 
-    def use(self, flags: ClientConfigResponse) -> None:
+    def apply_server_config(self, server_config: ClientConfigResponse) -> None:
         """Take over the server's limits."""
-        self.budget.limit_bytes = flags.sample_dispatch_bytes_semaphore_size
+        self.budget.limit_bytes = server_config.sample_dispatch_bytes_semaphore_size
 
     @asynccontextmanager
-    async def submission(self, num_bytes: int) -> AsyncIterator[None]:
+    async def acquire(self, num_bytes: int) -> AsyncIterator[None]:
         """Wait for the end of a back-off and for room, and hold it while submitting."""
-        async with self._recovery(), self.budget.reserve(num_bytes):
+        async with self._recovery_slot(), self.budget.reserve(num_bytes):
             while (wait := self.limiter.remaining_seconds()) > 0.0:
                 await asyncio.sleep(wait)
             yield
 
     @asynccontextmanager
-    async def _recovery(self) -> AsyncIterator[None]:
+    async def _recovery_slot(self) -> AsyncIterator[None]:
         if not self.limiter.is_recovering(RECOVERY_SECONDS):
             yield
             return
@@ -48,13 +48,13 @@ class Lane:
             yield
 
 
-_LANES: WeakValueDictionary[tuple[str, str], Lane] = WeakValueDictionary()
+_SHARED_LIMITS: WeakValueDictionary[tuple[str, str], SamplingLimits] = WeakValueDictionary()
 # A weak dictionary's setdefault is several steps; two threads must not make two lanes.
-_ONE_AT_A_TIME = threading.Lock()
+_SHARED_LIMITS_LOCK = threading.Lock()
 
 
-def lane_for(config: Config, credential: str | None) -> Lane:
+def get_sampling_limits(config: Config, credential: str | None) -> SamplingLimits:
     """The lane of this server and key; the key itself is not kept."""
     digest = hashlib.sha256((credential or "").encode()).hexdigest()
-    with _ONE_AT_A_TIME:
-        return _LANES.setdefault((config.base_url, digest), Lane())
+    with _SHARED_LIMITS_LOCK:
+        return _SHARED_LIMITS.setdefault((config.base_url, digest), SamplingLimits())

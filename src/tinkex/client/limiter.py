@@ -17,7 +17,7 @@ class RateLimiter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until = 0.0
-        self._set_at = 0.0
+        self._started_at = 0.0
 
     def now(self) -> float:
         """The limiter's clock."""
@@ -27,28 +27,30 @@ class RateLimiter:
         """How long to wait before submitting; 0.0 when it is fine to go on."""
         return max(0.0, self._until - self._clock())
 
-    def should_back_off(self) -> bool:
+    def is_backing_off(self) -> bool:
         """True while a deadline is ahead."""
         return self.remaining_seconds() > 0.0
 
-    def set(self, seconds: float) -> None:
+    def back_off(self, seconds: float) -> None:
         """Hold submissions back for at least this long; a deadline is only ever extended."""
         now = self._clock()
-        self._set_at = now
+        self._started_at = now
         self._until = max(self._until, now + seconds)
 
     def is_recovering(self, seconds: float) -> bool:
         """True for a while after a back-off ended."""
         return self._until > 0.0 and self._clock() < self._until + seconds
 
-    def clear(self, started_at: float) -> None:
+    def end_backoff(self, started_at: float) -> None:
         """End the wait now, if the success that proves it stale began after it was set."""
-        if started_at > self._set_at:
+        if started_at > self._started_at:
             # Not forgotten: one success must not let the whole crowd loose again.
             self._until = min(self._until, self._clock())
 
 
-def backoff_seconds(prompt_bytes: int, told_seconds: float | None) -> float:
+def rate_limit_backoff(prompt_bytes: int, retry_after_seconds: float | None) -> float:
     """How long a 429 holds submissions back: the longer of its word and ours."""
     is_large = prompt_bytes > LARGE_PROMPT_BYTES
-    return max(LARGE_BACKOFF_SECONDS if is_large else SMALL_BACKOFF_SECONDS, told_seconds or 0.0)
+    return max(
+        LARGE_BACKOFF_SECONDS if is_large else SMALL_BACKOFF_SECONDS, retry_after_seconds or 0.0
+    )

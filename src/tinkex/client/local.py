@@ -28,16 +28,16 @@ logger = get_logger(__name__)
 #: A server that nobody has asked for so long stops by itself.
 IDLE_STOP_SECONDS = 900
 #: How long a start may take; a large model is read from disk meanwhile.
-START_SECONDS = 180.0
+START_TIMEOUT_SECONDS = 180.0
 #: After so long a person learns what takes time; a terminal shows the seconds, a log a line now
 #: and then.
-SILENT_SECONDS = 2.0
-TICK_SECONDS = 1.0
-TELL_AGAIN_SECONDS = 15.0
+PROGRESS_DELAY_SECONDS = 2.0
+TERMINAL_REFRESH_SECONDS = 1.0
+LOG_INTERVAL_SECONDS = 15.0
 #: A log of this size is put aside when a server starts.
 MAX_LOG_BYTES = 10 * 1024 * 1024
-_LOOK_SECONDS = 0.05
-_SHOWN_LINES = 15
+_POLL_SECONDS = 0.05
+_LOG_TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ def ensure_server(home: Home, *, needs_worker: bool = True) -> LocalServer:
     state = find_server(home)
     if state is None or (needs_worker and state.worker_wakeup is not None):
         home.create()
-        progress = _Progress(f"tinkex: waiting for the local server in {home.root} to start")
-        with _explained(home), contextlib.closing(progress), _starting(home, progress):
-            state = _start(home, progress, needs_worker=needs_worker)
+        progress = _StartProgress(f"tinkex: waiting for the local server in {home.root} to start")
+        with _home_errors(home), contextlib.closing(progress), _exclusive_start(home, progress):
+            state = _start_server(home, progress, needs_worker=needs_worker)
     # It could be about to stop because nobody asks: now somebody does.
     with contextlib.suppress(OSError):
         os.utime(home.activity_file)
@@ -99,7 +99,7 @@ def _read_key(home: Home) -> str:
 
 
 @contextlib.contextmanager
-def _explained(home: Home) -> Iterator[None]:
+def _home_errors(home: Home) -> Iterator[None]:
     """Say in a sentence that a home cannot be written."""
     try:
         yield
@@ -111,7 +111,7 @@ def _explained(home: Home) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _starting(home: Home, progress: _Progress) -> Iterator[None]:
+def _exclusive_start(home: Home, progress: _StartProgress) -> Iterator[None]:
     """Be the only one who starts a server in this home."""
     with home.start_lock.open("a") as file:
         while True:
@@ -119,16 +119,16 @@ def _starting(home: Home, progress: _Progress) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                progress.tell()
-                time.sleep(_LOOK_SECONDS)
+                progress.update()
+                time.sleep(_POLL_SECONDS)
         yield
 
 
-def _start(home: Home, progress: _Progress, *, needs_worker: bool) -> ServerState:
+def _start_server(home: Home, progress: _StartProgress, *, needs_worker: bool) -> ServerState:
     """Start a server unless one runs, and the worker of one that runs without."""
     process: subprocess.Popen[bytes] | None = None
     before = 0
-    ends_at = time.monotonic() + START_SECONDS
+    ends_at = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
         state = find_server(home)
         if state is not None and (state.worker_wakeup is None or not needs_worker):
@@ -136,20 +136,20 @@ def _start(home: Home, progress: _Progress, *, needs_worker: bool) -> ServerStat
         if state is not None:
             # Repeated until the worker runs, because a datagram may be lost.
             _wake_worker(state)
-        elif process is None and not _is_held(home):
+        elif process is None and not _is_home_locked(home):
             _check_installed(home)
             before = _log_size(home)
-            process = _launch(home, needs_worker=needs_worker)
+            process = _launch_process(home, needs_worker=needs_worker)
         # Somebody else's server may have the home already, and be about to answer.
         elif process and process.returncode is not None and find_lock_holder(home) is None:
-            raise _failed(home, before, f"ended with exit code {process.returncode}")
+            raise _start_error(home, before, f"ended with exit code {process.returncode}")
         if time.monotonic() > ends_at:
-            raise _failed(home, before, f"does not answer after {START_SECONDS:g} s")
-        progress.tell()
-        time.sleep(_LOOK_SECONDS)
+            raise _start_error(home, before, f"does not answer after {START_TIMEOUT_SECONDS:g} s")
+        progress.update()
+        time.sleep(_POLL_SECONDS)
 
 
-def _is_held(home: Home) -> bool:
+def _is_home_locked(home: Home) -> bool:
     """Whether a server has the home: it is about to answer, or to end."""
     holder = find_lock_holder(home)
     return holder is not None and holder.is_alive
@@ -176,7 +176,7 @@ def _check_installed(home: Home) -> None:
     )
 
 
-def _launch(home: Home, *, needs_worker: bool) -> subprocess.Popen[bytes]:
+def _launch_process(home: Home, *, needs_worker: bool) -> subprocess.Popen[bytes]:
     """Start a server that outlives this process."""
     on_demand = {} if needs_worker else {"TINKEX_WORKER_ON_DEMAND": "true"}
     flags = ("--host", "127.0.0.1", "--port", "0", "--idle-stop", str(IDLE_STOP_SECONDS))
@@ -206,36 +206,36 @@ def _log_size(home: Home) -> int:
     return 0
 
 
-def _failed(home: Home, log_start: int, how: str) -> ConfigError:
+def _start_error(home: Home, log_start: int, reason: str) -> ConfigError:
     with home.log_file.open("rb") as file:
         file.seek(log_start)
-        said = file.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+        said = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     return ConfigError(
-        "\n".join([f"the local server in {home.root} {how}; its last words:", *said]),
+        "\n".join([f"the local server in {home.root} {reason}; its last words:", *said]),
         hint="Run `tinkex serve` to see more, or name another server with base_url=...",
     )
 
 
-class _Progress:
+class _StartProgress:
     """Reports on stderr what takes long: one line that changes on a terminal, else a few lines."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._started_at = time.monotonic()
         self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._tell_at = self._started_at + SILENT_SECONDS
+        self._next_update_at = self._started_at + PROGRESS_DELAY_SECONDS
         self._has_line = False
 
-    def tell(self) -> None:
+    def update(self) -> None:
         """Report how long it has taken so far, if that is due."""
         now = time.monotonic()
-        if now < self._tell_at or sys.stderr is None:
+        if now < self._next_update_at or sys.stderr is None:
             return
         if self._is_terminal:
-            self._tell_at, self._has_line = now + TICK_SECONDS, True
+            self._next_update_at, self._has_line = now + TERMINAL_REFRESH_SECONDS, True
             sys.stderr.write(f"\r\x1b[K{self._text} ({now - self._started_at:.0f} s)")
         else:
-            self._tell_at = now + TELL_AGAIN_SECONDS
+            self._next_update_at = now + LOG_INTERVAL_SECONDS
             sys.stderr.write(f"{self._text}\n")
         sys.stderr.flush()
 

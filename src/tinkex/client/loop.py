@@ -24,38 +24,40 @@ class IoLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._is_awake = False
+        self._is_wakeup_scheduled = False
 
     def post(self, action: Callable[..., Any], *args: Any) -> None:
         """Run action(*args) on the loop, soon and in the order of the calls."""
         self._inbox.append((action, args))
         # One wake-up serves everything that is in the inbox: a wake-up is a system call.
-        if not self._is_awake:
-            self._is_awake = True
+        if not self._is_wakeup_scheduled:
+            self._is_wakeup_scheduled = True
             try:
                 self.get_loop().call_soon_threadsafe(self._drain)
             except BaseException:
                 # Interrupted in between: the next post must try again.
-                self._is_awake = False
+                self._is_wakeup_scheduled = False
                 raise
 
     def start(
-        self, work: Coroutine[Any, Any, T], make_task: Callable[..., asyncio.Task[T]] | None = None
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        make_task: Callable[..., asyncio.Task[T]] | None = None,
     ) -> APIFuture[T]:
         """Run a coroutine on the loop; its outcome arrives in the returned future.
 
         `make_task` is for an owner that wants to know the task; it is called on the loop.
         """
         future: APIFuture[T] = APIFuture()
-        self.post(self._launch, work, future, make_task)
+        self.post(self._launch, coroutine, future, make_task)
         return future
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the thread and its work: after a fork they belong to the parent."""
         self._lock = threading.Lock()
         self._loop = None
         self._inbox.clear()
-        self._is_awake = False
+        self._is_wakeup_scheduled = False
         IO_THREADS.clear()
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -74,7 +76,7 @@ class IoLoop:
 
     def _drain(self) -> None:
         # Cleared first: what is posted from now on wakes the loop again.
-        self._is_awake = False
+        self._is_wakeup_scheduled = False
         assert self._loop is not None
         while self._inbox:
             action, args = self._inbox.popleft()
@@ -82,20 +84,20 @@ class IoLoop:
 
     def _launch(
         self,
-        work: Coroutine[Any, Any, T],
+        coroutine: Coroutine[Any, Any, T],
         future: APIFuture[T],
         make_task: Callable[..., asyncio.Task[T]] | None,
     ) -> None:
         assert self._loop is not None
         if future.cancelled():
-            work.close()
+            coroutine.close()
             return
-        future.follow((make_task or self._loop.create_task)(work), self._loop)
+        future.follow((make_task or self._loop.create_task)(coroutine), self._loop)
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run works side by side; the first failure stops the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks = [asyncio.ensure_future(work) for work in coroutines]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -106,9 +108,9 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 #: Requests and polls.
-IO = IoLoop("tinkex-io")
+IO_LOOP = IoLoop("tinkex-io")
 #: Heartbeats, alone: no request, decoding or callback may delay them.
-PULSE = IoLoop("tinkex-pulse")
+HEARTBEAT_LOOP = IoLoop("tinkex-pulse")
 
 
 class LoopSingleton:
@@ -116,15 +118,15 @@ class LoopSingleton:
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop on which every request runs."""
-        return IO.get_loop()
+        return IO_LOOP.get_loop()
 
 
 LOOP_SINGLETON = LoopSingleton()
 
 
 def _after_fork() -> None:
-    IO.forget()
-    PULSE.forget()
+    IO_LOOP.reset_after_fork()
+    HEARTBEAT_LOOP.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -34,11 +34,11 @@ _INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 # The prefix keeps a loss from overwriting the server's own metrics.
 _METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 # fx records Python's arithmetic and indexing as functions of `_operator`.
-_CALLABLE_MODULES = frozenset({"torch", "math", "operator", "_operator"})
-_LEAVES_TORCH = frozenset({"item", "numpy", "tolist"})
+_ALLOWED_MODULES = frozenset({"torch", "math", "operator", "_operator"})
+_NON_TENSOR_METHODS = frozenset({"item", "numpy", "tolist"})
 # Tracing replaces functions of `math` in the whole process, and two at once would not put
 # them back.
-_ONE_TRACE = threading.Lock()
+_TRACE_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def trace_loss(fn: PerDatumLossFn, input_ranks: Mapping[str, CustomLossInputRank
     name = getattr(fn, "__name__", type(fn).__name__)
     inputs = _read_inputs(name, fn, input_ranks)
     try:
-        with _ONE_TRACE:
+        with _TRACE_LOCK:
             graph = torch.fx.symbolic_trace(fn)
     except torch.fx.proxy.TraceError as error:
         raise InvalidInput(
@@ -173,7 +173,7 @@ def _check_node(name: str, node: torch.fx.Node) -> None:
 def _check_function(name: str, function: Any) -> None:
     module = getattr(function, "__module__", None) or "an unknown module"
     # Reading an attribute such as x.shape is recorded as a call of the builtin getattr.
-    if function is not getattr and module.split(".")[0] not in _CALLABLE_MODULES:
+    if function is not getattr and module.split(".")[0] not in _ALLOWED_MODULES:
         called = getattr(function, "__qualname__", function)
         raise InvalidInput(
             f"custom loss {name!r} calls {called} of {module}; only torch and math are allowed"
@@ -185,7 +185,7 @@ def _check_method(name: str, method: str) -> None:
         raise InvalidInput(f"custom loss {name!r} calls {method}(), which no tensor has")
     if method == "backward":
         raise InvalidInput(f"custom loss {name!r} calls backward(); return the loss instead")
-    if method in _LEAVES_TORCH:
+    if method in _NON_TENSOR_METHODS:
         raise InvalidInput(
             f"custom loss {name!r} calls {method}(), which leaves torch; keep every value a tensor"
         )

@@ -19,10 +19,10 @@ logger = get_logger(__name__)
 FIRST_EXTRA_UNIQUE = 2
 _MASK64 = (1 << 64) - 1
 
-Weighted = Sequence[tuple[float, int]]
+WeightedValues = Sequence[tuple[float, int]]
 
 
-def merge(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+def merge_outputs(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """Join chunk results in order."""
     if len(outputs) == 1:
         return outputs[0]
@@ -45,41 +45,41 @@ def reduce_metrics(chunks: Sequence[tuple[dict[str, float], int]]) -> dict[str, 
         values = [(metrics[key], weight) for metrics, weight in chunks if key in metrics]
         suffix = key.rpartition(":")[2]
         if suffix == "unique":
-            merged.update(_unique(key, values))
+            merged.update(_number_unique_values(key, values))
         else:
             # An unknown suffix, or none, is reduced as a mean: a number is better than a gap.
             merged[key] = REDUCTIONS.get(suffix, _mean)(values)
     return merged
 
 
-def _mean(values: Weighted) -> float:
+def _mean(values: WeightedValues) -> float:
     total = sum(weight for _, weight in values)
     return sum(value * weight for value, weight in values) / total if total else 0.0
 
 
-def _slack(values: Weighted) -> float:
+def _slack(values: WeightedValues) -> float:
     has_weight = any(weight for _, weight in values)
     return max(value for value, _ in values) - _mean(values) if has_weight else 0.0
 
 
-def _hash2(values: Weighted) -> float:
-    return float(sum(_whole(value) & _MASK64 for value, _ in values) & _MASK64)
+def _hash2(values: WeightedValues) -> float:
+    return float(sum(_finite_int(value) & _MASK64 for value, _ in values) & _MASK64)
 
 
-def _hash_unordered(values: Weighted) -> float:
-    return float(hash(tuple(sorted(_whole(value) for value, _ in values))))
+def _hash_unordered(values: WeightedValues) -> float:
+    return float(hash(tuple(sorted(_finite_int(value) for value, _ in values))))
 
 
-def _whole(value: float) -> int:
+def _finite_int(value: float) -> int:
     return int(value) if math.isfinite(value) else 0
 
 
-def _unique(key: str, values: Weighted) -> dict[str, float]:
+def _number_unique_values(key: str, values: WeightedValues) -> dict[str, float]:
     later = enumerate(values[1:], start=FIRST_EXTRA_UNIQUE)
     return {key: values[0][0]} | {f"{key}_{number}": value for number, (value, _) in later}
 
 
-REDUCTIONS: dict[str, Callable[[Weighted], float]] = {
+REDUCTIONS: dict[str, Callable[[WeightedValues], float]] = {
     "mean": _mean,
     "sum": lambda values: sum(value for value, _ in values),
     "min": lambda values: min(value for value, _ in values),

@@ -12,13 +12,13 @@ from typing import IO
 
 import msgspec
 
-from tinkex.client.archive import BLOCK_BYTES, exclusive, sync
+from tinkex.client.archive import BLOCK_BYTES, exclusive_lock, fsync_path
 from tinkex.errors import InvalidInput
 
 #: Suffixes of the incomplete file and of its resume information.
 PART_SUFFIX, INFO_SUFFIX = ".part", ".part.json"
 #: A size in bytes; no file has more digits, and Python refuses to read thousands of them.
-_SIZE = re.compile(r"[0-9]{1,18}")
+_SIZE_PATTERN = re.compile(r"[0-9]{1,18}")
 
 
 class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +33,13 @@ class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.sha256):
             raise InvalidInput(f"A sha256 digest has 64 hexadecimal digits, got {self.sha256!r}")
 
-    def agrees_with(self, other: FileDigest) -> bool:
+    def is_consistent_with(self, other: FileDigest) -> bool:
         """True unless both know something and it is not the same."""
         mine, theirs = (row.sha256 and row.sha256.lower() for row in (self, other))
-        return _fit(self.num_bytes, other.num_bytes) and _fit(mine, theirs)
+        return _is_compatible(self.num_bytes, other.num_bytes) and _is_compatible(mine, theirs)
 
 
-def _fit(one: object, other: object) -> bool:
+def _is_compatible(one: object, other: object) -> bool:
     return one is None or other is None or one == other
 
 
@@ -57,7 +57,7 @@ class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.etag if is_strong else self.last_modified
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> ResumeInfo:
+    def from_headers(cls, headers: Mapping[str, str]) -> ResumeInfo:
         """Read the headers of a response with status 200."""
         if headers.get("content-encoding", "identity") != "identity":
             return cls()  # lengths and ranges would count other bytes than the ones we see
@@ -65,12 +65,14 @@ class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             etag=headers.get("etag"),
             last_modified=headers.get("last-modified"),
-            num_bytes=int(length) if _SIZE.fullmatch(length) else None,
+            num_bytes=int(length) if _SIZE_PATTERN.fullmatch(length) else None,
         )
 
-    def fit(self, headers: Mapping[str, str], total: int | None) -> bool:
+    def is_same_file(self, headers: Mapping[str, str], total: int | None) -> bool:
         """True unless the headers of a response with status 206 describe another file."""
-        return _fit(total, self.num_bytes) and _fit(headers.get("etag"), self.etag)
+        return _is_compatible(total, self.num_bytes) and _is_compatible(
+            headers.get("etag"), self.etag
+        )
 
 
 class PartialFile:
@@ -85,7 +87,7 @@ class PartialFile:
         self.num_bytes = 0
         self._is_open = self._is_complete = False
         self._hash = hashlib.sha256()
-        self._held = ExitStack()
+        self._exit_stack = ExitStack()
         self._file: IO[bytes]
 
     def open(self) -> None:
@@ -93,14 +95,14 @@ class PartialFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         with ExitStack() as stack:
-            stack.enter_context(exclusive(self.path))
+            stack.enter_context(exclusive_lock(self.path))
             self._file = stack.enter_context(self.path.open("r+b"))
             with suppress(OSError, UnicodeDecodeError, msgspec.MsgspecError):
                 self.info = msgspec.json.decode(self.info_path.read_bytes(), type=ResumeInfo)
             while self.expected.sha256 and (block := self._file.read(BLOCK_BYTES)):
                 self._hash.update(block)
             self.num_bytes = self._file.seek(0, os.SEEK_END)
-            self._held, self._is_open = stack.pop_all(), True
+            self._exit_stack, self._is_open = stack.pop_all(), True
 
     def append(self, block: bytes | bytearray) -> None:
         """Add bytes at the end."""
@@ -138,16 +140,16 @@ class PartialFile:
         headers = {"range": f"bytes={self.num_bytes}-"}
         return headers | ({"if-range": validator} if validator else {})
 
-    def seal(self) -> None:
+    def sync(self) -> None:
         """Flush the complete file to disk, still under its temporary name."""
         os.fsync(self._file.fileno())
         self._is_complete = True
 
     def publish(self) -> None:
         """Rename the complete file to its final name."""
-        self.seal()
+        self.sync()
         self.path.replace(self.final)
-        sync(self.final.parent)
+        fsync_path(self.final.parent)
         self.info_path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -156,4 +158,4 @@ class PartialFile:
             self.path.unlink(missing_ok=True)
             self.info_path.unlink(missing_ok=True)
         with suppress(OSError):  # unwritten bytes on a full disk; the failed write was reported
-            self._held.close()
+            self._exit_stack.close()

@@ -13,17 +13,17 @@ import msgspec
 
 from tinkex.client.budget import ByteBudget
 from tinkex.client.http import HttpResponse
-from tinkex.client.queue_state import QueueState, QueueWatch
+from tinkex.client.queue_state import QueueState, QueueStateNotifier
 from tinkex.client.retry import (
     BILLING_WAIT_SECONDS,
-    QUICK_SECONDS,
-    SOON,
+    MIN_LONG_POLL_SECONDS,
+    QUICK_POLL_BACKOFF,
     RetryPolicy,
     backoff,
-    believed,
-    retry_after,
+    parse_retry_after,
+    valid_retry_after,
 )
-from tinkex.client.transport import PROTO_TYPE, Transport, outgoing
+from tinkex.client.transport import PROTO_TYPE, Transport, build_request
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -46,28 +46,28 @@ logger = get_logger(__name__)
 #: How often an answer that looks like a failure of the request is asked for again.
 MAX_BAD_ANSWERS = 3
 #: What servers call a result that is there.
-DONE_WORDS = frozenset({"completed", "complete", "done", "succeeded", "success", "ok"})
+DONE_STATUSES = frozenset({"completed", "complete", "done", "succeeded", "success", "ok"})
 #: Results larger than this are decoded on another thread.
-LARGE_BYTES = 256 * 1024
-_LATER = RetryPolicy(first_wait_seconds=0.5, max_wait_seconds=30.0)
+MIN_THREADED_DECODE_BYTES = 256 * 1024
+_OUTAGE_BACKOFF = RetryPolicy(first_wait_seconds=0.5, max_wait_seconds=30.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ResultReady:
     """The result is here."""
 
     response: HttpResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Large:
+class LargeResult:
     """The result is ready and this big; it is sent when asked for again."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class ResultPending:
     """Not ready yet."""
 
     state: QueueState = QueueState.ACTIVE
@@ -76,67 +76,69 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PollFailure:
     """No result; the error says why, and whether asking again may help."""
 
     error: TinkexError
 
 
-Outcome = Done | Large | Pending | Trouble
+PollOutcome = ResultReady | LargeResult | ResultPending | PollFailure
 
 
 @dataclass(slots=True)
-class Patience:
+class PollPolicy:
     """Decides how long to wait after each outcome; raises when it is over."""
 
     outage_seconds: float
     billing_pause_seconds: float
-    quick_answers: int = 0
-    bad_answers: int = 0
-    away_answers: int = 0
-    away_since: float | None = None
+    num_quick_answers: int = 0
+    num_bad_answers: int = 0
+    num_unreachable: int = 0
+    unreachable_since: float | None = None
     billing_since: float | None = None
 
-    def after(self, outcome: Pending | Trouble, lasted: float, now: float, jitter: float) -> float:
+    def wait_after(
+        self, outcome: ResultPending | PollFailure, poll_seconds: float, now: float, jitter: float
+    ) -> float:
         """Seconds to wait before the next poll, given how long this one lasted."""
-        if isinstance(outcome, Pending):
-            return self._after_pending(outcome, lasted, jitter)
+        if isinstance(outcome, ResultPending):
+            return self._after_pending(outcome, poll_seconds, jitter)
         error = outcome.error
         if error.status == 402:
             return self._after_billing(error, now)
         if is_bad_answer(error):
-            self.bad_answers += 1
-            if self.bad_answers <= MAX_BAD_ANSWERS:
-                return backoff(SOON, self.bad_answers, jitter)
+            self.num_bad_answers += 1
+            if self.num_bad_answers <= MAX_BAD_ANSWERS:
+                return backoff(QUICK_POLL_BACKOFF, self.num_bad_answers, jitter)
         elif error.retryable:
-            return self._after_silence(error, now, jitter)
+            return self._after_outage(error, now, jitter)
         raise error
 
     def _after_billing(self, error: TinkexError, now: float) -> float:
-        self.away_since = None
+        self.unreachable_since = None
         self.billing_since = now if self.billing_since is None else self.billing_since
         left = self.billing_pause_seconds - (now - self.billing_since)
         if left <= 0.0:
             raise error
         return min(BILLING_WAIT_SECONDS, left)
 
-    def _after_silence(self, error: TinkexError, now: float, jitter: float) -> float:
-        self.away_since = now if self.away_since is None else self.away_since
-        if now - self.away_since >= self.outage_seconds:
+    def _after_outage(self, error: TinkexError, now: float, jitter: float) -> float:
+        self.unreachable_since = now if self.unreachable_since is None else self.unreachable_since
+        if now - self.unreachable_since >= self.outage_seconds:
             raise error
-        self.away_answers += 1
+        self.num_unreachable += 1
         told = getattr(error, "retry_after_seconds", None) or 0.0
-        return max(told, backoff(_LATER, self.away_answers, jitter))
+        return max(told, backoff(_OUTAGE_BACKOFF, self.num_unreachable, jitter))
 
-    def _after_pending(self, outcome: Pending, lasted: float, jitter: float) -> float:
-        self.away_since = self.billing_since = None
-        self.bad_answers = self.away_answers = 0
-        if lasted >= QUICK_SECONDS:
-            self.quick_answers = 0
+    def _after_pending(self, outcome: ResultPending, poll_seconds: float, jitter: float) -> float:
+        self.unreachable_since = self.billing_since = None
+        self.num_bad_answers = self.num_unreachable = 0
+        if poll_seconds >= MIN_LONG_POLL_SECONDS:
+            self.num_quick_answers = 0
             return outcome.wait_seconds or 0.0
-        self.quick_answers += 1
+        self.num_quick_answers += 1
         floor = 0.0 if outcome.state is QueueState.ACTIVE else 1.0
-        wait = outcome.wait_seconds or backoff(SOON, self.quick_answers, jitter)
+        wait = outcome.wait_seconds or backoff(QUICK_POLL_BACKOFF, self.num_quick_answers, jitter)
         return max(floor, wait)
 
 
@@ -151,32 +153,34 @@ def is_bad_answer(error: TinkexError) -> bool:
     return error.status == 400 or (error.status == 500 and has_reason)
 
 
-def classify(response: HttpResponse, error_of: Callable[[HttpResponse], TinkexError]) -> Outcome:
+def classify_response(
+    response: HttpResponse, error_from_response: Callable[[HttpResponse], TinkexError]
+) -> PollOutcome:
     """What one answer to a poll means, in any dialect."""
     if response.status_code == 408:
-        return _pending(_object(response), response)
+        return _parse_pending(_json_object(response), response)
     if not 200 <= response.status_code < 300:
-        return Trouble(error_of(response))
-    return Done(response) if response.is_proto else _classify_json(response)
+        return PollFailure(error_from_response(response))
+    return ResultReady(response) if response.is_proto else _classify_json(response)
 
 
-def _classify_json(response: HttpResponse) -> Outcome:
-    body = _object(response)
+def _classify_json(response: HttpResponse) -> PollOutcome:
+    body = _json_object(response)
     status = body.get("status")
     if body.get("type") == "try_again" or status in {"pending", "running", "queued"}:
-        return _pending(body, response)
+        return _parse_pending(body, response)
     if status == "complete_metadata":
         size = body.get("response_payload_size")
-        return Large(max(0, size) if isinstance(size, int) else 0)
+        return LargeResult(max(0, size) if isinstance(size, int) else 0)
     if status == "failed" or ("error" in body and body["error"] is not None):
-        return Trouble(_failure(body))
-    if status is None or status in DONE_WORDS:
-        return Done(response)
+        return PollFailure(_parse_failure(body))
+    if status is None or status in DONE_STATUSES:
+        return ResultReady(response)
     text = f"The server gave a result the status {status!r}, which nobody knows"
-    return Trouble(APIResponseValidationError(response, body, text))
+    return PollFailure(APIResponseValidationError(response, body, text))
 
 
-def _object(response: HttpResponse) -> dict[str, Any]:
+def _json_object(response: HttpResponse) -> dict[str, Any]:
     try:
         body = response.json()
     except ValueError:
@@ -184,15 +188,15 @@ def _object(response: HttpResponse) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _pending(body: dict[str, Any], response: HttpResponse) -> Pending:
+def _parse_pending(body: dict[str, Any], response: HttpResponse) -> ResultPending:
     millis = body.get("retry_after_ms")
-    told = believed(millis / 1000.0) if isinstance(millis, int | float) else None
-    wait = told if told is not None else retry_after(response.headers)
+    told = valid_retry_after(millis / 1000.0) if isinstance(millis, int | float) else None
+    wait = told if told is not None else parse_retry_after(response.headers)
     state = QueueState.parse(body["queue_state"]) if "queue_state" in body else QueueState.ACTIVE
-    return Pending(state, body.get("queue_state_reason"), wait)
+    return ResultPending(state, body.get("queue_state_reason"), wait)
 
 
-def _failure(body: dict[str, Any]) -> RequestFailedError:
+def _parse_failure(body: dict[str, Any]) -> RequestFailedError:
     fault = parse_error_body(body)
     if fault is None:
         return RequestFailedError("The server says the request failed, without a reason")
@@ -208,25 +212,29 @@ class Poller:
     """Waits for promises on behalf of one client."""
 
     transport: Transport
-    watch: QueueWatch
+    queue_notifier: QueueStateNotifier
     response_budget: ByteBudget
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Any] = asyncio.sleep
 
     async def result(
-        self, endpoint: Endpoint[Any, Any], request_id: str, submit_seconds: float, kind: str = ""
+        self,
+        endpoint: Endpoint[Any, Any],
+        request_id: str,
+        submit_seconds: float,
+        request_type: str = "",
     ) -> Any:
         """The decoded result of a promise; raises when it failed or cannot be had."""
         config = self.transport.config
-        patience = Patience(config.outage_seconds, self.transport.billing_pause_seconds)
+        patience = PollPolicy(config.outage_seconds, self.transport.billing_pause_seconds)
         ends_at = self.clock() + (config.poll_timeout_seconds or float("inf"))
         iteration = 0
         while True:
             started = self.clock()
-            headers = _poll_headers(endpoint, kind, iteration, submit_seconds)
+            headers = _poll_headers(endpoint, request_type, iteration, submit_seconds)
             seconds = min(config.poll_request_seconds, ends_at - started)
             outcome = await self._poll(request_id, headers, seconds)
-            if isinstance(outcome, Done):
+            if isinstance(outcome, ResultReady):
                 return await self._decode(endpoint, outcome.response)
             iteration += 1
             wait = self._next_wait(patience, outcome, started, request_id)
@@ -236,51 +244,51 @@ class Poller:
             await self.sleep(wait)
 
     def _next_wait(
-        self, patience: Patience, outcome: Outcome, started: float, request_id: str
+        self, policy: PollPolicy, outcome: PollOutcome, started: float, request_id: str
     ) -> float:
-        assert isinstance(outcome, Pending | Trouble)
-        if isinstance(outcome, Pending):
-            self.watch.see(outcome.state, outcome.reason)
+        assert isinstance(outcome, ResultPending | PollFailure)
+        if isinstance(outcome, ResultPending):
+            self.queue_notifier.update(outcome.state, outcome.reason)
         elif isinstance(outcome.error, RequestFailedError):
             outcome.error.request_id = outcome.error.request_id or request_id
             raise outcome.error
         elif outcome.error.status == 402:
-            self.watch.see(QueueState.PAUSED_RATE_LIMIT, str(outcome.error))
+            self.queue_notifier.update(QueueState.PAUSED_RATE_LIMIT, str(outcome.error))
         now = self.clock()
-        return patience.after(outcome, now - started, now, random.random())
+        return policy.wait_after(outcome, now - started, now, random.random())
 
-    async def _poll(self, request_id: str, headers: dict[str, str], seconds: float) -> Outcome:
+    async def _poll(self, request_id: str, headers: dict[str, str], seconds: float) -> PollOutcome:
         """Ask once; a large result is fetched when the budget has room for it."""
-        outcome = await self._ask(request_id, headers, seconds, allow_metadata=True)
-        if not isinstance(outcome, Large):
+        outcome = await self._poll_once(request_id, headers, seconds, allow_metadata=True)
+        if not isinstance(outcome, LargeResult):
             return outcome
         async with self.response_budget.reserve(outcome.num_bytes):
-            outcome = await self._ask(request_id, headers, seconds, allow_metadata=False)
-        if not isinstance(outcome, Large):
+            outcome = await self._poll_once(request_id, headers, seconds, allow_metadata=False)
+        if not isinstance(outcome, LargeResult):
             return outcome
         text = f"The server announced the result of {request_id} twice and never sent it"
-        return Trouble(APIResponseValidationError(None, None, text))
+        return PollFailure(APIResponseValidationError(None, None, text))
 
-    async def _ask(
+    async def _poll_once(
         self, request_id: str, headers: dict[str, str], seconds: float, allow_metadata: bool
-    ) -> Outcome:
-        self.transport.stopwatch.count("polls")
+    ) -> PollOutcome:
+        self.transport.metrics.count("polls")
         message = FutureRetrieveRequest(request_id=request_id, allow_metadata_only=allow_metadata)
-        request = outgoing(RETRIEVE_FUTURE, message, headers=headers, timeout_seconds=seconds)
+        request = build_request(RETRIEVE_FUTURE, message, headers=headers, timeout_seconds=seconds)
         try:
-            response = await self.transport.exchange(request)
+            response = await self.transport.send_raw(request)
         except ConnectTimeoutError as error:
-            return Trouble(error)
+            return PollFailure(error)
         except APITimeoutError:
             # A poll that ran into its time limit is a long poll without news.
-            return Pending()
+            return ResultPending()
         except APIConnectionError as error:
-            return Trouble(error)
-        return classify(response, self.transport.error_of)
+            return PollFailure(error)
+        return classify_response(response, self.transport.error_from_response)
 
     async def _decode(self, endpoint: Endpoint[Any, Any], response: HttpResponse) -> Any:
         try:
-            if len(response.content) > LARGE_BYTES:
+            if len(response.content) > MIN_THREADED_DECODE_BYTES:
                 return await asyncio.to_thread(
                     decode_result, endpoint, response.content, response.is_proto
                 )
@@ -292,11 +300,11 @@ class Poller:
 
 
 def _poll_headers(
-    endpoint: Endpoint[Any, Any], kind: str, iteration: int, submit_seconds: float
+    endpoint: Endpoint[Any, Any], request_type: str, iteration: int, submit_seconds: float
 ) -> dict[str, str]:
     headers = {
         "x-tinker-request-iteration": str(iteration),
-        "x-tinker-request-type": kind or endpoint.request_type,
+        "x-tinker-request-type": request_type or endpoint.request_type,
     }
     if iteration == 0:
         headers["x-tinker-create-promise-roundtrip-time"] = f"{submit_seconds:.6f}"

@@ -14,7 +14,7 @@ if sys.platform != "win32":
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Let no other process change a file meanwhile, nor create it."""
     lock = path.with_name(f".{path.name}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)

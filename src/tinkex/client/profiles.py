@@ -13,13 +13,13 @@ from tinkex.home import Home
 from tinkex.settings import Environment
 
 #: What a profile may say, and as what.
-SETTINGS: dict[str, tuple[type, ...]] = {
+PROFILE_SETTINGS: dict[str, tuple[type, ...]] = {
     "base_url": (str,),
     "api_key": (str,),
     "project_id": (str,),
     "timeout_seconds": (int, float),
 }
-_SHAPE = "expected [profiles.NAME] tables and default_profile"
+_EXPECTED_FORMAT = "expected [profiles.NAME] tables and default_profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Profile:
     path: Path
     """The file it stands in."""
     settings: Mapping[str, Any] = field(repr=False)
-    is_chosen: bool
+    is_explicit: bool
     """Whether the caller named it; else a variable or the file did."""
 
 
@@ -63,7 +63,7 @@ def find_profile(name: str | None, environment: Environment) -> Profile | None:
         name=wanted,
         path=file.path,
         settings=file.profiles[wanted],
-        is_chosen=name is not None,
+        is_explicit=name is not None,
     )
 
 
@@ -81,24 +81,24 @@ def read_profiles(path: Path) -> ProfilesFile:
     except ValueError as error:
         # The reason could quote the file, and the file holds keys.
         raise ConfigError(
-            f"{path} is not a valid TOML file; {_SHAPE}",
+            f"{path} is not a valid TOML file; {_EXPECTED_FORMAT}",
             hint="Correct it, or move it away and add profiles with `tinkex auth login --profile`.",
         ) from error
     default, tables = raw.get("default_profile"), raw.get("profiles", {})
     if not isinstance(default, str | None) or not isinstance(tables, dict):
-        raise ConfigError(f"{path} has no profiles; {_SHAPE}")
+        raise ConfigError(f"{path} has no profiles; {_EXPECTED_FORMAT}")
     for name, table in tables.items():
-        _check(path, name, table)
+        _check_profile(path, name, table)
     return ProfilesFile(path=path, default=default or None, profiles=tables)
 
 
-def _check(path: Path, name: str, table: object) -> None:
+def _check_profile(path: Path, name: str, table: object) -> None:
     if not isinstance(table, dict):
-        raise ConfigError(f"{path}: profiles.{name} is no table; {_SHAPE}")
+        raise ConfigError(f"{path}: profiles.{name} is no table; {_EXPECTED_FORMAT}")
     for key, value in table.items():
-        if key not in SETTINGS:
-            allowed = ", ".join(SETTINGS)
+        if key not in PROFILE_SETTINGS:
+            allowed = ", ".join(PROFILE_SETTINGS)
             raise ConfigError(f"{path}: profile {name!r} has {key!r}; a profile has {allowed}")
-        if not isinstance(value, SETTINGS[key]) or isinstance(value, bool) or value == "":
-            wanted = "text" if str in SETTINGS[key] else "a number"
+        if not isinstance(value, PROFILE_SETTINGS[key]) or isinstance(value, bool) or value == "":
+            wanted = "text" if str in PROFILE_SETTINGS[key] else "a number"
             raise ConfigError(f"{path}: {key!r} of profile {name!r} must be {wanted}")

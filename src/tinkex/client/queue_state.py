@@ -39,12 +39,12 @@ class QueueStateObserver(Protocol):
         """Called off the I/O loop, only on a change."""
 
 
-_CAPACITY = "the backend is short of capacity, please wait"
+_CAPACITY_REASON = "the backend is short of capacity, please wait"
 DEFAULT_REASONS = {
     ("training", QueueState.PAUSED_RATE_LIMIT): "concurrent training clients limit reached",
-    ("training", QueueState.PAUSED_CAPACITY): _CAPACITY,
+    ("training", QueueState.PAUSED_CAPACITY): _CAPACITY_REASON,
     ("sampling", QueueState.PAUSED_RATE_LIMIT): "concurrent sampler weights limit reached",
-    ("sampling", QueueState.PAUSED_CAPACITY): _CAPACITY,
+    ("sampling", QueueState.PAUSED_CAPACITY): _CAPACITY_REASON,
 }
 
 
@@ -54,46 +54,46 @@ class QueueStateLogger:
     def __init__(self, kind: str, name: str) -> None:
         self._kind = kind
         self._name = name
-        self._gate = OncePerMinute()
+        self._log_throttle = OncePerMinute()
 
     def on_queue_state_change(
         self, queue_state: QueueState, queue_state_reason: str | None
     ) -> None:
         """Log anything but active."""
-        if queue_state is QueueState.ACTIVE or not self._gate.allows(queue_state):
+        if queue_state is QueueState.ACTIVE or not self._log_throttle.allows(queue_state):
             return
         reason = queue_state_reason or DEFAULT_REASONS.get((self._kind, queue_state), "no reason")
         logger.warning("%s of %s is paused: %s", self._kind.capitalize(), self._name, reason)
 
 
-class QueueWatch:
+class QueueStateNotifier:
     """Remembers the last state of one client and passes changes on, each exactly once."""
 
     def __init__(
         self,
         observer: QueueStateObserver,
-        run: Callable[[Callable[[], None]], object],
-        also: Callable[[QueueState, str | None], None] = lambda state, reason: None,
+        run_callback: Callable[[Callable[[], None]], object],
+        on_change: Callable[[QueueState, str | None], None] = lambda state, reason: None,
     ) -> None:
         self._observer = observer
-        self._run = run
-        self._also = also
+        self._run_callback = run_callback
+        self._on_change = on_change
         self._last: tuple[QueueState, str | None] = (QueueState.ACTIVE, None)
 
-    def see(self, state: QueueState, reason: str | None) -> None:
+    def update(self, state: QueueState, reason: str | None) -> None:
         """Note a state; tell the observer, off this thread, if it is news."""
         if (state, reason) == self._last:
             return
         self._last = (state, reason)
-        self._also(state, reason)
-        self._run(lambda: self._tell(state, reason))
+        self._on_change(state, reason)
+        self._run_callback(lambda: self._notify_observer(state, reason))
 
-    def see_body(self, body: object) -> None:
+    def update_from_body(self, body: object) -> None:
         """Note the state in an error's body, if it carries one."""
         if isinstance(body, dict) and "queue_state" in body:
-            self.see(QueueState.parse(body["queue_state"]), body.get("queue_state_reason"))
+            self.update(QueueState.parse(body["queue_state"]), body.get("queue_state_reason"))
 
-    def _tell(self, state: QueueState, reason: str | None) -> None:
+    def _notify_observer(self, state: QueueState, reason: str | None) -> None:
         try:
             self._observer.on_queue_state_change(state, reason)
         except Exception:

@@ -11,11 +11,11 @@ from typing import Any
 
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
-from tinkex.client.calls import page
-from tinkex.client.checkout import Delivery, download_archive, download_checkpoint
+from tinkex.client.calls import page_query
+from tinkex.client.checkout import DownloadOptions, download_archive, download_checkpoint
 from tinkex.client.credentials import decode_jwt_claims
 from tinkex.client.deprecations import warn_moved
-from tinkex.client.future import APIFuture, transformed
+from tinkex.client.future import APIFuture, map_future
 from tinkex.client.runs import AccessScope, RunsClient
 from tinkex.errors import APIResponseValidationError, ConfigError, ExperimentalWarning
 from tinkex.ids import TinkerPath, parse_tinker_path
@@ -47,7 +47,7 @@ class RestClient(RunsClient):
         self, limit: int = 100, offset: int = 0
     ) -> APIFuture[types.CheckpointsListResponse]:
         """One page of all your checkpoints, newest first."""
-        return self._call(api.LIST_USER_CHECKPOINTS, query=page(limit, offset))
+        return self._call(api.LIST_USER_CHECKPOINTS, query=page_query(limit, offset))
 
     async def list_user_checkpoints_async(
         self, limit: int = 100, offset: int = 0
@@ -66,7 +66,9 @@ class RestClient(RunsClient):
         self, tinker_path: str
     ) -> APIFuture[types.ExternalWeightsUrlsResponse]:
         """Where the files of an external checkpoint can be fetched, for a while."""
-        return self._call(api.EXTERNAL_WEIGHTS_URLS, _ids(parse_tinker_path(tinker_path)))
+        return self._call(
+            api.EXTERNAL_WEIGHTS_URLS, _checkpoint_ids(parse_tinker_path(tinker_path))
+        )
 
     async def get_external_weights_urls_async(
         self, tinker_path: str
@@ -92,11 +94,11 @@ class RestClient(RunsClient):
         private key, and decrypts an encrypted checkpoint.
         """
         path = parse_tinker_path(tinker_path)
-        delivery = Delivery(
+        delivery = DownloadOptions(
             destination=Path(destination),
             force=force,
             progress=progress,
-            unpacked=unpacked,
+            unpack_progress=unpacked,
             identity=None if identity is None else Path(identity),
         )
         fetch = download_checkpoint if extract else download_archive
@@ -107,7 +109,7 @@ class RestClient(RunsClient):
     ) -> APIFuture[None]:
         """Delete a checkpoint for good."""
         ids = {"training_run_id": training_run_id, "checkpoint_id": checkpoint_id}
-        return _nothing(self._call(api.DELETE_CHECKPOINT, ids))
+        return _discard_reply(self._call(api.DELETE_CHECKPOINT, ids))
 
     async def delete_checkpoint_async(
         self, training_run_id: types.ModelID, checkpoint_id: str
@@ -117,7 +119,9 @@ class RestClient(RunsClient):
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Delete a checkpoint, named by its path, for good."""
-        return _nothing(self._call(api.DELETE_CHECKPOINT, _ids(parse_tinker_path(tinker_path))))
+        return _discard_reply(
+            self._call(api.DELETE_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
+        )
 
     async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
         """Async twin of delete_checkpoint_from_tinker_path()."""
@@ -125,7 +129,9 @@ class RestClient(RunsClient):
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Let everybody use a checkpoint."""
-        return _nothing(self._call(api.PUBLISH_CHECKPOINT, _ids(parse_tinker_path(tinker_path))))
+        return _discard_reply(
+            self._call(api.PUBLISH_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
+        )
 
     async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
         """Async twin of publish_checkpoint_from_tinker_path()."""
@@ -133,7 +139,9 @@ class RestClient(RunsClient):
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
         """Make a published checkpoint private again."""
-        return _nothing(self._call(api.UNPUBLISH_CHECKPOINT, _ids(parse_tinker_path(tinker_path))))
+        return _discard_reply(
+            self._call(api.UNPUBLISH_CHECKPOINT, _checkpoint_ids(parse_tinker_path(tinker_path)))
+        )
 
     async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
         """Async twin of unpublish_checkpoint_from_tinker_path()."""
@@ -144,9 +152,9 @@ class RestClient(RunsClient):
     ) -> APIFuture[None]:
         """Let a checkpoint expire after so many seconds; None keeps it for ever."""
         check_ttl(ttl_seconds)
-        ids = _ids(parse_tinker_path(tinker_path))
+        ids = _checkpoint_ids(parse_tinker_path(tinker_path))
         # A plain dict: here, and only here, null is meant.
-        return _nothing(self._call(api.SET_CHECKPOINT_TTL, ids, {"ttl_seconds": ttl_seconds}))
+        return _discard_reply(self._call(api.SET_CHECKPOINT_TTL, ids, {"ttl_seconds": ttl_seconds}))
 
     async def set_checkpoint_ttl_from_tinker_path_async(
         self, tinker_path: str, ttl_seconds: int | None
@@ -173,7 +181,7 @@ class RestClient(RunsClient):
         token = weights_access_token
         headers = {"x-tinker-weights-access-token": token} if token else {}
         copied = self._call(api.COPY_WEIGHTS, message=message, headers=headers)
-        return transformed(copied, lambda reply: reply.tinker_path)
+        return map_future(copied, lambda reply: reply.tinker_path)
 
     async def copy_weights_async(
         self,
@@ -212,7 +220,7 @@ class RestClient(RunsClient):
     ) -> APIFuture[types.ListSessionsResponse]:
         """One page of session ids, newest first."""
         return self._call(
-            api.LIST_SESSIONS, query=page(limit, offset) | {"access_scope": access_scope}
+            api.LIST_SESSIONS, query=page_query(limit, offset) | {"access_scope": access_scope}
         )
 
     async def list_sessions_async(
@@ -224,7 +232,7 @@ class RestClient(RunsClient):
     def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
         """Move a session into a project."""
         message = AssignProjectRequest(project_id=project_id)
-        return _nothing(self._call(api.ASSIGN_PROJECT, {"session_id": session_id}, message))
+        return _discard_reply(self._call(api.ASSIGN_PROJECT, {"session_id": session_id}, message))
 
     async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
         """Async twin of assign_session_project()."""
@@ -276,7 +284,7 @@ class RestClient(RunsClient):
 
     async def _whoami(self) -> types.WhoamiResponse:
         await self.holder.ready()
-        claims = decode_jwt_claims(await self.holder.identity.token())
+        claims = decode_jwt_claims(await self.holder.identity.get_token())
         missing = [name for name in ("sub", "org_id") if not claims.get(name)]
         if missing:
             raise ConfigError(f"The server's token does not say who you are: no {missing[0]!r}")
@@ -292,49 +300,49 @@ class RestClient(RunsClient):
         self, event_type: AuditEvent = "all", day: date | None = None
     ) -> APIFuture[types.AuditLogResponse]:
         """Moved to AdminClient.get_audit_log()."""
-        return self._admin("get_audit_log").get_audit_log(event_type, day)
+        return self._admin_client("get_audit_log").get_audit_log(event_type, day)
 
     async def get_audit_log_async(
         self, event_type: AuditEvent = "all", day: date | None = None
     ) -> types.AuditLogResponse:
         """Moved to AdminClient.get_audit_log_async()."""
-        return await self._admin("get_audit_log_async").get_audit_log(event_type, day)
+        return await self._admin_client("get_audit_log_async").get_audit_log(event_type, day)
 
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> APIFuture[types.BillingUsageResponse]:
         """Moved to AdminClient.get_billing_usage()."""
-        return self._admin("get_billing_usage").get_billing_usage(starting_on, ending_before)
+        return self._admin_client("get_billing_usage").get_billing_usage(starting_on, ending_before)
 
     async def get_billing_usage_async(
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> types.BillingUsageResponse:
         """Moved to AdminClient.get_billing_usage_async()."""
-        admin = self._admin("get_billing_usage_async")
+        admin = self._admin_client("get_billing_usage_async")
         return await admin.get_billing_usage(starting_on, ending_before)
 
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> APIFuture[types.CurrentCheckpointStorageUsageResponse]:
         """Moved to AdminClient.get_current_checkpoint_storage_usage()."""
-        admin = self._admin("get_current_checkpoint_storage_usage")
+        admin = self._admin_client("get_current_checkpoint_storage_usage")
         return admin.get_current_checkpoint_storage_usage(project_id)
 
     async def get_current_checkpoint_storage_usage_async(
         self, project_id: str | None = None
     ) -> types.CurrentCheckpointStorageUsageResponse:
         """Moved to AdminClient.get_current_checkpoint_storage_usage_async()."""
-        admin = self._admin("get_current_checkpoint_storage_usage_async")
+        admin = self._admin_client("get_current_checkpoint_storage_usage_async")
         return await admin.get_current_checkpoint_storage_usage(project_id)
 
-    def _admin(self, method: str) -> AdminClient:
+    def _admin_client(self, method: str) -> AdminClient:
         warn_moved(f"RestClient.{method}()", f"AdminClient.{method}()", stacklevel=4)
         return AdminClient(self.holder)
 
 
-def _ids(path: TinkerPath) -> dict[str, str]:
+def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
     return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
 
 
-def _nothing(done: APIFuture[Any]) -> APIFuture[None]:
-    return transformed(done, lambda reply: None)
+def _discard_reply(done: APIFuture[Any]) -> APIFuture[None]:
+    return map_future(done, lambda reply: None)

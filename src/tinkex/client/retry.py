@@ -12,9 +12,9 @@ from tinkex import clock
 from tinkex.errors import APIConnectionError, APIStatusError, TinkexError
 
 #: A longer Retry-After is not believed.
-LONGEST_RETRY_AFTER_SECONDS = 60.0
+MAX_RETRY_AFTER_SECONDS = 60.0
 #: Answers that say "the server is away", not "the server refused".
-AWAY = frozenset({502, 503, 504})
+UNREACHABLE_STATUSES = frozenset({502, 503, 504})
 #: How often to ask again while the account has a billing issue.
 BILLING_WAIT_SECONDS = 5.0
 
@@ -40,9 +40,9 @@ class RetryPolicy:
 
 
 #: An answer to a long poll faster than this was none; asking again at once would be a hot loop.
-QUICK_SECONDS = 1.0
+MIN_LONG_POLL_SECONDS = 1.0
 #: The waits after such answers.
-SOON = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
+QUICK_POLL_BACKOFF = RetryPolicy(first_wait_seconds=0.1, max_wait_seconds=10.0)
 #: Send once, take the answer as it is.
 NO_RETRY = RetryPolicy(max_retries=0, outage_seconds=0.0)
 
@@ -64,7 +64,7 @@ def wait_before_retry(
     told = getattr(error, "retry_after_seconds", None)
     if told is not None:
         wait = max(wait, told)
-    if is_silence(policy, error):
+    if is_outage(policy, error):
         return wait if elapsed_seconds + wait <= policy.outage_seconds else None
     return wait if attempt <= policy.max_retries else None
 
@@ -83,65 +83,65 @@ def backoff(policy: RetryPolicy, attempt: int, jitter: float) -> float:
     return float(full * (0.75 + 0.25 * jitter))
 
 
-def is_away(error: TinkexError) -> bool:
+def is_unreachable(error: TinkexError) -> bool:
     """True when nobody is there to answer, as during a restart."""
     if isinstance(error, APIStatusError):
-        return error.status in AWAY
+        return error.status in UNREACHABLE_STATUSES
     return isinstance(error, APIConnectionError)
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """Failures of one kind are counted and timed together."""
 
-    SILENCE = "silence"  #: nobody answers; time decides
+    OUTAGE = "silence"  #: nobody answers; time decides
     BILLING = "billing"  #: the account must be mended; time decides
-    REFUSAL = "refusal"  #: an answer, and a no; the number of tries decides
+    REJECTED = "refusal"  #: an answer, and a no; the number of tries decides
 
 
-def kind_of(policy: RetryPolicy, error: TinkexError) -> Kind:
+def classify_failure(policy: RetryPolicy, error: TinkexError) -> FailureKind:
     """Which kind of failure this is."""
     if error.status == 402:
-        return Kind.BILLING
-    return Kind.SILENCE if is_silence(policy, error) else Kind.REFUSAL
+        return FailureKind.BILLING
+    return FailureKind.OUTAGE if is_outage(policy, error) else FailureKind.REJECTED
 
 
-def is_silence(policy: RetryPolicy, error: TinkexError) -> bool:
+def is_outage(policy: RetryPolicy, error: TinkexError) -> bool:
     """True when time, not the number of tries, decides: the server is away, or never was there."""
-    return is_away(error) or (not policy.has_contact and (error.status or 0) >= 500)
+    return is_unreachable(error) or (not policy.has_contact and (error.status or 0) >= 500)
 
 
-def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
+def parse_retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """Seconds the server asks to wait, from retry-after-ms or Retry-After (seconds or a date)."""
-    millis = _number(headers.get("retry-after-ms"))
-    seconds = millis / 1000.0 if millis is not None else _number(headers.get("retry-after"))
+    millis = _parse_number(headers.get("retry-after-ms"))
+    seconds = millis / 1000.0 if millis is not None else _parse_number(headers.get("retry-after"))
     if seconds is None:
         # The server's own time is the right one to compare its date with.
-        sent_at = now or _date(headers.get("date")) or clock.utc_now()
-        then = _date(headers.get("retry-after"))
+        sent_at = now or _parse_http_date(headers.get("date")) or clock.utc_now()
+        then = _parse_http_date(headers.get("retry-after"))
         seconds = (then - sent_at).total_seconds() if then is not None else None
-    return believed(seconds)
+    return valid_retry_after(seconds)
 
 
-def believed(seconds: float | None) -> float | None:
+def valid_retry_after(seconds: float | None) -> float | None:
     """A wait the server asked for, unless nobody would keep it."""
-    if seconds is None or not 0.0 < seconds <= LONGEST_RETRY_AFTER_SECONDS:
+    if seconds is None or not 0.0 < seconds <= MAX_RETRY_AFTER_SECONDS:
         return None
     return seconds
 
 
-def should_retry(headers: Mapping[str, str]) -> bool | None:
+def parse_should_retry(headers: Mapping[str, str]) -> bool | None:
     """The server's own word on retrying, if it gave one."""
     return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower())
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
         return None
 
 
-def _date(text: str | None) -> datetime | None:
+def _parse_http_date(text: str | None) -> datetime | None:
     if not text:
         return None
     try:

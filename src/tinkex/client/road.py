@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from tinkex.client.future import APIFuture
 from tinkex.client.holder import Holder
-from tinkex.client.loop import IO
+from tinkex.client.loop import IO_LOOP
 from tinkex.client.timings import Timing
 from tinkex.errors import ClientClosed
 
@@ -29,7 +29,7 @@ FIRST_SEQ_ID = 1
 
 
 @dataclass(slots=True)
-class Operation(Generic[T]):
+class QueuedOperation(Generic[T]):
     """One call: `send` holds the road, `receive` does not."""
 
     name: str
@@ -41,17 +41,17 @@ class Operation(Generic[T]):
     submit_seconds: float = 0.0
 
 
-class Road:
+class OrderedQueue:
     """Orders the operations of one model."""
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
         self._lock = threading.RLock()
         self._next_seq_id = FIRST_SEQ_ID
-        self._waiting: deque[Operation[Any]] = deque()
-        self._driver: asyncio.Task[None] | None = None
+        self._waiting: deque[QueuedOperation[Any]] = deque()
+        self._send_task: asyncio.Task[None] | None = None
 
-    def enter(
+    def submit(
         self,
         name: str,
         num_requests: int,
@@ -76,27 +76,27 @@ class Road:
                     self._next_seq_id = first
                 raise
             future.seq_id = first
-            operation = Operation(name, num_requests, send, receive, future, called_at)
-            IO.post(self._join, operation)
+            operation = QueuedOperation(name, num_requests, send, receive, future, called_at)
+            IO_LOOP.post(self._enqueue, operation)
         return future
 
-    def _join(self, operation: Operation[Any]) -> None:
+    def _enqueue(self, operation: QueuedOperation[Any]) -> None:
         self._waiting.append(operation)
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
+        if self._send_task is None or self._send_task.done():
+            self._send_task = asyncio.get_running_loop().create_task(self._send_loop())
 
-    async def _drive(self) -> None:
+    async def _send_loop(self) -> None:
         while self._waiting:
             operation = self._waiting.popleft()
             if self._holder.is_closed:
                 operation.future.fail(ClientClosed("This client is closed; nothing was sent"))
             elif not operation.future.cancelled():
-                await self._pass(operation)
+                await self._send(operation)
 
-    async def _pass(self, operation: Operation[Any]) -> None:
+    async def _send(self, operation: QueuedOperation[Any]) -> None:
         """Send one operation; whatever happens to it, the road is free afterwards."""
         loop = asyncio.get_running_loop()
-        sending = self._holder.task(_awaited(operation.send))
+        sending = self._holder.create_task(_as_coroutine(operation.send))
         operation.future.stop_with(lambda: loop.call_soon_threadsafe(sending.cancel))
         await asyncio.wait([sending])
         operation.submit_seconds = time.monotonic() - operation.called_at
@@ -105,13 +105,13 @@ class Road:
         elif (error := sending.exception()) is not None:
             operation.future.fail(error)
         else:
-            receiving = self._holder.task(_awaited(operation.receive, sending.result()))
+            receiving = self._holder.create_task(_as_coroutine(operation.receive, sending.result()))
             operation.future.follow(receiving, loop)
-        operation.future.add_done_callback(_reporter(weakref.ref(self._holder), operation))
+        operation.future.add_done_callback(_timing_callback(weakref.ref(self._holder), operation))
 
 
-def _reporter(
-    holder_ref: weakref.ref[Holder], operation: Operation[Any]
+def _timing_callback(
+    holder_ref: weakref.ref[Holder], operation: QueuedOperation[Any]
 ) -> Callable[[concurrent.futures.Future[Any]], None]:
     """Reports the end of an operation; a future keeps its callbacks, so this keeps little."""
     name, num_requests = operation.name, operation.num_requests
@@ -121,7 +121,7 @@ def _reporter(
         holder = holder_ref()
         if holder is None:
             return
-        holder.finished(
+        holder.record_timing(
             Timing(
                 operation=name,
                 seconds=time.monotonic() - called_at,
@@ -134,5 +134,5 @@ def _reporter(
     return report
 
 
-async def _awaited(action: Callable[..., Awaitable[T]], *args: Any) -> T:
+async def _as_coroutine(action: Callable[..., Awaitable[T]], *args: Any) -> T:
     return await action(*args)

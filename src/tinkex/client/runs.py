@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from tinkex import types
-from tinkex.client.calls import SessionlessClient, page
+from tinkex.client.calls import SessionlessClient, page_query
 from tinkex.client.future import APIFuture
 from tinkex.ids import parse_tinker_path
 from tinkex.wire import endpoints as api
@@ -53,7 +53,8 @@ class RunsClient(SessionlessClient):
         """One page of training runs, newest first."""
         return self._call(
             api.LIST_RUNS,
-            query=page(limit, offset) | {"access_scope": access_scope, "project_id": project_id},
+            query=page_query(limit, offset)
+            | {"access_scope": access_scope, "project_id": project_id},
         )
 
     async def list_training_runs_async(
@@ -73,7 +74,7 @@ class RunsClient(SessionlessClient):
 
         `after=0` begins with the oldest step that is remembered; then pass the last step's cursor.
         """
-        query = {"limit": page(limit, 0)["limit"], "after": after}
+        query = {"limit": page_query(limit, 0)["limit"], "after": after}
         return self._call(api.RUN_METRICS, {"training_run_id": training_run_id}, query=query)
 
     async def get_run_metrics_async(
@@ -92,7 +93,7 @@ class RunsClient(SessionlessClient):
     ) -> APIFuture[types.TrainingRunsResponse]:
         """Runs whose id begins with a text or whose name contains it. tinkex servers only."""
         where = {"access_scope": access_scope, "project_id": project_id, "search": search}
-        return self._call(api.LIST_RUNS, query=page(limit, offset) | where)
+        return self._call(api.LIST_RUNS, query=page_query(limit, offset) | where)
 
     def rename_training_run(
         self, training_run_id: types.ModelID, name: str | None

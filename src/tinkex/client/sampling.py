@@ -11,14 +11,14 @@ import msgspec
 
 from tinkex import types
 from tinkex.client.config import Config
-from tinkex.client.future import APIFuture, transformed
+from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder, SessionPlan
 from tinkex.client.queue_state import QueueState, QueueStateLogger
-from tinkex.client.sample_runner import SampleRunner
+from tinkex.client.sample_runner import SampleSubmitter
 from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics
-from tinkex.client.tokenizers import tokenizer_of
+from tinkex.client.tokenizers import load_model_tokenizer
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.wire.endpoints import CREATE_SAMPLING_SESSION, GET_SAMPLER
@@ -54,7 +54,7 @@ class SamplingClient:
         self._record_stability_info = record_stability_info
         self._retry_config = retry_config or RetryConfig()
         self._queue_logger = QueueStateLogger("sampling", sampling_session_id)
-        self._runner = SampleRunner(
+        self._submitter = SampleSubmitter(
             holder, sampling_session_id, self._retry_config, self, is_clone=shadow
         )
 
@@ -70,10 +70,12 @@ class SamplingClient:
     ) -> APIFuture[SamplingClient]:
         """Open a sampling session, or join the given one."""
         if sampling_session_id is None:
-            _check_source(model_path, base_model)
+            _check_model_source(model_path, base_model)
 
         async def make() -> SamplingClient:
-            session_id = sampling_session_id or await _open(holder, model_path, base_model)
+            session_id = sampling_session_id or await _create_sampling_session(
+                holder, model_path, base_model
+            )
             return SamplingClient(
                 holder,
                 sampling_session_id=session_id,
@@ -98,13 +100,13 @@ class SamplingClient:
         prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[types.SampleResponse]:
         """Sample completions of a prompt; returns at once with a future."""
-        num_tokens = _prompt_tokens(prompt)
+        num_tokens = _count_prompt_tokens(prompt)
         _check_count("num_samples", num_samples, least=1)
         _check_count("topk_prompt_logprobs", topk_prompt_logprobs, least=0)
         _check_count("topk_sample_logprobs", topk_sample_logprobs, least=0)
         _check_count("prompt_alt_tokens_k", prompt_alt_tokens_k, least=0)
         _check_last_n(prompt_logprobs_last_n, include_prompt_logprobs)
-        _check_target(target_prompt_logprobs)
+        _check_target_logprobs(target_prompt_logprobs)
         request = types.SampleRequest(
             sampling_session_id=self.sampling_session_id,
             num_samples=num_samples,
@@ -118,10 +120,10 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
-        sampled = self._runner.start(request, num_tokens)
+        sampled = self._submitter.start(request, num_tokens)
         if prompt_alt_tokens_k == 0 and prompt_logprobs_last_n is None:
             return sampled
-        return transformed(sampled, lambda response: _checked(response, request))
+        return map_future(sampled, lambda response: _check_response(response, request))
 
     async def sample_async(
         self,
@@ -159,7 +161,7 @@ class SamplingClient:
             include_prompt_logprobs=True,
             prompt_logprobs_last_n=prompt_logprobs_last_n,
         )
-        return transformed(sampled, _prompt_logprobs)
+        return map_future(sampled, _require_prompt_logprobs)
 
     async def compute_logprobs_async(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -171,8 +173,8 @@ class SamplingClient:
 
     def get_tokenizer(self) -> Any:
         """The tokenizer of the base model."""
-        about = self.holder.run(self._about())
-        return tokenizer_of(self.holder, about.base_model, about.tokenizer_id)
+        about = self.holder.run(self._sampler_info())
+        return load_model_tokenizer(self.holder, about.base_model, about.tokenizer_id)
 
     def get_base_model(self) -> str:
         """The name of the base model."""
@@ -200,7 +202,7 @@ class SamplingClient:
 
     def get_sampler_handle(self) -> str:
         """A text with which from_sampler_handle() makes a client of the same sampler, anywhere."""
-        payload = msgspec.json.encode(self._handle())
+        payload = msgspec.json.encode(self._make_handle())
         return base64.urlsafe_b64encode(payload).decode()
 
     @staticmethod
@@ -216,9 +218,9 @@ class SamplingClient:
     def __reduce__(self) -> tuple[Any, ...]:
         # Hooks and loaders are this process's own and stay here.
         config = replace(self.holder.config, event_hook=None, tokenizer_loader=None)
-        return (_clone, (self._handle(), config, self._retry_config))
+        return (_clone, (self._make_handle(), config, self._retry_config))
 
-    def _handle(self) -> SamplerHandle:
+    def _make_handle(self) -> SamplerHandle:
         self.holder.has_exported_handle = True
         return SamplerHandle(
             base_url=self.holder.config.base_url,
@@ -228,15 +230,17 @@ class SamplingClient:
         )
 
     async def _base_model(self) -> str:
-        return (await self._about()).base_model
+        return (await self._sampler_info()).base_model
 
-    async def _about(self) -> types.GetSamplerResponse:
+    async def _sampler_info(self) -> types.GetSamplerResponse:
         return await self.holder.transport.call(
             GET_SAMPLER, ids={"sampler_id": self.sampling_session_id}
         )
 
 
-async def _open(holder: Holder, model_path: str | None, base_model: str | None) -> str:
+async def _create_sampling_session(
+    holder: Holder, model_path: str | None, base_model: str | None
+) -> str:
     session_id = await holder.session_id()
     reply = await holder.transport.call(
         CREATE_SAMPLING_SESSION,
@@ -263,14 +267,14 @@ def _clone(
     )
 
 
-def _check_source(model_path: str | None, base_model: str | None) -> None:
+def _check_model_source(model_path: str | None, base_model: str | None) -> None:
     if model_path is None and base_model is None:
         raise InvalidInput("A sampling client needs model_path or base_model")
     if model_path is not None:
         parse_tinker_path(model_path)
 
 
-def _prompt_tokens(prompt: object) -> int:
+def _count_prompt_tokens(prompt: object) -> int:
     """A rough size of the prompt; images without a known length count as a page."""
     if not isinstance(prompt, types.ModelInput):
         raise InvalidInput(
@@ -296,7 +300,7 @@ def _check_last_n(last_n: int | None, include_prompt_logprobs: bool) -> None:
         raise InvalidInput(f"prompt_logprobs_last_n={last_n} needs include_prompt_logprobs=True")
 
 
-def _check_target(target: types.TensorData | None) -> None:
+def _check_target_logprobs(target: types.TensorData | None) -> None:
     if target is None:
         return
     if target.dtype != "int64" or target.shape is None or len(target.shape) != 2:
@@ -306,13 +310,15 @@ def _check_target(target: types.TensorData | None) -> None:
         )
 
 
-def _prompt_logprobs(response: types.SampleResponse) -> list[float | None]:
+def _require_prompt_logprobs(response: types.SampleResponse) -> list[float | None]:
     if response.prompt_logprobs is None:
         raise APIResponseValidationError(None, None, "The server returned no prompt log-probs")
     return response.prompt_logprobs
 
 
-def _checked(response: types.SampleResponse, request: types.SampleRequest) -> types.SampleResponse:
+def _check_response(
+    response: types.SampleResponse, request: types.SampleRequest
+) -> types.SampleResponse:
     """Refuse an answer of a server that ignored what was asked for."""
     if request.prompt_alt_tokens_k > 0 and response.prompt_alt_tokens is None:
         raise APIResponseValidationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinkex.client.retry import is_away
+from tinkex.client.retry import is_unreachable
 from tinkex.errors import (
     APIConnectionError,
     APIStatusError,
@@ -67,7 +67,11 @@ def wait_before_resubmit(
     if config.enable_stuck_detection and stuck_seconds > config.progress_timeout:
         return None
     # A full queue or a server that is away says nothing about this request: only time counts.
-    if error.status != 429 and not is_away(error) and attempt > _most(error, max_retries):
+    if (
+        error.status != 429
+        and not is_unreachable(error)
+        and attempt > _max_attempts(error, max_retries)
+    ):
         return None
     full = min(config.retry_delay_max, config.retry_delay_base * 2.0 ** min(attempt - 1, 30))
     wait = full * (1.0 + config.jitter_factor * (2.0 * jitter - 1.0))
@@ -82,6 +86,6 @@ def is_worth_retrying(config: RetryConfig, error: TinkexError) -> bool:
     return error.retryable or isinstance(error, config.retryable_exceptions)
 
 
-def _most(error: TinkexError, max_retries: int) -> int:
+def _max_attempts(error: TinkexError, max_retries: int) -> int:
     is_failed_run = isinstance(error, RequestFailedError)
     return min(MAX_FAILED_RUNS, max_retries) if is_failed_run else max_retries

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tinkex import types
 from tinkex.client.config import Config
-from tinkex.client.creation import create_model, from_checkpoint, upload_loss
+from tinkex.client.creation import create_model, create_model_from_checkpoint, upload_loss
 from tinkex.client.custom_loss import LossHandle, PerDatumLossFn, trace_loss
 from tinkex.client.deprecations import warn_moved
 from tinkex.client.future import APIFuture
@@ -74,7 +74,7 @@ class ServiceClient:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(_status_of(exc_type), _detail_of(exc_value)).result()
+        self.close(_finish_status(exc_type), _exception_name(exc_value)).result()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -85,7 +85,7 @@ class ServiceClient:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close(_status_of(exc_type), _detail_of(exc_value))
+        await self.close(_finish_status(exc_type), _exception_name(exc_value))
 
     def close(self, status: FinishStatus = "success", detail: str | None = None) -> APIFuture[None]:
         """Stop heartbeats at once and tell the server how the session ended."""
@@ -122,9 +122,11 @@ class ServiceClient:
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
         """Create a new adapter on a base model and return the client that trains it."""
-        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
+        lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
         return self._holder.run(
-            create_model(self._holder, _named(base_model), lora, user_metadata, optimizer)
+            create_model(
+                self._holder, _check_base_model(base_model), lora, user_metadata, optimizer
+            )
         )
 
     async def create_lora_training_client_async(
@@ -139,9 +141,11 @@ class ServiceClient:
         optimizer: types.OptimizerConfig | None = None,
     ) -> TrainingClient:
         """Async twin of create_lora_training_client()."""
-        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
+        lora = _lora_config(rank, seed, train_mlp, train_attn, train_unembed)
         return await self._holder.start(
-            create_model(self._holder, _named(base_model), lora, user_metadata, optimizer)
+            create_model(
+                self._holder, _check_base_model(base_model), lora, user_metadata, optimizer
+            )
         )
 
     def create_training_client_from_state(
@@ -154,7 +158,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """A training client that starts from saved weights, with a fresh optimizer."""
         return self._holder.run(
-            from_checkpoint(
+            create_model_from_checkpoint(
                 self._holder,
                 path,
                 base_model=base_model,
@@ -174,7 +178,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """Async twin of create_training_client_from_state()."""
         return await self._holder.start(
-            from_checkpoint(
+            create_model_from_checkpoint(
                 self._holder,
                 path,
                 base_model=base_model,
@@ -193,7 +197,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """A training client that goes on exactly where a saved one stopped."""
         return self._holder.run(
-            from_checkpoint(
+            create_model_from_checkpoint(
                 self._holder,
                 path,
                 base_model=base_model,
@@ -212,7 +216,7 @@ class ServiceClient:
     ) -> TrainingClient:
         """Async twin of create_training_client_from_state_with_optimizer()."""
         return await self._holder.start(
-            from_checkpoint(
+            create_model_from_checkpoint(
                 self._holder,
                 path,
                 base_model=base_model,
@@ -318,7 +322,7 @@ class ServiceClient:
         )
 
 
-def _lora(
+def _lora_config(
     rank: int, seed: int | None, train_mlp: bool, train_attn: bool, train_unembed: bool
 ) -> types.LoraConfig:
     return types.LoraConfig(
@@ -330,18 +334,18 @@ def _lora(
     )
 
 
-def _named(base_model: str) -> str:
+def _check_base_model(base_model: str) -> str:
     if not isinstance(base_model, str) or not base_model.strip():
         raise InvalidInput(f"base_model must name a model, got {base_model!r}")
     return base_model
 
 
-def _status_of(exc_type: type[BaseException] | None) -> FinishStatus:
+def _finish_status(exc_type: type[BaseException] | None) -> FinishStatus:
     if exc_type is None:
         return "success"
     return "errored" if issubclass(exc_type, Exception) else "interrupted"
 
 
-def _detail_of(error: BaseException | None) -> str | None:
+def _exception_name(error: BaseException | None) -> str | None:
     # The kind only: what an exception says is the user's own.
     return type(error).__name__ if error is not None else None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tinkex import types
-from tinkex.client.loop import PULSE
+from tinkex.client.loop import HEARTBEAT_LOOP
 from tinkex.client.retry import NO_RETRY, RetryPolicy
 from tinkex.client.transport import WIRE_VERSION, Transport
 from tinkex.errors import APIStatusError, TinkexError
@@ -18,7 +18,7 @@ from tinkex.wire.messages import FinishSessionRequest
 logger = get_logger(__name__)
 
 #: Silence longer than this is worth a warning.
-WORRY_SECONDS = 120.0
+HEARTBEAT_WARNING_SECONDS = 120.0
 FINISH_POLICY = RetryPolicy(max_retries=2, outage_seconds=3.0)
 FINISH_REASONS: dict[str, types.ClientSessionFinishReason] = {
     "success": types.ClientSessionFinishSuccess(),
@@ -27,7 +27,7 @@ FINISH_REASONS: dict[str, types.ClientSessionFinishReason] = {
 }
 
 
-class Heartbeat:
+class SessionHeartbeat:
     """Says "alive" for one session, on the pulse thread, until told to stop."""
 
     def __init__(self, transport: Transport, session_id: str) -> None:
@@ -39,25 +39,25 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin; the first beat comes after one interval."""
-        PULSE.post(self._begin)
+        HEARTBEAT_LOOP.post(self._start_task)
 
     def stop(self) -> None:
         """No beat is sent after this returns."""
         self._is_stopped = True
-        PULSE.post(self._end)
+        HEARTBEAT_LOOP.post(self._cancel_task)
 
-    def _begin(self) -> None:
+    def _start_task(self) -> None:
         if not self._is_stopped:
-            self._task = asyncio.get_running_loop().create_task(self._beat())
+            self._task = asyncio.get_running_loop().create_task(self._send_periodically())
 
-    def _end(self) -> None:
+    def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    async def _beat(self) -> None:
+    async def _send_periodically(self) -> None:
         last_success = time.monotonic()
         gate = OncePerMinute()
-        stopwatch = self._transport.stopwatch
+        stopwatch = self._transport.metrics
         while True:
             await asyncio.sleep(self._interval_seconds)
             if self._is_stopped:
@@ -70,7 +70,7 @@ class Heartbeat:
                     logger.debug("Session %s is finished", self.session_id)
                     return
                 silence = time.monotonic() - last_success
-                if silence >= WORRY_SECONDS and gate.allows("silence"):
+                if silence >= HEARTBEAT_WARNING_SECONDS and gate.allows("silence"):
                     logger.warning(
                         "No heartbeat of session %s got through for %.0f s: %s",
                         self.session_id,
@@ -101,9 +101,9 @@ async def create_session(
             display_name=display_name,
         ),
     )
-    _show(logger.info, reply.info_message)
-    _show(logger.warning, reply.warning_message)
-    _show(logger.error, reply.error_message)
+    _log_message(logger.info, reply.info_message)
+    _log_message(logger.warning, reply.warning_message)
+    _log_message(logger.error, reply.error_message)
     return reply.session_id
 
 
@@ -123,6 +123,6 @@ async def finish_session(
         log("Session %s was not finished on the server: %s", session_id, error)
 
 
-def _show(log: Callable[..., None], text: str | None) -> None:
+def _log_message(log: Callable[..., None], text: str | None) -> None:
     if text:
         log("The server says: %s", text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tinkex import clock, types
 from tinkex.client.credentials import redact
-from tinkex.client.loop import IO
+from tinkex.client.loop import IO_LOOP
 from tinkex.client.retry import NO_RETRY
 from tinkex.client.transport import WIRE_VERSION, Transport
 from tinkex.errors import TinkexError
@@ -25,7 +25,7 @@ from tinkex.wire.endpoints import TELEMETRY
 
 logger = get_logger(__name__)
 
-BATCH_SIZE = 100
+MAX_BATCH_EVENTS = 100
 QUEUE_SIZE = 10_000
 FLUSH_SECONDS = 10.0
 DRAIN_SECONDS = 2.0
@@ -56,13 +56,15 @@ class Telemetry:
         self._started = time.monotonic()
         self._flusher: asyncio.Task[None] | None = None
         self._flush_lock = asyncio.Lock()
-        self._is_refused = False
+        self._is_unsupported = False
 
     def begin(self, session_id: str) -> None:
         """Start reporting; called on the I/O loop when the session exists."""
         self.session_id = session_id
         self._add(types.SessionStartEvent, severity="INFO")
-        self._flusher = asyncio.get_running_loop().create_task(_keep_flushing(weakref.ref(self)))
+        self._flusher = asyncio.get_running_loop().create_task(
+            _flush_periodically(weakref.ref(self))
+        )
 
     def log(
         self,
@@ -71,32 +73,32 @@ class Telemetry:
         severity: types.Severity = "INFO",
     ) -> bool:
         """Queue an event from any thread; False when the queue is full or reporting is off."""
-        if self._is_refused or len(self._events) >= QUEUE_SIZE:
+        if self._is_unsupported or len(self._events) >= QUEUE_SIZE:
             self.num_dropped += 1
             return False
         given = (event_data or {}).items()
-        data = {self._clean(str(key)): self._clean(str(value)) for key, value in given}
-        name = self._clean(event_name)
-        IO.post(lambda: self._add(GenericEvent, severity, event_name=name, event_data=data))
+        data = {self._redact(str(key)): self._redact(str(value)) for key, value in given}
+        name = self._redact(event_name)
+        IO_LOOP.post(lambda: self._add(GenericEvent, severity, event_name=name, event_data=data))
         return True
 
     def log_exception(self, error: BaseException) -> bool:
         """Queue what went wrong, without secrets."""
-        if self._is_refused:
+        if self._is_unsupported:
             return False
         fields = {
             "error_type": type(error).__name__,
-            "error_message": self._clean(str(error)),
-            "traceback": self._clean("".join(traceback.format_exception(error))),
+            "error_message": self._redact(str(error)),
+            "traceback": self._redact("".join(traceback.format_exception(error))),
         }
-        IO.post(lambda: self._add(types.UnhandledExceptionEvent, "ERROR", **fields))
+        IO_LOOP.post(lambda: self._add(types.UnhandledExceptionEvent, "ERROR", **fields))
         return True
 
     async def flush(self) -> None:
         """Send what is queued; failures leave it queued."""
         async with self._flush_lock:
-            while self._events and not self._is_refused:
-                batch = [self._events[i] for i in range(min(BATCH_SIZE, len(self._events)))]
+            while self._events and not self._is_unsupported:
+                batch = [self._events[i] for i in range(min(MAX_BATCH_EVENTS, len(self._events)))]
                 if not await self._send(batch):
                     return
                 for _ in batch:
@@ -127,7 +129,7 @@ class Telemetry:
             await self._transport.call(TELEMETRY, message, policy=NO_RETRY)
         except TinkexError as error:
             logger.debug("Telemetry was not delivered: %s", error)
-            self._is_refused = error.status in {404, 405}
+            self._is_unsupported = error.status in {404, 405}
             # What the server will never take must not stand in the way of the rest.
             return not error.retryable
         return True
@@ -148,16 +150,16 @@ class Telemetry:
         )
         self._index += 1
 
-    def _clean(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         return redact(text, self._secrets())
 
 
-async def _keep_flushing(reporter: weakref.ref[Telemetry]) -> None:
+async def _flush_periodically(telemetry_ref: weakref.ref[Telemetry]) -> None:
     """Flush now and then, without keeping the reporter, and so its client, alive."""
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
-        telemetry = reporter()
-        if telemetry is None or telemetry._is_refused:
+        telemetry = telemetry_ref()
+        if telemetry is None or telemetry._is_unsupported:
             return
         await telemetry.flush()
         del telemetry

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: Percentiles are over this many newest operations of a kind.
-WINDOW = 2048
+PERCENTILE_WINDOW = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class QueueChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class LatencySummary:
     """All operations of one kind so far."""
 
     count: int
@@ -64,19 +64,21 @@ class Summary:
 class Metrics:
     """What a client has done since it was made."""
 
-    operations: Mapping[str, Summary]
+    operations: Mapping[str, LatencySummary]
     """By operation, e.g. metrics.operations["forward_backward"].p99_seconds."""
     counters: Mapping[str, int]
     """requests, retries, polls, bytes_sent, bytes_received, heartbeats, heartbeats_failed ..."""
 
 
-class Stopwatch:
+class MetricsRecorder:
     """Collects timings and counters of one client; cheap enough for every request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.counters: Counter[str] = Counter()
-        self._recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._recent: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=PERCENTILE_WINDOW)
+        )
         self._totals: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -99,13 +101,13 @@ class Stopwatch:
 
     def snapshot(self) -> Metrics:
         """The state right now; it does not change afterwards."""
-        operations = {name: self._summary(name) for name in list(self._totals)}
+        operations = {name: self._summarize(name) for name in list(self._totals)}
         return Metrics(operations=operations, counters=dict(self.counters))
 
-    def _summary(self, name: str) -> Summary:
+    def _summarize(self, name: str) -> LatencySummary:
         count, failed, total, longest = self._totals[name]
         ordered = sorted(self._recent[name])
-        return Summary(
+        return LatencySummary(
             count=int(count),
             failed=int(failed),
             total_seconds=total,

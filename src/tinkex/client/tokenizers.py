@@ -21,13 +21,13 @@ from tinkex.wire.endpoints import GET_TOKENIZER
 #: How many tokenizers stay on disk; those unused for longest are removed.
 MAX_FOLDERS: Final = 16
 #: What servers answer that do not have the endpoint.
-_NOT_OFFERED = frozenset({404, 405, 501})
+_UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
 logger = get_logger(__name__)
 
 
-def tokenizer_of(holder: Holder, base_model: str, told: str | None) -> Tokenizer:
+def load_model_tokenizer(holder: Holder, base_model: str, tokenizer_id: str | None) -> Tokenizer:
     """The tokenizer of a base model: a loader's, else the server's own, else the hub's."""
-    wanted = resolve_tokenizer_id(base_model, told)
+    wanted = resolve_tokenizer_id(base_model, tokenizer_id)
     loader = holder.config.tokenizer_loader
     if loader is not None:
         return load_tokenizer(wanted, loader=loader)
@@ -41,33 +41,33 @@ async def fetch_tokenizer(holder: Holder, base_model: str, home: Home) -> Path |
     call = holder.transport.call
     try:
         about = await call(GET_TOKENIZER, query={"base_model": base_model})
-        folder = home.tokenizers / _checked(about.digest)
+        folder = home.tokenizers / _checked_digest(about.digest)
         if folder.is_dir():
             folder.touch()
             return folder
         query = {"base_model": base_model, "digest": about.digest}
         found = await call(GET_TOKENIZER, query=query)
     except APIStatusError as error:
-        if error.status_code in _NOT_OFFERED:
+        if error.status_code in _UNSUPPORTED_STATUSES:
             return None
         raise
     check_tokenizer_files(found.files, about.digest)
     try:
-        _keep(folder, found.files)
+        _store_files(folder, found.files)
     except (OSError, CheckpointError) as error:
         logger.warning("the tokenizer of %s cannot be kept in %s: %s", base_model, folder, error)
         return None
     return folder
 
 
-def _checked(digest: str) -> str:
+def _checked_digest(digest: str) -> str:
     """A digest that is safe as the name of a folder."""
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise InvalidInput(f"the server's digest of a tokenizer is {digest!r:.80}")
     return digest
 
 
-def _keep(folder: Path, files: dict[str, bytes]) -> None:
+def _store_files(folder: Path, files: dict[str, bytes]) -> None:
     with new_directory(folder) as scratch:
         for name, content in files.items():
             (scratch / name).write_bytes(content)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tinkex import types
-from tinkex.client.adapter import Adapter, check_saving
+from tinkex.client.adapter import RemoteModel, check_save_arguments
 from tinkex.client.custom_loss import (
     CustomLossFnV1,
     LossHandle,
@@ -14,14 +14,14 @@ from tinkex.client.custom_loss import (
     check_loss_inputs,
     check_loss_session,
 )
-from tinkex.client.deprecations import warn_loss_type_input, warn_moved, warn_name
-from tinkex.client.future import APIFuture, transformed
+from tinkex.client.deprecations import warn_loss_type_input, warn_moved, warn_unused_name
+from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder
 from tinkex.client.sampling import SamplingClient
 from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
 from tinkex.client.timings import Metrics
-from tinkex.client.tokenizers import tokenizer_of
+from tinkex.client.tokenizers import load_model_tokenizer
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path
 from tinkex.wire.endpoints import (
@@ -47,7 +47,7 @@ class TrainingClient:
         self.holder = holder
         self.model_id = model_id
         self.model_seq_id = model_seq_id
-        self._adapter = Adapter(holder, model_id)
+        self._model = RemoteModel(holder, model_id)
 
     # --- forward and backward -------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class TrainingClient:
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute the loss and its outputs; no gradient is formed."""
-        return self._adapter.run_pass(data, loss_fn, loss_fn_config, forward_only=True)
+        return self._model.submit_pass(data, loss_fn, loss_fn_config, forward_only=True)
 
     async def forward_async(
         self,
@@ -76,7 +76,7 @@ class TrainingClient:
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute the loss and add its gradient to what optim_step() will apply."""
-        return self._adapter.run_pass(data, loss_fn, loss_fn_config, forward_only=False)
+        return self._model.submit_pass(data, loss_fn, loss_fn_config, forward_only=False)
 
     async def forward_backward_async(
         self,
@@ -105,8 +105,8 @@ class TrainingClient:
             check_loss_inputs(loss_fn, data)
             if loss_fn.loss_id is not None:
                 config = {"loss_id": loss_fn.loss_id}
-                return self._adapter.run_pass(data, "custom", config, forward_only=False)
-        return self._adapter.run_custom(data, loss_fn)
+                return self._model.submit_pass(data, "custom", config, forward_only=False)
+        return self._model.submit_custom_loss(data, loss_fn)
 
     async def forward_backward_custom_async(
         self,
@@ -130,7 +130,7 @@ class TrainingClient:
         params = optim_params if optim_params is not None else adam_params
         if params is None:
             raise InvalidInput("optim_step needs optim_params, e.g. AdamParams(learning_rate=1e-4)")
-        return self._adapter.run(
+        return self._model.submit_request(
             OPTIM_STEP,
             lambda seq_id: types.OptimStepRequest(
                 model_id=self.model_id, seq_id=seq_id, optim_params=params
@@ -156,8 +156,8 @@ class TrainingClient:
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsResponse]:
         """Save weights and optimizer, to go on from later."""
-        check_saving(name, ttl_seconds)
-        return self._adapter.run(
+        check_save_arguments(name, ttl_seconds)
+        return self._model.submit_request(
             SAVE_WEIGHTS,
             lambda seq_id: types.SaveWeightsRequest(
                 model_id=self.model_id,
@@ -211,7 +211,7 @@ class TrainingClient:
     ) -> APIFuture[types.LoadWeightsResponse]:
         """Load a checkpoint into this adapter, with or without its optimizer."""
         parse_tinker_path(path)
-        return self._adapter.run(
+        return self._model.submit_request(
             LOAD_WEIGHTS,
             lambda seq_id: types.LoadWeightsRequest(
                 model_id=self.model_id,
@@ -229,8 +229,8 @@ class TrainingClient:
         user_metadata: dict[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
         """Save weights under a name, to sample from."""
-        check_saving(name, ttl_seconds)
-        saved = self._adapter.run(
+        check_save_arguments(name, ttl_seconds)
+        saved = self._model.submit_request(
             SAVE_WEIGHTS_FOR_SAMPLER,
             lambda seq_id: types.SaveWeightsForSamplerRequest(
                 model_id=self.model_id,
@@ -240,7 +240,7 @@ class TrainingClient:
                 user_metadata=user_metadata,
             ),
         )
-        return transformed(saved, _named_sampler)
+        return map_future(saved, _sampler_response)
 
     async def save_weights_for_sampler_async(
         self,
@@ -258,8 +258,8 @@ class TrainingClient:
         age_encryption_recipients: list[str] | None = None,
     ) -> APIFuture[types.SaveWeightsExternalResponse]:
         """Save weights as files that can be downloaded."""
-        check_saving(name, ttl_seconds)
-        saved = self._adapter.run(
+        check_save_arguments(name, ttl_seconds)
+        saved = self._model.submit_request(
             SAVE_WEIGHTS_EXTERNAL,
             lambda seq_id: types.SaveWeightsExternalRequest(
                 model_id=self.model_id,
@@ -269,7 +269,7 @@ class TrainingClient:
                 age_encryption_recipients=age_encryption_recipients,
             ),
         )
-        return transformed(saved, lambda reply: types.SaveWeightsExternalResponse(path=reply.path))
+        return map_future(saved, lambda reply: types.SaveWeightsExternalResponse(path=reply.path))
 
     async def save_weights_external_async(
         self,
@@ -317,8 +317,8 @@ class TrainingClient:
         record_stability_info: bool = False,
     ) -> SamplingClient:
         """A client that samples from the weights as they are now; they are kept for it alone."""
-        warn_name(name)
-        return self._snapshot(retry_config, record_stability_info).result()
+        warn_unused_name(name)
+        return self._save_for_sampling(retry_config, record_stability_info).result()
 
     async def save_weights_and_get_sampling_client_async(
         self,
@@ -327,25 +327,25 @@ class TrainingClient:
         record_stability_info: bool = False,
     ) -> SamplingClient:
         """Async twin of save_weights_and_get_sampling_client(); never blocks the event loop."""
-        warn_name(name)
-        return await self._snapshot(retry_config, record_stability_info)
+        warn_unused_name(name)
+        return await self._save_for_sampling(retry_config, record_stability_info)
 
-    def _snapshot(
+    def _save_for_sampling(
         self, retry_config: RetryConfig | None, record_stability_info: bool
     ) -> APIFuture[SamplingClient]:
         # Reserved once, here: a retry must not ask for a second sampling session.
         sampling_seq_id = self.holder.next_sampling_seq_id()
-        saved = self._adapter.run(
+        saved = self._model.submit_request(
             SAVE_WEIGHTS_FOR_SAMPLER,
             lambda seq_id: types.SaveWeightsForSamplerRequest(
                 model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_seq_id
             ),
         )
-        return transformed(
+        return map_future(
             saved,
             lambda reply: SamplingClient(
                 self.holder,
-                sampling_session_id=_ephemeral_sampler(reply),
+                sampling_session_id=_sampling_session_id(reply),
                 retry_config=retry_config,
                 record_stability_info=record_stability_info,
             ),
@@ -366,7 +366,7 @@ class TrainingClient:
         data = self.get_info().model_data
         if data.model_name is None:
             raise APIResponseValidationError(None, None, "get_info did not name the base model")
-        return tokenizer_of(self.holder, data.model_name, data.tokenizer_id)
+        return load_model_tokenizer(self.holder, data.model_name, data.tokenizer_id)
 
     def get_console_url(self) -> str:
         """Where a person can look at this run."""
@@ -385,13 +385,13 @@ class TrainingClient:
         return await self.holder.transport.call(GET_INFO, message)
 
 
-def _named_sampler(reply: Any) -> types.SaveWeightsForSamplerResponse:
+def _sampler_response(reply: Any) -> types.SaveWeightsForSamplerResponse:
     if reply.path is None:
         raise APIResponseValidationError(None, None, "save_weights_for_sampler returned no path")
     return types.SaveWeightsForSamplerResponse(path=reply.path)
 
 
-def _ephemeral_sampler(reply: Any) -> str:
+def _sampling_session_id(reply: Any) -> str:
     if reply.sampling_session_id is None:
         raise APIResponseValidationError(
             None, None, "save_weights_for_sampler returned no sampling session"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tinkex.checkpoint.disk import is_disk_full
-from tinkex.client.archive import BLOCK_BYTES, Progress
+from tinkex.client.archive import BLOCK_BYTES, ProgressCallback
 from tinkex.client.disk_budget import DiskBudget
 from tinkex.client.partial_file import PartialFile, ResumeInfo
-from tinkex.client.retry import RetryPolicy, backoff, retry_after, should_retry
+from tinkex.client.retry import RetryPolicy, backoff, parse_retry_after, parse_should_retry
 from tinkex.errors import DownloadError, FailureClass, TinkexError, classify_failure
 
-_WAITS = RetryPolicy()
+_BACKOFF_POLICY = RetryPolicy()
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-[0-9]+|\*)/([0-9]{1,18}|\*)")
 
 Sleep = Callable[[float], Awaitable[object]]
@@ -37,14 +37,14 @@ class ResponseStream(Protocol):
 Fetch = Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[ResponseStream]]
 
 
-class _Broken(DownloadError):
+class _TransferInterrupted(DownloadError):
     """This attempt failed; the next may not."""
 
     verdict = FailureClass(is_user_error=False, is_retryable=True)
     retry_after_seconds: float | None = None
 
 
-async def on_disk(path: Path, call: Callable[..., None], *args: object) -> None:
+async def run_disk_call(path: Path, call: Callable[..., None], *args: object) -> None:
     """Run a blocking call in a thread; an OSError becomes a DownloadError that names the path."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *args))
     try:
@@ -66,7 +66,7 @@ class FileTransfer:
         fetch: Fetch,
         url: str,
         part: PartialFile,
-        report: Progress,
+        report: ProgressCallback,
         budget: DiskBudget,
         *,
         max_bytes: int | None = None,
@@ -82,10 +82,10 @@ class FileTransfer:
     async def complete(self, finish: Callable[[], None], retries: int, sleep: Sleep) -> None:
         """Fetch until the part is complete and checked, then finish it; or give up."""
         try:
-            await on_disk(self._part.path, self._part.open)
+            await run_disk_call(self._part.path, self._part.open)
             if not self._is_complete():
                 await self._run(retries, sleep)
-            await on_disk(self._part.path, finish)
+            await run_disk_call(self._part.path, finish)
         finally:
             self._budget.release(self._part)
             self._part.close()
@@ -103,9 +103,9 @@ class FileTransfer:
                     failures, best = 0, self._part.num_bytes
                 failures += 1
                 if failures > retries:
-                    raise self._given_up(error) from error
+                    raise self._final_error(error) from error
                 told = getattr(error, "retry_after_seconds", None) or 0.0
-            await sleep(max(told, backoff(_WAITS, failures, random.random())))
+            await sleep(max(told, backoff(_BACKOFF_POLICY, failures, random.random())))
 
     def _is_complete(self) -> bool:
         """True if what an earlier try left needs no question to the server."""
@@ -119,40 +119,40 @@ class FileTransfer:
         asked = self._part.resume_headers()
         headers = {"accept-encoding": "identity"} | asked
         async with self._fetch(self._url, headers) as response:
-            has_body = await self._begin(response, is_resuming=bool(asked))
+            has_body = await self._start_body(response, is_resuming=bool(asked))
             self._check_max(max(self._part.num_bytes, self._part.total_bytes or 0))
             self._budget.reserve(self._part)
             self._report(self._part.num_bytes, self._part.total_bytes)
             if has_body:
                 await self._receive(response)
-        await self._check()
+        await self._check_complete()
 
-    async def _begin(self, response: ResponseStream, *, is_resuming: bool) -> bool:
+    async def _start_body(self, response: ResponseStream, *, is_resuming: bool) -> bool:
         """Judge the answer and get the part ready; False if the part is complete already."""
         part, headers = self._part, response.headers
         if response.status == 200:
-            self._check_announced(ResumeInfo.of(headers).num_bytes)
+            self._check_declared_size(ResumeInfo.from_headers(headers).num_bytes)
             self._was_resumed = False
-            await self._restart(ResumeInfo.of(headers))
+            await self._restart(ResumeInfo.from_headers(headers))
             return True
         if not is_resuming or response.status not in {206, 416}:
-            raise self._refusal(response)
+            raise self._status_error(response)
         self._was_resumed = True
         start, total = _content_range(headers.get("content-range", ""))
         if response.status == 416:
             fits = part.num_bytes == (part.total_bytes if total is None else total)
         else:
-            fits = start == part.num_bytes and part.info.fit(headers, total)
+            fits = start == part.num_bytes and part.info.is_same_file(headers, total)
         if not fits:
             await self._restart(ResumeInfo())
-            raise _Broken("the file on the server has changed")
-        self._check_announced(total)
+            raise _TransferInterrupted("the file on the server has changed")
+        self._check_declared_size(total)
         return response.status == 206
 
     async def _restart(self, info: ResumeInfo) -> None:
-        await on_disk(self._part.path, self._part.restart, info)
+        await run_disk_call(self._part.path, self._part.restart, info)
 
-    def _check_announced(self, total: int | None) -> None:
+    def _check_declared_size(self, total: int | None) -> None:
         name, expected = self._part.final.name, self._part.expected.num_bytes
         if None not in {total, expected} and total != expected:
             raise DownloadError(f"{name} has {total} bytes on the server, expected {expected}")
@@ -166,12 +166,14 @@ class FileTransfer:
                 "server.",
             )
 
-    def _refusal(self, response: ResponseStream) -> DownloadError:
+    def _status_error(self, response: ResponseStream) -> DownloadError:
         text = f"the server answered {response.status}"
-        verdict = classify_failure(response.status, should_retry=should_retry(response.headers))
+        verdict = classify_failure(
+            response.status, should_retry=parse_should_retry(response.headers)
+        )
         if verdict.is_retryable:
-            broken = _Broken(text)
-            broken.retry_after_seconds = retry_after(response.headers)
+            broken = _TransferInterrupted(text)
+            broken.retry_after_seconds = parse_retry_after(response.headers)
             return broken
         error = DownloadError(f"Cannot download {self._part.final.name}: {text}")
         error.status, error.verdict = response.status, verdict
@@ -195,7 +197,7 @@ class FileTransfer:
         total = part.total_bytes
         if total is not None and part.num_bytes + len(block) > total:
             await self._restart(ResumeInfo())
-            raise _Broken(f"more than the announced {total} bytes arrived")
+            raise _TransferInterrupted(f"more than the announced {total} bytes arrived")
         try:
             self._check_max(part.num_bytes + len(block))
             self._budget.admit(part, len(block))
@@ -203,22 +205,22 @@ class FileTransfer:
             # Keep nothing: an endless response must not leave its bytes on the disk.
             await self._restart(ResumeInfo())
             raise
-        await on_disk(part.path, part.append, block)
+        await run_disk_call(part.path, part.append, block)
         self._report(part.num_bytes, total)
 
-    async def _check(self) -> None:
+    async def _check_complete(self) -> None:
         part = self._part
         if part.total_bytes is not None and part.num_bytes < part.total_bytes:
-            raise _Broken("the line went dead")
+            raise _TransferInterrupted("the line went dead")
         if part.has_expected_digest:
             return
         await self._restart(ResumeInfo())
         if self._was_resumed:
             # The pieces may be of different files; a fresh copy will tell.
-            raise _Broken("the pieces do not fit together")
+            raise _TransferInterrupted("the pieces do not fit together")
         raise DownloadError(f"{part.final.name} does not have the sha256 {part.expected.sha256}")
 
-    def _given_up(self, error: Exception) -> DownloadError:
+    def _final_error(self, error: Exception) -> DownloadError:
         part = self._part
         total = "?" if part.total_bytes is None else part.total_bytes
         reason = str(error) or type(error).__name__

@@ -20,16 +20,16 @@ import msgspec
 from tinkex.client.config import Config
 from tinkex.client.http import HttpClient, HttpResponse, HttpStream
 from tinkex.client.retry import (
-    AWAY,
-    Kind,
+    UNREACHABLE_STATUSES,
+    FailureKind,
     RetryPolicy,
-    is_away,
-    kind_of,
-    retry_after,
-    should_retry,
+    classify_failure,
+    is_unreachable,
+    parse_retry_after,
+    parse_should_retry,
     wait_before_retry,
 )
-from tinkex.client.timings import RequestDone, Stopwatch
+from tinkex.client.timings import MetricsRecorder, RequestDone
 from tinkex.errors import (
     APIConnectionError,
     APIError,
@@ -49,7 +49,7 @@ from tinkex.wire.faults import parse_error_body
 from tinkex.wire.messages import Empty
 
 ReplyT = TypeVar("ReplyT")
-PageT = TypeVar("PageT", bound=APIError)
+APIErrorT = TypeVar("PageT", bound=APIError)
 logger = get_logger(__name__)
 
 #: The version of the protocol this client speaks; servers decide by it what to answer.
@@ -59,7 +59,7 @@ PROTO_TYPE = "application/x-protobuf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class OutgoingRequest:
     """A request ready to be sent, as often as it takes."""
 
     endpoint: Endpoint[Any, Any]
@@ -69,7 +69,7 @@ class Outgoing:
     timeout_seconds: float | None = None
 
 
-def outgoing(
+def build_request(
     endpoint: Endpoint[Any, Any],
     message: object = None,
     *,
@@ -77,7 +77,7 @@ def outgoing(
     query: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_seconds: float | None = None,
-) -> Outgoing:
+) -> OutgoingRequest:
     """Encode a message for an endpoint; `bytes` are taken as an encoded body."""
     path = endpoint.url_path(**(ids or {}))
     wanted = {name: value for name, value in (query or {}).items() if value is not None}
@@ -86,7 +86,7 @@ def outgoing(
     body: bytes | None = None
     if endpoint.body is not BodyFormat.NONE:
         body = message if isinstance(message, bytes) else encode_json(message or {})
-    return Outgoing(
+    return OutgoingRequest(
         endpoint=endpoint,
         path=path,
         body=body,
@@ -96,46 +96,46 @@ def outgoing(
 
 
 #: A fresh id costs a system call; a number behind one id per process does not.
-_KEYS = itertools.count()
+_KEY_COUNTER = itertools.count()
 _PROCESS_KEY = new_id()
 
 
 def new_idempotency_key() -> str:
     """A key that no other request has, in this process or another."""
-    return f"tinkex-{_PROCESS_KEY}-{os.getpid()}-{next(_KEYS)}"
+    return f"tinkex-{_PROCESS_KEY}-{os.getpid()}-{next(_KEY_COUNTER)}"
 
 
-class Streak:
+class RetryStreak:
     """The failures of one request so far; those of one kind in a row are counted together."""
 
     def __init__(self) -> None:
-        self._kind: Kind | None = None
+        self._kind: FailureKind | None = None
         self._since = 0.0
         self._count = 0
-        self._had_lost_answer = False
+        self._had_lost_response = False
 
     def wait_after(self, policy: RetryPolicy, error: TinkexError, asked_at: float) -> float | None:
         """Seconds to wait after this failure, or None to give up."""
-        kind = kind_of(policy, error)
+        kind = classify_failure(policy, error)
         if kind is not self._kind:
             self._kind, self._since, self._count = kind, asked_at, 0
         self._count += 1
-        self._had_lost_answer |= isinstance(error, APIConnectionError)
+        self._had_lost_response |= isinstance(error, APIConnectionError)
         elapsed = time.monotonic() - self._since
         return wait_before_retry(policy, self._count, elapsed, error, random.random())
 
-    def is_settled_by(self, endpoint: Endpoint[Any, Any], error: TinkexError) -> bool:
+    def is_already_applied(self, endpoint: Endpoint[Any, Any], error: TinkexError) -> bool:
         """True for "already so" after an answer that was lost: that one was a yes."""
-        return self._had_lost_answer and error.status in endpoint.settled_by
+        return self._had_lost_response and error.status in endpoint.settled_by
 
 
-def _answer_of(error: TinkexError) -> HttpResponse:
+def _response_of(error: TinkexError) -> HttpResponse:
     assert isinstance(error, APIStatusError)
     response: HttpResponse = error.response
     return response
 
 
-def _as_page(error: PageT) -> PageT:
+def _mark_web_page(error: APIErrorT) -> APIErrorT:
     """Mark an error as an answer in HTML."""
     error.is_web_page = True
     error.hint = "Check base_url=...; a Tinker server answers in JSON."
@@ -151,26 +151,26 @@ class Transport:
         http: HttpClient,
         credential: Callable[[], Awaitable[str | None]],
         credential_source: str = "",
-        polls: HttpClient | None = None,
+        poll_http: HttpClient | None = None,
     ) -> None:
         self.config = config
         self.http = http
         #: Long polls hold connections; a pool of their own keeps the way free for the rest.
-        self._polls = polls or http
+        self._poll_http = poll_http or http
         self.billing_pause_seconds = 0.0
-        self.use(ClientConfigResponse())
-        self.stopwatch = Stopwatch()
+        self.apply_server_config(ClientConfigResponse())
+        self.metrics = MetricsRecorder()
         self.has_contact = False
         self.on_request_done: Callable[[RequestDone], None] | None = None
         self._credential = credential
         self._credential_source = credential_source
         self._headers = base_headers(config)
-        self._gate = OncePerMinute()
+        self._log_throttle = OncePerMinute()
 
-    def use(self, flags: ClientConfigResponse) -> None:
+    def apply_server_config(self, server_config: ClientConfigResponse) -> None:
         """Take over the server's limits, where the user set none."""
         own = self.config.billing_pause_seconds
-        theirs = flags.billing_exception_max_pause_duration_sec
+        theirs = server_config.billing_exception_max_pause_duration_sec
         self.billing_pause_seconds = theirs if own is None else own
 
     async def call(
@@ -184,51 +184,53 @@ class Transport:
         policy: RetryPolicy | None = None,
     ) -> ReplyT:
         """Send a message and return the typed reply."""
-        request = outgoing(endpoint, message, ids=ids, query=query, headers=headers)
-        return self.read(endpoint, await self.deliver(request, policy))
+        request = build_request(endpoint, message, ids=ids, query=query, headers=headers)
+        return self.decode_reply(endpoint, await self.send_with_retries(request, policy))
 
-    async def deliver(self, request: Outgoing, policy: RetryPolicy | None = None) -> HttpResponse:
+    async def send_with_retries(
+        self, request: OutgoingRequest, policy: RetryPolicy | None = None
+    ) -> HttpResponse:
         """Send until the server says yes, a final no, or patience ends."""
         policy = policy or self.policy_for(request.endpoint)
         # The same key on every attempt lets a server recognise a request whose answer was lost.
         key = new_idempotency_key() if request.endpoint.method != "GET" else None
         started = time.monotonic()
-        streak = Streak()
+        streak = RetryStreak()
         attempt = 0
         while True:
             attempt += 1
             asked_at = time.monotonic()
             try:
-                response = await self.attempt(request, attempt - 1, key)
+                response = await self.send_once(request, attempt - 1, key)
             except TinkexError as error:
-                policy = self._with_contact(policy)
-                if streak.is_settled_by(request.endpoint, error):
-                    return _answer_of(error)
+                policy = self._policy_after_contact(policy)
+                if streak.is_already_applied(request.endpoint, error):
+                    return _response_of(error)
                 wait = streak.wait_after(policy, error, asked_at)
                 if wait is None:
-                    self._report(request, error.status, started, attempt)
+                    self._emit_request_done(request, error.status, started, attempt)
                     raise
-                self._say_retrying(request, error, wait, time.monotonic() - started)
-                self.stopwatch.count("retries")
+                self._log_retry(request, error, wait, time.monotonic() - started)
+                self.metrics.count("retries")
             else:
-                self._report(request, response.status_code, started, attempt)
+                self._emit_request_done(request, response.status_code, started, attempt)
                 return response
             await asyncio.sleep(wait)
 
-    async def attempt(
-        self, request: Outgoing, num_retries: int = 0, idempotency_key: str | None = None
+    async def send_once(
+        self, request: OutgoingRequest, num_retries: int = 0, idempotency_key: str | None = None
     ) -> HttpResponse:
         """Send once; anything but 2xx raises."""
-        response = await self.exchange(request, num_retries, idempotency_key)
+        response = await self.send_raw(request, num_retries, idempotency_key)
         if 200 <= response.status_code < 300:
             return response
-        error = self.error_of(response)
+        error = self.error_from_response(response)
         if error.status == 401 and "x-api-key" in request.headers:
             error.hint = "The server refused the weights access token."
         raise error
 
-    async def exchange(
-        self, request: Outgoing, num_retries: int = 0, idempotency_key: str | None = None
+    async def send_raw(
+        self, request: OutgoingRequest, num_retries: int = 0, idempotency_key: str | None = None
     ) -> HttpResponse:
         """Send once and return whatever the server answered."""
         endpoint = request.endpoint
@@ -245,14 +247,14 @@ class Transport:
         if credential is not None:
             headers["x-api-key"] = credential
         headers |= request.headers
-        self.stopwatch.count("requests")
-        self.stopwatch.count("bytes_sent", len(request.body or b""))
-        http = self._polls if endpoint.is_long_poll else self.http
+        self.metrics.count("requests")
+        self.metrics.count("bytes_sent", len(request.body or b""))
+        http = self._poll_http if endpoint.is_long_poll else self.http
         url = self.config.base_url + request.path
         response = await http.send(endpoint.method, url, headers, request.body, seconds)
-        self.stopwatch.count("bytes_received", len(response.content))
+        self.metrics.count("bytes_received", len(response.content))
         self.has_contact = self.has_contact or response.status_code < 500
-        self._note_deprecation(response)
+        self._log_deprecation(response)
         return response
 
     async def headers_for(self, url: str) -> dict[str, str]:
@@ -272,7 +274,7 @@ class Transport:
         async with self.http.stream(url, all_headers, timeout_seconds) as stream:
             yield stream
 
-    def read(self, endpoint: Endpoint[Any, ReplyT], response: HttpResponse) -> ReplyT:
+    def decode_reply(self, endpoint: Endpoint[Any, ReplyT], response: HttpResponse) -> ReplyT:
         """Decode a reply, or say what is wrong with it."""
         if endpoint.reply is Empty:
             return endpoint.reply()
@@ -280,8 +282,8 @@ class Transport:
             return decode_json(response.content, endpoint.reply)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             if response.is_web_page:
-                page = APIResponseValidationError(response, None, self._describe_page(response))
-                raise _as_page(page) from error
+                page = APIResponseValidationError(response, None, self._describe_web_page(response))
+                raise _mark_web_page(page) from error
             shown = response.text[:200]
             raise APIResponseValidationError(
                 response,
@@ -289,33 +291,33 @@ class Transport:
                 f"The answer of {endpoint.name} does not fit the protocol: {error}; got {shown!r}",
             ) from error
 
-    def error_of(self, response: HttpResponse) -> APIStatusError:
+    def error_from_response(self, response: HttpResponse) -> APIStatusError:
         """The typed error of an answer that is a no."""
         try:
             body: object = response.json()
         except ValueError:
             body = response.text
-        asked, is_page = should_retry(response.headers), response.is_web_page
+        asked, is_page = parse_should_retry(response.headers), response.is_web_page
         fault = None if is_page else parse_error_body(body)
         text = (fault.message if fault else str(body))[:500] or "empty answer"
         if is_page:
-            text = self._describe_page(response)
+            text = self._describe_web_page(response)
         error = error_class_for(response.status_code)(
             f"Error code: {response.status_code} - {text}",
             response,
             body,
             category=fault.category if fault else None,
             should_retry=False if is_page and response.status_code == 501 else asked,
-            retry_after_seconds=retry_after(response.headers),
+            retry_after_seconds=parse_retry_after(response.headers),
         )
         if isinstance(error, AuthenticationError) and self._credential_source:
             error.hint = f"The server refused the key from {self._credential_source}."
-        return _as_page(error) if is_page else error
+        return _mark_web_page(error) if is_page else error
 
-    def _describe_page(self, response: HttpResponse) -> str:
+    def _describe_web_page(self, response: HttpResponse) -> str:
         """One sentence about an answer in HTML, of which nothing is shown."""
         status, url = response.status_code, self.config.base_url
-        if status in AWAY:
+        if status in UNREACHABLE_STATUSES:
             return f"{url} is away: a proxy in front of it answered with a web page"
         return f"{url} is not a Tinker server: it answered with a web page (status {status})"
 
@@ -332,7 +334,7 @@ class Transport:
             has_contact=self.has_contact,
         )
 
-    def _with_contact(self, policy: RetryPolicy) -> RetryPolicy:
+    def _policy_after_contact(self, policy: RetryPolicy) -> RetryPolicy:
         """The server answered while we were trying: from now on it is known to exist."""
         if policy.has_contact or not self.has_contact:
             return policy
@@ -347,17 +349,19 @@ class Transport:
             own, config.poll_request_seconds if endpoint.is_long_poll else config.timeout_seconds
         )
 
-    def _say_retrying(
-        self, request: Outgoing, error: TinkexError, wait: float, elapsed: float
+    def _log_retry(
+        self, request: OutgoingRequest, error: TinkexError, wait: float, elapsed: float
     ) -> None:
         name = request.endpoint.name
         logger.debug("%s failed (%s); trying again in %.1f s", name, error, wait)
-        if error.status == 402 and self._gate.allows("billing"):
+        if error.status == 402 and self._log_throttle.allows("billing"):
             logger.warning("Paused by a billing issue: %s", error)
-        elif is_away(error) and elapsed + wait > 2.0 and self._gate.allows("away"):
+        elif is_unreachable(error) and elapsed + wait > 2.0 and self._log_throttle.allows("away"):
             logger.warning("%s; still trying", error)
 
-    def _report(self, request: Outgoing, status: int | None, started: float, attempts: int) -> None:
+    def _emit_request_done(
+        self, request: OutgoingRequest, status: int | None, started: float, attempts: int
+    ) -> None:
         if self.on_request_done is not None:
             self.on_request_done(
                 RequestDone(
@@ -368,9 +372,9 @@ class Transport:
                 )
             )
 
-    def _note_deprecation(self, response: HttpResponse) -> None:
+    def _log_deprecation(self, response: HttpResponse) -> None:
         note = response.headers.get("x-deprecation-note")
-        if note and self._gate.allows(note):
+        if note and self._log_throttle.allows(note):
             is_error = response.headers.get("x-deprecation-level", "").lower() == "error"
             (logger.error if is_error else logger.warning)("The server says: %s", note)
 

@@ -21,7 +21,7 @@ from tests.integration.server.things import FILES, ready_model, saved, share, ur
 from tinkex import RestClient
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.checkpoint.verified import VerifiedCheckpoints
-from tinkex.client.download import download_tree
+from tinkex.client.download import download_directory
 from tinkex.client.transfer import ResponseStream
 from tinkex.server.app import create_app
 from tinkex.server.signing import FileArea, FileRef, sign_url
@@ -290,7 +290,7 @@ def test_a_download_that_broke_goes_on_where_it_stopped(
             name: urlsplit(link)._replace(scheme="http", netloc=host).geturl()
             for name, link in links(house, checkpoint).items()
         }
-        asyncio.run(download_tree(cut_once, urls, tmp_path / "mine", sleep=no_wait))
+        asyncio.run(download_directory(cut_once, urls, tmp_path / "mine", sleep=no_wait))
 
     assert ranges == [None, "bytes=1000-"]
     assert (tmp_path / "mine" / BIG).read_bytes() == FILES[BIG]

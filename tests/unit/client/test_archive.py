@@ -14,7 +14,7 @@ import zstandard
 
 from tinkex.client import archive as archive_module
 from tinkex.client.archive import (
-    exclusive,
+    exclusive_lock,
     extract_archive,
     publish_directory,
     recover_directory,
@@ -302,10 +302,10 @@ def test_an_interrupted_replacement_is_recovered(tmp_path: Path) -> None:
 
 
 def test_a_path_is_held_once(tmp_path: Path) -> None:
-    with exclusive(tmp_path):
-        with pytest.raises(DownloadError, match="Another download"), exclusive(tmp_path):
+    with exclusive_lock(tmp_path):
+        with pytest.raises(DownloadError, match="Another download"), exclusive_lock(tmp_path):
             pass
-        with pytest.raises(FileNotFoundError), exclusive(tmp_path / "gone"):
+        with pytest.raises(FileNotFoundError), exclusive_lock(tmp_path / "gone"):
             pass
-    with exclusive(tmp_path):
+    with exclusive_lock(tmp_path):
         pass

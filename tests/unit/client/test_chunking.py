@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tinkex.client.chunking import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_ITEMS,
-    Chunk,
+    DatumChunk,
     datum_bytes,
-    piece_bytes,
-    split,
+    input_chunk_bytes,
+    split_chunks,
 )
 from tinkex.errors import InvalidInput
 from tinkex.types import (
@@ -40,13 +40,13 @@ class Sized:
         self.loss_fn_inputs: dict[str, TensorData] = {}
 
 
-def sizes(chunks: list[Chunk]) -> list[list[int]]:
+def sizes(chunks: list[DatumChunk]) -> list[list[int]]:
     return [[datum.num_bytes for datum in chunk.data] for chunk in chunks]  # type: ignore[attr-defined]
 
 
 def cut(numbers: list[int], *limits: int) -> list[list[int]]:
     data: Any = [Sized(number) for number in numbers]
-    return sizes(split(data, *limits))
+    return sizes(split_chunks(data, *limits))
 
 
 def test_a_small_batch_is_one_chunk() -> None:
@@ -76,7 +76,7 @@ def test_the_servers_limits_are_used() -> None:
 
 def test_nothing_to_send_is_refused() -> None:
     with pytest.raises(InvalidInput, match="No data provided"):
-        split([])
+        split_chunks([])
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -87,7 +87,7 @@ def test_cutting_and_joining_gives_the_batch_back(
     numbers: list[int], max_items: int, max_bytes: int
 ) -> None:
     data: Any = [Sized(number) for number in numbers]
-    chunks = split(data, max_items, max_bytes)
+    chunks = split_chunks(data, max_items, max_bytes)
     joined = [datum for chunk in chunks for datum in chunk.data]
     assert all(one is other for one, other in zip(joined, data, strict=True))
     for chunk in chunks:
@@ -116,12 +116,12 @@ def test_cutting_and_joining_gives_the_batch_back(
     ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
 def test_pieces(piece: Any, expected: int) -> None:
-    assert piece_bytes(piece) == expected
+    assert input_chunk_bytes(piece) == expected
 
 
 def test_an_unknown_piece_is_refused_by_its_name() -> None:
     with pytest.raises(InvalidInput, match="Unsupported model input chunk: object"):
-        piece_bytes(object())
+        input_chunk_bytes(object())
 
 
 def test_a_datum_is_its_input_and_its_tensors() -> None:

@@ -61,7 +61,7 @@ def play(scene: Scene) -> None:
 
 
 async def fetch(poller: CompletionPoller, request_id: str) -> None:
-    async with poller.fetching(request_id):
+    async with poller.fetch_scope(request_id):
         pass
 
 
@@ -216,7 +216,7 @@ def test_a_result_is_not_given_up_before_it_was_fetched() -> None:
         await settle()
         server.finish("a")
         await settle()
-        async with poller.fetching("a"):
+        async with poller.fetch_scope("a"):
             server.finish()
             while len(server.asked) < 3:
                 await asyncio.sleep(0.05)

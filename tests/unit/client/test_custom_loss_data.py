@@ -12,10 +12,10 @@ import pytest
 
 from tinkex.client.custom_loss import (
     LossHandle,
-    Surrogate,
+    SurrogateLoss,
     check_loss_fn,
     check_loss_inputs,
-    differentiate,
+    compute_surrogate,
     forward_data,
     trace_loss,
     with_custom_metrics,
@@ -139,7 +139,7 @@ def test_handles_compare_and_print_without_their_graph() -> None:
 
 def test_custom_metrics_come_after_the_servers() -> None:
     output = ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 5.0, "tokens:sum": 3.0})
-    changed = with_custom_metrics(output, Surrogate([], 1.5, {"mine": 2.0, "tokens:sum": 4.0}))
+    changed = with_custom_metrics(output, SurrogateLoss([], 1.5, {"mine": 2.0, "tokens:sum": 4.0}))
     assert changed.metrics == {
         "tokens:sum": 4.0,
         "mine": 2.0,
@@ -151,7 +151,7 @@ def test_custom_metrics_come_after_the_servers() -> None:
 
 def test_a_server_without_a_loss_metric_is_tolerated() -> None:
     output = ForwardBackwardOutput("ArrayRecord", [], {})
-    assert with_custom_metrics(output, Surrogate([], 1.5, {})).metrics == {"loss:sum": 1.5}
+    assert with_custom_metrics(output, SurrogateLoss([], 1.5, {})).metrics == {"loss:sum": 1.5}
 
 
 def test_a_loss_has_to_be_callable() -> None:
@@ -165,7 +165,7 @@ def test_without_torch_every_entrance_says_how_to_get_it(monkeypatch: pytest.Mon
     entrances = (
         lambda: check_loss_fn(loss_fn),
         lambda: trace_loss(loss_fn, {}),
-        lambda: differentiate([], [], loss_fn),
+        lambda: compute_surrogate([], [], loss_fn),
     )
     for enter in entrances:
         with pytest.raises(ConfigError, match=r"custom losses need torch: .* install .*torch"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.client.future import APIFuture, transformed
+from tinkex.client.future import APIFuture, map_future
 from tinkex.errors import ClientClosed, InvalidInput
 
 
@@ -323,21 +323,21 @@ def test_a_task_that_somebody_else_stopped_is_not_a_hang() -> None:
 
 def test_a_changed_value() -> None:
     source: APIFuture[int] = APIFuture()
-    target = transformed(source, lambda value: value + 1)
+    target = map_future(source, lambda value: value + 1)
     assert not target.done()
     source.settle(1)
     assert target.result(timeout=0) == 2
-    assert transformed(source, str).result(timeout=0) == "1"
+    assert map_future(source, str).result(timeout=0) == "1"
 
 
 def test_errors_pass_and_the_change_may_fail_too() -> None:
     source: APIFuture[int] = APIFuture()
-    target = transformed(source, lambda value: 1 // value)
+    target = map_future(source, lambda value: 1 // value)
     error = InvalidInput("no")
     source.fail(error)
     assert target.exception(timeout=0) is error
     zero: APIFuture[int] = APIFuture()
-    broken = transformed(zero, lambda value: 1 // value)
+    broken = map_future(zero, lambda value: 1 // value)
     zero.settle(0)
     assert isinstance(broken.exception(timeout=0), ZeroDivisionError)
 
@@ -346,14 +346,14 @@ def test_a_cancel_travels_up_and_down() -> None:
     source: APIFuture[int] = APIFuture()
     stopped: list[str] = []
     source.stop_with(lambda: stopped.append("stop"))
-    middle = transformed(source, str)
-    target = transformed(middle, str)
+    middle = map_future(source, str)
+    target = map_future(middle, str)
     assert target.cancel()
     assert source.cancelled()
     assert middle.cancelled()
     assert "stop" in stopped
     other: APIFuture[int] = APIFuture()
-    below = transformed(transformed(other, str), str)
+    below = map_future(map_future(other, str), str)
     other.cancel()
     assert below.cancelled()
     everything: list[APIFuture[Any]] = [source, middle, target, other, below]
@@ -364,6 +364,6 @@ def test_a_cancel_travels_up_and_down() -> None:
 def test_a_value_that_is_there_cannot_be_cancelled() -> None:
     source: APIFuture[int] = APIFuture()
     source.settle(1)
-    target = transformed(source, str)
+    target = map_future(source, str)
     assert not target.cancel()
     assert target.result() == "1"

@@ -14,7 +14,7 @@ import pytest
 
 from tinkex.client import lanes
 from tinkex.client.config import Config
-from tinkex.client.lanes import RECOVERY_SLOTS, Lane, lane_for
+from tinkex.client.lanes import RECOVERY_SLOTS, SamplingLimits, get_sampling_limits
 from tinkex.types import ClientConfigResponse
 
 KEY = "tml-very-secret"
@@ -25,54 +25,54 @@ def config(url: str = "http://lanes.test", **options: Any) -> Config:
 
 
 def test_equal_server_and_key_share_a_lane() -> None:
-    lane = lane_for(config(), KEY)
-    assert lane_for(config(), KEY) is lane
+    lane = get_sampling_limits(config(), KEY)
+    assert get_sampling_limits(config(), KEY) is lane
     # The address is compared as it is written in the end.
-    assert lane_for(config("HTTP://Lanes.Test/"), KEY) is lane
+    assert get_sampling_limits(config("HTTP://Lanes.Test/"), KEY) is lane
 
 
 def test_another_server_or_key_is_another_lane() -> None:
-    lane = lane_for(config(), KEY)
+    lane = get_sampling_limits(config(), KEY)
     others = [
-        lane_for(config(), "tml-other"),
-        lane_for(config(), None),
-        lane_for(config("http://lanes.test/prefix"), KEY),
-        lane_for(config("http://lanes.test:81"), KEY),
-        lane_for(config("https://lanes.test"), KEY),
+        get_sampling_limits(config(), "tml-other"),
+        get_sampling_limits(config(), None),
+        get_sampling_limits(config("http://lanes.test/prefix"), KEY),
+        get_sampling_limits(config("http://lanes.test:81"), KEY),
+        get_sampling_limits(config("https://lanes.test"), KEY),
     ]
     assert len({id(each) for each in [lane, *others]}) == 6
 
 
 def test_a_refusal_in_one_lane_delays_no_other() -> None:
-    one, other = lane_for(config(), "tml-a"), lane_for(config(), "tml-b")
-    one.limiter.set(30.0)
-    assert lane_for(config(), "tml-a").limiter.should_back_off()
-    assert not other.limiter.should_back_off()
+    one, other = get_sampling_limits(config(), "tml-a"), get_sampling_limits(config(), "tml-b")
+    one.limiter.back_off(30.0)
+    assert get_sampling_limits(config(), "tml-a").limiter.is_backing_off()
+    assert not other.limiter.is_backing_off()
 
 
 def test_the_key_is_kept_nowhere() -> None:
-    lane = lane_for(config(), KEY)
-    names = list(lanes._LANES.keys())
+    lane = get_sampling_limits(config(), KEY)
+    names = list(lanes._SHARED_LIMITS.keys())
     assert KEY not in repr(names) + repr(vars(lane))
     assert KEY.encode() not in pickle.dumps(names)
     assert ("http://lanes.test", KEY) not in names
 
 
 def test_a_lane_lives_as_long_as_somebody_uses_it() -> None:
-    lane = lane_for(config("http://short-lived.test"), KEY)
-    name = next(name for name in lanes._LANES if name[0] == "http://short-lived.test")
-    assert lanes._LANES[name] is lane
+    lane = get_sampling_limits(config("http://short-lived.test"), KEY)
+    name = next(name for name in lanes._SHARED_LIMITS if name[0] == "http://short-lived.test")
+    assert lanes._SHARED_LIMITS[name] is lane
     del lane
     gc.collect()
-    assert name not in lanes._LANES
+    assert name not in lanes._SHARED_LIMITS
 
 
 def test_many_threads_make_one_lane() -> None:
     start = Barrier(16)
 
-    def make(_: int) -> Lane:
+    def make(_: int) -> SamplingLimits:
         start.wait()
-        return lane_for(config("http://race.test"), KEY)
+        return get_sampling_limits(config("http://race.test"), KEY)
 
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(make, range(16)))
@@ -80,9 +80,9 @@ def test_many_threads_make_one_lane() -> None:
 
 
 def test_the_servers_limit_is_taken_over() -> None:
-    lane = Lane()
+    lane = SamplingLimits()
     assert lane.budget.limit_bytes == 10 * 1024 * 1024
-    lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
+    lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=5))
     assert lane.budget.limit_bytes == 5
 
 
@@ -91,14 +91,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def crowd(lane: Lane, count: int, num_bytes: int = 1) -> int:
+async def crowd(lane: SamplingLimits, count: int, num_bytes: int = 1) -> int:
     """How many of so many submissions get in at once."""
     inside = 0
     done = asyncio.Event()
 
     async def submit() -> None:
         nonlocal inside
-        async with lane.submission(num_bytes):
+        async with lane.acquire(num_bytes):
             inside += 1
             await done.wait()
 
@@ -112,29 +112,29 @@ async def crowd(lane: Lane, count: int, num_bytes: int = 1) -> int:
 
 
 def test_bytes_hold_submissions_back() -> None:
-    lane = Lane()
-    lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
+    lane = SamplingLimits()
+    lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=100))
     assert asyncio.run(crowd(lane, 7, num_bytes=40)) == 2
 
 
 def test_after_a_back_off_a_few_go_first() -> None:
-    lane = Lane()
+    lane = SamplingLimits()
     # A deadline that has just passed: nobody waits, and the crowd is let in slowly.
-    lane.limiter.set(0.0)
+    lane.limiter.back_off(0.0)
     assert asyncio.run(crowd(lane, 3 * RECOVERY_SLOTS)) == RECOVERY_SLOTS
 
 
 def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
     async def run() -> float:
-        lane = Lane()
-        lane.limiter.set(0.02)
+        lane = SamplingLimits()
+        lane.limiter.back_off(0.02)
         entered = asyncio.create_task(enter(lane))
         await asyncio.sleep(0.01)
-        lane.limiter.set(0.05)
+        lane.limiter.back_off(0.05)
         return await entered
 
-    async def enter(lane: Lane) -> float:
-        async with lane.submission(1):
+    async def enter(lane: SamplingLimits) -> float:
+        async with lane.acquire(1):
             return lane.limiter.remaining_seconds()
 
     assert asyncio.run(run()) == 0.0
@@ -142,14 +142,14 @@ def test_a_deadline_that_moves_is_checked_again_after_sleeping() -> None:
 
 def test_a_submission_that_fails_or_is_cancelled_gives_everything_back() -> None:
     async def run() -> int:
-        lane = Lane()
-        lane.use(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
+        lane = SamplingLimits()
+        lane.apply_server_config(ClientConfigResponse(sample_dispatch_bytes_semaphore_size=10))
         with pytest.raises(ZeroDivisionError):
-            async with lane.submission(10):
+            async with lane.acquire(10):
                 raise ZeroDivisionError
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(lane.submission(10))
-            waiting = asyncio.create_task(stack.enter_async_context(lane.submission(10)))
+            await stack.enter_async_context(lane.acquire(10))
+            waiting = asyncio.create_task(stack.enter_async_context(lane.acquire(10)))
             await settle()
             waiting.cancel()
             await asyncio.wait([waiting])

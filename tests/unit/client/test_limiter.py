@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.limiter import LARGE_PROMPT_BYTES, RateLimiter, backoff_seconds
+from tinkex.client.limiter import LARGE_PROMPT_BYTES, RateLimiter, rate_limit_backoff
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
 
@@ -22,20 +22,20 @@ class Clock:
 def test_a_fresh_limiter_holds_nobody_back() -> None:
     limiter = RateLimiter(Clock())
     assert limiter.remaining_seconds() == 0.0
-    assert not limiter.should_back_off()
+    assert not limiter.is_backing_off()
     assert not limiter.is_recovering(10.0)
 
 
 def test_a_deadline_passes() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
-    limiter.set(5.0)
+    limiter.back_off(5.0)
     assert limiter.now() == 1000.0
     assert limiter.remaining_seconds() == 5.0
     clock.now += 4.9
-    assert limiter.should_back_off()
+    assert limiter.is_backing_off()
     clock.now += 0.1
-    assert not limiter.should_back_off()
+    assert not limiter.is_backing_off()
     clock.now += 100.0
     assert limiter.remaining_seconds() == 0.0
 
@@ -43,11 +43,11 @@ def test_a_deadline_passes() -> None:
 def test_a_later_shorter_refusal_never_shortens() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
-    limiter.set(30.0)
+    limiter.back_off(30.0)
     clock.now += 1.0
-    limiter.set(1.0)
+    limiter.back_off(1.0)
     assert limiter.remaining_seconds() == 29.0
-    limiter.set(60.0)
+    limiter.back_off(60.0)
     assert limiter.remaining_seconds() == 60.0
 
 
@@ -56,42 +56,42 @@ def test_a_success_that_began_before_the_refusal_proves_nothing() -> None:
     limiter = RateLimiter(clock)
     started_at = limiter.now()
     clock.now += 1.0
-    limiter.set(5.0)
+    limiter.back_off(5.0)
     clock.now += 1.0
-    limiter.clear(started_at)
+    limiter.end_backoff(started_at)
     assert limiter.remaining_seconds() == 4.0
-    limiter.clear(started_at=1001.0)
+    limiter.end_backoff(started_at=1001.0)
     assert limiter.remaining_seconds() == 4.0
 
 
 def test_a_success_that_began_after_it_ends_the_wait() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
-    limiter.set(5.0)
+    limiter.back_off(5.0)
     clock.now += 1.0
-    limiter.clear(started_at=clock.now)
+    limiter.end_backoff(started_at=clock.now)
     assert limiter.remaining_seconds() == 0.0
 
 
 def test_a_second_refusal_renews_the_doubt() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
-    limiter.set(5.0)
+    limiter.back_off(5.0)
     clock.now += 1.0
     started_at = clock.now
     clock.now += 1.0
-    limiter.set(1.0)
-    limiter.clear(started_at)
+    limiter.back_off(1.0)
+    limiter.end_backoff(started_at)
     assert limiter.remaining_seconds() == 3.0
 
 
 def test_recovery_lasts_a_while_and_one_success_does_not_end_it() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
-    limiter.set(2.0)
+    limiter.back_off(2.0)
     assert limiter.is_recovering(10.0)
     clock.now += 3.0
-    limiter.clear(started_at=clock.now)
+    limiter.end_backoff(started_at=clock.now)
     assert limiter.is_recovering(10.0)
     clock.now += 8.9
     assert limiter.is_recovering(10.0)
@@ -118,19 +118,19 @@ def test_whatever_happens(steps: list[tuple[str, float, float]]) -> None:
     for action, amount, ago in steps:
         before = limiter.remaining_seconds()
         if action == "set":
-            limiter.set(amount)
+            limiter.back_off(amount)
             last_set = clock.now
             assert limiter.remaining_seconds() >= max(before, amount) - 1e-9
         elif action == "clear":
             started_at = clock.now - ago
-            limiter.clear(started_at)
+            limiter.end_backoff(started_at)
             expected = 0.0 if started_at > last_set else before
             assert limiter.remaining_seconds() == pytest.approx(expected)
         else:
             clock.now += amount
             assert limiter.remaining_seconds() <= before
         assert limiter.remaining_seconds() >= 0.0
-        assert limiter.should_back_off() is (limiter.remaining_seconds() > 0.0)
+        assert limiter.is_backing_off() is (limiter.remaining_seconds() > 0.0)
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_whatever_happens(steps: list[tuple[str, float, float]]) -> None:
 def test_the_longer_of_the_servers_word_and_ours(
     num_bytes: int, told: float | None, expected: float
 ) -> None:
-    assert backoff_seconds(num_bytes, told) == expected
+    assert rate_limit_backoff(num_bytes, told) == expected

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tinkex.client.future import APIFuture
-from tinkex.client.loop import IO, PULSE, IoLoop, together
+from tinkex.client.loop import HEARTBEAT_LOOP, IO_LOOP, IoLoop, gather_or_cancel
 from tinkex.errors import WrongThread
 
 
@@ -125,7 +125,7 @@ def test_after_a_fork_it_starts_anew() -> None:
     loop = IoLoop("tinkex-forked")
     assert loop.start(asyncio.sleep(0, 1)).result(timeout=60) == 1
     loop.post(lambda: None)
-    loop.forget()
+    loop.reset_after_fork()
     assert loop.start(asyncio.sleep(0, 2)).result(timeout=60) == 2
 
 
@@ -133,7 +133,10 @@ def test_heartbeats_have_a_thread_of_their_own() -> None:
     async def name() -> str:
         return threading.current_thread().name
 
-    names = [IO.start(name()).result(timeout=60), PULSE.start(name()).result(timeout=60)]
+    names = [
+        IO_LOOP.start(name()).result(timeout=60),
+        HEARTBEAT_LOOP.start(name()).result(timeout=60),
+    ]
     assert names == ["tinkex-io", "tinkex-pulse"]
 
 
@@ -142,13 +145,15 @@ def test_heartbeats_have_a_thread_of_their_own() -> None:
 
 def test_together_keeps_the_order() -> None:
     async def main() -> list[int]:
-        return await together(asyncio.sleep(0.01 * (3 - number), number) for number in range(3))
+        return await gather_or_cancel(
+            asyncio.sleep(0.01 * (3 - number), number) for number in range(3)
+        )
 
     assert asyncio.run(main()) == [0, 1, 2]
 
 
 def test_together_with_nothing() -> None:
-    assert asyncio.run(together([])) == []
+    assert asyncio.run(gather_or_cancel([])) == []
 
 
 def test_the_first_failure_stops_the_others_and_is_raised_as_it_is() -> None:
@@ -165,7 +170,7 @@ def test_the_first_failure_stops_the_others_and_is_raised_as_it_is() -> None:
         raise KeyError("first")
 
     with pytest.raises(KeyError, match="first"):
-        asyncio.run(together([slow(), broken(), slow()]))
+        asyncio.run(gather_or_cancel([slow(), broken(), slow()]))
     assert ended == ["slow", "slow"]
 
 
@@ -179,7 +184,7 @@ def test_cancelling_all_of_it_cancels_each() -> None:
             ended.append("slow")
 
     async def main() -> None:
-        task = asyncio.ensure_future(together([slow(), slow()]))
+        task = asyncio.ensure_future(gather_or_cancel([slow(), slow()]))
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])

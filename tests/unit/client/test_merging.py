@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.merging import FIRST_EXTRA_UNIQUE, REDUCTIONS, merge, reduce_metrics
+from tinkex.client.merging import FIRST_EXTRA_UNIQUE, REDUCTIONS, merge_outputs, reduce_metrics
 from tinkex.types import ForwardBackwardOutput, TensorData
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -116,7 +116,7 @@ def test_no_chunks_at_all() -> None:
 
 def test_outputs_are_joined_in_order_and_weighted_by_their_number() -> None:
     first, second = output(1, {"x:mean": 1.0, "loss:sum": 2.0}), output(3, {"x:mean": 5.0})
-    merged = merge([first, second])
+    merged = merge_outputs([first, second])
     assert merged.loss_fn_outputs == first.loss_fn_outputs + second.loss_fn_outputs
     assert merged.metrics == {"x:mean": 4.0, "loss:sum": 2.0}
 
@@ -124,26 +124,26 @@ def test_outputs_are_joined_in_order_and_weighted_by_their_number() -> None:
 def test_a_single_result_passes_untouched() -> None:
     # Also one that a stricter reader would refuse.
     only = output(0, {"loss": math.nan, "a:b:c": 1.0, "x:mean": 2.0})
-    assert merge([only]) is only
+    assert merge_outputs([only]) is only
 
 
 def test_the_first_chunk_names_the_type_and_a_difference_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
-        merged = merge([output(1, kind="A"), output(1, kind="B")])
+        merged = merge_outputs([output(1, kind="A"), output(1, kind="B")])
     assert merged.loss_fn_output_type == "A"
     assert "different output types: ['A', 'B']" in caplog.text
 
 
 def test_equal_types_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
-        merge([output(1), output(1)])
+        merge_outputs([output(1), output(1)])
     assert caplog.text == ""
 
 
 def test_nothing_merges_to_nothing() -> None:
-    merged = merge([])
+    merged = merge_outputs([])
     assert (merged.loss_fn_outputs, merged.metrics) == ([], {})
 
 

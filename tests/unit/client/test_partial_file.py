@@ -31,7 +31,7 @@ def test_a_digest_has_a_shape(digest: str) -> None:
     ],
 )
 def test_agreement(one: FileDigest, other: FileDigest, agrees: bool) -> None:
-    assert one.agrees_with(other) is other.agrees_with(one) is agrees
+    assert one.is_consistent_with(other) is other.is_consistent_with(one) is agrees
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_agreement(one: FileDigest, other: FileDigest, agrees: bool) -> None:
     ],
 )
 def test_resume_info(headers: dict[str, str], validator: str | None, num_bytes: int | None) -> None:
-    info = ResumeInfo.of(headers)
+    info = ResumeInfo.from_headers(headers)
     assert (info.validator, info.num_bytes) == (validator, num_bytes)
 
 

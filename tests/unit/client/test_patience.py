@@ -14,14 +14,14 @@ from tinkex.client.http import HttpResponse
 from tinkex.client.polling import (
     BILLING_WAIT_SECONDS,
     MAX_BAD_ANSWERS,
-    QUICK_SECONDS,
-    Done,
-    Large,
-    Outcome,
-    Patience,
-    Pending,
-    Trouble,
-    classify,
+    MIN_LONG_POLL_SECONDS,
+    LargeResult,
+    PollFailure,
+    PollOutcome,
+    PollPolicy,
+    ResultPending,
+    ResultReady,
+    classify_response,
 )
 from tinkex.client.queue_state import QueueState
 from tinkex.client.transport import Transport
@@ -61,8 +61,8 @@ def transport(http: Any = None, **options: Any) -> Transport:
     return Transport(config, http, no_credential)
 
 
-def outcome_of(status: int, body: object = None, **headers: str) -> Outcome:
-    return classify(response(status, body, **headers), transport().error_of)
+def outcome_of(status: int, body: object = None, **headers: str) -> PollOutcome:
+    return classify_response(response(status, body, **headers), transport().error_from_response)
 
 
 # --- what one answer means ----------------------------------------------------------------
@@ -71,42 +71,42 @@ def outcome_of(status: int, body: object = None, **headers: str) -> Outcome:
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (200, PENDING, Pending()),
-        (200, {"type": "try_again"}, Pending()),
-        (200, {"status": "pending"}, Pending()),
+        (200, PENDING, ResultPending()),
+        (200, {"type": "try_again"}, ResultPending()),
+        (200, {"status": "pending"}, ResultPending()),
         (
             200,
             {"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "full"},
-            Pending(QueueState.PAUSED_CAPACITY, "full"),
+            ResultPending(QueueState.PAUSED_CAPACITY, "full"),
         ),
         (
             200,
             {"status": "pending", "queue_state": "PAUSED_RATE_LIMIT", "retry_after_ms": 2500},
-            Pending(QueueState.PAUSED_RATE_LIMIT, None, 2.5),
+            ResultPending(QueueState.PAUSED_RATE_LIMIT, None, 2.5),
         ),
-        (200, {"type": "try_again", "queue_state": "lunch"}, Pending(QueueState.UNKNOWN)),
-        (408, None, Pending()),
-        (408, b"<html>timeout</html>", Pending()),
-        (408, ["odd"], Pending()),
+        (200, {"type": "try_again", "queue_state": "lunch"}, ResultPending(QueueState.UNKNOWN)),
+        (408, None, ResultPending()),
+        (408, b"<html>timeout</html>", ResultPending()),
+        (408, ["odd"], ResultPending()),
         (
             408,
             {"queue_state": "paused_rate_limit", "queue_state_reason": "three"},
-            Pending(QueueState.PAUSED_RATE_LIMIT, "three"),
+            ResultPending(QueueState.PAUSED_RATE_LIMIT, "three"),
         ),
-        (408, {"queue_state": None, "queue_state_reason": None}, Pending()),
-        (200, {"status": "complete_metadata", "response_payload_size": 77}, Large(77)),
-        (200, {"status": "complete_metadata"}, Large(0)),
-        (200, {"status": "complete_metadata", "response_payload_size": "many"}, Large(0)),
-        (200, {"status": "complete_metadata", "response_payload_size": -5}, Large(0)),
+        (408, {"queue_state": None, "queue_state_reason": None}, ResultPending()),
+        (200, {"status": "complete_metadata", "response_payload_size": 77}, LargeResult(77)),
+        (200, {"status": "complete_metadata"}, LargeResult(0)),
+        (200, {"status": "complete_metadata", "response_payload_size": "many"}, LargeResult(0)),
+        (200, {"status": "complete_metadata", "response_payload_size": -5}, LargeResult(0)),
     ],
 )
-def test_answers_without_a_result(status: int, body: object, expected: Outcome) -> None:
+def test_answers_without_a_result(status: int, body: object, expected: PollOutcome) -> None:
     assert outcome_of(status, body) == expected
 
 
 def test_a_header_may_say_when_to_come_back() -> None:
-    assert outcome_of(408, None, retry_after="3") == Pending(wait_seconds=3.0)
-    assert outcome_of(200, PENDING, retry_after_ms="1500") == Pending(wait_seconds=1.5)
+    assert outcome_of(408, None, retry_after="3") == ResultPending(wait_seconds=3.0)
+    assert outcome_of(200, PENDING, retry_after_ms="1500") == ResultPending(wait_seconds=1.5)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_a_header_may_say_when_to_come_back() -> None:
     ],
 )
 def test_answers_that_are_results_or_must_be_read_as_such(body: object) -> None:
-    assert isinstance(outcome_of(200, body), Done)
+    assert isinstance(outcome_of(200, body), ResultReady)
 
 
 def test_a_binary_answer_is_a_result() -> None:
     answer = HttpResponse(200, PROTO, b"\x00")
-    assert classify(answer, transport().error_of) == Done(answer)
+    assert classify_response(answer, transport().error_from_response) == ResultReady(answer)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_binary_answer_is_a_result() -> None:
 )
 def test_failures_of_the_work(body: object, message: str, category: RequestErrorCategory) -> None:
     outcome = outcome_of(200, body)
-    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome, PollFailure)
     assert isinstance(outcome.error, RequestFailedError)
     assert (outcome.error.message, outcome.error.category) == (message, category)
 
@@ -170,7 +170,7 @@ def test_failures_of_the_work(body: object, message: str, category: RequestError
 )
 def test_refusals_are_typed(status: int, cls: type[APIStatusError]) -> None:
     outcome = outcome_of(status, {"detail": "no"}, retry_after="4")
-    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome, PollFailure)
     error = outcome.error
     assert type(error) is cls
     assert isinstance(error, APIStatusError)
@@ -180,47 +180,49 @@ def test_refusals_are_typed(status: int, cls: type[APIStatusError]) -> None:
 # --- how long to wait ---------------------------------------------------------------------
 
 
-def patience(outage: float = 300.0, billing: float = 3600.0) -> Patience:
-    return Patience(outage, billing)
+def patience(outage: float = 300.0, billing: float = 3600.0) -> PollPolicy:
+    return PollPolicy(outage, billing)
 
 
-def refusal(status: int, body: object = None, **headers: str) -> Trouble:
+def refusal(status: int, body: object = None, **headers: str) -> PollFailure:
     outcome = outcome_of(status, body, **headers)
-    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome, PollFailure)
     return outcome
 
 
 def after(
-    mood: Patience, outcome: Pending | Trouble, lasted: float = 0.0, now: float = 0.0
+    mood: PollPolicy, outcome: ResultPending | PollFailure, lasted: float = 0.0, now: float = 0.0
 ) -> float:
-    return mood.after(outcome, lasted, now, 1.0)
+    return mood.wait_after(outcome, lasted, now, 1.0)
 
 
 def test_a_real_long_poll_is_repeated_at_once() -> None:
     mood = patience()
-    assert [after(mood, Pending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
-    assert after(mood, Pending(QueueState.PAUSED_CAPACITY), lasted=QUICK_SECONDS) == 0.0
+    assert [after(mood, ResultPending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
+    assert (
+        after(mood, ResultPending(QueueState.PAUSED_CAPACITY), lasted=MIN_LONG_POLL_SECONDS) == 0.0
+    )
 
 
 def test_quick_answers_are_no_hot_loop() -> None:
     mood = patience()
-    waits = [after(mood, Pending(), lasted=0.01) for _ in range(9)]
+    waits = [after(mood, ResultPending(), lasted=0.01) for _ in range(9)]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     # A real long poll in between starts it anew.
-    after(mood, Pending(), lasted=30.0)
-    assert after(mood, Pending(), lasted=0.01) == 0.1
+    after(mood, ResultPending(), lasted=30.0)
+    assert after(mood, ResultPending(), lasted=0.01) == 0.1
 
 
 def test_a_paused_queue_is_asked_once_a_second_at_most() -> None:
     for state in (QueueState.PAUSED_CAPACITY, QueueState.PAUSED_RATE_LIMIT, QueueState.UNKNOWN):
-        assert after(patience(), Pending(state)) == 1.0
-        assert after(patience(), Pending(state, wait_seconds=0.2)) == 1.0
-        assert after(patience(), Pending(state, wait_seconds=7.0)) == 7.0
+        assert after(patience(), ResultPending(state)) == 1.0
+        assert after(patience(), ResultPending(state, wait_seconds=0.2)) == 1.0
+        assert after(patience(), ResultPending(state, wait_seconds=7.0)) == 7.0
 
 
 def test_the_servers_wait_is_kept() -> None:
-    assert after(patience(), Pending(wait_seconds=3.0), lasted=0.1) == 3.0
-    assert after(patience(), Pending(wait_seconds=3.0), lasted=30.0) == 3.0
+    assert after(patience(), ResultPending(wait_seconds=3.0), lasted=0.1) == 3.0
+    assert after(patience(), ResultPending(wait_seconds=3.0), lasted=30.0) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -241,15 +243,15 @@ def test_news_that_work_goes_on_renews_the_budget_of_bad_answers() -> None:
     for _ in range(5):
         for _ in range(MAX_BAD_ANSWERS):
             after(mood, refusal(400))
-        after(mood, Pending())
+        after(mood, ResultPending())
 
 
 @pytest.mark.parametrize(
     "outcome",
-    [*map(refusal, (502, 503, 504, 500, 429)), Trouble(APIConnectionError())],
+    [*map(refusal, (502, 503, 504, 500, 429)), PollFailure(APIConnectionError())],
     ids=lambda outcome: str(outcome.error.status),
 )
-def test_an_outage_is_waited_out_and_no_longer(outcome: Trouble) -> None:
+def test_an_outage_is_waited_out_and_no_longer(outcome: PollFailure) -> None:
     mood = patience(outage=60.0)
     now, waits = 1000.0, []
     with pytest.raises(type(outcome.error)):
@@ -263,7 +265,7 @@ def test_an_outage_is_waited_out_and_no_longer(outcome: Trouble) -> None:
 def test_an_outage_that_ends_is_forgotten() -> None:
     mood = patience(outage=60.0)
     after(mood, refusal(503), now=0.0)
-    after(mood, Pending(), now=50.0)
+    after(mood, ResultPending(), now=50.0)
     assert after(mood, refusal(503), now=100.0) == 0.5
     assert after(mood, refusal(503), now=150.0) == 1.0
 
@@ -297,12 +299,12 @@ def test_the_servers_word_on_retrying_counts_here_too() -> None:
     assert after(patience(), refusal(404, None, x_should_retry="true")) == 0.5
 
 
-ANSWERS: list[Pending | Trouble] = [
+ANSWERS: list[ResultPending | PollFailure] = [
     *(refusal(status) for status in (302, 400, 401, 402, 404, 410, 429, 500, 503)),
     refusal(500, {"detail": "x"}),
-    Trouble(APIConnectionError()),
-    Pending(),
-    Pending(QueueState.PAUSED_CAPACITY, None, 0.5),
+    PollFailure(APIConnectionError()),
+    ResultPending(),
+    ResultPending(QueueState.PAUSED_CAPACITY, None, 0.5),
 ]
 
 
@@ -316,10 +318,10 @@ def test_nothing_but_a_long_poll_is_followed_by_no_wait(steps: list[tuple[int, f
         try:
             wait = after(mood, outcome, lasted, now)
         except APIStatusError as error:
-            assert isinstance(outcome, Trouble)
+            assert isinstance(outcome, PollFailure)
             assert error is outcome.error
             return
-        is_long_poll = isinstance(outcome, Pending) and lasted >= QUICK_SECONDS
+        is_long_poll = isinstance(outcome, ResultPending) and lasted >= MIN_LONG_POLL_SECONDS
         assert wait > 0.0 or is_long_poll
         now += wait
 
@@ -330,14 +332,14 @@ def test_nothing_but_a_long_poll_is_followed_by_no_wait(steps: list[tuple[int, f
 @pytest.mark.parametrize("status", ["cancelled", "in_progress", "expired"])
 def test_a_status_nobody_knows_is_no_result(status: str) -> None:
     outcome = outcome_of(200, {"status": status, "request_id": "r-1"})
-    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome, PollFailure)
     assert isinstance(outcome.error, APIResponseValidationError)
 
 
 @pytest.mark.parametrize("millis", [-1, -60_000, 10**12])
 def test_a_wait_nobody_would_keep_is_not_believed(millis: int) -> None:
     outcome = outcome_of(200, PENDING | {"retry_after_ms": millis})
-    assert isinstance(outcome, Pending)
+    assert isinstance(outcome, ResultPending)
     assert 0.0 < after(patience(), outcome) <= 60.0
 
 

@@ -14,7 +14,7 @@ from tinkex.client.budget import ByteBudget
 from tinkex.client.config import Config
 from tinkex.client.http import HttpResponse
 from tinkex.client.polling import MAX_BAD_ANSWERS, Poller
-from tinkex.client.queue_state import QueueState, QueueWatch
+from tinkex.client.queue_state import QueueState, QueueStateNotifier
 from tinkex.client.transport import Transport
 from tinkex.errors import (
     APIConnectionError,
@@ -103,7 +103,7 @@ class World:
         budget: ByteBudget | None = None,
         **options: Any,
     ) -> Any:
-        watch = QueueWatch(self, lambda tell: tell())
+        watch = QueueStateNotifier(self, lambda tell: tell())
         poller = Poller(
             transport(self, **options), watch, budget or ByteBudget(100), self.clock, self.sleep
         )
@@ -350,10 +350,14 @@ def test_polls_are_counted() -> None:
     world = World([response(408), response(200, DONE)])
     speaker = transport(world)
     poller = Poller(
-        speaker, QueueWatch(world, lambda tell: tell()), ByteBudget(9), world.clock, world.sleep
+        speaker,
+        QueueStateNotifier(world, lambda tell: tell()),
+        ByteBudget(9),
+        world.clock,
+        world.sleep,
     )
     asyncio.run(poller.result(OPTIM_STEP, "r-1", 0.0))
-    assert speaker.stopwatch.counters["polls"] == 2
+    assert speaker.metrics.counters["polls"] == 2
 
 
 def test_a_server_that_swallows_connections_is_given_up() -> None:

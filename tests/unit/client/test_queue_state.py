@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tinkex.client.queue_state import DEFAULT_REASONS, QueueState, QueueStateLogger, QueueWatch
+from tinkex.client.queue_state import (
+    DEFAULT_REASONS,
+    QueueState,
+    QueueStateLogger,
+    QueueStateNotifier,
+)
 
 Told = list[tuple[QueueState, str | None]]
 
@@ -53,13 +58,13 @@ def test_states_are_read(text: object, expected: QueueState) -> None:
 
 def test_only_changes_are_told_each_once() -> None:
     recorder = Recorder()
-    watch = QueueWatch(recorder, at_once)
-    watch.see(QueueState.ACTIVE, None)
-    watch.see(QueueState.PAUSED_CAPACITY, None)
-    watch.see(QueueState.PAUSED_CAPACITY, None)
-    watch.see(QueueState.PAUSED_CAPACITY, "full")
-    watch.see(QueueState.PAUSED_CAPACITY, "full")
-    watch.see(QueueState.ACTIVE, None)
+    watch = QueueStateNotifier(recorder, at_once)
+    watch.update(QueueState.ACTIVE, None)
+    watch.update(QueueState.PAUSED_CAPACITY, None)
+    watch.update(QueueState.PAUSED_CAPACITY, None)
+    watch.update(QueueState.PAUSED_CAPACITY, "full")
+    watch.update(QueueState.PAUSED_CAPACITY, "full")
+    watch.update(QueueState.ACTIVE, None)
     assert recorder.told == [
         (QueueState.PAUSED_CAPACITY, None),
         (QueueState.PAUSED_CAPACITY, "full"),
@@ -69,26 +74,28 @@ def test_only_changes_are_told_each_once() -> None:
 
 def test_the_event_hook_hears_the_same_changes() -> None:
     heard: Told = []
-    watch = QueueWatch(Recorder(), at_once, lambda state, reason: heard.append((state, reason)))
-    watch.see(QueueState.UNKNOWN, "x")
-    watch.see(QueueState.UNKNOWN, "x")
+    watch = QueueStateNotifier(
+        Recorder(), at_once, lambda state, reason: heard.append((state, reason))
+    )
+    watch.update(QueueState.UNKNOWN, "x")
+    watch.update(QueueState.UNKNOWN, "x")
     assert heard == [(QueueState.UNKNOWN, "x")]
 
 
 def test_the_observer_is_called_where_the_owner_says() -> None:
     recorder = Recorder()
     later: list[Callable[[], None]] = []
-    watch = QueueWatch(recorder, later.append)
-    watch.see(QueueState.PAUSED_RATE_LIMIT, None)
+    watch = QueueStateNotifier(recorder, later.append)
+    watch.update(QueueState.PAUSED_RATE_LIMIT, None)
     assert recorder.told == []
     later[0]()
     assert recorder.told == [(QueueState.PAUSED_RATE_LIMIT, None)]
 
 
 def test_an_observer_that_raises_is_only_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    watch = QueueWatch(Broken(), at_once)
+    watch = QueueStateNotifier(Broken(), at_once)
     with caplog.at_level(logging.WARNING, "tinkex"):
-        watch.see(QueueState.PAUSED_CAPACITY, None)
+        watch.update(QueueState.PAUSED_CAPACITY, None)
     assert "observer raised" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
@@ -109,7 +116,7 @@ def test_an_observer_that_raises_is_only_worth_a_warning(caplog: pytest.LogCaptu
 )
 def test_the_body_of_a_refusal_may_carry_a_state(body: object, told: Told) -> None:
     recorder = Recorder()
-    QueueWatch(recorder, at_once).see_body(body)
+    QueueStateNotifier(recorder, at_once).update_from_body(body)
     assert recorder.told == told
 
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.client.retry import (
-    LONGEST_RETRY_AFTER_SECONDS,
+    MAX_RETRY_AFTER_SECONDS,
     NO_RETRY,
     RetryPolicy,
     backoff,
-    is_away,
-    retry_after,
-    should_retry,
+    is_unreachable,
+    parse_retry_after,
+    parse_should_retry,
     wait_before_retry,
 )
 from tinkex.errors import (
@@ -149,7 +149,7 @@ def test_no_time_at_all_still_allows_the_first_attempt() -> None:
     ],
 )
 def test_who_is_away(error: TinkexError, expected: bool) -> None:
-    assert is_away(error) is expected
+    assert is_unreachable(error) is expected
 
 
 # --- how long -----------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_policy_cannot_be_changed() -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], expected: float | None) -> None:
-    assert retry_after(headers, NOW) == expected
+    assert parse_retry_after(headers, NOW) == expected
 
 
 @pytest.mark.parametrize(
@@ -238,15 +238,15 @@ def test_retry_after(headers: dict[str, str], expected: float | None) -> None:
 )
 def test_retry_after_as_a_date(ahead: int, expected: float | None) -> None:
     then = NOW + timedelta(seconds=ahead)
-    assert retry_after({"retry-after": format_datetime(then, usegmt=True)}, NOW) == expected
+    assert parse_retry_after({"retry-after": format_datetime(then, usegmt=True)}, NOW) == expected
     # The same moment as another zone writes it, and with no zone at all.
     text = then.strftime("%a, %d %b %Y %H:%M:%S ")
-    assert retry_after({"retry-after": text + "-0000"}, NOW) == expected
+    assert parse_retry_after({"retry-after": text + "-0000"}, NOW) == expected
 
 
 def test_a_date_is_measured_by_the_real_clock_unless_told_otherwise() -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    found = retry_after({"retry-after": soon})
+    found = parse_retry_after({"retry-after": soon})
     assert found is not None
     assert 25.0 < found <= 30.0
 
@@ -258,14 +258,14 @@ def test_a_date_is_compared_with_the_time_of_the_server_that_sent_it(skew_hours:
         "date": format_datetime(theirs, usegmt=True),
         "retry-after": format_datetime(theirs + timedelta(seconds=30), usegmt=True),
     }
-    assert retry_after(headers) == 30.0
+    assert parse_retry_after(headers) == 30.0
 
 
 @quick
 @given(st.text(max_size=40), st.text(max_size=20))
 def test_no_header_makes_it_raise(after: str, millis: str) -> None:
-    found = retry_after({"retry-after": after, "retry-after-ms": millis}, NOW)
-    assert found is None or 0.0 < found <= LONGEST_RETRY_AFTER_SECONDS
+    found = parse_retry_after({"retry-after": after, "retry-after-ms": millis}, NOW)
+    assert found is None or 0.0 < found <= MAX_RETRY_AFTER_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -273,5 +273,5 @@ def test_no_header_makes_it_raise(after: str, millis: str) -> None:
     [("true", True), ("True", True), ("false", False), ("FALSE", False), ("", None), ("1", None)],
 )
 def test_should_retry(text: str, expected: bool | None) -> None:
-    assert should_retry({"x-should-retry": text}) is expected
-    assert should_retry({}) is None
+    assert parse_should_retry({"x-should-retry": text}) is expected
+    assert parse_should_retry({}) is None

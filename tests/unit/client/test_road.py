@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tinkex.client.future import APIFuture
-from tinkex.client.road import FIRST_SEQ_ID, Road
+from tinkex.client.road import FIRST_SEQ_ID, OrderedQueue
 from tinkex.client.timings import Timing
 from tinkex.errors import ClientClosed, InvalidInput, RequestFailedError
 
@@ -39,7 +39,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.holder = StubHolder()
-        self.road = Road(self.holder)  # type: ignore[arg-type]
+        self.road = OrderedQueue(self.holder)  # type: ignore[arg-type]
         self.prepared: list[int] = []
         self.sent: list[int] = []
 
@@ -56,7 +56,7 @@ class Traffic:
         async def give_back(sent: Any) -> Any:
             return sent
 
-        return self.road.enter("optim_step", num_requests, prepare, receive or give_back)
+        return self.road.submit("optim_step", num_requests, prepare, receive or give_back)
 
     async def _send(self, first: int, send: Callable[[int], Awaitable[Any]] | None) -> Any:
         self.sent.append(first)
@@ -150,7 +150,7 @@ def test_a_refusal_while_preparing_uses_no_id_and_sends_nothing(traffic: Traffic
 
     assert traffic.enter().result(timeout=60) == 1
     with pytest.raises(InvalidInput, match="not with 2"):
-        traffic.road.enter("optim_step", 3, refuse, never)
+        traffic.road.submit("optim_step", 3, refuse, never)
     assert traffic.enter().result(timeout=60) == 2
     assert traffic.sent == [1, 2]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tinkex.client import telemetry as module
-from tinkex.client.loop import IO
+from tinkex.client.loop import IO_LOOP
 from tinkex.client.retry import NO_RETRY, RetryPolicy
-from tinkex.client.telemetry import BATCH_SIZE, QUEUE_SIZE, Telemetry
+from tinkex.client.telemetry import MAX_BATCH_EVENTS, QUEUE_SIZE, Telemetry
 from tinkex.errors import APIConnectionError, NotFoundError
 from tinkex.types import TelemetrySendRequest
 from tinkex.wire.codec import encode_json
@@ -54,7 +54,7 @@ def reporter(server: Server, *secrets: str) -> Telemetry:
 
 def on_io(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run on the loop that owns the events."""
-    return IO.start(work()).result(timeout=60)
+    return IO_LOOP.start(work()).result(timeout=60)
 
 
 def test_events_are_sent_in_order_and_counted_when_acknowledged(server: Server) -> None:
@@ -111,10 +111,14 @@ def test_a_failure_leaves_events_queued_for_the_next_flush(server: Server) -> No
 
 def test_batches_are_bounded(server: Server) -> None:
     telemetry = reporter(server)
-    for number in range(2 * BATCH_SIZE + 5):
+    for number in range(2 * MAX_BATCH_EVENTS + 5):
         telemetry.log(f"e{number}")
     on_io(telemetry.flush)
-    assert [len(batch.events) for batch in server.batches] == [BATCH_SIZE, BATCH_SIZE, 5]
+    assert [len(batch.events) for batch in server.batches] == [
+        MAX_BATCH_EVENTS,
+        MAX_BATCH_EVENTS,
+        5,
+    ]
 
 
 def test_a_server_that_wants_no_events_is_asked_once(server: Server) -> None:

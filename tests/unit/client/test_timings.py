@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.timings import WINDOW, Stopwatch, Timing, percentile
+from tinkex.client.timings import PERCENTILE_WINDOW, MetricsRecorder, Timing, percentile
 
 
 def timing(seconds: float, operation: str = "sample", ok: bool = True) -> Timing:
@@ -49,7 +49,7 @@ def test_a_percentile_is_a_member_with_that_share_below(
 
 
 def test_operations_are_summed_up() -> None:
-    watch = Stopwatch()
+    watch = MetricsRecorder()
     for seconds in (1.0, 3.0, 2.0):
         watch.record(timing(seconds))
     watch.record(timing(10.0, ok=False))
@@ -69,17 +69,17 @@ def test_operations_are_summed_up() -> None:
 
 
 def test_percentiles_are_of_the_newest_and_totals_of_all() -> None:
-    watch = Stopwatch()
+    watch = MetricsRecorder()
     watch.record(timing(100.0))
-    for _ in range(WINDOW):
+    for _ in range(PERCENTILE_WINDOW):
         watch.record(timing(1.0))
     summary = watch.snapshot().operations["sample"]
-    assert (summary.count, summary.max_seconds) == (WINDOW + 1, 100.0)
+    assert (summary.count, summary.max_seconds) == (PERCENTILE_WINDOW + 1, 100.0)
     assert summary.p99_seconds == 1.0
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
-    watch = Stopwatch()
+    watch = MetricsRecorder()
     watch.counters["requests"] += 1
     before = watch.snapshot()
     watch.counters["requests"] += 1
@@ -90,7 +90,7 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
 
 
 def test_two_stopwatches_are_strangers() -> None:
-    one, other = Stopwatch(), Stopwatch()
+    one, other = MetricsRecorder(), MetricsRecorder()
     one.record(timing(1.0))
     one.counters["polls"] += 1
     assert other.snapshot().operations == {}

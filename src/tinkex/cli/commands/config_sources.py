@@ -96,7 +96,7 @@ def source_of(
         return _FLAGS[name]
     in_profile = profile is not None and name in profile.settings
     said = f"profile {profile.name!r}" if profile is not None else ""
-    if in_profile and profile is not None and profile.is_chosen:
+    if in_profile and profile is not None and profile.is_explicit:
         return said
     variable = next((key for key in VARIABLES.get(name, ()) if key in variables), None)
     if variable is not None:

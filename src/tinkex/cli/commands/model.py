@@ -65,7 +65,7 @@ def add(
     from tinkex.cli.commands.model_making import is_made, made
     from tinkex.cli.commands.model_served import follow_server
     from tinkex.cli.commands.model_tokenizer import explain
-    from tinkex.client.private_files import locked
+    from tinkex.client.private_files import file_lock
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_cache import TokenizerRegistration, register_tokenizer
 
@@ -78,7 +78,7 @@ def add(
             place = made(context, found, name, place)
     folder = _find(context, place)
     found.create()
-    with locked(found.models_file):
+    with file_lock(found.models_file):
         sources.write_model_list(
             found.models_file, {**sources.read_model_list(found.models_file), name: place}
         )
@@ -150,13 +150,13 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     that `model add` put into the cache of Hugging Face is removed.
     """
     from tinkex.cli.commands.model_served import follow_server
-    from tinkex.client.private_files import locked
+    from tinkex.client.private_files import file_lock
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_cache import unregister_tokenizer
 
     found = _home(home)
     _check_listed(found, name, sources.read_model_list(found.models_file), built_in())
-    with locked(found.models_file):
+    with file_lock(found.models_file):
         listed = sources.read_model_list(found.models_file)
         listed.pop(name, None)
         sources.write_model_list(found.models_file, listed)

@@ -19,7 +19,7 @@ def is_made(place: str) -> bool:
 def made(context: Context, home: Home, name: str, place: str) -> str:
     """The folder of a model that has been made now, or before from the same file."""
     from tinkex.checkpoint.atomic import remove_scratch
-    from tinkex.client.private_files import locked
+    from tinkex.client.private_files import file_lock
     from tinkex.engine.models.sources import is_gguf_location, model_folder_name
     from tinkex.logs import attach_once
 
@@ -27,7 +27,7 @@ def made(context: Context, home: Home, name: str, place: str) -> str:
     target = home.models / model_folder_name(name)
     home.create()
     # One at a time, so that whatever is half made here is of somebody who died.
-    with locked(home.models):
+    with file_lock(home.models):
         remove_scratch(home.models)
         make = _convert if is_gguf_location(place) else _fetch
         make(context, place, target)

@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_when_unpacking_leaves_nothing(
 
     words = ("checkpoint", "download", scene.training, "-o", str(place))
     with monkeypatch.context() as patched:
-        patched.setattr(disk._Unpacking, "_unpack", no_room)
+        patched.setattr(disk._TarExtractor, "_unpack", no_room)
         failed = tinkex(*words)
     assert failed.exit_code == 1
     assert "No space left on device" in failed.err
@@ -253,7 +253,7 @@ def test_of_two_downloads_to_one_place_one_is_refused(
     staging = place / f".{folder_of(place, path).name}.partial"
     staging.mkdir()
     words = ("checkpoint", "download", path, "-o", str(place))
-    with disk.exclusive(staging):
+    with disk.exclusive_lock(staging):
         refused = tinkex(*words)
     assert refused.exit_code == 1
     assert "Another download is writing" in refused.err

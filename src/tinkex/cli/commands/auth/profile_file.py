@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tinkex.cli.commands.auth.toml_text import with_values
-from tinkex.client.private_files import locked, replace_file
+from tinkex.client.private_files import file_lock, replace_file
 from tinkex.client.profiles import read_profiles
 from tinkex.errors import ConfigError
 from tinkex.home import Home
@@ -39,7 +39,7 @@ def _changing(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
     # Behind a link there is a file that somebody keeps elsewhere; the link stays.
     place = path.resolve()
     try:
-        with locked(place):
+        with file_lock(place):
             read_profiles(place)
             text = place.read_bytes().decode() if place.exists() else ""
             yield text, lambda new: replace_file(place, new.encode())

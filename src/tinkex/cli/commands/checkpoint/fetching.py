@@ -113,18 +113,21 @@ def _download(
 
 
 def _is_begun(destination: Path) -> bool:
-    from tinkex.client.download import staging_for
+    from tinkex.client.download import staging_path
     from tinkex.client.partial_file import PART_SUFFIX
 
     part = destination.with_name(destination.name + PART_SUFFIX)
-    return staging_for(destination).exists() or part.exists()
+    return staging_path(destination).exists() or part.exists()
 
 
 def _may_be_exported(context: Context, path: str, error: APIStatusError) -> bool:
     """Whether the server gives out such files only after it was asked to write them."""
-    from tinkex.client.checkout import NO_FILES
+    from tinkex.client.checkout import FILES_UNSUPPORTED_STATUSES
 
-    if error.status not in NO_FILES or parse_tinker_path(path).segment != "weights":
+    if (
+        error.status not in FILES_UNSUPPORTED_STATUSES
+        or parse_tinker_path(path).segment != "weights"
+    ):
         return False
     try:
         with rest(context) as client:
