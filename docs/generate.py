@@ -162,7 +162,7 @@ def trainer_tables() -> str:
     """Every option of the pipeline's trainers, group by group; those of one stage at the end."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     heading = ""
-    for option in fields(arguments.Arguments):
+    for option in fields(arguments.TrainerArguments):
         heading = TRAINER_GROUPS.get(option.name, heading)
         stage = option.metadata.get("only")
         row = (f"`--{option.name}`", trainer_default(option), option.metadata["help"])
@@ -177,9 +177,9 @@ def trainer_default(option: Field[Any]) -> str:
     """What an option is if it is not given; by stage where they differ."""
     if option.default is MISSING:
         return "required"
-    told = [own.get(option.name, option.default) for own in arguments.DEFAULTS.values()]
+    told = [own.get(option.name, option.default) for own in arguments.STAGE_DEFAULTS.values()]
     if len(set(told)) > 1:
-        pairs = zip(arguments.DEFAULTS, told, strict=True)
+        pairs = zip(arguments.STAGE_DEFAULTS, told, strict=True)
         return ", ".join(f"{stage} {value}" for stage, value in pairs)
     if isinstance(option.default, tuple):
         return ", ".join(option.default)

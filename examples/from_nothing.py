@@ -28,11 +28,11 @@ from transformers.utils import logging as transformers_log
 
 from tinkex.errors import TinkexError
 from tinkex.pipeline.config import PipelineConfig
-from tinkex.pipeline.evaluation import answer_in
+from tinkex.pipeline.evaluation import extract_answer
 from tinkex.pipeline.run.flags import RunFlags
-from tinkex.pipeline.run.report import plain_table, rows_of, write_table
+from tinkex.pipeline.run.report import plain_table, table_rows, write_table
 from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import Voice
+from tinkex.pipeline.run.say import RunOutput
 from tinkex.pipeline.run.stages import DPO, R1
 from tinkex.pipeline.tiny import recipe, rows
 
@@ -43,7 +43,7 @@ ANSWERS_AT_ONCE = 32
 class Amounts:
     """How much of the reasoning stage is done; what comes before it is the recipe's."""
 
-    before: recipe.Amounts
+    before: recipe.TrainingAmounts
     num_rows: int
     num_steps: int
     num_held_out: int
@@ -64,9 +64,9 @@ def main() -> int:
     tasks = make_tasks(amounts.num_rows, amounts.num_held_out, recipe.SEED)
     config = make_config(options.work, tasks, amounts)
     refuse_seen(tasks, config)
-    outcomes = run_pipeline(config, RunFlags(run_r1=True), Voice(sys.stdout))
+    outcomes = run_pipeline(config, RunFlags(run_r1=True), RunOutput(sys.stdout))
     sys.stdout.write("\nHeld-out figures of each stage, before and after it:\n\n")
-    write_table(rows_of(outcomes), sys.stdout)
+    write_table(table_rows(outcomes), sys.stdout)
     sys.stdout.write("\nHeld-out tasks that are answered right, before and after thinking:\n\n")
     sys.stdout.write(plain_table([HEADINGS, *measure(tasks, config, amounts)]))
     sys.stdout.write(f"\n{time.monotonic() - begun:.0f} s. {R1.model_dir(config.out_dir)}\n")
@@ -75,7 +75,7 @@ def main() -> int:
 
 def make_config(work: Path, tasks: Tasks, amounts: Amounts) -> PipelineConfig:
     """The run of tinkex/tiny, with a reasoning stage after it."""
-    data = rows.write(work / "data", recipe.SEED, amounts.before.num_rows)
+    data = rows.write_rows(work / "data", recipe.SEED, amounts.before.num_rows)
     learned = write_rows(work / "data" / "r1.jsonl", tasks.train, recipe.SEED)
     measured = write_rows(work / "data" / "r1_held_out.jsonl", tasks.held_out, recipe.SEED)
     told = (
@@ -160,7 +160,9 @@ def answers_of(
             )
             out = model.generate(**tokens, max_new_tokens=longest, do_sample=False)
             start = tokens["input_ids"].shape[1]
-            found[name] += [answer_in(written(tokenizer, ids)) for ids in out[:, start:].tolist()]
+            found[name] += [
+                extract_answer(written(tokenizer, ids)) for ids in out[:, start:].tolist()
+            ]
     return found
 
 

@@ -17,11 +17,11 @@ from tinkex.errors import CheckpointError
 from tinkex.pipeline.state import capture_rng, restore_rng
 from tinkex.pipeline.step_files import StepContent, read_step, write_step
 from tinkex.pipeline.steps import (
-    clean_root,
+    find_step_problem,
     is_valid_step,
     latest_step,
-    problem_of,
     prune_steps,
+    remove_interrupted_saves,
 )
 from tinkex.pipeline.weights import load_weights, named_weights
 
@@ -53,7 +53,7 @@ def prune_checkpoints(ckpt_root: StrPath, keep_last: int) -> None:
     Call it from the process that saves, between saves: it also removes interrupted saves.
     """
     if keep_last > 0:
-        clean_root(Path(ckpt_root))
+        remove_interrupted_saves(Path(ckpt_root))
     prune_steps(Path(ckpt_root), StepRetention(keep_last=keep_last))
 
 
@@ -89,7 +89,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Put model, optimizer, scaler and generators back as they were; returns the saved state."""
     path = Path(ckpt_path)
-    problem = problem_of(path, is_deep=True)
+    problem = find_step_problem(path, verify_digests=True)
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
     content = read_step(path, device)

@@ -13,20 +13,20 @@ from unittest.mock import patch
 from benchmarks.pipeline.timeline import Timeline
 from tinkex.pipeline.loop import train
 from tinkex.pipeline.saving import Saver
-from tinkex.pipeline.stage import Batch, Source
-from tinkex.pipeline.training import make_plan
+from tinkex.pipeline.stage import BatchSource, MicroBatch
+from tinkex.pipeline.training import make_train_plan
 
 
 class _Watched:
     """A source that notes when it is asked; all batches of this benchmark are whole updates."""
 
-    def __init__(self, source: Source, timeline: Timeline) -> None:
+    def __init__(self, source: BatchSource, timeline: Timeline) -> None:
         self._source, self._timeline = source, timeline
 
     def num_batches(self, epoch: int) -> int:
         return self._source.num_batches(epoch)
 
-    def batch(self, epoch: int, index: int) -> Batch:
+    def batch(self, epoch: int, index: int) -> MicroBatch:
         self._timeline.begin()
         found = self._source.batch(epoch, index)
         self._timeline.tokens.append(found.num_tokens)
@@ -54,7 +54,7 @@ class _Noted:
 @contextmanager
 def _note_waits(timeline: Timeline) -> Iterator[None]:
     # The loop tells nobody how long it waits: outside of a benchmark nobody asks.
-    let_change = Saver.let_change
+    let_change = Saver.wait_for_copy
 
     def timed(saver: Saver) -> None:
         started = time.perf_counter()
@@ -68,7 +68,9 @@ def _note_waits(timeline: Timeline) -> Iterator[None]:
 def run(stage: Any, *, num_updates: int = 0, **changes: Any) -> Timeline:
     """Train a stage for some updates, or for an epoch; its model goes on from where it is."""
     timeline, source = Timeline(), stage.source
-    plan = replace(make_plan(stage.setting.arguments, stage, 1), max_steps=num_updates, **changes)
+    plan = replace(
+        make_train_plan(stage.setting.arguments, stage, 1), max_steps=num_updates, **changes
+    )
     stage.source = _Watched(source, timeline)
     try:
         with _note_waits(timeline):

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from tinkex.pipeline import tokenizer as tokenizers
-from tinkex.pipeline.arguments import Arguments, parse
-from tinkex.pipeline.distributed import Ranks
+from tinkex.pipeline.arguments import TrainerArguments, parse_arguments
+from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.export import export_folder
-from tinkex.pipeline.materials import make_stage
+from tinkex.pipeline.materials import build_stage
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 SEQ_LEN = 512
@@ -46,8 +46,8 @@ class Scene:
     def tokenizer(self) -> TextTokenizer:
         """A tokenizer of exactly the wanted size."""
         texts = self._write("words", ({"text": self._text(50)} for _ in range(1500)))
-        tokenizers.train_folder([texts], self.folder / "tokenizer", VOCAB_SIZE)
-        made = tokenizers.load(self.folder / "tokenizer")
+        tokenizers.train_tokenizer_folder([texts], self.folder / "tokenizer", VOCAB_SIZE)
+        made = tokenizers.load_tokenizer(self.folder / "tokenizer")
         assert made.vocab_size == VOCAB_SIZE, made.vocab_size
         return made
 
@@ -64,7 +64,7 @@ class Scene:
     def chats(self, *, num_chats: int, batch_size: int) -> Any:
         """A stage on conversations of mixed lengths, of which the answers count."""
         sample = self._text(400)
-        per_word = len(self.tokenizer.encode_all([sample])[0]) / 400
+        per_word = len(self.tokenizer.encode_batch([sample])[0]) / 400
         rows = (self._chat(per_word) for _ in range(num_chats + 1))
         base = self.folder / "base"
         export_folder(self.pretrain(num_blocks=1, batch_size=1).model, self.tokenizer, base)
@@ -88,11 +88,13 @@ class Scene:
 
     def _stage(self, name: str, rows: Iterable[Any], batch_size: int, **more: object) -> Any:
         data = self._write(f"{name}-{batch_size}", rows)
-        return make_stage(name, self._arguments(name, data, batch_size, more), Ranks())
+        return build_stage(
+            name, self._arguments(name, data, batch_size, more), DistributedContext()
+        )
 
     def _arguments(
         self, name: str, data: Path, batch_size: int, more: Mapping[str, object]
-    ) -> Arguments:
+    ) -> TrainerArguments:
         words: dict[str, object] = {
             **more,
             "out_dir": self.folder / data.stem,
@@ -111,7 +113,7 @@ class Scene:
             "seed": SEED,
         }
         given = [text for key, value in words.items() for text in (f"--{key}", str(value))]
-        return parse(name, [*given, *SIZES])
+        return parse_arguments(name, [*given, *SIZES])
 
 
 def flops_per_token(model: Any, length: int) -> float:

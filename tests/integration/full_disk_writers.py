@@ -63,7 +63,7 @@ def write_beside_step(target: Path) -> None:
 
     writer = StepWriter(target, StepRetention())
     try:
-        writer.save(1, CONTENT, also=save)
+        writer.save(1, CONTENT, write_extra=save)
     finally:
         writer.close()
     torch.load(target / "weights.pth", weights_only=True)
@@ -138,7 +138,7 @@ def main() -> None:
     disk = Path(sys.argv[1])
     transformers_log.disable_progress_bar()
     # Both refuse early when space is short; here the disk fills up after that look.
-    step_files._MARGIN = -(1 << 30)
+    step_files._MARGIN_BYTES = -(1 << 30)
     converting._SPARE_BYTES = -(1 << 30)
     table: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as source:

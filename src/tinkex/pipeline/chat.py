@@ -11,21 +11,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]
 
-END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 #: What a conversation is made of; no content may hold one of these.
-MARKS = (END_OF_TEXT, START, END)
+SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 #: Tags that are one token each, and ordinary text to whoever reads an answer.
-TAGS = (
+TAG_TOKENS = (
     *("<think>", "</think>", "<answer>", "</answer>"),
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"),
 )
 ROLES = ("system", "user", "assistant", "tool")
-_TOOLS = (
+_TOOLS_PROMPT = (
     "You may call these functions:\n<tools>\n{}\n</tools>\n"
     'A call is <tool_call>{{"name": ..., "arguments": ...}}</tool_call>.'
 )
 
-TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- set first = 0 -%}
 {%- if tools -%}
 {{- '<|im_start|>system\\n' -}}
@@ -64,7 +64,7 @@ TEMPLATE = """\
 """
 
 
-class Part(NamedTuple):
+class ChatSpan(NamedTuple):
     """A stretch of a conversation's text."""
 
     text: str
@@ -72,29 +72,29 @@ class Part(NamedTuple):
     """True for what an assistant writes, its end included."""
 
 
-def render(messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[Part]:
+def render_spans(messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[ChatSpan]:
     """The parts of a conversation; together they are the text that the template makes."""
-    return list(_merged(_parts(messages, tools)))
+    return list(_merge_spans(_iter_spans(messages, tools)))
 
 
-def prompt(messages: Sequence[Message]) -> str:
+def render_prompt(messages: Sequence[Message]) -> str:
     """A conversation up to where the assistant begins to write."""
-    text = "".join(part.text for part in _parts(messages, ()))
-    return f"{text}{START}assistant\n"
+    text = "".join(part.text for part in _iter_spans(messages, ()))
+    return f"{text}{IM_START}assistant\n"
 
 
-def _parts(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[Part]:
+def _iter_spans(messages: Sequence[Message], tools: Sequence[Any]) -> Iterator[ChatSpan]:
     rest = list(messages)
     if tools:
-        told = _TOOLS.format("\n".join(_json(tool) for tool in tools))
+        told = _TOOLS_PROMPT.format("\n".join(_json(tool) for tool in tools))
         if rest[0]["role"] == "system":
             told = f"{rest.pop(0)['content']}\n\n{told}"
-        yield Part(f"{START}system\n{told}{END}\n", False)
+        yield ChatSpan(f"{IM_START}system\n{told}{IM_END}\n", False)
     for message in rest:
         is_learned = message["role"] == "assistant"
-        yield Part(f"{START}{message['role']}\n", False)
-        yield Part(f"{_content(message)}{END}", is_learned)
-        yield Part("\n", False)
+        yield ChatSpan(f"{IM_START}{message['role']}\n", False)
+        yield ChatSpan(f"{_content(message)}{IM_END}", is_learned)
+        yield ChatSpan("\n", False)
 
 
 def _content(message: Message) -> str:
@@ -107,7 +107,7 @@ def _content(message: Message) -> str:
     return text + "".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
 
 
-def _merged(parts: Iterator[Part]) -> Iterator[Part]:
+def _merge_spans(parts: Iterator[ChatSpan]) -> Iterator[ChatSpan]:
     """Neighbours that are not learned become one: text is cut only where writing begins or ends."""
     text = ""
     for part in parts:
@@ -115,11 +115,11 @@ def _merged(parts: Iterator[Part]) -> Iterator[Part]:
             text += part.text
             continue
         if text:
-            yield Part(text, False)
+            yield ChatSpan(text, False)
             text = ""
         yield part
     if text:
-        yield Part(text, False)
+        yield ChatSpan(text, False)
 
 
 def _json(value: Any) -> str:

@@ -9,32 +9,35 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import DEVICES, is_device
+from tinkex.pipeline.arguments import DEVICE_CHOICES, is_device
 from tinkex.settings import read_set_variables
 
 T = TypeVar("T")
 STAGES = ("pretrain", "sft", "dpo", "r1")
-_YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off", ""})
+_TRUE_WORDS, _FALSE_WORDS = (
+    frozenset({"1", "true", "yes", "on"}),
+    frozenset({"0", "false", "no", "off", ""}),
+)
 
 
-def _var(variable: str, read: Callable[[str], object]) -> dict[str, Any]:
-    return {"variable": variable, "read": read}
+def _variable(variable: str, parse: Callable[[str], object]) -> dict[str, Any]:
+    return {"variable": variable, "read": parse}
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     """A number that is not negative."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise ValueError("a whole number such as 4")
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if not (number := _count(text)):
+def _parse_positive(text: str) -> int:
+    if not (number := _parse_count(text)):
         raise ValueError("a whole number above 0")
     return number
 
 
-def _number(text: str) -> str:
+def _check_number(text: str) -> str:
     """A number as it was written: the trainer reads it, and nothing is lost on the way."""
     try:
         float(text)
@@ -43,35 +46,35 @@ def _number(text: str) -> str:
     return text
 
 
-def _between(low: float, high: float) -> Callable[[str], str]:
+def _number_between(low: float, high: float) -> Callable[[str], str]:
     """A number from one to another, as it was written."""
 
     def read(text: str) -> str:
         # A comparison with "not a number" is false.
-        if not low <= float(_number(text)) <= high:
+        if not low <= float(_check_number(text)) <= high:
             raise ValueError(f"a number from {low:g} to {high:g}")
         return text
 
     return read
 
 
-def _device(text: str) -> str:
+def _parse_device(text: str) -> str:
     if not is_device(text):
-        raise ValueError(DEVICES)
+        raise ValueError(DEVICE_CHOICES)
     return text
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in _YES | _NO:
+def _parse_flag(text: str) -> bool:
+    if text.lower() not in _TRUE_WORDS | _FALSE_WORDS:
         raise ValueError("1 or 0, true or false")
-    return text.lower() in _YES
+    return text.lower() in _TRUE_WORDS
 
 
-def _path(text: str) -> Path | None:
+def _parse_path(text: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
-def _directory(text: str) -> Path:
+def _parse_directory(text: str) -> Path:
     if not text:
         raise ValueError("the name of a directory")
     return Path(text).expanduser()
@@ -104,97 +107,107 @@ class StageSizes:
 class PipelineConfig:
     """Everything a run of the pipeline can be told by variables."""
 
-    out_dir: Path = field(default=Path("out"), metadata=_var("OUT_DIR", _directory))
+    out_dir: Path = field(default=Path("out"), metadata=_variable("OUT_DIR", _parse_directory))
     """Where every stage keeps what it makes."""
-    data_root: Path = field(default=Path("data"), metadata=_var("DATA_ROOT", _directory))
+    data_root: Path = field(default=Path("data"), metadata=_variable("DATA_ROOT", _parse_directory))
     """Where data files are looked for that no variable names."""
-    tf_dir: Path | None = field(default=Path("tf_dir"), metadata=_var("TF_DIR", _path))
+    tf_dir: Path | None = field(default=Path("tf_dir"), metadata=_variable("TF_DIR", _parse_path))
     """Where curves for TensorBoard are written; empty for none."""
-    results_file: Path | None = field(default=None, metadata=_var("RESULTS_FILE", _path))
+    results_file: Path | None = field(default=None, metadata=_variable("RESULTS_FILE", _parse_path))
     """Gets a line of JSON per stage; eval_results.jsonl in TF_DIR, else in OUT_DIR."""
-    pretrain_json: Path | None = field(default=None, metadata=_var("PRETRAIN_JSON", _path))
+    pretrain_json: Path | None = field(
+        default=None, metadata=_variable("PRETRAIN_JSON", _parse_path)
+    )
     """Rows of text; pretrain_hq.jsonl in DATA_ROOT."""
-    sft_json: Path | None = field(default=None, metadata=_var("SFT_JSON", _path))
+    sft_json: Path | None = field(default=None, metadata=_variable("SFT_JSON", _parse_path))
     """Conversations; final/sft_high_quality.jsonl in DATA_ROOT."""
-    dpo_json: Path | None = field(default=None, metadata=_var("DPO_JSON", _path))
+    dpo_json: Path | None = field(default=None, metadata=_variable("DPO_JSON", _parse_path))
     """Pairs of a chosen and a rejected answer; dpo_pairs.jsonl or dpo.jsonl in DATA_ROOT."""
-    r1_json: Path | None = field(default=None, metadata=_var("R1_JSON", _path))
+    r1_json: Path | None = field(default=None, metadata=_variable("R1_JSON", _parse_path))
     """Conversations with reasoning; r1_mix_1024.jsonl in DATA_ROOT."""
-    hidden_size: int = field(default=512, metadata=_var("MODEL_HIDDEN_SIZE", _positive))
+    hidden_size: int = field(default=512, metadata=_variable("MODEL_HIDDEN_SIZE", _parse_positive))
     """How wide the model is; part of the names of the .pth files."""
-    num_layers: int = field(default=8, metadata=_var("MODEL_NUM_LAYERS", _positive))
+    num_layers: int = field(default=8, metadata=_variable("MODEL_NUM_LAYERS", _parse_positive))
     """How many layers it has."""
-    num_heads: int = field(default=8, metadata=_var("MODEL_NUM_HEADS", _positive))
+    num_heads: int = field(default=8, metadata=_variable("MODEL_NUM_HEADS", _parse_positive))
     """How many attention heads a layer has."""
-    num_kv_heads: int = field(default=2, metadata=_var("MODEL_NUM_KV_HEADS", _positive))
+    num_kv_heads: int = field(default=2, metadata=_variable("MODEL_NUM_KV_HEADS", _parse_positive))
     """How many of them have keys and values of their own."""
-    max_seq_len: int = field(default=512, metadata=_var("MODEL_SEQ_LEN", _positive))
+    max_seq_len: int = field(default=512, metadata=_variable("MODEL_SEQ_LEN", _parse_positive))
     """Tokens in a packed sequence."""
-    vocab_size: int = field(default=6400, metadata=_var("VOCAB_SIZE", _positive))
+    vocab_size: int = field(default=6400, metadata=_variable("VOCAB_SIZE", _parse_positive))
     """How many entries the tokenizer may have."""
-    use_moe: bool = field(default=False, metadata=_var("USE_MOE", _flag))
+    use_moe: bool = field(default=False, metadata=_variable("USE_MOE", _parse_flag))
     """Whether layers are mixtures of experts."""
-    num_experts: int = field(default=4, metadata=_var("NUM_EXPERTS", _positive))
+    num_experts: int = field(default=4, metadata=_variable("NUM_EXPERTS", _parse_positive))
     """How many experts a layer has, if so."""
-    pretrained_path: Path | None = field(default=None, metadata=_var("PRETRAINED_PATH", _path))
+    pretrained_path: Path | None = field(
+        default=None, metadata=_variable("PRETRAINED_PATH", _parse_path)
+    )
     """A Hugging Face folder or .pth file to start SFT from instead of a pretrain of our own."""
-    keep_last: int = field(default=3, metadata=_var("KEEP_LAST", _count))
+    keep_last: int = field(default=3, metadata=_variable("KEEP_LAST", _parse_count))
     """How many step checkpoints of a stage stay; 0 keeps all."""
-    save_interval: int = field(default=200, metadata=_var("SAVE_INTERVAL", _positive))
+    save_interval: int = field(default=200, metadata=_variable("SAVE_INTERVAL", _parse_positive))
     """Updates between two step checkpoints."""
-    batch_size: int = field(default=0, metadata=_var("BATCH_SIZE", _count))
+    batch_size: int = field(default=0, metadata=_variable("BATCH_SIZE", _parse_count))
     """Sequences in a batch, pairs for DPO; 0 leaves it to the trainer."""
-    accum_steps: int = field(default=0, metadata=_var("ACCUM_STEPS", _count))
+    accum_steps: int = field(default=0, metadata=_variable("ACCUM_STEPS", _parse_count))
     """Batches per update; 0 leaves it to the trainer."""
-    num_gpus: int = field(default=1, metadata=_var("NUM_GPUS", _count))
+    num_gpus: int = field(default=1, metadata=_variable("NUM_GPUS", _parse_count))
     """With more than one, as many processes are started by torchrun."""
-    nproc: int = field(default=0, metadata=_var("NPROC", _count))
+    nproc: int = field(default=0, metadata=_variable("NPROC", _parse_count))
     """The same for processes without GPUs; wins over NUM_GPUS."""
-    optimizer: str = field(default="adamw", metadata=_var("OPTIMIZER", _one_of("adamw", "muon")))
+    optimizer: str = field(
+        default="adamw", metadata=_variable("OPTIMIZER", _one_of("adamw", "muon"))
+    )
     """adamw or muon."""
-    muon_lr: str = field(default="0.02", metadata=_var("MUON_LR", _number))
+    muon_lr: str = field(default="0.02", metadata=_variable("MUON_LR", _check_number))
     """Muon's learning rate in pretrain; that of the later stages is lower in proportion."""
-    weight_decay: str = field(default="0.01", metadata=_var("WEIGHT_DECAY", _number))
+    weight_decay: str = field(default="0.01", metadata=_variable("WEIGHT_DECAY", _check_number))
     """How fast unused weights shrink."""
-    seed: int = field(default=1337, metadata=_var("SEED", _count))
+    seed: int = field(default=1337, metadata=_variable("SEED", _parse_count))
     """What every random choice follows from."""
-    device: str = field(default="auto", metadata=_var("DEVICE", _device))
+    device: str = field(default="auto", metadata=_variable("DEVICE", _parse_device))
     """Where it computes: auto, cpu, cuda."""
-    pretrain_args: str = field(default="", metadata=_var("PRETRAIN_ARGS", str))
+    pretrain_args: str = field(default="", metadata=_variable("PRETRAIN_ARGS", str))
     """More options for the trainer of pretrain, quoted as in a shell; they win."""
-    sft_args: str = field(default="", metadata=_var("SFT_ARGS", str))
+    sft_args: str = field(default="", metadata=_variable("SFT_ARGS", str))
     """The same for SFT."""
-    dpo_args: str = field(default="", metadata=_var("DPO_ARGS", str))
+    dpo_args: str = field(default="", metadata=_variable("DPO_ARGS", str))
     """The same for DPO."""
-    r1_args: str = field(default="", metadata=_var("R1_ARGS", str))
+    r1_args: str = field(default="", metadata=_variable("R1_ARGS", str))
     """The same for R1."""
-    r1_demo: bool = field(default=True, metadata=_var("R1_DEMO", _flag))
+    r1_demo: bool = field(default=True, metadata=_variable("R1_DEMO", _parse_flag))
     """Whether the model is asked something when R1 is trained."""
-    r1_demo_prompt: str = field(default="What is 7 plus 5?", metadata=_var("R1_DEMO_PROMPT", str))
+    r1_demo_prompt: str = field(
+        default="What is 7 plus 5?", metadata=_variable("R1_DEMO_PROMPT", str)
+    )
     """What it is asked."""
     r1_demo_max_new_tokens: int = field(
-        default=256, metadata=_var("R1_DEMO_MAX_NEW_TOKENS", _positive)
+        default=256, metadata=_variable("R1_DEMO_MAX_NEW_TOKENS", _parse_positive)
     )
     """How long its answer may be."""
     r1_demo_temperature: str = field(
-        default="0.7", metadata=_var("R1_DEMO_TEMPERATURE", _between(0, 100))
+        default="0.7", metadata=_variable("R1_DEMO_TEMPERATURE", _number_between(0, 100))
     )
     """How freely it answers; 0 takes the likeliest words."""
-    r1_demo_top_p: str = field(default="0.9", metadata=_var("R1_DEMO_TOP_P", _between(0.001, 1)))
+    r1_demo_top_p: str = field(
+        default="0.9", metadata=_variable("R1_DEMO_TOP_P", _number_between(0.001, 1))
+    )
     """The share of likely words that are considered."""
-    r1_demo_seed: int = field(default=1337, metadata=_var("R1_DEMO_SEED", _count))
+    r1_demo_seed: int = field(default=1337, metadata=_variable("R1_DEMO_SEED", _parse_count))
     """The dice of the answer."""
-    r1_demo_device: str = field(default="", metadata=_var("R1_DEMO_DEVICE", _device))
+    r1_demo_device: str = field(default="", metadata=_variable("R1_DEMO_DEVICE", _parse_device))
     """Where it is computed; DEVICE if not given."""
-    tb_auto: bool = field(default=True, metadata=_var("TB_AUTO", _flag))
+    tb_auto: bool = field(default=True, metadata=_variable("TB_AUTO", _parse_flag))
     """Whether TensorBoard is started, if TF_DIR is not empty."""
-    tb_host: str = field(default="127.0.0.1", metadata=_var("TB_HOST", str))
+    tb_host: str = field(default="127.0.0.1", metadata=_variable("TB_HOST", str))
     """The address it listens on."""
-    tb_port: int = field(default=6006, metadata=_var("TB_PORT", _count))
+    tb_port: int = field(default=6006, metadata=_variable("TB_PORT", _parse_count))
     """Its port; another one is taken if it is busy."""
-    tb_keep: bool = field(default=False, metadata=_var("TB_KEEP", _flag))
+    tb_keep: bool = field(default=False, metadata=_variable("TB_KEEP", _parse_flag))
     """Whether it stays when the run ends."""
-    trainer_dir: Path | None = field(default=None, metadata=_var("TRAINER_DIR", _path))
+    trainer_dir: Path | None = field(default=None, metadata=_variable("TRAINER_DIR", _parse_path))
     """Where the trainers' scripts are; those of the project if not given."""
     is_smoke: bool = False
     """Whether this is a quick try of everything."""
@@ -221,7 +234,7 @@ class PipelineConfig:
         text: str = getattr(self, f"{stage}_args")
         return text
 
-    def usual_args(self, stage: str) -> str:
+    def smoke_args(self, stage: str) -> str:
         """What its trainer is told besides, unless the free options say otherwise."""
         return SMOKE_ARGS[stage] if self.is_smoke else ""
 
@@ -252,7 +265,7 @@ SMOKE_ARGS: Mapping[str, str] = {
 #: Other names of variables.
 ALIASES = {"MINILLM_PRETRAINED_PATH": "PRETRAINED_PATH"}
 #: Variables of similar scripts, and why they change nothing here.
-WITHOUT_MEANING: Mapping[str, str] = {
+IGNORED_VARIABLES: Mapping[str, str] = {
     "QK_NORM": "queries and keys are always normalised",
     "LOGIT_SOFTCAP": "the model has no such cap",
     "MTP_LOSS_WEIGHT": "the model predicts one token at a time",
@@ -284,7 +297,10 @@ WITHOUT_MEANING: Mapping[str, str] = {
 def variable_names() -> list[str]:
     """Every variable that is read, the SMOKE_ ones included."""
     own = [row.metadata["variable"] for row in fields(PipelineConfig) if row.metadata]
-    return [*own, *(_smoke_name(stage, row.name) for stage in STAGES for row in fields(StageSizes))]
+    return [
+        *own,
+        *(_smoke_variable(stage, row.name) for stage in STAGES for row in fields(StageSizes)),
+    ]
 
 
 def read_config(
@@ -298,35 +314,35 @@ def read_config(
     for row in fields(PipelineConfig):
         text = given.get(row.metadata["variable"]) if row.metadata else None
         # Empty means something for a path alone: none.
-        if text or (text == "" and row.metadata["read"] is _path):
-            values[row.name] = _read(row.metadata["variable"], text, row.metadata["read"])
-    sizes = {stage: _sizes(stage, given) for stage in STAGES} if is_smoke else {}
+        if text or (text == "" and row.metadata["read"] is _parse_path):
+            values[row.name] = _parse_variable(row.metadata["variable"], text, row.metadata["read"])
+    sizes = {stage: _read_smoke_sizes(stage, given) for stage in STAGES} if is_smoke else {}
     return PipelineConfig(**values, is_smoke=is_smoke, sizes=sizes)
 
 
-def notes(environ: Mapping[str, str] | None = None) -> list[str]:
+def list_ignored_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """A sentence about each variable that is set and changes nothing."""
-    given = read_set_variables(WITHOUT_MEANING, environ)
-    return [f"{name} changes nothing: {WITHOUT_MEANING[name]}" for name in given if given[name]]
+    given = read_set_variables(IGNORED_VARIABLES, environ)
+    return [f"{name} changes nothing: {IGNORED_VARIABLES[name]}" for name in given if given[name]]
 
 
-def _read(variable: str, text: str, read: Callable[[str], T]) -> T:
+def _parse_variable(variable: str, text: str, parse: Callable[[str], T]) -> T:
     try:
-        return read(text)
+        return parse(text)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{variable} must be {error}; got {text!r}") from None
 
 
-def _smoke_name(stage: str, size: str) -> str:
+def _smoke_variable(stage: str, size: str) -> str:
     return f"SMOKE_{stage}_{size}".upper()
 
 
-def _sizes(stage: str, given: Mapping[str, str]) -> StageSizes:
+def _read_smoke_sizes(stage: str, given: Mapping[str, str]) -> StageSizes:
     usual = SMOKE_SIZES[stage]
     read = {
-        row.name: _read(name, given[name], _count)
+        row.name: _parse_variable(name, given[name], _parse_count)
         for row in fields(StageSizes)
-        if given.get(name := _smoke_name(stage, row.name))
+        if given.get(name := _smoke_variable(stage, row.name))
     }
     if given.get("BATCH_SIZE"):
         read.setdefault("batch", 0)

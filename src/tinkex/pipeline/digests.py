@@ -12,7 +12,7 @@ from tinkex.errors import ConfigError
 _CONFIG_FILE = "config.json"
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """The files that make a folder the model it is; none if weights or configuration are missing.
 
     Its card and its tokenizer are not among them.
@@ -26,16 +26,16 @@ def digest_weights(path: Path) -> str:
     """The digest of a .pth file, or of a folder's weights and configuration."""
     if path.is_file():
         return digest_file(path)
-    files = weight_files(path)
+    files = list_weight_files(path)
     if not files:
         raise ConfigError(
             f"{path} is no model: it has no {_CONFIG_FILE} beside weights",
             hint="Name a Hugging Face folder or a .pth file.",
         )
-    return combine_named((file.name, digest_file(file)) for file in files)
+    return combine_file_digests((file.name, digest_file(file)) for file in files)
 
 
-def combine_named(digests: Iterable[tuple[str, str]]) -> str:
+def combine_file_digests(digests: Iterable[tuple[str, str]]) -> str:
     """One digest for files with their names and digests."""
     text = "".join(f"{name} {digest}\n" for name, digest in digests)
     return hashlib.sha256(text.encode()).hexdigest()

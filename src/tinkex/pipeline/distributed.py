@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tinkex.errors import TinkexError
 
-Made = TypeVar("Made")
+ResultT = TypeVar("Made")
 #: Gradients are added up in buffers of about this many numbers.
-_BUCKET = 1 << 23
+_BUCKET_NUMEL = 1 << 23
 _TIMEOUT = timedelta(minutes=30)
 
 
@@ -28,7 +28,7 @@ class RankFailed(TinkexError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class DistributedContext:
     """This process's place among those that train together."""
 
     rank: int = 0
@@ -36,26 +36,26 @@ class Ranks:
     local_rank: int = 0
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """True for the one that saves, evaluates and reports."""
         return self.rank == 0
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_process(self) -> bool:
         """True when there is nobody to talk to."""
         return self.world_size == 1
 
-    def sum_values(self, values: Sequence[float]) -> list[float]:
+    def all_reduce_values(self, values: Sequence[float]) -> list[float]:
         """Add up numbers over all ranks; every rank gets the sums."""
-        if self.is_alone:
+        if self.is_single_process:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=_collective_device())
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def sum_gradients(self, params: Sequence[Tensor]) -> None:
+    def all_reduce_gradients(self, params: Sequence[Tensor]) -> None:
         """Add up the gradients over all ranks, in place; who has none adds zero."""
-        if self.is_alone:
+        if self.is_single_process:
             return
         for bucket in _buckets(params):
             for param in bucket:
@@ -69,43 +69,43 @@ class Ranks:
                 param.grad.copy_(part.view_as(param))
 
     @torch.no_grad()
-    def share_weights(self, weights: Sequence[Tensor]) -> None:
+    def broadcast_weights(self, weights: Sequence[Tensor]) -> None:
         """Make every rank begin with the first one's weights."""
-        if not self.is_alone:
+        if not self.is_single_process:
             for weight in weights:
                 dist.broadcast(weight, src=0)
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """The value of every rank, in order, on every rank."""
-        if self.is_alone:
+        if self.is_single_process:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The first rank's value, on every rank."""
-        if self.is_alone:
+        if self.is_single_process:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def from_first(self, make: Callable[[], Made]) -> Made:
+    def run_on_rank_zero(self, compute: Callable[[], ResultT]) -> ResultT:
         """What the first rank makes, on every rank; when it fails, all fail, and none waits."""
-        if self.is_alone:
-            return make()
-        if not self.is_first:
-            told: tuple[Made] | None = self.tell(None)
+        if self.is_single_process:
+            return compute()
+        if not self.is_rank_zero:
+            told: tuple[ResultT] | None = self.broadcast(None)
             if told is None:
                 raise RankFailed
             return told[0]
         try:
-            made = make()
+            made = compute()
         except Exception:
-            self.tell(None)
+            self.broadcast(None)
             raise
-        self.tell((made,))
+        self.broadcast((made,))
         return made
 
 
@@ -113,7 +113,7 @@ def _buckets(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for param in params:
-        if bucket and (size + param.numel() > _BUCKET or param.dtype != bucket[0].dtype):
+        if bucket and (size + param.numel() > _BUCKET_NUMEL or param.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(param)
@@ -127,21 +127,21 @@ def _collective_device() -> str:
 
 
 @contextmanager
-def open_ranks() -> Iterator[Ranks]:
+def init_distributed() -> Iterator[DistributedContext]:
     """Join the others if torchrun started this process, and leave them at the end.
 
     nccl is used where every process can have a GPU of its own, else gloo. Inside of another
     open_ranks this one joins nobody and leaves nobody.
     """
     if dist.is_available() and dist.is_initialized():
-        yield _current()
+        yield _current_context()
         return
     if not (dist.is_available() and dist.is_torchelastic_launched()):
-        yield Ranks()
+        yield DistributedContext()
         return
     dist.init_process_group(_backend(), timeout=_TIMEOUT)
     try:
-        ranks = _current()
+        ranks = _current_context()
         if dist.get_backend() == "nccl":
             torch.cuda.set_device(ranks.local_rank)
         yield ranks
@@ -149,8 +149,8 @@ def open_ranks() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _current() -> Ranks:
-    return Ranks(
+def _current_context() -> DistributedContext:
+    return DistributedContext(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         local_rank=dist.get_node_local_rank(fallback_rank=0),

@@ -42,7 +42,7 @@ def describe_run(stage: Stage, plan: TrainPlan, world_size: int) -> dict[str, An
     return plain
 
 
-def compare_runs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+def find_mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Each setting that differs, as `name: saved -> current`.
 
     With another number of ranks the share of each and the length of the warm-up may be others.
@@ -53,9 +53,10 @@ def compare_runs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
         ignored |= {"plan.accumulation_steps", "plan.warmup_steps"}
     names = sorted({*before, *now} - ignored)
     return [
-        f"{name}: {_show(before, name)} -> {_show(now, name)}"
+        f"{name}: {_format_value(before, name)} -> {_format_value(now, name)}"
         for name in names
-        if not name.startswith("versions.") and _show(before, name) != _show(now, name)
+        if not name.startswith("versions.")
+        and _format_value(before, name) != _format_value(now, name)
     ]
 
 
@@ -77,5 +78,5 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _show(values: Mapping[str, Any], name: str) -> str:
+def _format_value(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "absent"

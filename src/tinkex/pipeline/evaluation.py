@@ -16,22 +16,24 @@ from transformers import PreTrainedModel
 from tinkex.pipeline.data.batches import PackedSource, PairBatch, PairSource, TokenBatch
 from tinkex.pipeline.data.packing import Indices
 from tinkex.pipeline.data.tokens import Document, TokenFile
-from tinkex.pipeline.forward import TrainingPass
+from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.head import target_logprobs
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_ANSWER_TOKENS = 512
-_PROMPTS_AT_ONCE = 32
+_EVAL_BATCH_SIZE = 32
 _LARGEST_EXPONENT = 700.0
 
 
 @torch.no_grad()
-def perplexity(run: TrainingPass, source: PackedSource, device: torch.device) -> dict[str, float]:
+def perplexity(
+    forward: PackedForward, source: PackedSource, device: torch.device
+) -> dict[str, float]:
     """Mean negative log-probability of counted tokens, and its exponential."""
     total, num_counted = 0.0, 0
     for index in range(source.num_batches(0)):
-        found_P = counted_logprobs(run, source.batch(0, index), device)
+        found_P = target_token_logprobs(forward, source.batch(0, index), device)
         total -= float(found_P.double().sum())
         num_counted += len(found_P)
     loss = total / num_counted
@@ -39,8 +41,8 @@ def perplexity(run: TrainingPass, source: PackedSource, device: torch.device) ->
 
 
 @torch.no_grad()
-def preferences(
-    policy: TrainingPass, reference: TrainingPass, source: PairSource, beta: float
+def preference_metrics(
+    policy: PackedForward, reference: PackedForward, source: PairSource, beta: float
 ) -> dict[str, float]:
     """How often the better answer is the one that became likelier against the reference.
 
@@ -64,22 +66,24 @@ def preferences(
     return {name: value / num_pairs for name, value in zip(names, sums, strict=True)}
 
 
-def counted_logprobs(run: TrainingPass, batch: TokenBatch, device: torch.device) -> Tensor:
+def target_token_logprobs(
+    forward: PackedForward, batch: TokenBatch, device: torch.device
+) -> Tensor:
     """The log-probability of each counted target, in the order of the batch."""
-    counted_T = batch.counted_T.to(device)
-    hidden = run(batch.tokens_T.to(device), batch.lengths)
+    counted_T = batch.loss_mask_T.to(device)
+    hidden = forward(batch.tokens_T.to(device), batch.lengths)
     targets_P = batch.targets_T.to(device)[counted_T]
-    return target_logprobs(hidden.states_TD[counted_T], run.head_VD, targets_P)
+    return target_logprobs(hidden.states_TD[counted_T], forward.head_VD, targets_P)
 
 
-def pair_logprobs(run: TrainingPass, batch: PairBatch, device: torch.device) -> Tensor:
+def pair_logprobs(forward: PackedForward, batch: PairBatch, device: torch.device) -> Tensor:
     """The log-probability of each whole answer, (pairs, 2): a sum, not a mean."""
-    both = batch.both
-    found_P = counted_logprobs(run, both, device)
+    both = batch.token_batch
+    found_P = target_token_logprobs(forward, both, device)
     owner_T = torch.repeat_interleave(
         torch.arange(len(both.lengths)), torch.tensor(both.lengths)
     ).to(device)
-    owner_P = owner_T[both.counted_T.to(device)]
+    owner_P = owner_T[both.loss_mask_T.to(device)]
     sums = found_P.new_zeros(len(both.lengths)).index_add(0, owner_P, found_P)
     return sums.view(-1, 2)
 
@@ -88,7 +92,7 @@ def pair_logprobs(run: TrainingPass, batch: PairBatch, device: torch.device) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class EvalPrompt:
     """A prompt whose answer is known."""
 
     prompt: tuple[int, ...]
@@ -97,14 +101,14 @@ class Case:
     """How long the known answer is, with all that is thought before it."""
 
 
-def cases_of(
+def eval_prompts(
     file: TokenFile, rows: Indices, tokenizer: TextTokenizer, max_length: int
-) -> list[Case]:
+) -> list[EvalPrompt]:
     """What the assistant says last in each conversation, to be asked for.
 
     What is too long is left out, and so is a conversation in which it says nothing.
     """
-    found = [_case(file.document(int(row)), tokenizer) for row in rows]
+    found = [_eval_prompt(file.document(int(row)), tokenizer) for row in rows]
     return [
         case
         for case in found
@@ -112,7 +116,7 @@ def cases_of(
     ]
 
 
-def _case(document: Document, tokenizer: TextTokenizer) -> Case:
+def _eval_prompt(document: Document, tokenizer: TextTokenizer) -> EvalPrompt:
     """The last stretch that is learned; it has no tokens if there is none."""
     end = len(document.ids)
     # Somebody else may have had the last word.
@@ -122,43 +126,46 @@ def _case(document: Document, tokenizer: TextTokenizer) -> Case:
     while start and document.learned[start - 1]:
         start -= 1
     said = tokenizer.decode(document.ids[start : end - 1])
-    return Case(tuple(document.ids[:start]), answer_in(said), end - start)
+    return EvalPrompt(tuple(document.ids[:start]), extract_answer(said), end - start)
 
 
-def answer_in(text: str) -> str:
+def extract_answer(text: str) -> str:
     """What a text gives as its answer: inside of the tags, else all that follows the thought."""
     tagged = _ANSWER.findall(text)
     rest = tagged[-1] if tagged else text.rpartition("</think>")[2]
     return " ".join(rest.split())
 
 
-def exact_match(model: PreTrainedModel, tokenizer: TextTokenizer, cases: Sequence[Case]) -> float:
+def exact_match(
+    model: PreTrainedModel, tokenizer: TextTokenizer, prompts: Sequence[EvalPrompt]
+) -> float:
     """The share of cases whose answer is the known one to the letter, each written greedily.
 
     Without a case it is no number: nothing was asked.
     """
-    if not cases:
+    if not prompts:
         return math.nan
     num_right = 0
     # Those of similar length together, so that little is filled up.
-    ordered = sorted(cases, key=lambda case: len(case.prompt))
-    with _evaluating(model):
-        for start in range(0, len(ordered), _PROMPTS_AT_ONCE):
-            some = ordered[start : start + _PROMPTS_AT_ONCE]
-            written = _write(model, tokenizer, some)
+    ordered = sorted(prompts, key=lambda case: len(case.prompt))
+    with _eval_mode(model):
+        for start in range(0, len(ordered), _EVAL_BATCH_SIZE):
+            some = ordered[start : start + _EVAL_BATCH_SIZE]
+            written = _generate(model, tokenizer, some)
             num_right += sum(
-                answer_in(text) == case.answer for text, case in zip(written, some, strict=True)
+                extract_answer(text) == case.answer
+                for text, case in zip(written, some, strict=True)
             )
-    return num_right / len(cases)
+    return num_right / len(prompts)
 
 
-def _write(model: Any, tokenizer: TextTokenizer, cases: Sequence[Case]) -> list[str]:
-    longest = max(len(case.prompt) for case in cases)
+def _generate(model: Any, tokenizer: TextTokenizer, prompts: Sequence[EvalPrompt]) -> list[str]:
+    longest = max(len(case.prompt) for case in prompts)
     pad, ends = tokenizer.end_of_text, (tokenizer.end_of_turn, tokenizer.end_of_text)
-    ids = [[pad] * (longest - len(case.prompt)) + list(case.prompt) for case in cases]
-    seen = [[0] * (longest - len(case.prompt)) + [1] * len(case.prompt) for case in cases]
+    ids = [[pad] * (longest - len(case.prompt)) + list(case.prompt) for case in prompts]
+    seen = [[0] * (longest - len(case.prompt)) + [1] * len(case.prompt) for case in prompts]
     # An answer may be longer than the known one and still be right.
-    wanted = max(case.num_tokens for case in cases) * 3 // 2 + 8
+    wanted = max(case.num_tokens for case in prompts) * 3 // 2 + 8
     out = model.generate(
         torch.tensor(ids, device=model.device),
         attention_mask=torch.tensor(seen, device=model.device),
@@ -167,16 +174,16 @@ def _write(model: Any, tokenizer: TextTokenizer, cases: Sequence[Case]) -> list[
         eos_token_id=list(ends),
         pad_token_id=pad,
     )
-    return [tokenizer.decode(_until(row[longest:].tolist(), ends)) for row in out]
+    return [tokenizer.decode(_truncate_at_end(row[longest:].tolist(), ends)) for row in out]
 
 
-def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
+def _truncate_at_end(ids: list[int], ends: Sequence[int]) -> list[int]:
     stop = next((at for at, token in enumerate(ids) if token in ends), len(ids))
     return ids[:stop]
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def _eval_mode(model: PreTrainedModel) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:

@@ -25,22 +25,22 @@ from tinkex.pipeline.native.layers import QKRotary
 from tinkex.pipeline.native.memory import retain_freed_memory
 
 
-class Hidden(NamedTuple):
+class HiddenStates(NamedTuple):
     """What the layers make of tokens."""
 
     states_TD: Tensor
     """Ready for the head."""
-    balance: Tensor | None
+    router_aux_loss: Tensor | None
     """How unevenly experts are used, times its coefficient; None without experts."""
 
 
-class TrainingPass:
+class PackedForward:
     """Runs a model over documents that lie end to end."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
         self._model: Any = model
         self._dtype = dtype
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self._cos_sin: tuple[Tensor, Tensor] | None = None
         self._has_experts = is_moe(model.config)
         retain_freed_memory()
 
@@ -50,51 +50,51 @@ class TrainingPass:
         weight: Tensor = self._model.lm_head.weight
         return weight
 
-    def __call__(self, tokens_T: Tensor, lengths: Sequence[int]) -> Hidden:
+    def __call__(self, tokens_T: Tensor, lengths: Sequence[int]) -> HiddenStates:
         """Hidden states of all tokens."""
         inner = self._model.model
-        angles = self._angles_of(lengths, tokens_T.device)
-        attention = _Attention(lengths)
+        angles = self._rotary_tables(lengths, tokens_T.device)
+        attention = _DocumentAttention(lengths)
         x_TD = inner.embed_tokens(tokens_T).to(self._dtype)
-        h_TD = _normed(inner.layers[0].input_layernorm, x_TD)
+        h_TD = _rms_norm(inner.layers[0].input_layernorm, x_TD)
         routed: list[Tensor] = []
         # Each norm is taken together with the sum before it: that of the next layer, or the last.
         following = [*(layer.input_layernorm for layer in inner.layers[1:]), inner.norm]
         for layer, norm in zip(inner.layers, following, strict=True):
             delta_TD = self._attend(layer.self_attn, h_TD, angles, attention)
-            x_TD, h_TD = _added(layer.post_attention_layernorm, x_TD, delta_TD)
+            x_TD, h_TD = _add_rms_norm(layer.post_attention_layernorm, x_TD, delta_TD)
             if hasattr(layer.mlp, "experts"):
-                delta_TD, logits_TE = _choose(layer.mlp, h_TD)
+                delta_TD, logits_TE = _moe_forward(layer.mlp, h_TD)
                 routed.append(logits_TE)
             else:
                 delta_TD = _mlp(layer.mlp, h_TD)
-            x_TD, h_TD = _added(norm, x_TD, delta_TD)
-        return Hidden(h_TD, self._balance(routed))
+            x_TD, h_TD = _add_rms_norm(norm, x_TD, delta_TD)
+        return HiddenStates(h_TD, self._router_aux_loss(routed))
 
     def _attend(
-        self, own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor], attention: _Attention
+        self, attn: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor], attention: _DocumentAttention
     ) -> Tensor:
-        all_T = _joined(h_TD, own.q_proj, own.k_proj, own.v_proj)
+        all_T = _fused_linear(h_TD, attn.q_proj, attn.k_proj, attn.v_proj)
         parts = split_qkv_rotary(
-            all_T.unflatten(-1, (-1, own.head_dim)), _turning(own, h_TD, angles)
+            all_T.unflatten(-1, (-1, attn.head_dim)), _rotary_inputs(attn, h_TD, angles)
         )
-        return _joined(attention(*parts, own.scaling).flatten(1), own.o_proj)
+        return _fused_linear(attention(*parts, attn.scaling).flatten(1), attn.o_proj)
 
-    def _angles_of(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    def _rotary_tables(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions, (T, 1, K / 2); the table is made once."""
         longest = max(lengths)
-        if self._angles is None or len(self._angles[0]) < longest:
+        if self._cos_sin is None or len(self._cos_sin[0]) < longest:
             at = torch.arange(max(longest, 512), device=device)[None]
             like = torch.empty(0, dtype=torch.float32, device=device)
             # Both halves of a head have the same angles.
-            self._angles = tuple(
+            self._cos_sin = tuple(
                 x[0].chunk(2, -1)[0] for x in self._model.model.rotary_emb(like, at)
             )
         at_T = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))
-        cos, sin = (table[at_T.to(device)].to(self._dtype) for table in self._angles)
+        cos, sin = (table[at_T.to(device)].to(self._dtype) for table in self._cos_sin)
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
-    def _balance(self, routed: Sequence[Tensor]) -> Tensor | None:
+    def _router_aux_loss(self, routed: Sequence[Tensor]) -> Tensor | None:
         """Experts times the product of how often each is chosen and how likely it was."""
         if not routed:
             return None
@@ -106,7 +106,7 @@ class TrainingPass:
         return product * float(config.router_aux_loss_coef)
 
 
-class _Attention:
+class _DocumentAttention:
     """Attention within each document: by our own kernel, or by torch where that is not suited."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -119,27 +119,27 @@ class _Attention:
         return self._packed.attend(0, q_HTK, k_GTK, v_GTK, AttentionOptions(scaling))
 
 
-def _normed(norm: Any, x_TD: Tensor) -> Tensor:
+def _rms_norm(norm: Any, x_TD: Tensor) -> Tensor:
     return rms_norm(x_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
 
 
-def _added(norm: Any, x_TD: Tensor, delta_TD: Tensor) -> tuple[Tensor, Tensor]:
+def _add_rms_norm(norm: Any, x_TD: Tensor, delta_TD: Tensor) -> tuple[Tensor, Tensor]:
     return add_rms_norm(x_TD, delta_TD, norm.weight.to(x_TD.dtype), norm.variance_epsilon)
 
 
-def _turning(own: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor]) -> QKRotary:
-    has_norms = hasattr(own, "q_norm")
+def _rotary_inputs(attn: Any, h_TD: Tensor, angles: tuple[Tensor, Tensor]) -> QKRotary:
+    has_norms = hasattr(attn, "q_norm")
     return QKRotary(
-        own.q_proj.out_features // own.head_dim,
-        own.k_proj.out_features // own.head_dim,
-        own.q_norm.variance_epsilon if has_norms else 0.0,
+        attn.q_proj.out_features // attn.head_dim,
+        attn.k_proj.out_features // attn.head_dim,
+        attn.q_norm.variance_epsilon if has_norms else 0.0,
         *angles,
-        own.q_norm.weight.to(h_TD.dtype) if has_norms else None,
-        own.k_norm.weight.to(h_TD.dtype) if has_norms else None,
+        attn.q_norm.weight.to(h_TD.dtype) if has_norms else None,
+        attn.k_norm.weight.to(h_TD.dtype) if has_norms else None,
     )
 
 
-def _joined(x_TD: Tensor, *linears: nn.Linear) -> Tensor:
+def _fused_linear(x_TD: Tensor, *linears: nn.Linear) -> Tensor:
     """One product instead of several; to copy the weights together costs next to nothing."""
     if len(linears) == 1:
         (only,) = linears
@@ -152,9 +152,9 @@ def _joined(x_TD: Tensor, *linears: nn.Linear) -> Tensor:
 
 
 def _mlp(mlp: Any, h_TD: Tensor) -> Tensor:
-    return _joined(swiglu(_joined(h_TD, mlp.gate_proj, mlp.up_proj)), mlp.down_proj)
+    return _fused_linear(swiglu(_fused_linear(h_TD, mlp.gate_proj, mlp.up_proj)), mlp.down_proj)
 
 
-def _choose(mlp: Any, h_TD: Tensor) -> tuple[Tensor, Tensor]:
+def _moe_forward(mlp: Any, h_TD: Tensor) -> tuple[Tensor, Tensor]:
     logits_TE, scores, chosen = mlp.gate(h_TD)
     return mlp.experts(h_TD, chosen, scores), logits_TE

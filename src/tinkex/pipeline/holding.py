@@ -17,12 +17,12 @@ LOCK_FILE = "trainer.lock"
 log = get_logger(__name__)
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """Somebody else holds it."""
 
 
 @contextmanager
-def flocked(path: Path) -> Iterator[int]:
+def file_lock(path: Path) -> Iterator[int]:
     """Hold a file and yield its descriptor; the system lets go of it if this process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -30,7 +30,7 @@ def flocked(path: Path) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Held from None
+            raise LockHeld from None
         except OSError as error:
             log.warning("%s cannot be locked here (%s): start one run alone", path, error.strerror)
         yield descriptor
@@ -40,15 +40,15 @@ def flocked(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def hold(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Be the one trainer that writes to a directory, or say which process is."""
     path = directory / LOCK_FILE
     try:
-        with flocked(path) as descriptor:
+        with file_lock(path) as descriptor:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             yield
-    except Held:
+    except LockHeld:
         pid = path.read_text().strip()
         raise ConfigError(
             f"{directory} is in use by another trainer{f' (process {pid})' if pid else ''}",

@@ -9,15 +9,15 @@ from typing import Any
 
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.nn.optim import NonFiniteGradient
-from tinkex.pipeline.distributed import RankFailed, Ranks, open_ranks
+from tinkex.pipeline.distributed import DistributedContext, RankFailed, init_distributed
 from tinkex.pipeline.drift import describe_run
 from tinkex.pipeline.metrics import MetricSink
 from tinkex.pipeline.optim import make_optimizer
-from tinkex.pipeline.resuming import Restorable, choose_step, is_going_back, restore
+from tinkex.pipeline.resuming import RestoreTarget, choose_checkpoint, is_rewind, restore
 from tinkex.pipeline.saving import Saver
 from tinkex.pipeline.schedule import (
     Schedule,
-    Window,
+    UpdateWindow,
     count_updates,
     is_evaluation_due,
     make_schedule,
@@ -26,7 +26,13 @@ from tinkex.pipeline.schedule import (
 from tinkex.pipeline.signals import STOP_SIGNALS, StopRequest, catch_signals
 from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
 from tinkex.pipeline.state import TrainState, capture_rng, restore_rng, seed_everything
-from tinkex.pipeline.update import Gathered, accumulate, check_loss, scale_gradients, share
+from tinkex.pipeline.update import (
+    UpdateSums,
+    accumulate,
+    check_loss,
+    scale_gradients,
+    sum_over_ranks,
+)
 from tinkex.pipeline.weights import named_weights
 
 #: Where the Hugging Face folder of a stage is, below out_dir.
@@ -41,17 +47,17 @@ def train(
     Every save is whole, and a run that goes on from one computes the same bits as one that was
     never stopped. An error is raised after the last finished update was saved.
     """
-    with open_ranks() as ranks, catch_signals(StopRequest()) as stop:
-        run = _Run(stage, plan, sink if ranks.is_first else _Nowhere(), ranks, stop)
+    with init_distributed() as ranks, catch_signals(StopRequest()) as stop:
+        run = _TrainingRun(stage, plan, sink if ranks.is_rank_zero else _NullSink(), ranks, stop)
         try:
-            run.begin(resume)
-            run.repeat()
-            return run.end()
+            run.setup(resume)
+            run.train()
+            return run.finish()
         finally:
             run.close()
 
 
-class _Nowhere:
+class _NullSink:
     """The sink of ranks that do not report."""
 
     def start(self, step: int, total_steps: int) -> None:
@@ -64,11 +70,16 @@ class _Nowhere:
         """Nothing is open."""
 
 
-class _Run:
+class _TrainingRun:
     """One process's run of a stage."""
 
     def __init__(
-        self, stage: Stage, plan: TrainPlan, sink: MetricSink, ranks: Ranks, stop: StopRequest
+        self,
+        stage: Stage,
+        plan: TrainPlan,
+        sink: MetricSink,
+        ranks: DistributedContext,
+        stop: StopRequest,
     ) -> None:
         self._stage, self._plan, self._sink = stage, plan, sink
         self._ranks, self._stop = ranks, stop
@@ -76,27 +87,29 @@ class _Run:
         self._optimizer = make_optimizer(stage.model, plan)
         self._config = describe_run(stage, plan, ranks.world_size)
         self._saver = Saver(stage, plan, ranks, self._config)
-        self._width = plan.accumulation_steps * ranks.world_size
+        self._batches_per_update = plan.accumulation_steps * ranks.world_size
         self._schedule = Schedule()
-        self._names: list[str] | None = None
+        self._metric_names: list[str] | None = None
         self._stopped_by: int | None = None
         self._tokens_since, self._seconds_since = 0, 0.0
         # What the generators were after the last update; half an update may have moved them on.
         self._rng: Any = None
-        self._is_amid_step = False
+        self._is_mid_step = False
         # True when a failure was told to all ranks, so that they stop at the same place.
-        self._is_agreed = False
+        self._is_failure_shared = False
 
-    def begin(self, resume: Path | str | None) -> None:
+    def setup(self, resume: Path | str | None) -> None:
         """Put everything in place: as a checkpoint has it, or as a new run begins."""
         plan, ranks = self._plan, self._ranks
         if not self._stage.source.num_batches(0):
             raise InvalidInput(f"stage {self._stage.name} has no data to train on")
         seed_everything(plan.seed, ranks.rank)
         self._restore(resume)
-        ranks.share_weights(list(named_weights(self._stage.model).values()))
+        ranks.broadcast_weights(list(named_weights(self._stage.model).values()))
         state, source = self._state, self._stage.source
-        left = count_updates(state.position, plan.epochs, source.num_batches, self._width)
+        left = count_updates(
+            state.position, plan.epochs, source.num_batches, self._batches_per_update
+        )
         total = state.global_step + left
         state.total_steps = min(total, plan.max_steps) if plan.max_steps else total
         state.world_size = ranks.world_size
@@ -109,10 +122,10 @@ class _Run:
 
     def _restore(self, resume: Path | str | None) -> None:
         root = self._plan.checkpoint_root
-        path = self._ranks.from_first(lambda: self._prepare(resume))
+        path = self._ranks.run_on_rank_zero(lambda: self._prepare(resume))
         if path is None:
             return
-        target = Restorable(
+        target = RestoreTarget(
             model=self._stage.model,
             optimizer=self._optimizer,
             config=self._config,
@@ -125,44 +138,44 @@ class _Run:
 
     def _prepare(self, resume: Path | str | None) -> Path | None:
         self._saver.prepare()
-        path = choose_step(self._plan.checkpoint_root, resume)
-        if path is not None and is_going_back(self._plan.checkpoint_root, resume):
-            self._saver.go_back_to(path)
+        path = choose_checkpoint(self._plan.checkpoint_root, resume)
+        if path is not None and is_rewind(self._plan.checkpoint_root, resume):
+            self._saver.rewind_to(path)
         return path
 
-    def repeat(self) -> None:
+    def train(self) -> None:
         """Update after update, until all is trained or somebody asks for a stop."""
         try:
-            while self._stopped_by is None and not self._is_over:
+            while self._stopped_by is None and not self._is_finished:
                 self._update()
         except CheckpointError:
             raise
         except Exception as error:
             if self._can_rescue(error):
-                self._saver.rescue(self._state, self._optimizer, self._rng)
+                self._saver.save_on_error(self._state, self._optimizer, self._rng)
             raise
 
     def _can_rescue(self, error: Exception) -> bool:
         """Whether there are whole updates to save, and all ranks are here to do it together."""
         # Whether a gradient is finite is known from sums, which are the same on every rank.
-        is_together = self._is_agreed or isinstance(error, NonFiniteGradient)
-        is_whole = not self._is_amid_step and self._state.global_step > 0
-        return is_whole and (self._ranks.is_alone or is_together)
+        is_together = self._is_failure_shared or isinstance(error, NonFiniteGradient)
+        is_whole = not self._is_mid_step and self._state.global_step > 0
+        return is_whole and (self._ranks.is_single_process or is_together)
 
     @property
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._state.global_step >= self._state.total_steps
 
     def _update(self) -> None:
         state, started = self._state, time.monotonic()
         num_batches = self._stage.source.num_batches(state.epoch)
-        window = next_window(state.position, num_batches, self._width)
+        window = next_window(state.position, num_batches, self._batches_per_update)
         gathered = self._accumulate(window)
         if gathered is None:
             self._optimizer.zero_grad()
             self._stopped_by = self._stop.signal
             return
-        total, is_overdue = self._share(gathered)
+        total, is_overdue = self._sum_over_ranks(gathered)
         norm = self._step(total)
         state.epoch, state.step_in_epoch = window.after.epoch, window.after.index
         self._count(total, time.monotonic() - started)
@@ -170,67 +183,69 @@ class _Run:
         is_best = self._evaluate_if_due()
         self._saver.save_if_due(state, self._optimizer, self._rng, is_overdue or is_best)
 
-    def _accumulate(self, window: Window) -> Gathered | None:
+    def _accumulate(self, window: UpdateWindow) -> UpdateSums | None:
         try:
-            return accumulate(self._stage, window, self._ranks, self._stop.is_asked)
+            return accumulate(self._stage, window, self._ranks, self._stop.is_requested)
         except Exception:
-            if not self._ranks.is_alone:
+            if not self._ranks.is_single_process:
                 # The others would wait for the sums of this rank for ever.
-                self._share(Gathered(), is_failing=True)
+                self._sum_over_ranks(UpdateSums(), is_failing=True)
             raise
 
-    def _share(self, gathered: Gathered, is_failing: bool = False) -> tuple[Gathered, bool]:
+    def _sum_over_ranks(
+        self, sums: UpdateSums, is_failing: bool = False
+    ) -> tuple[UpdateSums, bool]:
         """The sums of all ranks; also agrees on a stop, a save and a failure."""
-        if self._names is None:
-            told = self._ranks.gather(list(gathered.metrics))
-            self._names = next((names for names in told if names), [])
+        if self._metric_names is None:
+            told = self._ranks.all_gather(list(sums.metrics))
+            self._metric_names = next((names for names in told if names), [])
         asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
         saving = [float(self._saver.is_overdue), float(self._saver.has_failed)]
         flags = [*asked, *saving, float(is_failing)]
-        total, (*asked, is_overdue, has_failed, num_failing) = share(
-            gathered, self._names, flags, self._ranks
+        total, (*asked, is_overdue, has_failed, num_failing) = sum_over_ranks(
+            sums, self._metric_names, flags, self._ranks
         )
         if has_failed:
             self._saver.raise_failure()
-        self._is_agreed = bool(num_failing)
+        self._is_failure_shared = bool(num_failing)
         if num_failing and not is_failing:
             raise RankFailed
-        self._note_stop(asked)
+        self._record_stop(asked)
         return total, bool(is_overdue)
 
-    def _note_stop(self, asked: list[float]) -> None:
+    def _record_stop(self, asked: list[float]) -> None:
         for number, count in zip(STOP_SIGNALS, asked, strict=True):
             if count and self._stopped_by is None:
                 self._stopped_by = number
 
-    def _step(self, total: Gathered) -> float:
+    def _step(self, total: UpdateSums) -> float:
         norm = 0.0
         check_loss(total.loss, self._state.global_step)
-        self._saver.let_change()
-        self._optimizer.set_share(self._schedule.share(self._state.global_step))
+        self._saver.wait_for_copy()
+        self._optimizer.set_lr_factor(self._schedule.factor(self._state.global_step))
         if total.weight:
             params = self._optimizer.parameters
-            self._ranks.sum_gradients(params)
+            self._ranks.all_reduce_gradients(params)
             norm = scale_gradients(params, total.weight, self._plan.grad_clip)
-            self._is_amid_step = True
+            self._is_mid_step = True
             self._optimizer.step()
         self._optimizer.zero_grad()
         self._rng = capture_rng()
         self._state.global_step += 1
         return norm
 
-    def _count(self, total: Gathered, seconds: float) -> None:
+    def _count(self, total: UpdateSums, seconds: float) -> None:
         state = self._state
         state.tokens += round(total.tokens)
         state.samples += round(total.samples)
         state.seconds += seconds
         self._tokens_since += round(total.tokens)
         self._seconds_since += seconds
-        self._is_amid_step = False
+        self._is_mid_step = False
 
-    def _log(self, total: Gathered, norm: float) -> None:
+    def _log(self, total: UpdateSums, norm: float) -> None:
         state = self._state
-        if state.global_step % self._plan.log_interval and not self._is_over:
+        if state.global_step % self._plan.log_interval and not self._is_finished:
             return
         values = {
             **total.means,
@@ -253,29 +268,29 @@ class _Run:
 
     def _evaluate(self) -> bool:
         try:
-            values = self._ranks.from_first(self._held_out)
+            values = self._ranks.run_on_rank_zero(self._run_evaluation)
         except Exception as error:
             # All know that the first failed, so they can save together.
-            self._is_agreed = self._ranks.is_first or isinstance(error, RankFailed)
+            self._is_failure_shared = self._ranks.is_rank_zero or isinstance(error, RankFailed)
             raise
         asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
-        self._note_stop(self._ranks.sum_values(asked))
+        self._record_stop(self._ranks.all_reduce_values(asked))
         if values is None:
             return False
         self._sink.log(
             self._state.global_step, {f"eval_{name}": value for name, value in values.items()}
         )
-        return self._state.note_evaluation(values)
+        return self._state.record_evaluation(values)
 
-    def _held_out(self) -> dict[str, float] | None:
+    def _run_evaluation(self) -> dict[str, float] | None:
         """The stage's figures; None when a signal came. Training's generators do not notice."""
         rng = capture_rng()
-        values = self._stop.run(self._stage.evaluate)
+        values = self._stop.run_interruptible(self._stage.evaluate)
         restore_rng(rng)
         self._stage.model.train()
         return None if values is None else dict(values)
 
-    def end(self) -> TrainResult:
+    def finish(self) -> TrainResult:
         """Save what is not saved; when all is trained, look at held-out data and export."""
         if self._state.global_step:
             self._saver.save(self._state, self._optimizer, self._rng)
@@ -301,9 +316,9 @@ class _Run:
             self._evaluate()
             if self._stopped_by is None and state.global_step:
                 # With its figures, so that nobody has to look at held-out data a second time.
-                self._saver.save(state, self._optimizer, self._rng, is_again=True)
+                self._saver.save(state, self._optimizer, self._rng, overwrite=True)
         if self._stopped_by is None:
-            self._ranks.from_first(self._export)
+            self._ranks.run_on_rank_zero(self._export)
 
     def _export(self) -> None:
         self._saver.finish()

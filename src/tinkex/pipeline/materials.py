@@ -14,21 +14,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
 from tinkex.pipeline import tokenizer as tokenizers
-from tinkex.pipeline.arguments import Arguments
-from tinkex.pipeline.data.batches import useful_rows
-from tinkex.pipeline.data.packing import hold_out
-from tinkex.pipeline.data.tokens import TokenFile, open_tokens
+from tinkex.pipeline.arguments import TrainerArguments
+from tinkex.pipeline.data.batches import find_trainable_rows
+from tinkex.pipeline.data.packing import split_held_out
+from tinkex.pipeline.data.tokens import TokenFile, open_token_file
 from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.distributed import Ranks
+from tinkex.pipeline.distributed import DistributedContext
 from tinkex.pipeline.model import (
+    check_model_exists,
     check_sizes,
-    check_there,
     load_model,
     make_config,
     make_model,
-    sizes_of,
+    model_sizes,
 )
-from tinkex.pipeline.stages.base import Part, Setting
+from tinkex.pipeline.stages.base import DataSplit, StageInputs
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage
 from tinkex.pipeline.stages.pretrain import PretrainStage
@@ -39,120 +39,128 @@ from tinkex.units import format_count
 LOG = get_logger(__name__)
 #: Below out_dir: rows as tokens, made once.
 TOKENS_DIR = "tokens"
-Made = TypeVar("Made")
+ResultT = TypeVar("Made")
 
 
-def make_stage(name: str, known: Arguments, ranks: Ranks) -> PretrainStage | DpoStage:
+def build_stage(
+    stage_name: str, args: TrainerArguments, ranks: DistributedContext
+) -> PretrainStage | DpoStage:
     """A stage that is ready to be trained."""
-    if known.init_from is not None:
-        check_there(known.init_from)
-    device = choose_device(known.device, ranks.local_rank)
-    tokenizer = _first_then_all(ranks, lambda: open_tokenizer(known))
-    train, held_out = _first_then_all(ranks, lambda: open_parts(name, known, tokenizer))
-    model, parent = open_model(known, tokenizer)
-    setting = Setting(
-        arguments=known,
-        model=_moved(model, device),
+    if args.init_from is not None:
+        check_model_exists(args.init_from)
+    device = choose_device(args.device, ranks.local_rank)
+    tokenizer = _rank_zero_first(ranks, lambda: load_or_train_tokenizer(args))
+    train, held_out = _rank_zero_first(ranks, lambda: open_splits(stage_name, args, tokenizer))
+    model, parent = load_or_create_model(args, tokenizer)
+    setting = StageInputs(
+        args=args,
+        model=_to_device(model, device),
         tokenizer=tokenizer,
         train=train,
         held_out=held_out,
         device=device,
-        dtype=choose_dtype(known.dtype, device),
+        dtype=choose_dtype(args.dtype, device),
         parent=parent,
     )
-    stage = _MAKERS[name](setting)
-    if ranks.is_first:
-        _tell_lost(stage, known)
+    stage = _STAGE_BUILDERS[stage_name](setting)
+    if ranks.is_rank_zero:
+        _warn_truncated_rows(stage, args)
     return stage
 
 
-def _tell_lost(stage: PretrainStage | DpoStage, known: Arguments) -> None:
+def _warn_truncated_rows(stage: PretrainStage | DpoStage, args: TrainerArguments) -> None:
     """Say what of the data is too long to be learned."""
     source = stage.source
     if source.num_shortened:
         LOG.warning(
             "%d conversations of %s are longer than --max_seq_len %d and lose their end",
-            *(source.num_shortened, known.data_path, known.max_seq_len),
+            *(source.num_shortened, args.data_path, args.max_seq_len),
         )
     if source.num_dropped:
         LOG.warning(
             "%d rows of %s have nothing to learn from within %d tokens, and are left out",
-            *(source.num_dropped, known.data_path, known.max_seq_len),
+            *(source.num_dropped, args.data_path, args.max_seq_len),
         )
 
 
-def _first_then_all(ranks: Ranks, make: Callable[[], Made]) -> Made:
+def _rank_zero_first(ranks: DistributedContext, compute: Callable[[], ResultT]) -> ResultT:
     """Files are made by the first rank and found by the others, not made by all at once."""
-    made: list[Made] = []
-    ranks.from_first(lambda: made.append(make()))
-    return made[0] if made else make()
+    made: list[ResultT] = []
+    ranks.run_on_rank_zero(lambda: made.append(compute()))
+    return made[0] if made else compute()
 
 
-def _make_dpo(setting: Setting) -> DpoStage:
-    path = setting.arguments.ref_path
+def _build_dpo(inputs: StageInputs) -> DpoStage:
+    path = inputs.args.ref_path
     if path is None:
-        return DpoStage(setting, None)
-    reference = load_model(path, setting.model.config)
-    _check_vocabulary(reference, setting.tokenizer, path)
-    return DpoStage(setting, _moved(reference, setting.device), digest_weights(path))
+        return DpoStage(inputs, None)
+    reference = load_model(path, inputs.model.config)
+    _check_vocabulary(reference, inputs.tokenizer, path)
+    return DpoStage(inputs, _to_device(reference, inputs.device), digest_weights(path))
 
 
-def _make_distill(setting: Setting) -> DistillStage:
-    path = setting.arguments.teacher
+def _build_distill(inputs: StageInputs) -> DistillStage:
+    path = inputs.args.teacher
     if path is None:
-        return DistillStage(setting, None)
-    teacher = load_model(path, setting.model.config)
-    return DistillStage(setting, _moved(teacher, setting.device), digest_weights(path))
+        return DistillStage(inputs, None)
+    teacher = load_model(path, inputs.model.config)
+    return DistillStage(inputs, _to_device(teacher, inputs.device), digest_weights(path))
 
 
-_MAKERS: Mapping[str, Callable[[Setting], PretrainStage | DpoStage]] = {
+_STAGE_BUILDERS: Mapping[str, Callable[[StageInputs], PretrainStage | DpoStage]] = {
     "pretrain": PretrainStage,
     "sft": SftStage,
-    "dpo": _make_dpo,
-    "r1": _make_distill,
+    "dpo": _build_dpo,
+    "r1": _build_distill,
 }
 
 
 # --- tokens ---------------------------------------------------------------------------------
 
 
-def open_tokenizer(known: Arguments) -> TextTokenizer:
+def load_or_train_tokenizer(args: TrainerArguments) -> TextTokenizer:
     """The tokenizer that is named, or the parent's, or a new one for the data."""
-    if known.tokenizer_dir is not None:
-        return tokenizers.load(known.tokenizer_dir)
-    if known.init_from is not None and (known.init_from / tokenizers.FILE).is_file():
-        return tokenizers.load(known.init_from)
-    if known.init_from is not None:
+    if args.tokenizer_dir is not None:
+        return tokenizers.load_tokenizer(args.tokenizer_dir)
+    if args.init_from is not None and (args.init_from / tokenizers.TOKENIZER_FILE).is_file():
+        return tokenizers.load_tokenizer(args.init_from)
+    if args.init_from is not None:
         raise ConfigError(
-            f"{known.init_from} has no tokenizer", hint="Name its folder with --tokenizer_dir."
+            f"{args.init_from} has no tokenizer", hint="Name its folder with --tokenizer_dir."
         )
-    folder = known.out_dir / "tokenizer"
-    tokenizers.train_folder([known.data_path], folder, known.vocab_size)
-    return tokenizers.load(folder)
+    folder = args.out_dir / "tokenizer"
+    tokenizers.train_tokenizer_folder([args.data_path], folder, args.vocab_size)
+    return tokenizers.load_tokenizer(folder)
 
 
-def open_parts(name: str, known: Arguments, tokenizer: TextTokenizer) -> tuple[Part, Part]:
+def open_splits(
+    stage_name: str, args: TrainerArguments, tokenizer: TextTokenizer
+) -> tuple[DataSplit, DataSplit]:
     """Rows to train on and rows to evaluate on."""
-    cache = known.out_dir / TOKENS_DIR
-    file = open_tokens(known.data_path, tokenizer, name, cache, known.limit)
-    is_useful = _find_useful(known.data_path, file, known.max_seq_len)
-    if known.eval_data_path is not None:
-        other = open_tokens(known.eval_data_path, tokenizer, name, cache, known.eval_samples)
-        _find_useful(known.eval_data_path, other, known.max_seq_len)
-        return Part(file, np.arange(file.num_rows)), Part(other, np.arange(other.num_rows))
-    train, held = hold_out(file.row_digests, known.eval_samples, known.seed, is_useful)
+    cache = args.out_dir / TOKENS_DIR
+    file = open_token_file(args.data_path, tokenizer, stage_name, cache, args.limit)
+    is_useful = _check_trainable_rows(args.data_path, file, args.max_seq_len)
+    if args.eval_data_path is not None:
+        other = open_token_file(
+            args.eval_data_path, tokenizer, stage_name, cache, args.eval_samples
+        )
+        _check_trainable_rows(args.eval_data_path, other, args.max_seq_len)
+        return DataSplit(file, np.arange(file.num_rows)), DataSplit(
+            other, np.arange(other.num_rows)
+        )
+    train, held = split_held_out(file.row_digests, args.eval_samples, args.seed, is_useful)
     if not is_useful[train].any():
         raise InvalidInput(
-            f"{known.data_path} has {format_count(int(is_useful.sum()), 'row')} to learn from, "
+            f"{args.data_path} has {format_count(int(is_useful.sum()), 'row')} to learn from, "
             "and none is left to train on when one is held out",
             hint="Add rows that differ, or name other data with --eval_data_path.",
         )
-    return Part(file, train), Part(file, held)
+    return DataSplit(file, train), DataSplit(file, held)
 
 
-def _find_useful(path: Path, file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
+def _check_trainable_rows(path: Path, file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
     """Which rows have something to learn from; a file that has none is refused."""
-    found = useful_rows(file, max_length)
+    found = find_trainable_rows(file, max_length)
     if not found.any():
         raise InvalidInput(
             f"{path}: no row has anything to learn from within its first {max_length} tokens",
@@ -164,22 +172,24 @@ def _find_useful(path: Path, file: TokenFile, max_length: int) -> npt.NDArray[np
 # --- the model ------------------------------------------------------------------------------
 
 
-def open_model(known: Arguments, tokenizer: TextTokenizer) -> tuple[PreTrainedModel, str]:
+def load_or_create_model(
+    args: TrainerArguments, tokenizer: TextTokenizer
+) -> tuple[PreTrainedModel, str]:
     """The model to train, and the digest of its start weights (empty if they are random)."""
-    parent = known.init_from
+    parent = args.init_from
     if parent is None:
-        return make_model(_blank(known, tokenizer), known.seed), ""
-    model = load_model(parent, None if parent.is_dir() else _blank(known, tokenizer))
-    check_sizes(model.config, known, parent)
+        return make_model(_new_config(args, tokenizer), args.seed), ""
+    model = load_model(parent, None if parent.is_dir() else _new_config(args, tokenizer))
+    check_sizes(model.config, args, parent)
     _check_vocabulary(model, tokenizer, parent)
     config = model.config
-    config.max_position_embeddings = max(config.max_position_embeddings, known.max_seq_len)
+    config.max_position_embeddings = max(config.max_position_embeddings, args.max_seq_len)
     return model, digest_weights(parent)
 
 
-def _blank(known: Arguments, tokenizer: TextTokenizer) -> PreTrainedConfig:
+def _new_config(args: TrainerArguments, tokenizer: TextTokenizer) -> PreTrainedConfig:
     return make_config(
-        sizes_of(known), tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text
+        model_sizes(args), tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text
     )
 
 
@@ -231,6 +241,6 @@ def has_bfloat16(device: torch.device) -> bool:
     return False
 
 
-def _moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+def _to_device(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     moved: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
     return moved

@@ -40,30 +40,30 @@ class MetricSink(Protocol):
         ...
 
 
-class Sinks:
+class MultiSink:
     """Gives every figure to several sinks."""
 
-    def __init__(self, parts: Sequence[MetricSink]) -> None:
-        self._parts = list(parts)
+    def __init__(self, sinks: Sequence[MetricSink]) -> None:
+        self._sinks = list(sinks)
 
     def start(self, step: int, total_steps: int) -> None:
         """Begin all."""
-        for part in self._parts:
+        for part in self._sinks:
             part.start(step, total_steps)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Tell all."""
-        for part in self._parts:
+        for part in self._sinks:
             part.log(step, values)
 
     def close(self) -> None:
         """Close all, even if one of them fails."""
         with ExitStack() as stack:
-            for part in self._parts:
+            for part in self._sinks:
                 stack.callback(part.close)
 
 
-class JsonLines:
+class JsonlSink:
     """One JSON object per line; a resumed run drops the lines it is going to write again."""
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class JsonLines:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-            kept = "".join(f"{line}\n" for line in lines_until(lines, step))
+            kept = "".join(f"{line}\n" for line in filter_lines_until(lines, step))
             write_file_atomic(self._path, kept.encode(), mode=0o644)
         self._file = self._path.open("a", encoding="utf-8")
 
@@ -96,17 +96,17 @@ class JsonLines:
             self._file = None
 
 
-def lines_until(lines: Iterable[str], step: int) -> list[str]:
+def filter_lines_until(lines: Iterable[str], step: int) -> list[str]:
     """The lines of updates up to `step`; a run that starts anew (0) keeps none.
 
     A line that was cut off by a crash is dropped.
     """
     if step == 0:
         return []
-    return [line for line in lines if _is_until(line, step)]
+    return [line for line in lines if _is_at_or_before(line, step)]
 
 
-def _is_until(line: str, step: int) -> bool:
+def _is_at_or_before(line: str, step: int) -> bool:
     try:
         record = json.loads(line)
     except ValueError:
@@ -115,7 +115,7 @@ def _is_until(line: str, step: int) -> bool:
     return isinstance(found, int) and found <= step
 
 
-class Console:
+class ConsoleSink:
     """A bar on a terminal, a line now and then elsewhere.
 
     A stream that is gone, such as a closed pipe, is not written to again: nobody reads it, and
@@ -130,20 +130,20 @@ class Console:
         self._first_step = 0
         self._started = 0.0
         self._bar: Progress | None = None
-        self._is_gone = False
+        self._is_closed = False
 
     def start(self, step: int, total_steps: int) -> None:
         """Begin to measure the time that is left."""
         self._first_step, self._total_steps = step, total_steps
         self._started = time.monotonic()
         if step:
-            self.say(f"[resume] {self._label} step={step}/{total_steps}")
+            self.write_line(f"[resume] {self._label} step={step}/{total_steps}")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Show where the run is, or what an evaluation came to."""
         held_out = {name: value for name, value in values.items() if name.startswith("eval_")}
         if held_out:
-            self.say(f"{self._label} step={step} {show(held_out)}")
+            self.write_line(f"{self._label} step={step} {format_metrics(held_out)}")
         if "loss" not in values:
             return
         if self._is_live:
@@ -152,9 +152,9 @@ class Console:
         elapsed = time.monotonic() - self._started
         done = max(1, step - self._first_step)
         left = elapsed / done * max(0, self._total_steps - step)
-        self.say(progress_line(self._label, step, self._total_steps, values, left))
+        self.write_line(format_progress(self._label, step, self._total_steps, values, left))
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line of its own."""
         self.close()
         self._write(lambda: self._print(f"{line}\n"))
@@ -178,28 +178,28 @@ class Console:
             # A trainer that is killed cannot bring a hidden cursor back.
             console.show_cursor(True)
         task = self._bar.task_ids[0]
-        self._bar.update(task, completed=step, description="  ".join(figures(values)))
+        self._bar.update(task, completed=step, description="  ".join(format_step_metrics(values)))
         self._bar.refresh()
 
     def _write(self, action: Callable[[], object]) -> None:
-        if self._is_gone:
+        if self._is_closed:
             return
         try:
             action()
         # The second is what a stream says that was closed on this side.
         except (OSError, ValueError):
-            self._is_gone = True
+            self._is_closed = True
 
 
-def progress_line(
+def format_progress(
     label: str, step: int, total_steps: int, values: Mapping[str, float], seconds_left: float
 ) -> str:
     """One line: step, loss, learning rate, speed and the time that is left."""
-    head, left = f"{label} step {step}/{total_steps}", f"{show_seconds(seconds_left)} left"
-    return "  ".join([head, *figures(values), left])
+    head, left = f"{label} step {step}/{total_steps}", f"{format_duration(seconds_left)} left"
+    return "  ".join([head, *format_step_metrics(values), left])
 
 
-def figures(values: Mapping[str, float]) -> list[str]:
+def format_step_metrics(values: Mapping[str, float]) -> list[str]:
     """The metrics of a step that a person follows."""
     parts = [f"loss {values['loss']:.4f}"]
     if "learning_rate" in values:
@@ -209,12 +209,12 @@ def figures(values: Mapping[str, float]) -> list[str]:
     return parts
 
 
-def show(values: Mapping[str, float]) -> str:
+def format_metrics(values: Mapping[str, float]) -> str:
     """Figures as `name=value`."""
     return " ".join(f"{name}={value:.4f}" for name, value in values.items())
 
 
-def show_seconds(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -248,21 +248,21 @@ class TensorBoardSink:
             self._writer.close()
 
 
-def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> Sinks:
+def make_sink(label: str, plan: TrainPlan, metrics_file: Path | None = None) -> MultiSink:
     """The sinks of a plan: metrics.jsonl, TensorBoard if a directory is given, and the console."""
     path = metrics_file if metrics_file is not None else plan.out_dir / "metrics.jsonl"
     # What is kept is told first, whatever happens to the one that is only looked at.
-    parts: list[MetricSink] = [JsonLines(path)]
+    parts: list[MetricSink] = [JsonlSink(path)]
     if plan.tensorboard_dir is not None:
-        writer_type = find_event_writer()
+        writer_type = load_summary_writer()
         if writer_type is None:
             log.warning("no curves are written: tensorboard is missing (tinkex[pipeline] has it)")
         else:
             parts.append(TensorBoardSink(plan.tensorboard_dir, writer_type))
-    return Sinks([*parts, Console(label)])
+    return MultiSink([*parts, ConsoleSink(label)])
 
 
-def find_event_writer() -> Any:
+def load_summary_writer() -> Any:
     """The class that writes TensorBoard's files, or None where the package is missing."""
     try:
         return importlib.import_module("torch.utils.tensorboard").SummaryWriter

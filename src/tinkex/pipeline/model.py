@@ -24,25 +24,25 @@ from transformers import (
 
 from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.arguments import TrainerArguments
 from tinkex.pipeline.weights import load_weights
 from tinkex.units import format_count
 
 #: Families whose layers `forward` knows.
-FAMILIES = ("qwen3", "qwen3_moe", "llama", "qwen2")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "llama", "qwen2")
 _EXPERTS_PER_TOKEN = 2
 #: Positions that the finished model takes, however short its training sequences were.
 _MIN_POSITIONS = 2048
 _ROPE_THETA = 10_000.0
 #: What torch and transformers raise about files that they cannot read.
-_FAILURES = (
+_LOAD_ERRORS = (
     *(OSError, ValueError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError),
     SafetensorError,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ModelSizes:
     """How large a model is."""
 
     hidden_size: int = 512
@@ -56,15 +56,15 @@ class Sizes:
     num_experts: int = 4
 
 
-def sizes_of(known: Arguments) -> Sizes:
+def model_sizes(args: TrainerArguments) -> ModelSizes:
     """The sizes that a command line asks for."""
-    told = {name: getattr(known, name) for name in (field.name for field in fields(Sizes))}
-    return Sizes(**{name: value for name, value in told.items() if value is not None})
+    told = {name: getattr(args, name) for name in (field.name for field in fields(ModelSizes))}
+    return ModelSizes(**{name: value for name, value in told.items() if value is not None})
 
 
-def make_config(sizes: Sizes, vocab_size: int, eos_id: int, pad_id: int) -> PreTrainedConfig:
+def make_config(sizes: ModelSizes, vocab_size: int, eos_id: int, pad_id: int) -> PreTrainedConfig:
     """The config of a new model."""
-    width = sizes.intermediate_size or _rounded(sizes.hidden_size * 8 / 3)
+    width = sizes.intermediate_size or _round_up_to_64(sizes.hidden_size * 8 / 3)
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": sizes.hidden_size,
@@ -87,7 +87,7 @@ def make_config(sizes: Sizes, vocab_size: int, eos_id: int, pad_id: int) -> PreT
         num_experts=sizes.num_experts,
         num_experts_per_tok=num_active,
         # Those that work on a token are together as wide as the MLP would be.
-        moe_intermediate_size=_rounded(width / num_active),
+        moe_intermediate_size=_round_up_to_64(width / num_active),
         norm_topk_prob=True,
     )
 
@@ -99,17 +99,17 @@ def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         made = (Qwen3MoeForCausalLM if config.model_type == "qwen3_moe" else Qwen3ForCausalLM)(
             config
         )
-    return _ready(made)
+    return _set_train_mode(made)
 
 
-def load_model(path: Path, blank: PreTrainedConfig | None = None) -> PreTrainedModel:
+def load_model(path: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """A model from its folder, or from a file of weights that fit the config given."""
-    check_there(path)
+    check_model_exists(path)
     if path.is_dir():
         return _load_folder(path)
-    if blank is None:
+    if config is None:
         raise ConfigError(f"{path} is a file of weights; a model folder is needed here")
-    model = make_model(blank, seed=0)
+    model = make_model(config, seed=0)
     try:
         load_weights(model, read_weights(path))
     except CheckpointError as error:
@@ -120,7 +120,7 @@ def load_model(path: Path, blank: PreTrainedConfig | None = None) -> PreTrainedM
     return model
 
 
-def check_there(path: Path) -> None:
+def check_model_exists(path: Path) -> None:
     """Refuse a place where nothing is."""
     if not path.exists():
         raise ConfigError(
@@ -132,9 +132,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name; nothing in it is run."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except _FAILURES as error:
+    except _LOAD_ERRORS as error:
         raise ConfigError(
-            f"{path} holds no weights that can be read: {_sentence(error)}",
+            f"{path} holds no weights that can be read: {_describe_error(error)}",
             hint="Name a .pth file that a trainer wrote, or a model folder.",
         ) from error
     if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):
@@ -142,14 +142,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
-def check_sizes(config: PreTrainedConfig, known: Arguments, parent: Path) -> None:
+def check_sizes(config: PreTrainedConfig, args: TrainerArguments, parent: Path) -> None:
     """Refuse sizes that are asked for and that the parent does not have."""
     told = {
-        "hidden_size": known.hidden_size,
-        "num_hidden_layers": known.num_layers,
-        "num_attention_heads": known.num_heads,
-        "num_key_value_heads": known.num_kv_heads,
-        "intermediate_size": known.intermediate_size or None,
+        "hidden_size": args.hidden_size,
+        "num_hidden_layers": args.num_layers,
+        "num_attention_heads": args.num_heads,
+        "num_key_value_heads": args.num_kv_heads,
+        "intermediate_size": args.intermediate_size or None,
     }
     for name, wanted in told.items():
         if wanted is not None and wanted != getattr(config, name):
@@ -167,10 +167,10 @@ def is_moe(config: PreTrainedConfig) -> bool:
 def _load_folder(path: Path) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        if config.model_type not in FAMILIES:
+        if config.model_type not in MODEL_TYPES:
             raise ConfigError(
                 f"{path} holds a {config.model_type!r} model; the trainers know "
-                f"{', '.join(FAMILIES)}"
+                f"{', '.join(MODEL_TYPES)}"
             )
         made: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -182,9 +182,9 @@ def _load_folder(path: Path) -> PreTrainedModel:
         )
     except ConfigError:
         raise
-    except _FAILURES as error:
+    except _LOAD_ERRORS as error:
         raise ConfigError(
-            f"{path} holds no model that can be read: {_damage_in(path) or _sentence(error)}",
+            f"{path} holds no model that can be read: {_find_damaged_file(path) or _describe_error(error)}",
             hint="Name a model folder with config.json and model.safetensors.",
         ) from error
     model, report = made
@@ -196,10 +196,10 @@ def _load_folder(path: Path) -> PreTrainedModel:
     for parameter in model.parameters():
         # What was read may be a view of the file itself, which training must not write to.
         parameter.data = parameter.data.clone()
-    return _ready(model)
+    return _set_train_mode(model)
 
 
-def _damage_in(folder: Path) -> str | None:
+def _find_damaged_file(folder: Path) -> str | None:
     """The first file of weights with a damaged header, and the tensor that it is about."""
     for file in sorted(folder.glob("*.safetensors")):
         if (problem := describe_header_problem(file)) is not None:
@@ -207,15 +207,15 @@ def _damage_in(folder: Path) -> str | None:
     return None
 
 
-def _ready(model: Any) -> PreTrainedModel:
+def _set_train_mode(model: Any) -> PreTrainedModel:
     assert isinstance(model, PreTrainedModel)
     model.train()
     return model
 
 
-def _rounded(width: float) -> int:
+def _round_up_to_64(width: float) -> int:
     return int(-(-width // 64) * 64)
 
 
-def _sentence(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:200]

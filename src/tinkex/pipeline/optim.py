@@ -77,54 +77,54 @@ class Muon(Optimizer):
         param.add_(update, alpha=-group["lr"] * scale)
 
 
-class Optimizers:
+class CombinedOptimizer:
     """Several optimizers that step as one; each group keeps a peak learning rate of its own."""
 
-    def __init__(self, parts: Mapping[str, Optimizer]) -> None:
-        self._parts = dict(parts)
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = dict(optimizers)
         self._peaks = [group["lr"] for group in self.param_groups]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all parts."""
-        return [group for part in self._parts.values() for group in part.param_groups]
+        return [group for part in self._optimizers.values() for group in part.param_groups]
 
     @property
     def parameters(self) -> list[Tensor]:
         """Every parameter that is trained, in a fixed order."""
         return [param for group in self.param_groups for param in group["params"]]
 
-    def set_share(self, share: float) -> None:
+    def set_lr_factor(self, factor: float) -> None:
         """Set every learning rate to a share of its peak."""
         for group, peak in zip(self.param_groups, self._peaks, strict=True):
-            group["lr"] = peak * share
+            group["lr"] = peak * factor
 
     def step(self) -> None:
         """Take one step with all parts."""
-        for part in self._parts.values():
+        for part in self._optimizers.values():
             part.step()
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for part in self._parts.values():
+        for part in self._optimizers.values():
             part.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each part under its name."""
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return {name: part.state_dict() for name, part in self._optimizers.items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take over a saved state; another optimizer's or other sizes are refused."""
-        if "param_groups" in saved and len(self._parts) == 1:
+        if "param_groups" in saved and len(self._optimizers) == 1:
             # Checkpoints of the older kind hold the state of one optimizer as torch gives it.
-            saved = dict.fromkeys(self._parts, saved)
-        if set(saved) != set(self._parts):
+            saved = dict.fromkeys(self._optimizers, saved)
+        if set(saved) != set(self._optimizers):
             raise CheckpointError(
                 f"the checkpoint is of optimizer {'+'.join(sorted(saved))}, "
-                f"this run has {'+'.join(sorted(self._parts))}",
+                f"this run has {'+'.join(sorted(self._optimizers))}",
                 hint="Resume with the optimizer the checkpoint was made with.",
             )
-        for name, part in self._parts.items():
+        for name, part in self._optimizers.items():
             try:
                 part.load_state_dict(dict(saved[name]))
             except (ValueError, KeyError) as error:
@@ -142,7 +142,7 @@ def _check_shapes(name: str, part: Optimizer) -> None:
                 )
 
 
-def make_optimizer(model: nn.Module, plan: TrainPlan) -> Optimizers:
+def make_optimizer(model: nn.Module, plan: TrainPlan) -> CombinedOptimizer:
     """The optimizer of a plan over the trainable weights of a model."""
     model = unwrap(model)
     hidden, matrices, vectors = split_parameters(model)
@@ -150,13 +150,13 @@ def make_optimizer(model: nn.Module, plan: TrainPlan) -> Optimizers:
     parts: dict[str, Optimizer] = {"adamw": _adamw(decayed, vectors, plan)}
     if plan.optimizer == "muon" and hidden:
         parts["muon"] = Muon(hidden, lr=plan.muon_lr, weight_decay=plan.weight_decay)
-    return Optimizers(parts)
+    return CombinedOptimizer(parts)
 
 
-def _adamw(decayed: Sequence[Tensor], plain: Sequence[Tensor], plan: TrainPlan) -> AdamW:
+def _adamw(decayed: Sequence[Tensor], undecayed: Sequence[Tensor], plan: TrainPlan) -> AdamW:
     groups: list[dict[str, Any]] = [
         {"params": list(decayed), "weight_decay": plan.weight_decay},
-        {"params": list(plain), "weight_decay": 0.0},
+        {"params": list(undecayed), "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     return AdamW(groups, lr=plan.learning_rate, betas=_BETAS, eps=_EPS, fused=True)

@@ -13,7 +13,7 @@ from types import FrameType
 from tinkex.checkpoint.disk import DISK_FULL_MESSAGE, is_disk_full
 from tinkex.errors import TinkexError
 
-_FAILED, _INTERRUPTED = 1, 130
+_EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
 
 def run_program(work: Callable[[], int]) -> int:
@@ -22,28 +22,28 @@ def run_program(work: Callable[[], int]) -> int:
     SIGTERM ends the process with 143, unless the work handles it itself.
     """
     try:
-        with _ending_on_request(), _no_traceback_of_full_disk():
+        with _exit_on_sigterm(), _suppress_disk_full_traceback():
             return work()
     except KeyboardInterrupt:
-        _tell("Interrupted.")
-        return _INTERRUPTED
+        _print_error("Interrupted.")
+        return _EXIT_INTERRUPTED
     except Exception as error:
         if not isinstance(error, TinkexError | OSError | MemoryError) and not is_disk_full(error):
             raise
-        _tell(f"Error: {_sentence(error)}")
+        _print_error(f"Error: {_describe_error(error)}")
         if isinstance(error, TinkexError) and error.hint:
-            _tell(error.hint)
-        return _FAILED
+            _print_error(error.hint)
+        return _EXIT_FAILED
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     """A line on stderr; that nobody can read it any more changes no exit code."""
     with suppress(OSError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
-def _sentence(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if not isinstance(error, TinkexError) and is_disk_full(error):
         place = error.filename if isinstance(error, OSError) else None
         return f"{place or 'the disk'}: {DISK_FULL_MESSAGE}"
@@ -53,7 +53,7 @@ def _sentence(error: Exception) -> str:
 
 
 @contextmanager
-def _no_traceback_of_full_disk() -> Iterator[None]:
+def _suppress_disk_full_traceback() -> Iterator[None]:
     """Print no traceback of a thread that found the disk full, such as TensorBoard's writer.
 
     The thread that waits for it raises the same error, which becomes the program's sentence.
@@ -72,18 +72,18 @@ def _no_traceback_of_full_disk() -> Iterator[None]:
 
 
 @contextmanager
-def _ending_on_request() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, _handle_sigterm)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _handle_sigterm(number: int, frame: FrameType | None) -> None:
     # Past Python's own buffer: the signal may have come in the middle of a write to it.
     with suppress(OSError):
         os.write(2, b"Stopped; whatever was saved is whole.\n")

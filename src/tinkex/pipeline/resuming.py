@@ -11,11 +11,11 @@ from torch import nn
 
 from tinkex.errors import CheckpointError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.pipeline.drift import batches_per_update, compare_runs
-from tinkex.pipeline.optim import Optimizers
+from tinkex.pipeline.drift import batches_per_update, find_mismatches
+from tinkex.pipeline.optim import CombinedOptimizer
 from tinkex.pipeline.state import TrainState, read_state, restore_rng
 from tinkex.pipeline.step_files import StepContent, read_step
-from tinkex.pipeline.steps import latest_step, problem_of, step_number
+from tinkex.pipeline.steps import find_step_problem, latest_step, step_number
 from tinkex.pipeline.weights import load_weights
 
 AUTO = "auto"
@@ -24,37 +24,37 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restorable:
+class RestoreTarget:
     """What a checkpoint is put into."""
 
     model: nn.Module
-    optimizer: Optimizers
+    optimizer: CombinedOptimizer
     config: Mapping[str, Any]
     """What this run is, to be compared with what the checkpoint was."""
     rank: int = 0
     allow_partial: bool = False
 
 
-def choose_step(root: Path, resume: Path | str | None) -> Path | None:
+def choose_checkpoint(root: Path, resume: Path | str | None) -> Path | None:
     """The checkpoint to go on from, every byte of it checked, or None to begin anew.
 
     A damaged one is passed over for the newest good one below it, with a warning that says why.
     """
     if resume is None:
-        _refuse_other_run(root)
+        _check_no_other_run(root)
         return None
     if resume == AUTO:
-        return latest_step(root, is_deep=True)
+        return latest_step(root, verify_digests=True)
     path = Path(resume)
     step = step_number(path)
     if not path.is_dir() or step is None:
         raise InvalidInput(
             f"--resume {path} is no step directory", hint="Give a step_XXXXXXXX directory or auto."
         )
-    problem = problem_of(path, is_deep=True)
+    problem = find_step_problem(path, verify_digests=True)
     if problem is None:
         return path
-    older = latest_step(path.parent, below=step, is_deep=True)
+    older = latest_step(path.parent, below=step, verify_digests=True)
     if older is None:
         raise CheckpointError(
             f"checkpoint {path} is damaged ({problem}), and there is no good one before it",
@@ -64,7 +64,7 @@ def choose_step(root: Path, resume: Path | str | None) -> Path | None:
     return older
 
 
-def is_going_back(root: Path, resume: Path | str | None) -> bool:
+def is_rewind(root: Path, resume: Path | str | None) -> bool:
     """Whether somebody asked for another step than the newest one: a run that goes back."""
     if resume is None or resume == AUTO:
         return False
@@ -72,7 +72,7 @@ def is_going_back(root: Path, resume: Path | str | None) -> bool:
     return newest is not None and newest.resolve() != Path(resume).resolve()
 
 
-def _refuse_other_run(root: Path) -> None:
+def _check_no_other_run(root: Path) -> None:
     """A new run would prune its own steps, whose numbers are lower, and mix with the old ones."""
     old = latest_step(root)
     if old is not None:
@@ -82,10 +82,10 @@ def _refuse_other_run(root: Path) -> None:
         )
 
 
-def restore(path: Path, target: Restorable) -> TrainState:
+def restore(path: Path, target: RestoreTarget) -> TrainState:
     """Put a checkpoint's weights, optimizer and generators in place; returns its state."""
     content = read_step(path)
-    _refuse_drift(path, content, target)
+    _check_config(path, content, target)
     difference = load_weights(target.model, content.weights, allow_partial=target.allow_partial)
     if difference:
         log.warning("%s is loaded in part: %s", path, difference)
@@ -99,11 +99,11 @@ def restore(path: Path, target: Restorable) -> TrainState:
     return state
 
 
-def _refuse_drift(path: Path, content: StepContent, target: Restorable) -> None:
+def _check_config(path: Path, content: StepContent, target: RestoreTarget) -> None:
     if content.config is None:
         log.warning("%s does not say how it was made, so nothing can be compared", path)
         return
-    differences = compare_runs(content.config, target.config)
+    differences = find_mismatches(content.config, target.config)
     if differences and not target.allow_partial:
         raise InvalidInput(
             f"{path} was made with other settings: {'; '.join(differences)}",
@@ -120,7 +120,7 @@ def _refuse_drift(path: Path, content: StepContent, target: Restorable) -> None:
         )
 
 
-def _restore_optimizer(path: Path, content: StepContent, target: Restorable) -> None:
+def _restore_optimizer(path: Path, content: StepContent, target: RestoreTarget) -> None:
     saved = content.optimizer.get("optimizer")
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{path} has no state of an optimizer")

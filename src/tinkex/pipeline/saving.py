@@ -13,19 +13,19 @@ from torch import Tensor
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
 from tinkex.logs import get_logger
-from tinkex.pipeline.distributed import Ranks
-from tinkex.pipeline.holding import hold
-from tinkex.pipeline.optim import Optimizers
+from tinkex.pipeline.distributed import DistributedContext
+from tinkex.pipeline.holding import lock_directory
+from tinkex.pipeline.optim import CombinedOptimizer
 from tinkex.pipeline.schedule import is_save_due
 from tinkex.pipeline.stage import Stage, TrainPlan
 from tinkex.pipeline.state import TrainState
-from tinkex.pipeline.step_files import StepContent, check_space, num_bytes
-from tinkex.pipeline.steps import clean_root, step_name, step_number
+from tinkex.pipeline.step_files import StepContent, check_disk_space, count_tensor_bytes
+from tinkex.pipeline.steps import remove_interrupted_saves, step_name, step_number
 from tinkex.pipeline.weights import named_weights
 from tinkex.pipeline.writer import StepWriter
 
 #: Weights and the two moments of AdamW.
-_COPIES = 3
+_TENSORS_PER_WEIGHT = 3
 
 log = get_logger(__name__)
 
@@ -34,12 +34,12 @@ class Saver:
     """The step checkpoints of a run."""
 
     def __init__(
-        self, stage: Stage, plan: TrainPlan, ranks: Ranks, config: Mapping[str, Any]
+        self, stage: Stage, plan: TrainPlan, ranks: DistributedContext, config: Mapping[str, Any]
     ) -> None:
         self._stage, self._plan, self._ranks, self._config = stage, plan, ranks, config
         retention = StepRetention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
         self._writer = StepWriter(plan.checkpoint_root, retention)
-        self._open = ExitStack()
+        self._exit_stack = ExitStack()
         self._saved_at = time.monotonic()
         self._has_saved = False
         self.saved_step: int | None = None
@@ -48,24 +48,26 @@ class Saver:
     def prepare(self) -> None:
         """Be the only one who saves here, clear what a dead run left, and refuse a small disk."""
         root = self._plan.checkpoint_root
-        self._open.enter_context(hold(root))
-        clean_root(root)
-        check_space(root, _COPIES * num_bytes(named_weights(self._stage.model)))
+        self._exit_stack.enter_context(lock_directory(root))
+        remove_interrupted_saves(root)
+        check_disk_space(
+            root, _TENSORS_PER_WEIGHT * count_tensor_bytes(named_weights(self._stage.model))
+        )
 
-    def go_back_to(self, path: Path) -> None:
+    def rewind_to(self, path: Path) -> None:
         """Have the first save set aside what lies after a step that somebody chose.
 
         After one from elsewhere, all steps that are here are another branch.
         """
         is_here = path.parent.resolve() == self._plan.checkpoint_root.resolve()
-        self._writer.went_back_to = step_number(path) if is_here else -1
+        self._writer.rewound_to = step_number(path) if is_here else -1
 
     @property
     def is_overdue(self) -> bool:
         """True when so much time has passed since the last save that another is due."""
         seconds = time.monotonic() - self._saved_at
         limit = self._plan.save_interval_seconds
-        return self._ranks.is_first and bool(limit) and seconds >= limit
+        return self._ranks.is_rank_zero and bool(limit) and seconds >= limit
 
     @property
     def has_failed(self) -> bool:
@@ -78,14 +80,14 @@ class Saver:
         raise CheckpointError("the first rank could not save", hint="Its own message says why.")
 
     def save(
-        self, state: TrainState, optimizer: Optimizers, rng: Any, *, is_again: bool = False
+        self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, *, overwrite: bool = False
     ) -> None:
         """Save a step unless it is saved already; every rank must ask for it."""
-        if state.global_step == self.saved_step and not is_again:
+        if state.global_step == self.saved_step and not overwrite:
             return
-        rngs = self._ranks.gather(rng)
+        rngs = self._ranks.all_gather(rng)
         self.saved_step, self._saved_at = state.global_step, time.monotonic()
-        if not self._ranks.is_first:
+        if not self._ranks.is_rank_zero:
             return
         record = {**state.to_record(), "args": dict(self._plan.args), "seed": self._plan.seed}
         content = StepContent(
@@ -95,19 +97,23 @@ class Saver:
             rng=rngs,
             config=self._config,
         )
-        self._writer.save(state.global_step, content, best=state.best_step, also=self._legacy)
+        self._writer.save(
+            state.global_step, content, best=state.best_step, write_extra=self._write_legacy
+        )
         self._has_saved = True
 
-    def save_if_due(self, state: TrainState, optimizer: Optimizers, rng: Any, is_due: bool) -> None:
+    def save_if_due(
+        self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, is_due: bool
+    ) -> None:
         """Save a step for its number, or because something else made it due on all ranks."""
         if is_due or is_save_due(self._plan, state.global_step):
             self.save(state, optimizer, rng)
 
-    def let_change(self) -> None:
+    def wait_for_copy(self) -> None:
         """Return once the weights may change: a save under way has its copy of them."""
         self._writer.wait_for_copy()
 
-    def rescue(self, state: TrainState, optimizer: Optimizers, rng: Any) -> None:
+    def save_on_error(self, state: TrainState, optimizer: CombinedOptimizer, rng: Any) -> None:
         """Save before an error ends the run; that it cannot be done is said, not raised."""
         try:
             self.save(state, optimizer, rng)
@@ -115,25 +121,25 @@ class Saver:
         except (CheckpointError, OSError) as error:
             log.warning("the last update is not saved: %s", error)
         # Whoever leaves first has torchrun end the others, and the first rank may still write.
-        self._ranks.gather(None)
+        self._ranks.all_gather(None)
 
-    def _legacy(self, weights: Mapping[str, Tensor]) -> None:
+    def _write_legacy(self, weights: Mapping[str, Tensor]) -> None:
         self._stage.write_legacy(weights, self._plan.out_dir)
 
     def finish(self) -> None:
         """Wait until all is on disk; a run that had nothing to save still has its weights file."""
         self._writer.wait()
-        if self._ranks.is_first and not self._has_saved:
-            self._legacy(named_weights(self._stage.model))
+        if self._ranks.is_rank_zero and not self._has_saved:
+            self._write_legacy(named_weights(self._stage.model))
 
     def wait(self) -> Path | None:
         """Wait until the newest step is on disk; where it is, on the rank that writes."""
         self._writer.wait()
-        if not self._ranks.is_first or self.saved_step is None:
+        if not self._ranks.is_rank_zero or self.saved_step is None:
             return None
         return self._plan.checkpoint_root / step_name(self.saved_step)
 
     def close(self) -> None:
         """Wait for the last write, end the thread, and let others save here."""
-        with self._open:
+        with self._exit_stack:
             self._writer.close()

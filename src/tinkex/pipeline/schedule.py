@@ -16,9 +16,9 @@ class Schedule:
     name: ScheduleName = "cosine"
     warmup_steps: int = 0
     total_steps: int = 1
-    final_share: float = 0.1
+    final_factor: float = 0.1
 
-    def share(self, step: int) -> float:
+    def factor(self, step: int) -> float:
         """What the update after `step` others multiplies its peak learning rate by."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
@@ -26,11 +26,11 @@ class Schedule:
             return 1.0
         done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         wave = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-        return self.final_share + (1.0 - self.final_share) * wave
+        return self.final_factor + (1.0 - self.final_factor) * wave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class DataPosition:
     """Where in the data a run is: `index` micro-batches of `epoch` are done, of all ranks."""
 
     epoch: int = 0
@@ -38,32 +38,32 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class UpdateWindow:
     """The micro-batches of one update, and where the run is after it."""
 
     epoch: int
     indexes: range
-    after: Position
+    after: DataPosition
 
 
-def next_window(position: Position, num_batches: int, width: int) -> Window:
+def next_window(position: DataPosition, num_batches: int, batches_per_update: int) -> UpdateWindow:
     """The next `width` micro-batches, or what is left of the epoch: no remainder is lost."""
-    end = min(position.index + width, num_batches)
+    end = min(position.index + batches_per_update, num_batches)
     after = replace(position, index=end)
     if end >= num_batches:
-        after = Position(epoch=position.epoch + 1)
-    return Window(epoch=position.epoch, indexes=range(position.index, end), after=after)
+        after = DataPosition(epoch=position.epoch + 1)
+    return UpdateWindow(epoch=position.epoch, indexes=range(position.index, end), after=after)
 
 
 def count_updates(
-    position: Position, epochs: int, num_batches: Callable[[int], int], width: int
+    position: DataPosition, epochs: int, num_batches: Callable[[int], int], batches_per_update: int
 ) -> int:
     """How many updates are left from a position to the end of the last epoch."""
     if position.epoch >= epochs:
         return 0
-    first = math.ceil((num_batches(position.epoch) - position.index) / width)
+    first = math.ceil((num_batches(position.epoch) - position.index) / batches_per_update)
     rest = range(position.epoch + 1, epochs)
-    return max(0, first) + sum(math.ceil(num_batches(epoch) / width) for epoch in rest)
+    return max(0, first) + sum(math.ceil(num_batches(epoch) / batches_per_update) for epoch in rest)
 
 
 def make_schedule(plan: TrainPlan, total_steps: int) -> Schedule:
@@ -73,7 +73,7 @@ def make_schedule(plan: TrainPlan, total_steps: int) -> Schedule:
         name=plan.schedule,
         warmup_steps=plan.warmup_steps,
         total_steps=total_steps,
-        final_share=plan.final_learning_rate / peak if peak else 1.0,
+        final_factor=plan.final_learning_rate / peak if peak else 1.0,
     )
 
 

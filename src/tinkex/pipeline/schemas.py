@@ -11,16 +11,16 @@ import msgspec
 from tinkex.data import layouts
 from tinkex.data.jsonl import truncated_repr
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.chat import MARKS, ROLES, Message
+from tinkex.pipeline.chat import ROLES, SPECIAL_TOKENS, Message
 
 Messages: TypeAlias = tuple[Message, ...]
 
-_TEXT = '{"text": ...} or {"ids": [...]}'
-_CHAT = (
+_TEXT_LAYOUT = '{"text": ...} or {"ids": [...]}'
+_CHAT_LAYOUT = (
     '{"conversations": [{"role": ..., "content": ...}, ...]}, "messages", '
     '"instruction"/"output", "question"/"answer" or "prompt"/"completion"'
 )
-_PAIR = (
+_PAIR_LAYOUT = (
     '{"chosen": messages, "rejected": messages}, or "prompt" with "chosen" and "rejected" '
     'or "preferred" and "other"'
 )
@@ -35,7 +35,7 @@ class TextRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRow:
+class ConversationRow:
     """A conversation; what the assistant says is learned."""
 
     messages: Messages
@@ -43,70 +43,70 @@ class ChatRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PairRow:
+class PreferencePairRow:
     """Two conversations, of which the first ends better."""
 
-    chosen: ChatRow
-    rejected: ChatRow
+    chosen: ConversationRow
+    rejected: ConversationRow
 
 
-def parse_text(value: Any) -> TextRow:
+def parse_text_row(value: Any) -> TextRow:
     """A row of text."""
-    row = layouts.check_mapping(value, _TEXT)
+    row = layouts.check_mapping(value, _TEXT_LAYOUT)
     ids = row.get("ids")
     if ids is not None:
-        if not isinstance(ids, list) or not ids or not all(_is_id(token) for token in ids):
+        if not isinstance(ids, list) or not ids or not all(_is_token_id(token) for token in ids):
             raise InvalidInput(f"ids is {truncated_repr(ids)}; expected a list of tokens")
         return TextRow("", tuple(ids))
-    text = layouts.get_text_field(row, "text", _TEXT)
+    text = layouts.get_text_field(row, "text", _TEXT_LAYOUT)
     if not text.strip():
         raise InvalidInput("text is empty; expected something to learn from")
-    return TextRow(_unmarked("text", text))
+    return TextRow(_check_no_special_tokens("text", text))
 
 
-def parse_chat(value: Any) -> ChatRow:
+def parse_conversation_row(value: Any) -> ConversationRow:
     """A row with a conversation, in any of the layouts."""
-    row = layouts.check_mapping(value, _CHAT)
+    row = layouts.check_mapping(value, _CHAT_LAYOUT)
     messages = _conversation(row)
     if not any(message["role"] == "assistant" for message in messages):
         raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
-    return ChatRow(messages, _tools(row, messages))
+    return ConversationRow(messages, _tools(row, messages))
 
 
-def parse_pair(value: Any) -> PairRow:
+def parse_pair_row(value: Any) -> PreferencePairRow:
     """A row with two answers to compare."""
-    row = layouts.check_mapping(value, _PAIR)
+    row = layouts.check_mapping(value, _PAIR_LAYOUT)
     names = layouts.find_preference_fields(row)
     if names is None:
-        raise InvalidInput(f"found {_keys(row)}; expected {_PAIR}")
-    asked = _asked(row)
-    chosen, rejected = (_answered(asked, name, row[name]) for name in names)
+        raise InvalidInput(f"found {_describe_fields(row)}; expected {_PAIR_LAYOUT}")
+    asked = _prompt_messages(row)
+    chosen, rejected = (_with_answer(asked, name, row[name]) for name in names)
     if chosen == rejected:
         raise InvalidInput(f"{names[0]} and {names[1]} are the same, so nothing is preferred")
     for name, found in zip(names, (chosen, rejected), strict=True):
         if found[-1]["role"] != "assistant":
             raise InvalidInput(f"{name} does not end with what the assistant says")
     tools = _tools(row, chosen)
-    return PairRow(ChatRow(chosen, tools), ChatRow(rejected, tools))
+    return PreferencePairRow(ConversationRow(chosen, tools), ConversationRow(rejected, tools))
 
 
 #: How a row of each stage is read.
-PARSERS: Mapping[str, Callable[[Any], TextRow | ChatRow | PairRow]] = {
-    "pretrain": parse_text,
-    "sft": parse_chat,
-    "dpo": parse_pair,
-    "r1": parse_chat,
+STAGE_PARSERS: Mapping[str, Callable[[Any], TextRow | ConversationRow | PreferencePairRow]] = {
+    "pretrain": parse_text_row,
+    "sft": parse_conversation_row,
+    "dpo": parse_pair_row,
+    "r1": parse_conversation_row,
 }
 
 
-def parse_any(value: Any) -> TextRow | ChatRow | PairRow:
+def parse_any_row(value: Any) -> TextRow | ConversationRow | PreferencePairRow:
     """A row of whichever stage, as a tokenizer is trained on all of them."""
-    row = layouts.check_mapping(value, f"{_TEXT}, {_CHAT}, or {_PAIR}")
+    row = layouts.check_mapping(value, f"{_TEXT_LAYOUT}, {_CHAT_LAYOUT}, or {_PAIR_LAYOUT}")
     if "text" in row or "ids" in row:
-        return parse_text(row)
+        return parse_text_row(row)
     if any(name in row for name in ("chosen", "preferred")):
-        return parse_pair(row)
-    return parse_chat(row)
+        return parse_pair_row(row)
+    return parse_conversation_row(row)
 
 
 # --- conversations --------------------------------------------------------------------------
@@ -116,13 +116,13 @@ def _conversation(row: Mapping[str, Any]) -> Messages:
     name = layouts.find_message_list_field(row)
     if name is not None:
         return _messages(name, row[name])
-    turns = layouts.to_prompt_response_messages(row, _CHAT)
+    turns = layouts.to_prompt_response_messages(row, _CHAT_LAYOUT)
     if turns is None:
-        raise InvalidInput(f"found {_keys(row)}; expected {_CHAT}")
+        raise InvalidInput(f"found {_describe_fields(row)}; expected {_CHAT_LAYOUT}")
     return _messages("row", turns)
 
 
-def _asked(row: Mapping[str, Any]) -> Messages:
+def _prompt_messages(row: Mapping[str, Any]) -> Messages:
     asked = row.get("prompt")
     if asked is None or asked == "":
         return ()
@@ -131,7 +131,7 @@ def _asked(row: Mapping[str, Any]) -> Messages:
     return _messages("prompt", asked)
 
 
-def _answered(asked: Messages, name: str, given: Any) -> Messages:
+def _with_answer(asked: Messages, name: str, given: Any) -> Messages:
     if isinstance(given, str):
         if not asked:
             raise InvalidInput(f"{name} is text, and there is no prompt that it answers")
@@ -152,7 +152,7 @@ def _message(where: str, given: Any) -> Message:
     role = layouts.SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
         raise InvalidInput(
-            f"{where} has the role {truncated_repr(role)}; expected one of {_list(ROLES)}"
+            f"{where} has the role {truncated_repr(role)}; expected one of {_join_names(ROLES)}"
         )
     content = given.get("content", given.get("value"))
     calls = given.get("tool_calls") or []
@@ -161,14 +161,14 @@ def _message(where: str, given: Any) -> Message:
             f"{where} has the tool_calls {truncated_repr(calls)}; expected a list of objects"
         )
     if calls:
-        _unmarked(where, msgspec.json.encode(calls).decode())
+        _check_no_special_tokens(where, msgspec.json.encode(calls).decode())
         content = "" if content is None else content
     if not isinstance(content, str) or not (content or calls):
         raise InvalidInput(f"{where} has the content {truncated_repr(content)}; expected text")
-    message: dict[str, Any] = {"role": role, "content": _unmarked(where, content)}
+    message: dict[str, Any] = {"role": role, "content": _check_no_special_tokens(where, content)}
     thought = given.get("reasoning_content")
     if isinstance(thought, str) and thought:
-        message["reasoning_content"] = _unmarked(where, thought)
+        message["reasoning_content"] = _check_no_special_tokens(where, thought)
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -178,28 +178,28 @@ def _tools(row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Any, ..
         raise InvalidInput(f"tools is {truncated_repr(tools)}; expected a list")
     if tools and not messages:
         raise InvalidInput("there are tools and no messages")
-    _unmarked("tools", msgspec.json.encode(tools).decode())
+    _check_no_special_tokens("tools", msgspec.json.encode(tools).decode())
     return tuple(tools)
 
 
 # --- fields ---------------------------------------------------------------------------------
 
 
-def _unmarked(where: str, text: str) -> str:
+def _check_no_special_tokens(where: str, text: str) -> str:
     """Text without the marks of a conversation, which would end it and falsify what is learned."""
-    for mark in MARKS:
+    for mark in SPECIAL_TOKENS:
         if mark in text:
             raise InvalidInput(f"{where} holds {mark!r}, which only the template may write")
     return text
 
 
-def _is_id(token: object) -> bool:
+def _is_token_id(token: object) -> bool:
     return isinstance(token, int) and not isinstance(token, bool) and token >= 0
 
 
-def _keys(row: Mapping[str, Any]) -> str:
-    return f"the fields {_list(tuple(row))}" if row else "no fields"
+def _describe_fields(row: Mapping[str, Any]) -> str:
+    return f"the fields {_join_names(tuple(row))}" if row else "no fields"
 
 
-def _list(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return truncated_repr(", ".join(names))

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 log = get_logger(__name__)
 
 
-class Interrupted(BaseException):
+class StopImmediately(BaseException):
     """A signal came where nothing would be lost by stopping at once."""
 
 
@@ -31,32 +31,32 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first signal that asked, or None."""
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._may_raise = False
 
-    def ask(self, number: int, now: float) -> None:
+    def request(self, number: int, now: float) -> None:
         """Note a signal; a second Ctrl-C waits for nothing but the write under way."""
         if self.signal is None:
-            self.signal, self._asked_at = number, now
+            self.signal, self._requested_at = number, now
             # It may have come in the middle of a write to the same stream, which refuses another.
             with suppress(RuntimeError):
                 log.warning("%s: saving, then stopping", signal.Signals(number).name)
             if self._may_raise:
-                raise Interrupted
-        elif number == signal.SIGINT and now - self._asked_at >= _SAME_PRESS_SECONDS:
+                raise StopImmediately
+        elif number == signal.SIGINT and now - self._requested_at >= _SAME_PRESS_SECONDS:
             raise KeyboardInterrupt
 
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """True when the run is to stop."""
         return self.signal is not None
 
-    def run(self, work: Callable[[], Result]) -> Result | None:
+    def run_interruptible(self, work: Callable[[], Result]) -> Result | None:
         """Do work that changes nothing; leave it as soon as a signal comes, with None."""
         try:
             self._may_raise = True
             result = work() if self.signal is None else None
             self._may_raise = False
-        except Interrupted:
+        except StopImmediately:
             self._may_raise = False
             return None
         return result
@@ -75,7 +75,7 @@ def catch_signals(request: StopRequest) -> Iterator[StopRequest]:
 
     def note(number: int, frame: FrameType | None) -> None:
         asked = signal.SIGTERM if number == signal.SIGHUP else number
-        request.ask(asked, time.monotonic())
+        request.request(asked, time.monotonic())
 
     numbers = [*STOP_SIGNALS]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

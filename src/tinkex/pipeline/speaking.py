@@ -20,27 +20,27 @@ from tinkex.pipeline.materials import choose_device
 from tinkex.pipeline.programs import run_program
 
 
-def speak(folder: Path, known: argparse.Namespace) -> None:
+def generate(folder: Path, args: argparse.Namespace) -> None:
     """Write the answer to stdout, word by word."""
     if not folder.is_dir():
         raise ConfigError("there is no such folder")
     transformers_log.disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    model.to(choose_device(known.device))
-    told = [{"role": "user", "content": known.prompt}]
+    model.to(choose_device(args.device))
+    told = [{"role": "user", "content": args.prompt}]
     asked = tokenizer.apply_chat_template(
         told, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    torch.manual_seed(known.seed)
-    choice: dict[str, Any] = {"do_sample": known.temperature > 0}
+    torch.manual_seed(args.seed)
+    choice: dict[str, Any] = {"do_sample": args.temperature > 0}
     if choice["do_sample"]:
-        choice |= {"temperature": known.temperature, "top_p": known.top_p}
+        choice |= {"temperature": args.temperature, "top_p": args.top_p}
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     model.generate(
         **asked.to(model.device),
         **choice,
-        max_new_tokens=known.max_new_tokens,
+        max_new_tokens=args.max_new_tokens,
         streamer=streamer,
     )
 
@@ -48,15 +48,15 @@ def speak(folder: Path, known: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask; the exit code is 0, 1 with a sentence, 130 or 143 after a signal."""
     known = _parser().parse_args(argv)
-    return run_program(lambda: _ask(known))
+    return run_program(lambda: _run(known))
 
 
-def _ask(known: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     try:
-        speak(known.folder, known)
+        generate(args.folder, args)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{known.folder} cannot be asked: {reason}") from error
+        raise ConfigError(f"{args.folder} cannot be asked: {reason}") from error
     return 0
 
 

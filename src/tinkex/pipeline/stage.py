@@ -16,7 +16,7 @@ ScheduleName = Literal["cosine", "constant"]
 OptimizerName = Literal["adamw", "muon"]
 
 
-class Batch(Protocol):
+class MicroBatch(Protocol):
     """One micro-batch, ready for the stage's loss."""
 
     @property
@@ -30,7 +30,7 @@ class Batch(Protocol):
         ...
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """The data of a stage, for all ranks together: the loop deals the batches out.
 
     Rank r of w takes the batches whose index leaves the remainder r, so a source knows nothing
@@ -41,13 +41,13 @@ class Source(Protocol):
         """How many micro-batches an epoch has, the last and shorter one included."""
         ...
 
-    def batch(self, epoch: int, index: int) -> Batch:
+    def batch(self, epoch: int, index: int) -> MicroBatch:
         """The same batch for the same (seed, epoch, index), without reading those before it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class StageLoss:
     """What one micro-batch adds to the loss of an update."""
 
     total: Tensor
@@ -72,7 +72,7 @@ class Stage(Protocol):
         ...
 
     @property
-    def source(self) -> Source:
+    def source(self) -> BatchSource:
         """The data it is trained on."""
         ...
 
@@ -85,7 +85,7 @@ class Stage(Protocol):
         """
         ...
 
-    def loss(self, batch: Any) -> Loss:
+    def loss(self, batch: Any) -> StageLoss:
         """The loss of one micro-batch."""
         ...
 

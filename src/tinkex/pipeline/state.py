@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.schedule import Position
+from tinkex.pipeline.schedule import DataPosition
 
 #: Metrics whose name has one of these are better when they are higher.
 _HIGHER_IS_BETTER = ("accuracy", "match", "reward", "margin")
@@ -43,11 +43,11 @@ class TrainState:
     """The step they are of."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         """Where in the data the run is."""
-        return Position(epoch=self.epoch, index=self.step_in_epoch)
+        return DataPosition(epoch=self.epoch, index=self.step_in_epoch)
 
-    def note_evaluation(self, values: Mapping[str, float]) -> bool:
+    def record_evaluation(self, values: Mapping[str, float]) -> bool:
         """Remember held-out figures; True when the first of them is the best after an update."""
         self.held_out, self.evaluated_step = dict(values), self.global_step
         if not self.global_step:
@@ -83,11 +83,11 @@ def read_state(record: Mapping[str, Any]) -> TrainState:
         value = record.get(name)
         if not isinstance(value, int) or value < 0:
             raise CheckpointError(f"state.json has {name} {value!r}, expected a count")
-    state.before, state.held_out = _figures(state.before), _figures(state.held_out)
+    state.before, state.held_out = _metric_values(state.before), _metric_values(state.held_out)
     return state
 
 
-def _figures(values: Mapping[str, float | None]) -> dict[str, float]:
+def _metric_values(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from tinkex.checkpoint.atomic import fsync_tree, new_directory
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.exact_json import encode_exact, readable
+from tinkex.pipeline.exact_json import encode_lossless_json, to_readable_json
 from tinkex.pipeline.steps import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -28,17 +28,19 @@ from tinkex.pipeline.steps import (
     REPLACED_PREFIX,
     RNG_FILE,
     STATE_FILE,
-    abandon_later,
-    point_latest,
+    archive_later_steps,
     step_name,
+    write_latest,
 )
 from tinkex.settings import package_version
 from tinkex.units import format_bytes
 
 FORMAT_VERSION = 1
 #: What a save needs beside its tensors, in bytes.
-_MARGIN = 1 << 20
-_FREE_SPACE = "Free some space, or give another --ckpt_dir; the checkpoints before it are whole."
+_MARGIN_BYTES = 1 << 20
+_FREE_SPACE_HINT = (
+    "Free some space, or give another --ckpt_dir; the checkpoints before it are whole."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,16 @@ class StepContent:
 
 
 def write_step(
-    root: Path, step: int, content: StepContent, *, went_back_to: int | None = None
+    root: Path, step: int, content: StepContent, *, rewound_to: int | None = None
 ) -> Path:
     """Write a step's directory, atomically; the same step's older version stays until then.
 
     A run that went back to a step leaves those after it, once it has one of its own to put there.
     """
     final = root / step_name(step)
-    texts = _texts_of(content)
+    texts = _encode_json_files(content)
     root.mkdir(parents=True, exist_ok=True)
-    check_space(root, num_bytes(content))
+    check_disk_space(root, count_tensor_bytes(content))
     aside = final.with_name(f"{REPLACED_PREFIX}{final.name}")
     try:
         with new_directory(final) as scratch:
@@ -73,32 +75,32 @@ def write_step(
             write_manifest(scratch)
             # Slow, so it comes first: while the old version is aside, the step has no name.
             fsync_tree(scratch)
-            if went_back_to is not None:
-                abandon_later(root, went_back_to)
-            _set_aside(final, aside)
+            if rewound_to is not None:
+                archive_later_steps(root, rewound_to)
+            _move_aside(final, aside)
     except (OSError, RuntimeError) as error:
-        _put_back(aside, final)
+        _restore_aside(aside, final)
         reason = error.strerror if isinstance(error, OSError) else None
         raise CheckpointError(
             f"step {step} could not be saved in {root}: "
             f"{reason or str(error).partition(chr(10))[0]}",
-            hint=_FREE_SPACE,
+            hint=_FREE_SPACE_HINT,
         ) from error
     shutil.rmtree(aside, ignore_errors=True)
-    point_latest(root, final)
+    write_latest(root, final)
     return final
 
 
-def _texts_of(content: StepContent) -> dict[str, bytes]:
+def _encode_json_files(content: StepContent) -> dict[str, bytes]:
     """The JSON files of a step; InvalidInput about a value that JSON does not give back."""
     state = dict(content.state)
     if "args" in state:
         # For people: a program's options may hold devices, paths and functions.
-        state["args"] = readable(state["args"])
-    texts = {STATE_FILE: encode_exact(state, "state")}
+        state["args"] = to_readable_json(state["args"])
+    texts = {STATE_FILE: encode_lossless_json(state, "state")}
     if content.config is not None:
         config = {**content.config, "versions": _versions()}
-        texts[CONFIG_FILE] = encode_exact(config, "config")
+        texts[CONFIG_FILE] = encode_lossless_json(config, "config")
     return texts
 
 
@@ -118,11 +120,11 @@ def _versions() -> dict[str, object]:
         "format": FORMAT_VERSION,
         "tinkex": package_version(),
         "torch": torch.__version__,
-        "revision": _revision(),
+        "revision": _git_revision(),
     }
 
 
-def _revision() -> str | None:
+def _git_revision() -> str | None:
     """The commit that the run was started in, with a word if files were changed; None elsewhere."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     # To look must not be in the way of a commit.
@@ -142,7 +144,7 @@ def save_tensors(path: Path, value: Any) -> None:
     The zip writer of torch replaces an error of the file below it by one of its own.
     """
     with path.open("wb") as file:
-        target = _RememberingFile(file)
+        target = _ErrorRecordingFile(file)
         try:
             torch.save(value, cast("BinaryIO", target))
         except RuntimeError:
@@ -152,7 +154,7 @@ def save_tensors(path: Path, value: Any) -> None:
             raise target.error
 
 
-class _RememberingFile:
+class _ErrorRecordingFile:
     """What torch.save writes to; keeps the first error of the file."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -176,61 +178,65 @@ class _RememberingFile:
             raise
 
 
-def _set_aside(final: Path, aside: Path) -> None:
+def _move_aside(final: Path, aside: Path) -> None:
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
 
 
-def _put_back(aside: Path, final: Path) -> None:
+def _restore_aside(aside: Path, final: Path) -> None:
     if aside.exists() and not final.exists():
         with suppress(OSError):
             aside.rename(final)
 
 
-def check_space(root: Path, needed: int, free_bytes: Callable[[Path], int] | None = None) -> None:
+def check_disk_space(
+    root: Path, needed: int, free_bytes: Callable[[Path], int] | None = None
+) -> None:
     """Refuse a save for which the disk is too small, before anything is written."""
     free = free_bytes(root) if free_bytes is not None else shutil.disk_usage(root).free
-    if free < needed + _MARGIN:
+    if free < needed + _MARGIN_BYTES:
         raise CheckpointError(
             f"{root} has {format_bytes(free)} free, and a checkpoint needs "
-            f"{format_bytes(needed + _MARGIN)}",
-            hint=_FREE_SPACE,
+            f"{format_bytes(needed + _MARGIN_BYTES)}",
+            hint=_FREE_SPACE_HINT,
         )
 
 
-def num_bytes(value: Any) -> int:
+def count_tensor_bytes(value: Any) -> int:
     """How many bytes the tensors in a tree have; tied ones count once."""
     seen: dict[int, int] = {}
-    _count(value, seen)
+    _add_tensor_bytes(value, seen)
     return sum(seen.values())
 
 
-def _count(value: Any, seen: dict[int, int]) -> None:
+def _add_tensor_bytes(value: Any, seen: dict[int, int]) -> None:
     if isinstance(value, Tensor):
         seen[value.data_ptr() or id(value)] = value.numel() * value.element_size()
     elif isinstance(value, StepContent):
-        _count([value.weights, value.optimizer, value.rng], seen)
+        _add_tensor_bytes([value.weights, value.optimizer, value.rng], seen)
     elif isinstance(value, Mapping):
-        _count(list(value.values()), seen)
+        _add_tensor_bytes(list(value.values()), seen)
     elif isinstance(value, list | tuple):
         for item in value:
-            _count(item, seen)
+            _add_tensor_bytes(item, seen)
 
 
 def read_step(path: Path, device: str | torch.device = "cpu") -> StepContent:
     """Read a step's files; CheckpointError says which of them cannot be read."""
     has_rng, has_config = (path / RNG_FILE).exists(), (path / CONFIG_FILE).exists()
     return StepContent(
-        weights=_mapping(path / MODEL_FILE, _load(path / MODEL_FILE, device)),
-        optimizer=_mapping(path / OPTIMIZER_FILE, _load(path / OPTIMIZER_FILE, device)),
+        weights=_check_mapping(path / MODEL_FILE, _load_tensors(path / MODEL_FILE, device)),
+        optimizer=_check_mapping(
+            path / OPTIMIZER_FILE, _load_tensors(path / OPTIMIZER_FILE, device)
+        ),
         state=read_json(path / STATE_FILE),
-        rng=_load(path / RNG_FILE, "cpu") if has_rng else [],
+        rng=_load_tensors(path / RNG_FILE, "cpu") if has_rng else [],
         config=read_json(path / CONFIG_FILE) if has_config else None,
     )
 
 
-def _load(path: Path, device: str | torch.device) -> Any:
+def _load_tensors(path: Path, device: str | torch.device) -> Any:
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
@@ -244,10 +250,10 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return dict(_mapping(path, value))
+    return dict(_check_mapping(path, value))
 
 
-def _mapping(path: Path, value: Any) -> Mapping[str, Any]:
+def _check_mapping(path: Path, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise CheckpointError(f"{path} holds {type(value).__name__}, expected names and values")
     return value

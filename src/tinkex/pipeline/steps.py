@@ -34,7 +34,7 @@ REPLACED_PREFIX = ".replaced-"
 #: Folders in the root, by number, of steps that a run left behind when it went back.
 ABANDONED_PREFIX = "abandoned_"
 
-_STEP = re.compile(r"step_([0-9]+)")
+_STEP_PATTERN = re.compile(r"step_([0-9]+)")
 
 log = get_logger(__name__)
 
@@ -46,24 +46,24 @@ def step_name(step: int) -> str:
 
 def step_number(path: Path) -> int | None:
     """The step a directory is named after, or None."""
-    found = _STEP.fullmatch(path.name)
+    found = _STEP_PATTERN.fullmatch(path.name)
     return int(found[1]) if found else None
 
 
-def problem_of(path: Path, *, is_deep: bool = False) -> str | None:
+def find_step_problem(path: Path, *, verify_digests: bool = False) -> str | None:
     """Why a directory cannot be trusted as a checkpoint, or None; deep reads every byte."""
     if not path.is_dir():
         return f"{path} is no directory"
-    missing = _problem_of_required(path)
+    missing = _find_missing_file(path)
     if missing is not None:
         return missing
     if (path / MANIFEST_NAME).exists():
-        return _problem_of_files(path, is_deep)
+        return _find_manifest_problem(path, verify_digests)
     # Somebody else may have taken it away just now: then it is no checkpoint of the older kind.
-    return _problem_of_required(path)
+    return _find_missing_file(path)
 
 
-def _problem_of_required(path: Path) -> str | None:
+def _find_missing_file(path: Path) -> str | None:
     for name in REQUIRED_FILES:
         file = path / name
         try:
@@ -76,9 +76,9 @@ def _problem_of_required(path: Path) -> str | None:
     return None
 
 
-def _problem_of_files(path: Path, is_deep: bool) -> str | None:
+def _find_manifest_problem(path: Path, verify_digests: bool) -> str | None:
     try:
-        if is_deep:
+        if verify_digests:
             check_manifest(path)
             return None
         for name, expected in read_manifest(path).files.items():
@@ -94,7 +94,7 @@ def _problem_of_files(path: Path, is_deep: bool) -> str | None:
 
 def is_valid_step(path: Path) -> bool:
     """True for a directory with the three files, as long as its manifest says if it has one."""
-    return problem_of(path) is None
+    return find_step_problem(path) is None
 
 
 #: How often the steps are listed again because a writer changed them meanwhile.
@@ -113,7 +113,9 @@ def list_steps(root: Path) -> Iterator[tuple[int, Path]]:
     yield from sorted(numbered, reverse=True)
 
 
-def latest_step(root: Path, *, below: int | None = None, is_deep: bool = False) -> Path | None:
+def latest_step(
+    root: Path, *, below: int | None = None, verify_digests: bool = False
+) -> Path | None:
     """The valid step with the highest number, or None; warns about what it passes over.
 
     A writer may remove every listed step after it wrote newer ones: then the new ones are listed.
@@ -123,7 +125,7 @@ def latest_step(root: Path, *, below: int | None = None, is_deep: bool = False) 
         for step, path in steps:
             if below is not None and step >= below:
                 continue
-            problem = problem_of(path, is_deep=is_deep)
+            problem = find_step_problem(path, verify_digests=verify_digests)
             if problem is None:
                 return path
             log.warning("checkpoint %s is passed over: %s", path, problem)
@@ -142,9 +144,9 @@ def prune_steps(
     """
     if retention.keep_last <= 0 or not root.is_dir():
         return []
-    recover(root)
+    recover_replaced_steps(root)
     steps = [(step, path) for step, path in list_steps(root) if newest is None or step <= newest]
-    broken = {path: problem_of(path) for _, path in steps}
+    broken = {path: find_step_problem(path) for _, path in steps}
     valid = [step for step, path in steps if broken[path] is None]
     pinned = [step for step, path in steps if (path / PIN_FILE).exists()]
     kept = choose_steps_to_keep(valid, retention, best=best, pinned=pinned)
@@ -160,7 +162,7 @@ def prune_steps(
     return removed
 
 
-def abandon_later(root: Path, step: int) -> Path | None:
+def archive_later_steps(root: Path, step: int) -> Path | None:
     """Move the good steps after `step` into a folder, where nobody takes them for the newest."""
     later = [path for number, path in list_steps(root) if number > step and is_valid_step(path)]
     if not later:
@@ -179,20 +181,20 @@ def abandon_later(root: Path, step: int) -> Path | None:
     return folder
 
 
-def point_latest(root: Path, path: Path) -> None:
+def write_latest(root: Path, path: Path) -> None:
     """Write down which step is the newest, for those who look with other programs."""
     write_file_atomic(root / LATEST_FILE, f"{path.name}\n".encode(), mode=0o644)
 
 
-def clean_root(root: Path) -> int:
+def remove_interrupted_saves(root: Path) -> int:
     """Remove what a dead writer left behind; only whoever alone writes here may ask for it."""
     if not root.is_dir():
         return 0
-    recover(root)
+    recover_replaced_steps(root)
     return remove_scratch(root)
 
 
-def recover(root: Path) -> None:
+def recover_replaced_steps(root: Path) -> None:
     """Put back a step whose writer died while it replaced it, and drop what was replaced.
 
     Only whoever alone writes here may ask for it.

@@ -56,7 +56,7 @@ class TensorBoard:
         """Stop the server, unless it belongs to another run; twice is no error."""
         if self.is_reused or not self.pid:
             return
-        _end(self.pid, self._process)
+        _stop_process(self.pid, self._process)
         (self.logdir / RECORD_FILE).unlink(missing_ok=True)
         self.pid = 0
 
@@ -103,12 +103,12 @@ def start_tensorboard(
         return found
     try:
         return _launch(logdir, host, port, wait_seconds)
-    except _PortTaken:
+    except _PortInUse:
         log.warning("port %d is taken, so TensorBoard chooses another", port)
         return _launch(logdir, host, 0, wait_seconds)
 
 
-class _PortTaken(Exception):
+class _PortInUse(Exception):
     """Somebody else listens there."""
 
 
@@ -144,23 +144,21 @@ def _launch(logdir: Path, host: str, port: int, wait_seconds: float) -> TensorBo
             start_new_session=True,
         )
     try:
-        url = _wait_until_it_answers(process, logdir, wait_seconds)
+        url = _wait_until_ready(process, logdir, wait_seconds)
     except BaseException:
-        _end(process.pid, process)
+        _stop_process(process.pid, process)
         raise
     _write_record(logdir, url, process.pid)
     return TensorBoard(url, process.pid, logdir, False, process)
 
 
-def _wait_until_it_answers(
-    process: subprocess.Popen[bytes], logdir: Path, wait_seconds: float
-) -> str:
+def _wait_until_ready(process: subprocess.Popen[bytes], logdir: Path, wait_seconds: float) -> str:
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
         is_over = process.poll() is not None
         output = (logdir / LOG_FILE).read_text(encoding="utf-8", errors="replace")
         if is_over and _BUSY in output:
-            raise _PortTaken
+            raise _PortInUse
         if is_over:
             raise TensorBoardError(
                 f"TensorBoard ended with code {process.returncode}: {_last_line(output)}",
@@ -198,7 +196,7 @@ def _write_record(logdir: Path, url: str, pid: int) -> None:
     write_file_atomic(logdir / RECORD_FILE, json.dumps(record).encode() + b"\n")
 
 
-def _end(pid: int, process: subprocess.Popen[bytes] | None) -> None:
+def _stop_process(pid: int, process: subprocess.Popen[bytes] | None) -> None:
     """Ask a server and its children to stop, and make them after a while."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)

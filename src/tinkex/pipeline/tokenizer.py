@@ -18,15 +18,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tinkex.checkpoint.atomic import new_directory
 from tinkex.data.jsonl import digest_file, parse_line, read_lines
 from tinkex.errors import ConfigError
-from tinkex.pipeline.chat import END, END_OF_TEXT, MARKS, START, TAGS, TEMPLATE, render
+from tinkex.pipeline.chat import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    IM_END,
+    IM_START,
+    SPECIAL_TOKENS,
+    TAG_TOKENS,
+    render_spans,
+)
 from tinkex.pipeline.programs import run_program
-from tinkex.pipeline.schemas import ChatRow, PairRow, TextRow, parse_any
+from tinkex.pipeline.schemas import ConversationRow, PreferencePairRow, TextRow, parse_any_row
 
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 #: What the folder was made from, to know whether it has to be made again.
-ORIGIN = "origin.json"
+ORIGIN_FILE = "origin.json"
 #: Every byte has a token, so that any text has tokens.
-MIN_VOCAB_SIZE = 256 + len(MARKS) + len(TAGS)
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TAG_TOKENS)
 MAX_CONTEXT_TOKENS = 32768
 #: A change of the layout makes new folders.
 _VERSION = 1
@@ -37,20 +45,20 @@ class TextTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._inner = _read(folder / FILE)
-        self.digest = digest_file(folder / FILE)
+        self._inner = _load_file(folder / TOKENIZER_FILE)
+        self.digest = digest_file(folder / TOKENIZER_FILE)
         """Tells tokenizers apart."""
-        self.end_of_text = self.id_of(END_OF_TEXT)
+        self.end_of_text = self.token_id(END_OF_TEXT)
         """Ends a document, and fills what is not looked at."""
-        self.end_of_turn = self.id_of(END)
-        self.start_of_turn = self.id_of(START)
+        self.end_of_turn = self.token_id(IM_END)
+        self.start_of_turn = self.token_id(IM_START)
 
     @property
     def vocab_size(self) -> int:
         """How many ids there are."""
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
-    def id_of(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         """The id of something that is one token; raises if it is not."""
         found = self._inner.token_to_id(token)
         if found is None:
@@ -60,7 +68,7 @@ class TextTokenizer:
             )
         return int(found)
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text; nothing is added."""
         found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [one.ids for one in found]
@@ -70,12 +78,12 @@ class TextTokenizer:
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
 
 
-def load(folder: Path) -> TextTokenizer:
+def load_tokenizer(folder: Path) -> TextTokenizer:
     """Read a tokenizer's folder; what is missing is told."""
     return TextTokenizer(folder)
 
 
-def _read(path: Path) -> Any:
+def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigError(
             f"there is no tokenizer in {path.parent}: {path.name} is missing",
@@ -90,7 +98,7 @@ def _read(path: Path) -> Any:
 # --- training -------------------------------------------------------------------------------
 
 
-def train(texts: Iterable[str], vocab_size: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     """A tokenizer for texts; it may have fewer tokens than asked for if there is little text."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
@@ -104,7 +112,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*MARKS, *TAGS],
+        special_tokens=[*SPECIAL_TOKENS, *TAG_TOKENS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -112,29 +120,29 @@ def train(texts: Iterable[str], vocab_size: int) -> Any:
     return tokenizer
 
 
-def train_folder(data: Sequence[Path], out: Path, vocab_size: int) -> bool:
+def train_tokenizer_folder(data: Sequence[Path], out: Path, vocab_size: int) -> bool:
     """Make a tokenizer's folder, whole or not at all; False if it is there already."""
     origin = {"digest": _digest_of(data, vocab_size), "vocab_size": vocab_size}
-    if _origin_of(out) == origin:
+    if _read_origin(out) == origin:
         return False
-    trained = train(_texts(data), vocab_size)
+    trained = train_tokenizer(_iter_texts(data), vocab_size)
     with new_directory(out) as scratch:
-        write(trained, scratch)
-        (scratch / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
+        write_tokenizer(trained, scratch)
+        (scratch / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n")
     return True
 
 
-def write(trained: Any, folder: Path) -> None:
+def write_tokenizer(trained: Any, folder: Path) -> None:
     """Write the files of a Hugging Face folder."""
     made = json.loads(trained.to_str())
     for token in made["added_tokens"]:
         # Whoever leaves out the marks of an answer still wants to read its tags.
-        token["special"] = token["content"] in MARKS
-    (folder / FILE).write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+        token["special"] = token["content"] in SPECIAL_TOKENS
+    (folder / TOKENIZER_FILE).write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
-        "eos_token": END,
+        "eos_token": IM_END,
         "pad_token": END_OF_TEXT,
         "unk_token": END_OF_TEXT,
         "add_bos_token": False,
@@ -143,37 +151,39 @@ def write(trained: Any, folder: Path) -> None:
         "model_max_length": MAX_CONTEXT_TOKENS,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
-def _texts(data: Sequence[Path]) -> Iterator[str]:
+def _iter_texts(data: Sequence[Path]) -> Iterator[str]:
     for path in data:
         for line in read_lines(path):
-            yield from _texts_of(parse_line(path, line, parse_any))
+            yield from _row_texts(parse_line(path, line, parse_any_row))
 
 
-def _texts_of(row: TextRow | ChatRow | PairRow) -> Iterator[str]:
+def _row_texts(row: TextRow | ConversationRow | PreferencePairRow) -> Iterator[str]:
     if isinstance(row, TextRow):
         if row.text:
             yield row.text
         return
-    for one in (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected):
-        yield from (part.text for part in render(one.messages, one.tools))
+    for one in (row,) if isinstance(row, ConversationRow) else (row.chosen, row.rejected):
+        yield from (part.text for part in render_spans(one.messages, one.tools))
 
 
 def _digest_of(data: Sequence[Path], vocab_size: int) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {vocab_size} {MARKS} {TAGS} {TEMPLATE}".encode())
+    digest = hashlib.sha256(
+        f"{_VERSION} {vocab_size} {SPECIAL_TOKENS} {TAG_TOKENS} {CHAT_TEMPLATE}".encode()
+    )
     for path in data:
         digest.update(digest_file(path).encode())
     return digest.hexdigest()
 
 
-def _origin_of(folder: Path) -> Any:
+def _read_origin(folder: Path) -> Any:
     try:
-        found = json.loads((folder / ORIGIN).read_bytes())
+        found = json.loads((folder / ORIGIN_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if (folder / FILE).is_file() else None
+    return found if (folder / TOKENIZER_FILE).is_file() else None
 
 
 # --- the command ----------------------------------------------------------------------------
@@ -186,12 +196,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="The folder to make.")
     parser.add_argument("--vocab_size", type=int, default=6400, help="Most tokens (default: 6400).")
     known = parser.parse_args(argv)
-    return run_program(lambda: _make(known.data, known.out, known.vocab_size))
+    return run_program(lambda: _run_training(known.data, known.out, known.vocab_size))
 
 
-def _make(data: Sequence[Path], out: Path, vocab_size: int) -> int:
-    done = "made" if train_folder(data, out, vocab_size) else "is there already"
-    sys.stderr.write(f"tokenizer {out} {done}: {load(out).vocab_size} tokens\n")
+def _run_training(data: Sequence[Path], out: Path, vocab_size: int) -> int:
+    done = "made" if train_tokenizer_folder(data, out, vocab_size) else "is there already"
+    sys.stderr.write(f"tokenizer {out} {done}: {load_tokenizer(out).vocab_size} tokens\n")
     return 0
 
 

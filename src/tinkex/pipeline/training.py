@@ -14,72 +14,72 @@ import torch
 from transformers.utils import logging as transformers_log
 
 from tinkex.checkpoint.atomic import remove_scratch, write_file_atomic
-from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.arguments import TrainerArguments
 from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.distributed import Ranks, open_ranks
-from tinkex.pipeline.holding import hold
+from tinkex.pipeline.distributed import DistributedContext, init_distributed
+from tinkex.pipeline.holding import lock_directory
 from tinkex.pipeline.loop import EXPORT_NAME, train
-from tinkex.pipeline.materials import TOKENS_DIR, make_stage
-from tinkex.pipeline.metrics import Console, make_sink
+from tinkex.pipeline.materials import TOKENS_DIR, build_stage
+from tinkex.pipeline.metrics import ConsoleSink, make_sink
 from tinkex.pipeline.stage import Stage, TrainPlan, TrainResult
 from tinkex.units import format_count
 
-RESULT = "result.json"
+RESULT_FILE = "result.json"
 _MAX_WARMUP_STEPS = 200
 
 
-def run(name: str, known: Arguments) -> int:
+def run(stage_name: str, args: TrainerArguments) -> int:
     """Train a stage; returns the exit code: 0, or 128 and a signal's number."""
     # Its bars would break into ours.
     transformers_log.disable_progress_bar()
     try:
-        with open_ranks() as ranks, ExitStack() as stack:
-            ranks.from_first(lambda: _take(known.out_dir, stack))
-            return _train(name, known, ranks)
+        with init_distributed() as ranks, ExitStack() as stack:
+            ranks.run_on_rank_zero(lambda: _lock_output_dir(args.out_dir, stack))
+            return _train(stage_name, args, ranks)
     except torch.OutOfMemoryError as error:
         raise MemoryError(str(error).partition("\n")[0]) from error
 
 
-def _take(out_dir: Path, stack: ExitStack) -> None:
+def _lock_output_dir(out_dir: Path, stack: ExitStack) -> None:
     """Be the only one who writes here, and clear away what a dead trainer had begun."""
-    stack.enter_context(hold(out_dir))
+    stack.enter_context(lock_directory(out_dir))
     for folder in (out_dir, out_dir / TOKENS_DIR):
         remove_scratch(folder)
 
 
-def _train(name: str, known: Arguments, ranks: Ranks) -> int:
-    stage = make_stage(name, known, ranks)
-    plan = make_plan(known, stage, ranks.world_size)
-    sink = make_sink(name, plan, known.metrics_file)
-    result = train(stage, plan, sink=sink, resume=known.resume)
-    if not ranks.is_first:
+def _train(stage_name: str, args: TrainerArguments, ranks: DistributedContext) -> int:
+    stage = build_stage(stage_name, args, ranks)
+    plan = make_train_plan(args, stage, ranks.world_size)
+    sink = make_sink(stage_name, plan, args.metrics_file)
+    result = train(stage, plan, sink=sink, resume=args.resume)
+    if not ranks.is_rank_zero:
         return result.exit_code
     if result.is_complete:
-        write_result(result, known.out_dir)
-        Console(name).say(headline(result))
+        write_result(result, args.out_dir)
+        ConsoleSink(stage_name).write_line(summarize_result(result))
     return result.exit_code
 
 
-def make_plan(known: Arguments, stage: Stage, world_size: int) -> TrainPlan:
+def make_train_plan(args: TrainerArguments, stage: Stage, world_size: int) -> TrainPlan:
     """The loop's plan, as a command line asks for it."""
-    warmup = known.warmup_steps
+    warmup = args.warmup_steps
     if warmup is None:
-        per_epoch = -(-stage.source.num_batches(0) // (known.accumulation_steps * world_size))
-        warmup = min(_MAX_WARMUP_STEPS, (known.max_steps or known.epochs * per_epoch) // 20)
-    same = {name: getattr(known, name) for name in _SAME}
+        per_epoch = -(-stage.source.num_batches(0) // (args.accumulation_steps * world_size))
+        warmup = min(_MAX_WARMUP_STEPS, (args.max_steps or args.epochs * per_epoch) // 20)
+    same = {name: getattr(args, name) for name in _SHARED_FIELDS}
     return TrainPlan(
         **same,
-        ckpt_dir=known.checkpoint_root,
-        min_learning_rate=known.lowest_rate,
+        ckpt_dir=args.checkpoint_root,
+        min_learning_rate=args.final_learning_rate,
         warmup_steps=warmup,
-        device=known.device,
-        dtype=known.dtype,
-        args={key: plain(value) for key, value in asdict(known).items()},
+        device=args.device,
+        dtype=args.dtype,
+        args={key: to_plain_json(value) for key, value in asdict(args).items()},
     )
 
 
 #: What arguments and plan call the same.
-_SAME = (
+_SHARED_FIELDS = (
     *("out_dir", "epochs", "max_steps", "batch_size", "accumulation_steps", "learning_rate"),
     *("schedule", "optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
     *("save_interval_seconds", "keep_last_checkpoints", "keep_every", "eval_interval"),
@@ -87,7 +87,7 @@ _SAME = (
 )
 
 
-def plain(value: object) -> object:
+def to_plain_json(value: object) -> object:
     """A value that JSON knows."""
     if isinstance(value, Path):
         return str(value)
@@ -101,14 +101,14 @@ def write_result(result: TrainResult, out_dir: Path) -> None:
         "steps": result.steps,
         "tokens": result.tokens,
         "seconds": round(result.seconds, 3),
-        "metrics": moved(result.before, result.after),
+        "metrics": metric_changes(result.before, result.after),
         "digest": digest_weights(out_dir / EXPORT_NAME),
     }
     text = json.dumps(told, indent=2, allow_nan=False) + "\n"
-    write_file_atomic(out_dir / RESULT, text.encode(), mode=0o644)
+    write_file_atomic(out_dir / RESULT_FILE, text.encode(), mode=0o644)
 
 
-def moved(
+def metric_changes(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, dict[str, float | None]]:
     """Each figure before and after; None for what is no number, which JSON could not say."""
@@ -122,7 +122,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def headline(result: TrainResult) -> str:
+def summarize_result(result: TrainResult) -> str:
     """The stage's own metric, before and after."""
     name, after = next(iter(result.after.items()))
     before = result.before.get(name)

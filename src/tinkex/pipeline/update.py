@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from tinkex.nn.optim import NonFiniteGradient
-from tinkex.pipeline.distributed import Ranks
-from tinkex.pipeline.schedule import Window
-from tinkex.pipeline.stage import Loss, Stage
+from tinkex.pipeline.distributed import DistributedContext
+from tinkex.pipeline.schedule import UpdateWindow
+from tinkex.pipeline.stage import Stage, StageLoss
 
 _CLIP_EPS = 1e-6
 
 
 @dataclass(slots=True, kw_only=True)
-class Gathered:
+class UpdateSums:
     """What the micro-batches of an update came to; sums, of one rank or of all."""
 
     loss: float = 0.0
@@ -36,52 +36,54 @@ class Gathered:
 
 
 def accumulate(
-    stage: Stage, window: Window, ranks: Ranks, is_stopping: Callable[[], bool]
-) -> Gathered | None:
+    stage: Stage, window: UpdateWindow, ranks: DistributedContext, is_stopping: Callable[[], bool]
+) -> UpdateSums | None:
     """Add up loss and gradients of this rank's micro-batches; None when asked to stop amid them."""
-    gathered = Gathered()
+    gathered = UpdateSums()
     losses: list[Tensor] = []
     for index in window.indexes:
         if index % ranks.world_size != ranks.rank:
             continue
         # Alone, a run may leave half an update: the weights have not changed yet.
-        if ranks.is_alone and is_stopping():
+        if ranks.is_single_process and is_stopping():
             return None
         batch = stage.source.batch(window.epoch, index)
         loss = stage.loss(batch)
         losses.append(_backward(loss))
-        _count(gathered, loss, batch.num_tokens, batch.num_samples)
+        _add_counts(gathered, loss, batch.num_tokens, batch.num_samples)
     # Reading a number waits for the device, so all are read together.
     gathered.loss = math.fsum(float(value) for value in losses)
     return gathered
 
 
-def _backward(loss: Loss) -> Tensor:
+def _backward(loss: StageLoss) -> Tensor:
     if loss.weight and loss.total.requires_grad:
         loss.total.backward()
     return loss.total.detach()
 
 
-def _count(gathered: Gathered, loss: Loss, tokens: int, samples: int) -> None:
-    gathered.weight += loss.weight
-    gathered.tokens += tokens
-    gathered.samples += samples
+def _add_counts(sums: UpdateSums, loss: StageLoss, tokens: int, samples: int) -> None:
+    sums.weight += loss.weight
+    sums.tokens += tokens
+    sums.samples += samples
     for name, value in loss.metrics.items():
-        gathered.metrics[name] = gathered.metrics.get(name, 0.0) + value
+        sums.metrics[name] = sums.metrics.get(name, 0.0) + value
 
 
-def share(
-    gathered: Gathered, names: Sequence[str], flags: Sequence[float], ranks: Ranks
-) -> tuple[Gathered, list[float]]:
+def sum_over_ranks(
+    local_sums: UpdateSums, names: Sequence[str], flags: Sequence[float], ranks: DistributedContext
+) -> tuple[UpdateSums, list[float]]:
     """The sums of all ranks, and of what else each has to say.
 
     `names` are those of the metrics: a rank without a micro-batch has none of its own.
     """
-    own = [gathered.loss, gathered.weight, gathered.tokens, gathered.samples]
-    own += [gathered.metrics.get(name, 0.0) for name in names]
-    sums = ranks.sum_values([*own, *flags])
+    own = [local_sums.loss, local_sums.weight, local_sums.tokens, local_sums.samples]
+    own += [local_sums.metrics.get(name, 0.0) for name in names]
+    sums = ranks.all_reduce_values([*own, *flags])
     metrics = dict(zip(names, sums[4:], strict=False))
-    total = Gathered(loss=sums[0], weight=sums[1], tokens=sums[2], samples=sums[3], metrics=metrics)
+    total = UpdateSums(
+        loss=sums[0], weight=sums[1], tokens=sums[2], samples=sums[3], metrics=metrics
+    )
     return total, sums[len(own) :]
 
 
@@ -94,11 +96,11 @@ class NonFiniteUpdate(NonFiniteGradient):
     )
 
 
-def check_loss(loss: float, num_done: int) -> None:
+def check_loss(loss: float, step: int) -> None:
     """Refuse an update whose loss is no number, before it does any harm."""
     if not math.isfinite(loss):
         raise NonFiniteUpdate(
-            f"the loss of update {num_done + 1} is {loss}, so training stops at step {num_done}"
+            f"the loss of update {step + 1} is {loss}, so training stops at step {step}"
         )
 
 

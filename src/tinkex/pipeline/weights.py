@@ -45,17 +45,17 @@ class WeightDifference:
     """In the model, not in the file."""
     unexpected: tuple[str, ...]
     """In the file, not in the model."""
-    misshapen: tuple[str, ...]
+    mismatched_shapes: tuple[str, ...]
     """In both, with other shapes: what is said about each."""
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.misshapen)
+        return bool(self.missing or self.unexpected or self.mismatched_shapes)
 
     def __str__(self) -> str:
         parts = (
-            _some("missing", self.missing),
-            _some("not in the model", self.unexpected),
-            _some("of another shape", self.misshapen),
+            _format_names("missing", self.missing),
+            _format_names("not in the model", self.unexpected),
+            _format_names("of another shape", self.mismatched_shapes),
         )
         return "; ".join(part for part in parts if part)
 
@@ -68,7 +68,7 @@ def compare_weights(
     return WeightDifference(
         missing=tuple(name for name in expected if name not in found),
         unexpected=tuple(name for name in found if name not in expected),
-        misshapen=tuple(
+        mismatched_shapes=tuple(
             f"{name} {_shape(found[name])} instead of {_shape(expected[name])}"
             for name in both
             if found[name].shape != expected[name].shape
@@ -99,7 +99,7 @@ def _shape(value: Tensor) -> str:
     return "x".join(map(str, value.shape)) or "scalar"
 
 
-def _some(label: str, names: tuple[str, ...]) -> str:
+def _format_names(label: str, names: tuple[str, ...]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

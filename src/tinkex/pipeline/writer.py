@@ -17,47 +17,53 @@ from tinkex.pipeline.step_files import StepContent, write_step
 from tinkex.pipeline.steps import prune_steps
 
 #: Where in a tree a value is.
-Place = tuple[object, ...]
-Buffers = dict[Place, Tensor]
+TreePath = tuple[object, ...]
+TensorBuffers = dict[TreePath, Tensor]
 #: Writes something else from the same copy of the weights.
-AlsoWrite = Callable[[Mapping[str, Tensor]], None]
+ExtraWriter = Callable[[Mapping[str, Tensor]], None]
 
 
-class Snapshot:
+class TensorSnapshot:
     """A copy of a tree of tensors in memory that is used again for the next copy.
 
     Fresh memory costs several times the copy itself, for the system hands it out page by page.
     """
 
     def __init__(self) -> None:
-        self._buffers: Buffers = {}
+        self._buffers: TensorBuffers = {}
 
     @torch.no_grad()
-    def take(self, tree: Any) -> Any:
+    def copy_tree(self, tree: Any) -> Any:
         """The same tree with copies for tensors; tensors that are one stay one."""
         before, self._buffers = self._buffers, {}
         return self._copy((), tree, before, {})
 
-    def _copy(self, path: Place, value: Any, before: Buffers, taken: Buffers) -> Any:
+    def _copy(
+        self, path: TreePath, value: Any, reusable: TensorBuffers, copied: TensorBuffers
+    ) -> Any:
         if isinstance(value, Tensor):
-            return self._copy_tensor(path, value, before, taken)
+            return self._copy_tensor(path, value, reusable, copied)
         if isinstance(value, Mapping):
             pairs = value.items()
-            return {key: self._copy((*path, key), item, before, taken) for key, item in pairs}
+            return {key: self._copy((*path, key), item, reusable, copied) for key, item in pairs}
         if isinstance(value, list | tuple):
-            items = [self._copy((*path, at), item, before, taken) for at, item in enumerate(value)]
+            items = [
+                self._copy((*path, at), item, reusable, copied) for at, item in enumerate(value)
+            ]
             return items if isinstance(value, list) else tuple(items)
         return value
 
-    def _copy_tensor(self, path: Place, value: Tensor, before: Buffers, taken: Buffers) -> Tensor:
+    def _copy_tensor(
+        self, path: TreePath, value: Tensor, reusable: TensorBuffers, copied: TensorBuffers
+    ) -> Tensor:
         identity = (value.data_ptr() or id(value), value.dtype, *value.shape, *value.stride())
-        if identity in taken:
-            return taken[identity]
-        buffer = before.get(path)
+        if identity in copied:
+            return copied[identity]
+        buffer = reusable.get(path)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
             buffer = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         buffer.copy_(value)
-        self._buffers[path] = taken[identity] = buffer
+        self._buffers[path] = copied[identity] = buffer
         return buffer
 
 
@@ -67,11 +73,11 @@ class StepWriter:
     def __init__(self, root: Path, retention: StepRetention) -> None:
         self._root = root
         self._retention = retention
-        self._snapshot = Snapshot()
+        self._snapshot = TensorSnapshot()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tinkex-writer")
         self._copying: Future[StepContent] | None = None
         self._pending: Future[Path] | None = None
-        self.went_back_to: int | None = None
+        self.rewound_to: int | None = None
         """The step that somebody chose to go on from; the first write sets later ones aside."""
 
     def save(
@@ -80,7 +86,7 @@ class StepWriter:
         content: StepContent,
         *,
         best: int | None = None,
-        also: AlsoWrite | None = None,
+        write_extra: ExtraWriter | None = None,
     ) -> None:
         """Have the content copied and written; raises what the write before it failed with.
 
@@ -88,22 +94,28 @@ class StepWriter:
         """
         self.wait()
         self._copying = self._pool.submit(self._copy, content)
-        self._pending = self._pool.submit(self._write, step, self._copying, best, also)
+        self._pending = self._pool.submit(self._write, step, self._copying, best, write_extra)
 
     def _copy(self, content: StepContent) -> StepContent:
-        copy = self._snapshot.take({"weights": content.weights, "optimizer": content.optimizer})
+        copy = self._snapshot.copy_tree(
+            {"weights": content.weights, "optimizer": content.optimizer}
+        )
         return replace(content, weights=copy["weights"], optimizer=copy["optimizer"])
 
     def _write(
-        self, step: int, copying: Future[StepContent], best: int | None, also: AlsoWrite | None
+        self,
+        step: int,
+        copying: Future[StepContent],
+        best: int | None,
+        write_extra: ExtraWriter | None,
     ) -> Path:
         content = copying.result()
-        path = write_step(self._root, step, content, went_back_to=self.went_back_to)
-        self.went_back_to = None
-        if also is not None:
+        path = write_step(self._root, step, content, rewound_to=self.rewound_to)
+        self.rewound_to = None
+        if write_extra is not None:
             # It may write with any library.
             with convert_disk_full(self._root):
-                also(content.weights)
+                write_extra(content.weights)
         prune_steps(self._root, self._retention, best=best, newest=step)
         return path
 

@@ -19,7 +19,7 @@ class Stoppable(Protocol):
 
 
 @contextlib.contextmanager
-def stop_on_interrupt(run: Stoppable, told: Callable[[], None]) -> Iterator[None]:
+def stop_on_interrupt(run: Stoppable, on_stop: Callable[[], None]) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into `run.stop()`; the next one does what it always did.
 
     Signals belong to the main thread; elsewhere nothing changes.
@@ -35,7 +35,7 @@ def stop_on_interrupt(run: Stoppable, told: Callable[[], None]) -> Iterator[None
         run.stop()
         # Whoever was interrupted may have been writing to the same stream.
         with contextlib.suppress(RuntimeError):
-            told()
+            on_stop()
 
     for caught in (signal.SIGINT, signal.SIGTERM):
         before[caught] = signal.signal(caught, stop)

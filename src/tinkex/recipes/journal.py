@@ -19,7 +19,7 @@ import msgspec
 
 from tinkex.checkpoint.atomic import remove_scratch, write_file_atomic
 from tinkex.errors import InvalidInput
-from tinkex.recipes.plan import changes_between
+from tinkex.recipes.plan import describe_changes
 
 if sys.platform != "win32":
     import fcntl
@@ -27,7 +27,7 @@ if sys.platform != "win32":
 _MODE = 0o644
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class SavedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The last saved state; everything after it is done again."""
 
     step: int
@@ -40,7 +40,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Set when the run is over."""
 
 
-class Journal:
+class RunDirectory:
     """Reads and writes the directory of one run."""
 
     def __init__(self, directory: Path) -> None:
@@ -50,12 +50,12 @@ class Journal:
         self.metrics_file = directory / "metrics.jsonl"
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Make the directory and keep other processes from training in it.
 
         A directory that is made here is removed again if the run fails before its first step.
         """
-        made = _missing(self.directory)
+        made = _missing_directories(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, _MODE)
@@ -68,7 +68,7 @@ class Journal:
             yield
         except BaseException:
             if made and not self.metrics_file.exists() and not self.progress_file.exists():
-                _remove(made)
+                _remove_created(made)
             raise
         finally:
             os.close(descriptor)
@@ -84,26 +84,26 @@ class Journal:
                 hint="Wait for it, or name another directory with --run-dir.",
             ) from error
 
-    def changes(self, essence: Mapping[str, Any]) -> list[str]:
+    def find_changes(self, settings: Mapping[str, Any]) -> list[str]:
         """What differs from the plan that was begun, in words; nothing if nothing was saved."""
-        begun = self._begun_essence()
-        if begun is None or self.progress() is None:
+        begun = self._read_settings()
+        if begun is None or self.read_progress() is None:
             return []
-        return changes_between(begun, essence)
+        return describe_changes(begun, settings)
 
-    def adopt(self, plan: Mapping[str, Any], essence: Mapping[str, Any]) -> None:
+    def write_plan(self, plan: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Write down the plan, in place of an older one."""
-        _write(self.plan_file, {"plan": plan, "essence": essence})
+        _write_json(self.plan_file, {"plan": plan, "essence": settings})
 
-    def restart(self) -> None:
+    def clear_progress(self) -> None:
         """Forget how far the run got; checkpoints on the server stay."""
         self.progress_file.unlink(missing_ok=True)
         self.metrics_file.unlink(missing_ok=True)
 
-    def progress(self) -> Progress | None:
+    def read_progress(self) -> SavedProgress | None:
         """The last saved state, or None."""
         try:
-            return msgspec.json.decode(self.progress_file.read_bytes(), type=Progress)
+            return msgspec.json.decode(self.progress_file.read_bytes(), type=SavedProgress)
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:
@@ -112,11 +112,11 @@ class Journal:
                 hint="Start over with --restart.",
             ) from error
 
-    def save(self, progress: Progress) -> None:
+    def write_progress(self, progress: SavedProgress) -> None:
         """Write down a saved state; seen whole or not at all."""
-        _write(self.progress_file, progress)
+        _write_json(self.progress_file, progress)
 
-    def _begun_essence(self) -> dict[str, Any] | None:
+    def _read_settings(self) -> dict[str, Any] | None:
         try:
             found = msgspec.json.decode(self.plan_file.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
@@ -126,7 +126,7 @@ class Journal:
 
     # --- metrics ----------------------------------------------------------------------------
 
-    def rows(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[dict[str, Any]]:
         """What was measured so far; a line that a dying process left half is not there."""
         try:
             lines = self.metrics_file.read_bytes().splitlines()
@@ -134,26 +134,26 @@ class Journal:
             return []
         return [row for row in map(_read_row, lines) if row is not None]
 
-    def rewind(self, step: int) -> None:
+    def truncate_metrics(self, step: int) -> None:
         """Forget what was measured after a step: it will be done again."""
-        by_step = {row["step"]: row for row in self.rows() if row["step"] <= step}
+        by_step = {row["step"]: row for row in self.read_metrics() if row["step"] <= step}
         if by_step or self.metrics_file.exists():
             kept = [by_step[number] for number in sorted(by_step)]
             content = b"".join(msgspec.json.encode(row) + b"\n" for row in kept)
             write_file_atomic(self.metrics_file, content, _MODE)
 
-    def measure(self, row: Mapping[str, Any]) -> None:
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add the figures of one step."""
         with self.metrics_file.open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
 
 
-def _missing(directory: Path) -> list[Path]:
+def _missing_directories(directory: Path) -> list[Path]:
     """A directory and its parents that do not exist, innermost first."""
     return list(takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
 
 
-def _remove(made: Sequence[Path]) -> None:
+def _remove_created(made: Sequence[Path]) -> None:
     """Remove a directory with its content, and its parents if they are empty."""
     shutil.rmtree(made[0], ignore_errors=True)
     with suppress(OSError):
@@ -169,6 +169,6 @@ def _read_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _write(path: Path, content: Any) -> None:
+def _write_json(path: Path, content: Any) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_file_atomic(path, encoded + b"\n", _MODE)

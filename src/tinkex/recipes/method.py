@@ -12,57 +12,57 @@ from tinkex.client.service import ServiceClient
 from tinkex.client.training import TrainingClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.recipes.plan import Plan
-from tinkex.recipes.rendering import Example, Renderer
-from tinkex.recipes.schedule import Batch, batch_at
+from tinkex.recipes.rendering import RenderedExample, Renderer
+from tinkex.recipes.schedule import RowBatch, batch_at
 from tinkex.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
 from tinkex.units import format_count
 
 PlanT = TypeVar("PlanT", bound=Plan)
 RowT = TypeVar("RowT")
 #: Takes a sentence for the person who waits.
-Tell = Callable[[str], None]
+NoticeFn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedStep:
     """A step that is on its way to the server."""
 
     epoch: int
     num_tokens: int = 0
-    passed: APIFuture[ForwardBackwardOutput] | None = None
-    stepped: APIFuture[OptimStepResponse] | None = None
+    output_future: APIFuture[ForwardBackwardOutput] | None = None
+    optim_future: APIFuture[OptimStepResponse] | None = None
     loss: float | None = None
     """The mean loss if it is known here; otherwise the server's."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    measure: Callable[[ForwardBackwardOutput], Mapping[str, float]] | None = None
+    compute_metrics: Callable[[ForwardBackwardOutput], Mapping[str, float]] | None = None
     """Computes more metrics from the result of the passes."""
 
     def wait(self) -> tuple[float | None, Mapping[str, float]]:
         """Wait until the step is done; returns its loss and its metrics."""
-        output = None if self.passed is None else self.passed.result()
-        if self.stepped is not None:
-            self.stepped.result()
+        output = None if self.output_future is None else self.output_future.result()
+        if self.optim_future is not None:
+            self.optim_future.result()
         if output is None:
             return self.loss, self.metrics
         loss = output.metrics.get("loss:sum") if self.loss is None else self.loss
-        more = self.measure(output) if self.measure is not None else {}
+        more = self.compute_metrics(output) if self.compute_metrics is not None else {}
         return loss, {**self.metrics, **more}
 
 
 @dataclass(slots=True)
-class Notices:
+class NoticeLog:
     """Tells the first time that something is left out, and counts the rest."""
 
-    tell: Tell
+    tell: NoticeFn
     counts: dict[str, int] = field(default_factory=dict)
 
-    def note(self, kind: str, sentence: str) -> None:
+    def add(self, kind: str, sentence: str) -> None:
         """Something of a kind happened; the sentence is told if it is the first."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if self.counts[kind] == 1:
             self.tell(sentence)
 
-    def sum_up(self) -> None:
+    def log_totals(self) -> None:
         """Tell how often it happened, where the first time was not all."""
         for kind, count in self.counts.items():
             if count > 1:
@@ -70,63 +70,66 @@ class Notices:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting(Generic[PlanT]):
+class RecipeContext(Generic[PlanT]):
     """What a method works with."""
 
     plan: PlanT
     service: ServiceClient
     training: TrainingClient
     renderer: Renderer
-    notices: Notices
+    notices: NoticeLog
     num_steps: int
 
-    def has_lesson(self, place: str, *examples: Example) -> bool:
+    def has_targets(self, place: str, *examples: RenderedExample) -> bool:
         """Whether something is left to learn in each; tells about what had to be cut."""
         for example in examples:
-            if example.num_cut:
-                kept, size = len(example.tokens), len(example.tokens) + example.num_cut
-                self.notices.note(
+            if example.num_truncated:
+                kept, size = len(example.tokens), len(example.tokens) + example.num_truncated
+                self.notices.add(
                     "rows cut to fit",
                     f"{place} has {format_count(size, 'token')} and was cut to {kept}",
                 )
         if all(example.num_learned for example in examples):
             return True
-        self.notices.note("rows left out", f"{place} is left out: no token to learn fits")
+        self.notices.add("rows left out", f"{place} is left out: no token to learn fits")
         return False
 
 
-class Method(ABC, Generic[PlanT, RowT]):
+class RecipeMethod(ABC, Generic[PlanT, RowT]):
     """One recipe at work on one file."""
 
     #: Whether loss and metrics of a step are computed here, so that the server cannot know them.
-    is_measured_here: ClassVar[bool] = True
+    computes_metrics_locally: ClassVar[bool] = True
 
     def __init__(
-        self, setting: Setting[PlanT], rows: JsonlFile[RowT], reference_path: str | None = None
+        self,
+        context: RecipeContext[PlanT],
+        rows: JsonlFile[RowT],
+        reference_path: str | None = None,
     ) -> None:
-        self.setting = setting
+        self.context = context
         self.rows = rows
         self.reference_path = reference_path
         """The weights that the run began with, for methods that compare with them."""
 
     @abstractmethod
-    def submit(self, step: int, adam: AdamParams) -> Submitted:
+    def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
         """Send the passes and the optimizer step of a step counted from 0."""
 
     @abstractmethod
     def evaluate(self, rows: JsonlFile[RowT]) -> dict[str, float]:
         """Measure rows with the weights that the last submitted step leads to."""
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait for what was sent ahead; called once, when no step follows."""
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> RowBatch:
         """The rows of a step."""
-        plan = self.setting.plan
+        plan = self.context.plan
         return batch_at(step, len(self.rows), plan.batch_size, plan.seed)
 
 
-def batches_of(num_rows: int, batch_size: int) -> Iterator[Sequence[int]]:
+def iter_batches(num_rows: int, batch_size: int) -> Iterator[Sequence[int]]:
     """All row numbers in order, a batch at a time."""
     for start in range(0, num_rows, batch_size):
         yield range(start, min(num_rows, start + batch_size))

@@ -8,12 +8,14 @@ from tinkex.client.config import Config
 from tinkex.client.service import ServiceClient
 from tinkex.client.training import TrainingClient
 from tinkex.errors import InvalidInput, NotFoundError
-from tinkex.recipes.journal import Progress
+from tinkex.recipes.journal import SavedProgress
 from tinkex.recipes.plan import Plan
 from tinkex.settings import HOSTED_BASE_URL
 
 
-def open_training(service: ServiceClient, plan: Plan, saved: Progress | None) -> TrainingClient:
+def create_training_client(
+    service: ServiceClient, plan: Plan, saved: SavedProgress | None
+) -> TrainingClient:
     """A client that goes on from a saved state, or begins as the plan says."""
     about = {"recipe": plan.kind, "name": plan.label}
     if saved is not None:
@@ -40,7 +42,9 @@ def find_max_tokens(
     service: ServiceClient, training: TrainingClient, plan: Plan, tell: Callable[[str], None]
 ) -> int | None:
     """The longest example: what the plan says, and no more than the model reads."""
-    limit = _context_of(service, training.get_info().model_data.model_name or plan.base_model)
+    limit = _max_context_length(
+        service, training.get_info().model_data.model_name or plan.base_model
+    )
     if limit is not None and plan.kind == "dpo":
         # The starting weights are asked what they think of a text by sampling one token after it.
         limit -= 1
@@ -51,14 +55,14 @@ def find_max_tokens(
     return min(plan.max_tokens, limit)
 
 
-def _context_of(service: ServiceClient, model_name: str | None) -> int | None:
+def _max_context_length(service: ServiceClient, model_name: str | None) -> int | None:
     for model in service.get_server_capabilities().supported_models:
         if model.model_name == model_name:
             return model.max_context_length
     return None
 
 
-def server_of(config: Config) -> str:
+def server_identity(config: Config) -> str:
     """What names the server for good: the port of this machine's own may change."""
     is_local = config.local_home is not None and config.base_url != HOSTED_BASE_URL
     return f"local {config.local_home}" if is_local else config.base_url

@@ -19,7 +19,7 @@ from tinkex.types.optimizers import check_range
 RlLoss = Literal["importance_sampling", "ppo", "cispo"]
 RL_LOSSES = ("importance_sampling", "ppo", "cispo")
 #: Settings that change what is told or kept and not what is learned.
-_HARMLESS = frozenset(
+_NON_TRAINING_SETTINGS = frozenset(
     {"save_every", "eval_data", "eval_every", "samples", "sample_tokens", "data", "reward"}
 )
 
@@ -103,11 +103,15 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """All settings as JSON has them."""
         settings = {"recipe": self.kind, **asdict(self)}
-        return {name: _plain(value) for name, value in settings.items()}
+        return {name: _to_plain_json(value) for name, value in settings.items()}
 
-    def essence(self) -> dict[str, Any]:
+    def training_settings(self) -> dict[str, Any]:
         """The settings that change what is learned."""
-        return {name: value for name, value in self.to_dict().items() if name not in _HARMLESS}
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in _NON_TRAINING_SETTINGS
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +166,13 @@ class RlPlan(Plan):
         check_range("temperature", self.temperature, above=0.0)
 
 
-def digest_of(settings: Mapping[str, Any]) -> str:
+def settings_digest(settings: Mapping[str, Any]) -> str:
     """The same short text for the same settings."""
     content = msgspec.json.encode(settings, order="sorted")
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs, in words; a setting that one side does not know counts as None."""
     names = sorted(old.keys() | new.keys())
     return [
@@ -178,7 +182,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
     ]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

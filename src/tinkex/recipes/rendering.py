@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinkex.errors import InvalidInput
-from tinkex.recipes.rows import ChatRow, Messages, PreferenceRow, Prompt, TextRow
+from tinkex.recipes.rows import ChatRow, Messages, PreferenceRow, Prompt, PromptCompletionRow
 from tinkex.text import Tokenizer, encode, render_chat
 from tinkex.types import Datum, ModelInput
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class RenderedExample:
     """Tokens, and which of them are learned."""
 
     tokens: Sequence[int]
     is_learned: Sequence[bool]
-    num_cut: int = 0
+    num_truncated: int = 0
     """How many tokens at the end did not fit."""
 
     @property
@@ -37,7 +37,7 @@ class Example:
         """All tokens, for scoring."""
         return ModelInput.from_ints(self.tokens)
 
-    def datum(self, weight: float = 1.0) -> Datum:
+    def to_datum(self, weight: float = 1.0) -> Datum:
         """For cross entropy: position i predicts token i + 1, with this weight if it is learned."""
         return Datum(
             model_input=ModelInput.from_ints(self.tokens[:-1]),
@@ -47,7 +47,7 @@ class Example:
             },
         )
 
-    def sum_learned(self, logprobs: Sequence[float]) -> float:
+    def sum_target_logprobs(self, logprobs: Sequence[float]) -> float:
         """The log-probability of all that is learned, from those of the targets."""
         return sum(itertools.compress(logprobs, self.is_learned[1:]))
 
@@ -66,126 +66,129 @@ class Renderer:
         has_template = bool(template) and hasattr(self.tokenizer, "apply_chat_template")
         object.__setattr__(self, "has_template", has_template)
 
-    def examples(self, row: ChatRow | TextRow) -> list[Example]:
+    def render_examples(self, row: ChatRow | PromptCompletionRow) -> list[RenderedExample]:
         """What a row teaches: one example, or one per turn if the template rewrites old turns."""
-        if isinstance(row, TextRow):
-            found = [self._answered(row.prompt, row.completion)]
+        if isinstance(row, PromptCompletionRow):
+            found = [self._render_answer(row.prompt, row.completion)]
         elif self.has_template:
-            found = self._templated(row.messages)
+            found = self._render_with_template(row.messages)
         else:
-            found = [self._plain_chat(row.messages)]
-        return [self._cut(example) for example in found]
+            found = [self._render_plain(row.messages)]
+        return [self._truncate(example) for example in found]
 
-    def pair(self, row: PreferenceRow) -> tuple[Example, Example]:
+    def render_pair(self, row: PreferenceRow) -> tuple[RenderedExample, RenderedExample]:
         """The chosen and the rejected answer, each behind the prompt."""
         chosen, rejected = (
-            self._cut(self._answered(row.prompt, answer)) for answer in (row.chosen, row.rejected)
+            self._truncate(self._render_answer(row.prompt, answer))
+            for answer in (row.chosen, row.rejected)
         )
         return chosen, rejected
 
-    def prompt(self, prompt: Prompt) -> list[int]:
+    def render_prompt(self, prompt: Prompt) -> list[int]:
         """The tokens after which the model is to answer."""
         if isinstance(prompt, str):
-            return [*self._first(), *self._encode(prompt)]
+            return [*self._bos(), *self._encode(prompt)]
         if self.has_template:
             return render_chat(self.tokenizer, prompt, add_generation_prompt=True)
-        return [*self._plain_chat(prompt).tokens, *self._encode("Assistant:")]
+        return [*self._render_plain(prompt).tokens, *self._encode("Assistant:")]
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         """What the model said."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def _answered(self, prompt: Prompt, answer: str) -> Example:
+    def _render_answer(self, prompt: Prompt, answer: str) -> RenderedExample:
         if not isinstance(prompt, str):
             message = {"role": "assistant", "content": answer}
             if not self.has_template:
-                return _last_only(self._plain_chat(prompt), self._plain_chat((*prompt, message)))
+                return _learn_last_only(
+                    self._render_plain(prompt), self._render_plain((*prompt, message))
+                )
             start = render_chat(self.tokenizer, prompt, add_generation_prompt=True)
             whole = render_chat(self.tokenizer, (*prompt, message), add_generation_prompt=False)
-            return _from_spans(whole, [(_common(start, whole), len(whole))])
+            return _from_spans(whole, [(_common_prefix_length(start, whole), len(whole))])
         # Apart, so that the same tokens are learned that sampling after the prompt would bring.
-        start = self.prompt(prompt)
-        whole = [*start, *self._encode(answer), *self._last()]
+        start = self.render_prompt(prompt)
+        whole = [*start, *self._encode(answer), *self._eos()]
         return _from_spans(whole, [(len(start), len(whole))])
 
-    def _templated(self, messages: Messages) -> list[Example]:
+    def _render_with_template(self, messages: Messages) -> list[RenderedExample]:
         whole = render_chat(self.tokenizer, messages, add_generation_prompt=False)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if turns[0] == 0:
-            return self._turn_by_turn(messages, turns)
+            return self._render_each_turn(messages, turns)
         spans = []
         for index in turns:
             start = render_chat(self.tokenizer, messages[:index], add_generation_prompt=True)
             until = render_chat(self.tokenizer, messages[: index + 1], add_generation_prompt=False)
             if whole[: len(start)] != start or whole[: len(until)] != until:
-                return self._turn_by_turn(messages, turns)
+                return self._render_each_turn(messages, turns)
             spans.append((len(start), len(until)))
         return [_from_spans(whole, spans)]
 
-    def _turn_by_turn(self, messages: Messages, turns: Sequence[int]) -> list[Example]:
+    def _render_each_turn(self, messages: Messages, turns: Sequence[int]) -> list[RenderedExample]:
         """One example per assistant turn, with the history as the template shows it then."""
         found = []
         for index in turns:
             whole = render_chat(self.tokenizer, messages[: index + 1], add_generation_prompt=False)
             # A conversation that the assistant begins has nothing in front of it.
             start = render_chat(self.tokenizer, messages[:index], True) if index else []
-            found.append(_from_spans(whole, [(_common(start, whole), len(whole))]))
+            found.append(_from_spans(whole, [(_common_prefix_length(start, whole), len(whole))]))
         return found
 
-    def _plain_chat(self, messages: Messages) -> Example:
-        tokens, is_learned = self._first(), [False] * len(self._first())
+    def _render_plain(self, messages: Messages) -> RenderedExample:
+        tokens, is_learned = self._bos(), [False] * len(self._bos())
         for message in messages:
-            content, is_answer = _text_of(message), message["role"] == "assistant"
+            content, is_answer = _message_text(message), message["role"] == "assistant"
             head = self._encode(f"{str(message['role']).capitalize()}:")
             body = self._encode(f" {content}")
-            tail = [*self._last()] if is_answer else []
+            tail = [*self._eos()] if is_answer else []
             space = self._encode("\n\n")
             tokens += [*head, *body, *tail, *space]
             learned_length = len(body) + len(tail)
             is_learned += [False] * len(head) + [is_answer] * learned_length
             # Without an end-of-text token the empty line is what says that the answer is over.
             is_learned += [is_answer and not tail] * len(space)
-        return Example(tokens, is_learned)
+        return RenderedExample(tokens, is_learned)
 
-    def _cut(self, example: Example) -> Example:
+    def _truncate(self, example: RenderedExample) -> RenderedExample:
         limit, size = self.max_tokens, len(example.tokens)
         if limit is None or size <= limit:
             return example
-        return Example(example.tokens[:limit], example.is_learned[:limit], size - limit)
+        return RenderedExample(example.tokens[:limit], example.is_learned[:limit], size - limit)
 
     def _encode(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, add_special_tokens=False)
 
-    def _first(self) -> list[int]:
+    def _bos(self) -> list[int]:
         first = getattr(self.tokenizer, "bos_token_id", None)
         begins = encode(self.tokenizer, "", add_special_tokens=True)
         return [first] if first is not None and begins[:1] == [first] else []
 
-    def _last(self) -> list[int]:
+    def _eos(self) -> list[int]:
         last = getattr(self.tokenizer, "eos_token_id", None)
         return [] if last is None else [int(last)]
 
 
-def _from_spans(tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> Example:
+def _from_spans(tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> RenderedExample:
     is_learned = [False] * len(tokens)
     for start, end in spans:
         is_learned[start:end] = [True] * (end - start)
-    return Example(tokens, is_learned)
+    return RenderedExample(tokens, is_learned)
 
 
-def _last_only(before: Example, whole: Example) -> Example:
+def _learn_last_only(before: RenderedExample, whole: RenderedExample) -> RenderedExample:
     """The whole conversation, of which only what came last is learned."""
     num_old = len(before.tokens)
-    return Example(whole.tokens, [*[False] * num_old, *whole.is_learned[num_old:]])
+    return RenderedExample(whole.tokens, [*[False] * num_old, *whole.is_learned[num_old:]])
 
 
-def _common(start: Sequence[int], whole: Sequence[int]) -> int:
+def _common_prefix_length(start: Sequence[int], whole: Sequence[int]) -> int:
     """How long both are the same: a template may word the end of a prompt in another way."""
     pairs = zip(start, whole, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _text_of(message: Any) -> str:
+def _message_text(message: Any) -> str:
     content = message.get("content")
     if not isinstance(content, str):
         raise InvalidInput(

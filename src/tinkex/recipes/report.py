@@ -36,21 +36,21 @@ class StepReport:
         return {**told, **metrics}
 
 
-class Pace:
+class Throughput:
     """Tokens per second over the last steps: they arrive in bursts, so one alone says nothing."""
 
     def __init__(self, started_at: float, num_steps: int = 10) -> None:
-        self._seen: deque[tuple[float, int]] = deque([(started_at, 0)], maxlen=num_steps + 1)
+        self._history: deque[tuple[float, int]] = deque([(started_at, 0)], maxlen=num_steps + 1)
 
-    def count(self, now: float, num_tokens: int) -> float:
+    def update(self, now: float, num_tokens: int) -> float:
         """The pace after a step that was done now."""
-        self._seen.append((now, num_tokens))
-        total = sum(tokens for _, tokens in list(self._seen)[1:])
-        return total / max(now - self._seen[0][0], 1e-9)
+        self._history.append((now, num_tokens))
+        total = sum(tokens for _, tokens in list(self._history)[1:])
+        return total / max(now - self._history[0][0], 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledAnswer:
     """A prompt, and what the trained model answers."""
 
     prompt: str
@@ -58,7 +58,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class RecipeResult:
     """Where a run got to, and what it left behind."""
 
     is_complete: bool
@@ -74,7 +74,7 @@ class Result:
     """The loss of the last step that had one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was measured at the end."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[SampledAnswer, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON has it."""

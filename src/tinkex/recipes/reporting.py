@@ -15,10 +15,10 @@ from tinkex.logs import get_logger
 logger = get_logger(__name__)
 #: Reports that may be on their way at once.
 MAX_PENDING = 16
-_SETTLE_SECONDS = 10.0
+_DRAIN_SECONDS = 10.0
 
 
-class Reporter:
+class MetricsReporter:
     """Reports metrics in the background until the server refuses them."""
 
     def __init__(self, service: ServiceClient) -> None:
@@ -34,14 +34,14 @@ class Reporter:
             client = self._service.rest_client()
             self._pending.append(client.report_run_metrics(run_id, seq_id, metrics))
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait for the reports that are on their way."""
         while self._pending:
             self._finish(self._pending.popleft())
 
     def _finish(self, future: APIFuture[Any]) -> None:
         try:
-            future.result(_SETTLE_SECONDS)
+            future.result(_DRAIN_SECONDS)
         except (TinkexError, concurrent.futures.TimeoutError, TimeoutError) as error:
             self._is_refused = True
             logger.info("The server does not take metrics of this run: %s", error)

@@ -16,7 +16,7 @@ from tinkex.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class RewardFunction:
     """Judges an answer; more is better."""
 
     name: str
@@ -46,7 +46,7 @@ class Reward:
         return value
 
 
-def load_reward(text: str) -> Reward:
+def load_reward(text: str) -> RewardFunction:
     """The function that FILE.py:FUNCTION names; the file is run once."""
     file, colon, function_name = text.rpartition(":")
     if not colon or not file.endswith(".py") or not function_name.isidentifier():
@@ -60,13 +60,13 @@ def load_reward(text: str) -> Reward:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInput(f"the reward file {path} cannot be read: {reason}") from error
-    function = getattr(_run(path), function_name, None)
+    function = getattr(_load_module(path), function_name, None)
     if not callable(function):
         raise InvalidInput(f"{path} has no function {function_name!r}")
-    return Reward(text, hashlib.sha256(content).hexdigest(), function)
+    return RewardFunction(text, hashlib.sha256(content).hexdigest(), function)
 
 
-def _run(path: Path) -> ModuleType:
+def _load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tinkex_reward_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{path} cannot be loaded as Python")

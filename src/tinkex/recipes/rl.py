@@ -17,12 +17,12 @@ from tinkex.client.sampling import SamplingClient
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.errors import APIResponseValidationError
-from tinkex.recipes.method import Method, Setting, Submitted, Tell, batches_of
+from tinkex.recipes.method import NoticeFn, RecipeContext, RecipeMethod, SubmittedStep, iter_batches
 from tinkex.recipes.plan import RlPlan
-from tinkex.recipes.rewards import Reward, load_reward
+from tinkex.recipes.rewards import RewardFunction, load_reward
 from tinkex.recipes.rows import PromptRow, parse_prompt
-from tinkex.recipes.run import Data, Run, RunOptions, log_notice
-from tinkex.recipes.schedule import seed_of
+from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
+from tinkex.recipes.schedule import derive_seed
 from tinkex.types import (
     AdamParams,
     Datum,
@@ -35,7 +35,7 @@ from tinkex.types import (
 from tinkex.units import format_count
 
 
-class RlData(Data[PromptRow]):
+class RlData(RecipeData[PromptRow]):
     """The rows of a plan, and its reward function."""
 
     def __init__(self, plan: RlPlan) -> None:
@@ -52,7 +52,7 @@ def run(
     plan: RlPlan,
     service: ServiceClient,
     options: RunOptions | None = None,
-    tell: Tell = log_notice,
+    tell: NoticeFn = log_notice,
     data: RlData | None = None,
 ) -> Run[RlPlan, PromptRow]:
     """A fine-tune; iterate over it for a report per step, then look at its `result`."""
@@ -61,7 +61,7 @@ def run(
     return Run(
         plan,
         service,
-        partial(Rl, reward=data.reward),
+        partial(RlMethod, reward=data.reward),
         data,
         options=options,
         tell=tell,
@@ -71,7 +71,7 @@ def run(
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AnswerGroup:
     """The answers to one prompt."""
 
     prompt: Sequence[int]
@@ -89,90 +89,96 @@ class Group:
         return len(set(self.rewards)) > 1
 
 
-class Rl(Method[RlPlan, PromptRow]):
+class RlMethod(RecipeMethod[RlPlan, PromptRow]):
     """Groups of answers, compared with each other."""
 
     def __init__(
         self,
-        setting: Setting[RlPlan],
+        context: RecipeContext[RlPlan],
         rows: JsonlFile[PromptRow],
         reference_path: str | None = None,
         *,
-        reward: Reward,
+        reward: RewardFunction,
     ) -> None:
-        super().__init__(setting, rows)
+        super().__init__(context, rows)
         self._reward = reward
 
-    def submit(self, step: int, adam: AdamParams) -> Submitted:
+    def submit(self, step: int, adam: AdamParams) -> SubmittedStep:
         """Draw answers with the weights of the last step, reward them and learn from them."""
-        plan, training = self.setting.plan, self.setting.training
+        plan, training = self.context.plan, self.context.training
         batch = self.batch(step)
-        groups = self._draw(self.rows, batch.rows, plan.group_size, step)
+        groups = self._sample_groups(self.rows, batch.rows, plan.group_size, step)
         useful = [group for group in groups if group.has_signal]
         num_silent = len(groups) - len(useful)
-        metrics = {**_sum_up(groups), "groups_without_signal": float(num_silent)}
+        metrics = {**_mean_metrics(groups), "groups_without_signal": float(num_silent)}
         if not useful:
             told = f"step {step + 1} teaches nothing: in every group all answers are worth the same"
-            self.setting.notices.note("steps that taught nothing", told)
-            return Submitted(batch.epoch, metrics=metrics)
+            self.context.notices.add("steps that taught nothing", told)
+            return SubmittedStep(batch.epoch, metrics=metrics)
         num_learned = sum(len(answer.tokens) for group in useful for answer in group.answers)
-        data = [datum for group in useful for datum in make_data(group, 1.0 / num_learned)]
-        return Submitted(
+        data = [datum for group in useful for datum in group_data(group, 1.0 / num_learned)]
+        return SubmittedStep(
             batch.epoch,
             sum(datum.model_input.length for datum in data),
             training.forward_backward(data, plan.loss),
             training.optim_step(adam),
             metrics=metrics,
-            measure=partial(measure_kl, data),
+            compute_metrics=partial(measure_kl, data),
         )
 
     def evaluate(self, rows: JsonlFile[PromptRow]) -> dict[str, float]:
         """The mean reward of one answer per prompt."""
-        groups: list[Group] = []
-        for numbers in batches_of(len(rows), self.setting.plan.batch_size):
-            groups += self._draw(rows, numbers, 1, "eval")
-        return {f"eval_{name}": value for name, value in _sum_up(groups).items()}
+        groups: list[AnswerGroup] = []
+        for numbers in iter_batches(len(rows), self.context.plan.batch_size):
+            groups += self._sample_groups(rows, numbers, 1, "eval")
+        return {f"eval_{name}": value for name, value in _mean_metrics(groups).items()}
 
-    def _draw(
+    def _sample_groups(
         self, rows: JsonlFile[PromptRow], numbers: Sequence[int], num_answers: int, when: object
-    ) -> list[Group]:
+    ) -> list[AnswerGroup]:
         """Ask for all answers at once, then reward them as they come."""
-        sampler = self.setting.training.save_weights_and_get_sampling_client()
+        sampler = self.context.training.save_weights_and_get_sampling_client()
         drawn = []
         for number, row in zip(numbers, rows.read_rows(numbers), strict=True):
-            prompt = self.setting.renderer.prompt(row.prompt)
+            prompt = self.context.renderer.render_prompt(row.prompt)
             if self._fits(rows.describe_location(number), prompt):
-                seed = seed_of(self.setting.plan.seed, when, number)
-                drawn.append((row, prompt, self._ask(sampler, prompt, num_answers, seed)))
-        return [self._judge(row, prompt, future.result()) for row, prompt, future in drawn]
+                seed = derive_seed(self.context.plan.seed, when, number)
+                drawn.append(
+                    (row, prompt, self._sample_answers(sampler, prompt, num_answers, seed))
+                )
+        return [
+            self._compute_rewards(row, prompt, future.result()) for row, prompt, future in drawn
+        ]
 
-    def _ask(
+    def _sample_answers(
         self, sampler: SamplingClient, prompt: Sequence[int], num_answers: int, seed: int
     ) -> APIFuture[SampleResponse]:
-        plan = self.setting.plan
+        plan = self.context.plan
         params = SamplingParams(
             max_tokens=plan.answer_tokens, temperature=plan.temperature, seed=seed
         )
         return sampler.sample(ModelInput.from_ints(prompt), num_answers, params)
 
-    def _judge(self, row: PromptRow, prompt: Sequence[int], response: SampleResponse) -> Group:
+    def _compute_rewards(
+        self, row: PromptRow, prompt: Sequence[int], response: SampleResponse
+    ) -> AnswerGroup:
         answers = [answer for answer in response.sequences if answer.tokens]
-        texts = [self.setting.renderer.text(answer.tokens) for answer in answers]
-        return Group(prompt, answers, [self._reward(row.fields, text) for text in texts])
+        texts = [self.context.renderer.decode(answer.tokens) for answer in answers]
+        return AnswerGroup(prompt, answers, [self._reward(row.fields, text) for text in texts])
 
     def _fits(self, place: str, prompt: Sequence[int]) -> bool:
-        limit = self.setting.renderer.max_tokens
-        if limit is None or len(prompt) + self.setting.plan.answer_tokens <= limit:
+        limit = self.context.renderer.max_tokens
+        if limit is None or len(prompt) + self.context.plan.answer_tokens <= limit:
             return True
-        self.setting.notices.note(
+        self.context.notices.add(
             "prompts left out",
             f"{place} is left out: {format_count(len(prompt), 'token')} and an answer of "
-            f"{self.setting.plan.answer_tokens} do not fit into {limit}",
+            f"{self.context.plan.answer_tokens} do not fit into {limit}",
         )
         return False
 
 
-def make_data(group: Group, scale: float) -> list[Datum]:
+def group_data(group: AnswerGroup, scale: float) -> list[Datum]:
     """The answers of a group as examples; an answer as good as the mean teaches nothing."""
     return [
         _datum(group.prompt, answer, advantage * scale)
@@ -217,7 +223,7 @@ def measure_kl(data: Sequence[Datum], output: ForwardBackwardOutput) -> dict[str
     return {"kl": fmean(gap * gap / 2 for gap in gaps)} if gaps else {}
 
 
-def _sum_up(groups: Sequence[Group]) -> dict[str, float]:
+def _mean_metrics(groups: Sequence[AnswerGroup]) -> dict[str, float]:
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = [len(answer.tokens) for group in groups for answer in group.answers]
     return {"reward": fmean(rewards), "answer_tokens": fmean(lengths)} if rewards else {}

@@ -14,13 +14,13 @@ Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 #: Plain text, or a conversation that the model is to go on with.
 Prompt: TypeAlias = str | Messages
 
-_CHAT = '{"messages": [{"role": ..., "content": ...}, ...]}'
-_SFT = (
-    f'{_CHAT}, "conversations", "instruction"/"output", "question"/"answer" or '
+_CHAT_LAYOUT = '{"messages": [{"role": ..., "content": ...}, ...]}'
+_SFT_LAYOUT = (
+    f'{_CHAT_LAYOUT}, "conversations", "instruction"/"output", "question"/"answer" or '
     '{"prompt": text, "completion": text}'
 )
-_PAIR = '{"prompt": text or messages, "chosen": text, "rejected": text}'
-_ASK = '{"prompt": text or messages, ...}'
+_PAIR_LAYOUT = '{"prompt": text or messages, "chosen": text, "rejected": text}'
+_PROMPT_LAYOUT = '{"prompt": text or messages, ...}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ChatRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRow:
+class PromptCompletionRow:
     """A text and how it goes on; the completion is learned."""
 
     prompt: str
@@ -55,26 +55,26 @@ class PromptRow:
     fields: Mapping[str, Any]
 
 
-def parse_sft(value: Any) -> ChatRow | TextRow:
+def parse_sft(value: Any) -> ChatRow | PromptCompletionRow:
     """A row to learn from: a conversation in any layout, or a prompt and its completion."""
-    row = layouts.check_mapping(value, _SFT)
+    row = layouts.check_mapping(value, _SFT_LAYOUT)
     name = layouts.find_message_list_field(row)
     if name is not None:
-        return _learnable(_messages(name, row[name], _CHAT))
+        return _require_assistant(_messages(name, row[name], _CHAT_LAYOUT))
     if (
         "prompt" not in row
-        and (turns := layouts.to_prompt_response_messages(row, _SFT)) is not None
+        and (turns := layouts.to_prompt_response_messages(row, _SFT_LAYOUT)) is not None
     ):
-        return _learnable(_messages("row", turns, _SFT))
+        return _require_assistant(_messages("row", turns, _SFT_LAYOUT))
     prompt, completion = (
-        layouts.get_text_field(row, name, _SFT) for name in ("prompt", "completion")
+        layouts.get_text_field(row, name, _SFT_LAYOUT) for name in ("prompt", "completion")
     )
     if not completion:
         raise InvalidInput("completion is empty, so there is nothing to learn")
-    return TextRow(prompt, completion)
+    return PromptCompletionRow(prompt, completion)
 
 
-def _learnable(messages: Messages) -> ChatRow:
+def _require_assistant(messages: Messages) -> ChatRow:
     if not any(message["role"] == "assistant" for message in messages):
         raise InvalidInput("no message has the role 'assistant', so there is nothing to learn")
     return ChatRow(messages)
@@ -82,28 +82,28 @@ def _learnable(messages: Messages) -> ChatRow:
 
 def parse_preference(value: Any) -> PreferenceRow:
     """A row with two answers to compare."""
-    row = layouts.check_mapping(value, _PAIR)
+    row = layouts.check_mapping(value, _PAIR_LAYOUT)
     names = layouts.find_preference_fields(row) or layouts.PREFERENCE_FIELDS[0]
     if "prompt" not in row and all(isinstance(row.get(name), list) for name in names):
         return _split_pair(row, names)
-    prompt = _prompt(row, _PAIR)
+    prompt = _prompt(row, _PAIR_LAYOUT)
     chosen, rejected = (_answer(row, name) for name in names)
-    return _differing(PreferenceRow(prompt, chosen, rejected), names)
+    return _require_different(PreferenceRow(prompt, chosen, rejected), names)
 
 
 def _split_pair(row: Mapping[str, Any], names: tuple[str, str]) -> PreferenceRow:
     """Two whole conversations, which may differ only in their last message."""
-    chosen, rejected = (_messages(name, row[name], _PAIR) for name in names)
+    chosen, rejected = (_messages(name, row[name], _PAIR_LAYOUT) for name in names)
     if not chosen[:-1] or chosen[:-1] != rejected[:-1]:
         raise InvalidInput(
             f"{names[0]} and {names[1]} must be the same conversation up to their last message"
         )
     last = {name: [found[-1]] for name, found in zip(names, (chosen, rejected), strict=True)}
     answers = [_answer(last, name) for name in names]
-    return _differing(PreferenceRow(chosen[:-1], *answers), names)
+    return _require_different(PreferenceRow(chosen[:-1], *answers), names)
 
 
-def _differing(row: PreferenceRow, names: tuple[str, str]) -> PreferenceRow:
+def _require_different(row: PreferenceRow, names: tuple[str, str]) -> PreferenceRow:
     if row.chosen == row.rejected:
         raise InvalidInput(f"{names[0]} and {names[1]} are the same: {truncated_repr(row.chosen)}")
     return row
@@ -111,8 +111,8 @@ def _differing(row: PreferenceRow, names: tuple[str, str]) -> PreferenceRow:
 
 def parse_prompt(value: Any) -> PromptRow:
     """A row to be answered and rewarded."""
-    row = layouts.check_mapping(value, _ASK)
-    return PromptRow(_prompt(row, _ASK), row)
+    row = layouts.check_mapping(value, _PROMPT_LAYOUT)
+    return PromptRow(_prompt(row, _PROMPT_LAYOUT), row)
 
 
 def _prompt(row: Mapping[str, Any], expected: str) -> Prompt:
@@ -128,10 +128,10 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
     """An answer as text; a list of one assistant message is taken too, as many data sets have."""
     given = row.get(name)
     if isinstance(given, list) and len(given) == 1:
-        given = _messages(name, given, _PAIR)[0].get("content")
+        given = _messages(name, given, _PAIR_LAYOUT)[0].get("content")
     if name in row and not isinstance(given, str):
         raise InvalidInput(f"{name} is {truncated_repr(row[name])}; expected text")
-    answer = given if isinstance(given, str) else layouts.get_text_field(row, name, _PAIR)
+    answer = given if isinstance(given, str) else layouts.get_text_field(row, name, _PAIR_LAYOUT)
     if not answer:
         raise InvalidInput(f"{name} is empty; expected an answer")
     return answer
@@ -147,7 +147,7 @@ def _message(where: str, given: Any) -> Mapping[str, Any]:
     """A message with role and content; further fields are kept for the chat template."""
     if not isinstance(given, dict):
         raise InvalidInput(f"{where} is {truncated_repr(given)}; expected a role and a content")
-    message = _renamed(given)
+    message = _normalize_message(given)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise InvalidInput(f"{where} has no role such as 'user' or 'assistant'")
@@ -157,7 +157,7 @@ def _message(where: str, given: Any) -> Mapping[str, Any]:
     return message
 
 
-def _renamed(message: dict[str, Any]) -> dict[str, Any]:
+def _normalize_message(message: dict[str, Any]) -> dict[str, Any]:
     """A message of ShareGPT ("from", "value") as one with role and content."""
     is_own = "role" in message
     role = message.get("role" if is_own else "from")

@@ -14,26 +14,28 @@ from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
 from tinkex.errors import InvalidInput
 from tinkex.logs import get_logger
-from tinkex.recipes.journal import Journal, Progress
-from tinkex.recipes.method import Method, Notices, Setting, Submitted, Tell
-from tinkex.recipes.opening import find_max_tokens, open_training, server_of
-from tinkex.recipes.plan import Plan, digest_of
+from tinkex.recipes.journal import RunDirectory, SavedProgress
+from tinkex.recipes.method import NoticeFn, NoticeLog, RecipeContext, RecipeMethod, SubmittedStep
+from tinkex.recipes.opening import create_training_client, find_max_tokens, server_identity
+from tinkex.recipes.plan import Plan, settings_digest
 from tinkex.recipes.rendering import Renderer
-from tinkex.recipes.report import Pace, Result, Sample, StepReport
-from tinkex.recipes.reporting import Reporter
-from tinkex.recipes.samples import choose_prompts, draw_samples
+from tinkex.recipes.report import RecipeResult, SampledAnswer, StepReport, Throughput
+from tinkex.recipes.reporting import MetricsReporter
+from tinkex.recipes.samples import choose_prompts, generate_samples
 from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
 from tinkex.server.headlines import select_headlines
 from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)
 RowT = TypeVar("RowT")
-MakeMethod = Callable[[Setting[PlanT], JsonlFile[RowT], str | None], Method[PlanT, RowT]]
+MakeMethod = Callable[
+    [RecipeContext[PlanT], JsonlFile[RowT], str | None], RecipeMethod[PlanT, RowT]
+]
 
 logger = get_logger(__name__)
 #: How many steps are sent before the oldest is waited for.
-NUM_AHEAD = 2
-RUNS = Path("runs")
+MAX_STEPS_IN_FLIGHT = 2
+DEFAULT_RUNS_DIR = Path("runs")
 
 
 def log_notice(sentence: str) -> None:
@@ -53,7 +55,7 @@ class RunOptions:
     """Go on although settings or data are not what they were."""
 
 
-class Data(Generic[RowT]):
+class RecipeData(Generic[RowT]):
     """The files of a plan, opened and checked; it needs no server."""
 
     def __init__(self, plan: Plan, parse: Callable[[Any], RowT]) -> None:
@@ -61,14 +63,14 @@ class Data(Generic[RowT]):
         self.eval_rows = None if plan.eval_data is None else JsonlFile(plan.eval_data, parse)
 
 
-class _Sent(NamedTuple):
+class _PendingStep(NamedTuple):
     """A step on its way, counted from 0, and the checkpoint behind it."""
 
     step: int
     rate: float
-    submitted: Submitted
-    measured: Mapping[str, float]
-    saving: APIFuture[SaveWeightsResponse] | None
+    submitted: SubmittedStep
+    eval_metrics: Mapping[str, float]
+    save_future: APIFuture[SaveWeightsResponse] | None
 
 
 class Run(Generic[PlanT, RowT]):
@@ -82,79 +84,81 @@ class Run(Generic[PlanT, RowT]):
         plan: PlanT,
         service: ServiceClient,
         make_method: MakeMethod[PlanT, RowT],
-        data: Data[RowT],
+        data: RecipeData[RowT],
         *,
         options: RunOptions | None = None,
-        tell: Tell = log_notice,
+        tell: NoticeFn = log_notice,
         inputs: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
         self.rows = data.rows
         self.total = count_steps(len(self.rows), plan.batch_size, plan.epochs, plan.steps)
-        self.result: Result | None = None
+        self.result: RecipeResult | None = None
         self._eval_rows = data.eval_rows
         self._options = options or RunOptions()
         self._service, self._make_method, self._tell = service, make_method, tell
-        self._essence = {
-            **plan.essence(),
+        self._settings = {
+            **plan.training_settings(),
             **(inputs or {}),
             "data_digest": self.rows.digest,
-            "server": server_of(service.config),
+            "server": server_identity(service.config),
         }
-        default = RUNS / f"{plan.label}-{digest_of(self._essence)}"
-        self.journal = Journal(self._options.run_dir or default)
+        default = DEFAULT_RUNS_DIR / f"{plan.label}-{settings_digest(self._settings)}"
+        self.run_directory = RunDirectory(self._options.run_dir or default)
         self._is_stopping = False
-        self._pace = Pace(0.0)
-        self._done = 0
-        self._saved: Progress | None = None
+        self._throughput = Throughput(0.0)
+        self._num_done = 0
+        self._saved: SavedProgress | None = None
         self._loss: float | None = None
         self._last_metrics: Mapping[str, float] = {}
-        self._reporter = Reporter(service)
+        self._reporter = MetricsReporter(service)
 
     def stop(self) -> None:
         """End after the steps that were sent, and save; safe in a signal handler."""
         self._is_stopping = True
 
     def __iter__(self) -> Iterator[StepReport]:
-        with self.journal.held():
-            self._saved = self._begin()
+        with self.run_directory.lock():
+            self._saved = self._load_progress()
             if self._saved is not None and self._saved.result is not None:
                 self.result = _read_result(self._saved.result)
-                self._tell(f"This run is complete; its directory is {self.journal.directory}")
+                self._tell(f"This run is complete; its directory is {self.run_directory.directory}")
                 return
-            method = self._open()
+            method = self._create_method()
             yield from self._train(method)
             self.result = self._finish(method)
 
-    def _begin(self) -> Progress | None:
+    def _load_progress(self) -> SavedProgress | None:
         if self._options.restart:
-            self.journal.restart()
-        if changes := self.journal.changes(self._essence):
-            self._judge_changes("; ".join(changes))
+            self.run_directory.clear_progress()
+        if changes := self.run_directory.find_changes(self._settings):
+            self._check_changes("; ".join(changes))
         plan = {**self.plan.to_dict(), "total_steps": self.total}
-        self.journal.adopt(plan, self._essence)
-        saved = self.journal.progress()
+        self.run_directory.write_plan(plan, self._settings)
+        saved = self.run_directory.read_progress()
         if saved is not None and saved.step < self.total and saved.result is not None:
             # More steps were asked for and accepted: the run is not over after all.
-            saved = Progress(
+            saved = SavedProgress(
                 step=saved.step, state_path=saved.state_path, reference_path=saved.reference_path
             )
         return saved
 
-    def _judge_changes(self, changes: str) -> None:
+    def _check_changes(self, changes: str) -> None:
         if self._options.accept_changes:
             self._tell(f"Going on with other settings: {changes}")
             return
         raise InvalidInput(
-            f"the run in {self.journal.directory} was begun with other settings: {changes}",
+            f"the run in {self.run_directory.directory} was begun with other settings: {changes}",
             hint="Undo the change, start over with --restart, or go on with --accept-changes.",
         )
 
-    def _open(self) -> Method[PlanT, RowT]:
+    def _create_method(self) -> RecipeMethod[PlanT, RowT]:
         saved = self._saved
-        self._done = 0 if saved is None else saved.step
-        self.journal.rewind(self._done)
-        known = [row["loss"] for row in self.journal.rows() if row.get("loss") is not None]
+        self._num_done = 0 if saved is None else saved.step
+        self.run_directory.truncate_metrics(self._num_done)
+        known = [
+            row["loss"] for row in self.run_directory.read_metrics() if row.get("loss") is not None
+        ]
         self._loss = known[-1] if known else None
         if saved is None:
             self._tell(
@@ -162,32 +166,32 @@ class Run(Generic[PlanT, RowT]):
             )
         else:
             self._tell(f"Going on after step {saved.step} of {self.total}, from {saved.state_path}")
-        training = open_training(self._service, self.plan, saved)
+        training = create_training_client(self._service, self.plan, saved)
         self._tell("Loading the tokenizer ...")
         limit = find_max_tokens(self._service, training, self.plan, self._tell)
         renderer = Renderer(training.get_tokenizer(), limit)
-        setting = Setting(
-            self.plan, self._service, training, renderer, Notices(self._tell), self.total
+        setting = RecipeContext(
+            self.plan, self._service, training, renderer, NoticeLog(self._tell), self.total
         )
         return self._make_method(setting, self.rows, saved.reference_path if saved else None)
 
     # --- steps ------------------------------------------------------------------------------
 
-    def _train(self, method: Method[PlanT, RowT]) -> Iterator[StepReport]:
-        self._pace = Pace(time.monotonic())
-        waiting: deque[_Sent] = deque()
-        for step in range(self._done, self.total):
+    def _train(self, method: RecipeMethod[PlanT, RowT]) -> Iterator[StepReport]:
+        self._throughput = Throughput(time.monotonic())
+        waiting: deque[_PendingStep] = deque()
+        for step in range(self._num_done, self.total):
             if self._is_stopping:
                 break
             waiting.append(self._send(method, step))
-            if len(waiting) == NUM_AHEAD:
+            if len(waiting) == MAX_STEPS_IN_FLIGHT:
                 yield self._collect(method, waiting.popleft())
         while waiting:
             yield self._collect(method, waiting.popleft())
-        method.settle()
-        self._reporter.settle()
+        method.drain()
+        self._reporter.drain()
 
-    def _send(self, method: Method[PlanT, RowT], step: int) -> _Sent:
+    def _send(self, method: RecipeMethod[PlanT, RowT], step: int) -> _PendingStep:
         plan = self.plan
         rate = learning_rate(
             step,
@@ -206,16 +210,16 @@ class Run(Generic[PlanT, RowT]):
         measured: Mapping[str, float] = {}
         if self._eval_rows is not None and self._is_due(step + 1, plan.eval_every):
             measured = method.evaluate(self._eval_rows)
-        return _Sent(step, rate, submitted, measured, saving)
+        return _PendingStep(step, rate, submitted, measured, saving)
 
     def _is_due(self, done: int, every: int) -> bool:
         return done == self.total or (every > 0 and done % every == 0)
 
-    def _save(self, method: Method[PlanT, RowT], done: int) -> APIFuture[SaveWeightsResponse]:
+    def _save(self, method: RecipeMethod[PlanT, RowT], done: int) -> APIFuture[SaveWeightsResponse]:
         name = f"{self.plan.label}-{done:06d}"
-        return method.setting.training.save_state(name, overwrite=True)
+        return method.context.training.save_state(name, overwrite=True)
 
-    def _collect(self, method: Method[PlanT, RowT], sent: _Sent) -> StepReport:
+    def _collect(self, method: RecipeMethod[PlanT, RowT], sent: _PendingStep) -> StepReport:
         loss, metrics = sent.submitted.wait()
         num_tokens = sent.submitted.num_tokens
         report = StepReport(
@@ -225,59 +229,65 @@ class Run(Generic[PlanT, RowT]):
             loss=loss,
             learning_rate=sent.rate,
             num_tokens=num_tokens,
-            tokens_per_second=self._pace.count(time.monotonic(), num_tokens),
-            metrics={**metrics, **sent.measured},
+            tokens_per_second=self._throughput.update(time.monotonic(), num_tokens),
+            metrics={**metrics, **sent.eval_metrics},
         )
         self._report(method, sent, report)
-        self._done, self._loss = report.step, loss if loss is not None else self._loss
+        self._num_done, self._loss = report.step, loss if loss is not None else self._loss
         self._last_metrics = {**self._last_metrics, **select_headlines(report.metrics)}
-        self.journal.measure(report.to_dict())
-        if sent.saving is not None:
-            self._remember(method, sent.saving)
+        self.run_directory.append_metrics(report.to_dict())
+        if sent.save_future is not None:
+            self._save_progress(method, sent.save_future)
         return report
 
-    def _report(self, method: Method[PlanT, RowT], sent: _Sent, report: StepReport) -> None:
+    def _report(
+        self, method: RecipeMethod[PlanT, RowT], sent: _PendingStep, report: StepReport
+    ) -> None:
         """Tell the server what it cannot know: what was computed here, and evaluations."""
-        stepped = sent.submitted.stepped
-        told = {"loss": report.loss, **report.metrics} if method.is_measured_here else sent.measured
+        stepped = sent.submitted.optim_future
+        told = (
+            {"loss": report.loss, **report.metrics}
+            if method.computes_metrics_locally
+            else sent.eval_metrics
+        )
         known = {name: value for name, value in told.items() if value is not None}
         if stepped is not None and stepped.seq_id is not None and known:
-            self._reporter.report(method.setting.training.model_id, stepped.seq_id, known)
+            self._reporter.report(method.context.training.model_id, stepped.seq_id, known)
 
-    def _remember(
-        self, method: Method[PlanT, RowT], saving: APIFuture[SaveWeightsResponse]
+    def _save_progress(
+        self, method: RecipeMethod[PlanT, RowT], saving: APIFuture[SaveWeightsResponse]
     ) -> None:
         path = saving.result().path
-        self._saved = Progress(
-            step=self._done, state_path=path, reference_path=method.reference_path
+        self._saved = SavedProgress(
+            step=self._num_done, state_path=path, reference_path=method.reference_path
         )
-        self.journal.save(self._saved)
+        self.run_directory.write_progress(self._saved)
 
     # --- the end ----------------------------------------------------------------------------
 
-    def _finish(self, method: Method[PlanT, RowT]) -> Result:
-        if self._done and (self._saved is None or self._saved.step != self._done):
-            self._remember(method, self._save(method, self._done))
-        method.setting.notices.sum_up()
-        if self._done < self.total:
+    def _finish(self, method: RecipeMethod[PlanT, RowT]) -> RecipeResult:
+        if self._num_done and (self._saved is None or self._saved.step != self._num_done):
+            self._save_progress(method, self._save(method, self._num_done))
+        method.context.notices.log_totals()
+        if self._num_done < self.total:
             return self._result()
         name = f"{self.plan.label}-final"
-        saved = method.setting.training.save_weights_for_sampler(name).result()
+        saved = method.context.training.save_weights_for_sampler(name).result()
         # Complete from here on: whatever becomes of the samples, all is trained and saved.
         self._complete(self._result(saved.path))
-        sampler = method.setting.training.create_sampling_client(saved.path)
+        sampler = method.context.training.create_sampling_client(saved.path)
         prompts = choose_prompts(self.plan.samples, self.rows.read_rows([0])[0])
-        samples = draw_samples(
-            sampler, method.setting.renderer, prompts, self.plan, tell=self._tell
+        samples = generate_samples(
+            sampler, method.context.renderer, prompts, self.plan, tell=self._tell
         )
         result = self._result(saved.path, samples)
         self._complete(result)
         return result
 
-    def _complete(self, result: Result) -> None:
+    def _complete(self, result: RecipeResult) -> None:
         assert self._saved is not None  # the last step is always saved
-        self.journal.save(
-            Progress(
+        self.run_directory.write_progress(
+            SavedProgress(
                 step=self._saved.step,
                 state_path=self._saved.state_path,
                 reference_path=self._saved.reference_path,
@@ -285,12 +295,14 @@ class Run(Generic[PlanT, RowT]):
             )
         )
 
-    def _result(self, sampler_path: str | None = None, samples: tuple[Sample, ...] = ()) -> Result:
-        return Result(
+    def _result(
+        self, sampler_path: str | None = None, samples: tuple[SampledAnswer, ...] = ()
+    ) -> RecipeResult:
+        return RecipeResult(
             is_complete=sampler_path is not None,
-            step=self._done,
+            step=self._num_done,
             total=self.total,
-            run_dir=self.journal.directory,
+            run_dir=self.run_directory.directory,
             state_path=None if self._saved is None else self._saved.state_path,
             sampler_path=sampler_path,
             loss=self._loss,
@@ -299,11 +311,11 @@ class Run(Generic[PlanT, RowT]):
         )
 
 
-def _read_result(written: Mapping[str, Any]) -> Result:
+def _read_result(written: Mapping[str, Any]) -> RecipeResult:
     try:
-        samples = tuple(Sample(**sample) for sample in written["samples"])
+        samples = tuple(SampledAnswer(**sample) for sample in written["samples"])
         fields = {**written, "run_dir": Path(written["run_dir"]), "samples": samples}
-        return Result(**fields)
+        return RecipeResult(**fields)
     except (KeyError, TypeError) as error:
         raise InvalidInput(
             f"the result in progress.json cannot be read: {error}",

@@ -12,7 +12,7 @@ Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 
-class Batch(NamedTuple):
+class RowBatch(NamedTuple):
     """The rows of one step."""
 
     epoch: int
@@ -30,15 +30,15 @@ def steps_per_epoch(num_rows: int, batch_size: int) -> int:
     return math.ceil(num_rows / batch_size)
 
 
-def batch_at(step: int, num_rows: int, batch_size: int, seed: int) -> Batch:
+def batch_at(step: int, num_rows: int, batch_size: int, seed: int) -> RowBatch:
     """The rows of a step counted from 0; each epoch has its own order, known by seed and number."""
     epoch, place = divmod(step, steps_per_epoch(num_rows, batch_size))
-    order = _order(num_rows, seed, epoch)
-    return Batch(epoch, order[place * batch_size : (place + 1) * batch_size])
+    order = _epoch_order(num_rows, seed, epoch)
+    return RowBatch(epoch, order[place * batch_size : (place + 1) * batch_size])
 
 
 @lru_cache(maxsize=2)
-def _order(num_rows: int, seed: int, epoch: int) -> list[int]:
+def _epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
     order = list(range(num_rows))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
@@ -64,6 +64,6 @@ def learning_rate(
     return peak
 
 
-def seed_of(seed: int, *parts: object) -> int:
+def derive_seed(seed: int, *parts: object) -> int:
     """A seed for one draw of a run: the same for the same parts, unlike any other."""
     return random.Random("/".join(map(str, (seed, *parts)))).getrandbits(31)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from tinkex.models import TINY_FOLDER
 from tinkex.pipeline import chat, tokenizer
-from tinkex.pipeline.evaluation import Case, exact_match
+from tinkex.pipeline.evaluation import EvalPrompt, exact_match
 
 #: A few of each family that it has to know, in words that a newcomer would use.
 ANSWERS = {
@@ -26,7 +26,7 @@ ANSWERS = {
 @pytest.mark.parametrize("question", ANSWERS)
 def test_it_answers(question: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
-    text = tokenizer.load(TINY_FOLDER)
-    [prompt] = text.encode_all([chat.prompt([{"role": "user", "content": question}])])
-    case = Case(tuple(prompt), ANSWERS[question], 12)
+    text = tokenizer.load_tokenizer(TINY_FOLDER)
+    [prompt] = text.encode_batch([chat.render_prompt([{"role": "user", "content": question}])])
+    case = EvalPrompt(tuple(prompt), ANSWERS[question], 12)
     assert exact_match(model, text, [case]) == 1.0

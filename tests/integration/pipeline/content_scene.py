@@ -12,13 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from tinkex.pipeline import samples
-from tinkex.pipeline.arguments import Arguments, parse
-from tinkex.pipeline.data.tokens import TokenFile, open_tokens
-from tinkex.pipeline.model import Sizes, make_config, make_model
-from tinkex.pipeline.stages.base import Part, Setting
-from tinkex.pipeline.tokenizer import TextTokenizer, load, train_folder
+from tinkex.pipeline.arguments import TrainerArguments, parse_arguments
+from tinkex.pipeline.data.tokens import TokenFile, open_token_file
+from tinkex.pipeline.model import ModelSizes, make_config, make_model
+from tinkex.pipeline.stages.base import DataSplit, StageInputs
+from tinkex.pipeline.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer_folder
 
-SIZES = Sizes(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, max_seq_len=96)
+SIZES = ModelSizes(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, max_seq_len=96)
 SIZE_WORDS = (
     *("--hidden_size", "32", "--num_layers", "2", "--num_heads", "4", "--num_kv_heads", "2"),
     *("--max_seq_len", "96"),
@@ -28,13 +28,13 @@ ROWS = {"pretrain": 80, "sft": 80, "dpo": 60, "r1": 60}
 
 def write_samples(folder: Path, rows: Mapping[str, int] = ROWS) -> dict[str, Path]:
     """Sample data, a few rows of it."""
-    return samples.write(folder, 7, rows)
+    return samples.write_sample_files(folder, 7, rows)
 
 
 def make_tokenizer(folder: Path, data: Sequence[Path]) -> TextTokenizer:
     """A small tokenizer for data."""
-    train_folder(data, folder, 400)
-    return load(folder)
+    train_tokenizer_folder(data, folder, 400)
+    return load_tokenizer(folder)
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> Path:
@@ -45,7 +45,7 @@ def write_rows(path: Path, rows: Sequence[Any]) -> Path:
 
 def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model whose every part matters: its weights are far from zero."""
-    sizes = Sizes(**{**{name: getattr(SIZES, name) for name in _NAMES}, **changes})
+    sizes = ModelSizes(**{**{name: getattr(SIZES, name) for name in _NAMES}, **changes})
     config = make_config(sizes, tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text)
     model = make_model(config, seed)
     dice = torch.Generator().manual_seed(seed)
@@ -57,24 +57,26 @@ def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTr
 _NAMES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_seq_len")
 
 
-def known(stage: str, out: Path, data: Path, *words: str) -> Arguments:
+def known(stage: str, out: Path, data: Path, *words: str) -> TrainerArguments:
     """A command line."""
     parent = ("--init_from", str(out / "none")) if stage != "pretrain" else ()
-    return parse(stage, ["--out_dir", str(out), "--data_path", str(data), *parent, *words])
+    return parse_arguments(
+        stage, ["--out_dir", str(out), "--data_path", str(data), *parent, *words]
+    )
 
 
-def all_of(file: TokenFile) -> Part:
+def all_of(file: TokenFile) -> DataSplit:
     """Every row."""
-    return Part(file, np.arange(file.num_rows))
+    return DataSplit(file, np.arange(file.num_rows))
 
 
 def make_setting(
     stage: str, tmp: Path, data: Path, tokenizer: TextTokenizer, *words: str, **changes: Any
-) -> Setting:
+) -> StageInputs:
     """What a stage is made from, with all rows on both sides."""
-    part = all_of(open_tokens(data, tokenizer, stage, tmp / "tokens"))
-    return Setting(
-        arguments=known(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
+    part = all_of(open_token_file(data, tokenizer, stage, tmp / "tokens"))
+    return StageInputs(
+        args=known(stage, tmp, data, "--max_seq_len", "96", "--batch_size", "4", *words),
         model=tiny_model(tokenizer, **changes),
         tokenizer=tokenizer,
         train=part,

@@ -18,12 +18,12 @@ import pytest
 
 from tinkex.pipeline.config import read_config
 from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.run.ended import RunEnded
+from tinkex.pipeline.run.ended import RunStopped
 from tinkex.pipeline.run.flags import parse_flags
 from tinkex.pipeline.run.records import StageRecord, read_record
-from tinkex.pipeline.run.report import Outcome, closing_line, rows_of, write_table
+from tinkex.pipeline.run.report import StageOutcome, summary_line, table_rows, write_table
 from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import Voice
+from tinkex.pipeline.run.say import RunOutput
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")
@@ -43,8 +43,8 @@ class Done(NamedTuple):
     """How a run ended."""
 
     text: str
-    outcomes: list[Outcome]
-    error: RunEnded | None = None
+    outcomes: list[StageOutcome]
+    error: RunStopped | None = None
 
     @property
     def actions(self) -> dict[str, str]:
@@ -82,10 +82,10 @@ class Scene:
         stream = io.StringIO()
         config = read_config(is_smoke=told.smoke_test, environ=self.environ | environ)
         try:
-            outcomes = run_pipeline(config, told, Voice(stream))
-            write_table(rows_of(outcomes), stream)
-            return Done(f"{stream.getvalue()}{closing_line(outcomes, 0.1)}\n", outcomes)
-        except RunEnded as error:
+            outcomes = run_pipeline(config, told, RunOutput(stream))
+            write_table(table_rows(outcomes), stream)
+            return Done(f"{stream.getvalue()}{summary_line(outcomes, 0.1)}\n", outcomes)
+        except RunStopped as error:
             return Done(stream.getvalue(), [], error)
 
     def start(

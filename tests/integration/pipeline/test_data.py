@@ -23,12 +23,12 @@ from tinkex.pipeline.data.batches import (
     PackedSource,
     PairSource,
     TokenBatch,
-    _are_useful,
-    useful_rows,
+    _has_targets,
+    find_trainable_rows,
 )
-from tinkex.pipeline.data.packing import Pieces
-from tinkex.pipeline.data.tokens import TokenFile, open_tokens
-from tinkex.pipeline.materials import open_parts
+from tinkex.pipeline.data.packing import DocumentPieces
+from tinkex.pipeline.data.tokens import TokenFile, open_token_file
+from tinkex.pipeline.materials import open_splits
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 ASK = {"role": "user", "content": "ab"}
@@ -44,7 +44,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 def packed(file: TokenFile, *, max_length: int = 64, is_cut: bool = False) -> PackedSource:
     rows = np.arange(file.num_rows)
-    return PackedSource(file, rows, max_length=max_length, batch_size=3, seed=1, is_cut=is_cut)
+    return PackedSource(file, rows, max_length=max_length, batch_size=3, seed=1, split_long=is_cut)
 
 
 def shown(batch: TokenBatch, tokenizer: TextTokenizer) -> list[tuple[str, str, bool]]:
@@ -54,7 +54,7 @@ def shown(batch: TokenBatch, tokenizer: TextTokenizer) -> list[tuple[str, str, b
         for seen, target, counts in zip(
             batch.tokens_T.tolist(),
             batch.targets_T.tolist(),
-            batch.counted_T.tolist(),
+            batch.loss_mask_T.tolist(),
             strict=True,
         )
     ]
@@ -65,7 +65,7 @@ def test_the_mask_of_a_conversation_token_by_token(
 ) -> None:
     row = {"conversations": [{**ASK, "content": "1"}, {**SAY, "content": "23"}]}
     data = write_rows(tmp_path / "a.jsonl", [row])
-    (batch,) = [packed(open_tokens(data, tokenizer, "sft", tmp_path)).batch(0, 0)]
+    (batch,) = [packed(open_token_file(data, tokenizer, "sft", tmp_path)).batch(0, 0)]
     pairs = shown(batch, tokenizer)
     counted = [pair[:2] for pair in pairs if pair[2]]
     # The line after "assistant" predicts the first word, the last word predicts the end.
@@ -79,7 +79,7 @@ def test_the_mask_of_a_conversation_token_by_token(
 def test_every_turn_of_the_assistant_counts(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     talk = [{**ASK, "content": "1"}, {**SAY, "content": "2"}, ASK, {**SAY, "content": "3"}]
     data = write_rows(tmp_path / "a.jsonl", [{"messages": talk}])
-    batch = packed(open_tokens(data, tokenizer, "sft", tmp_path)).batch(0, 0)
+    batch = packed(open_token_file(data, tokenizer, "sft", tmp_path)).batch(0, 0)
     counted = [pair[:2] for pair in shown(batch, tokenizer) if pair[2]]
     assert counted == [("\n", "2"), ("2", "<|im_end|>"), ("\n", "3"), ("3", "<|im_end|>")]
 
@@ -88,7 +88,7 @@ def test_plain_text_ends_with_its_end_and_every_token_but_the_first_counts(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "123"}, {"ids": [5, 6]}])
-    file = open_tokens(data, tokenizer, "pretrain", tmp_path)
+    file = open_token_file(data, tokenizer, "pretrain", tmp_path)
     batch = packed(file, is_cut=True).batch(0, 0)
     one, two = batch.lengths
     assert (one, two) == (3, 2)
@@ -106,7 +106,9 @@ def test_a_long_text_goes_on_in_another_sequence_without_a_gap(
 ) -> None:
     ids = list(range(20, 45))
     data = write_rows(tmp_path / "a.jsonl", [{"ids": ids}])
-    source = packed(open_tokens(data, tokenizer, "pretrain", tmp_path), max_length=8, is_cut=True)
+    source = packed(
+        open_token_file(data, tokenizer, "pretrain", tmp_path), max_length=8, is_cut=True
+    )
     batches = [source.batch(0, index) for index in range(source.num_batches(0))]
     pairs = [
         pair
@@ -121,7 +123,7 @@ def test_an_epoch_has_every_document_once_in_an_order_of_its_own(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data = write_samples(tmp_path)["sft"]
-    file = open_tokens(data, tokenizer, "sft", tmp_path)
+    file = open_token_file(data, tokenizer, "sft", tmp_path)
     source = packed(file)
     seen = []
     for epoch in (0, 1):
@@ -141,7 +143,7 @@ def test_an_epoch_has_every_document_once_in_an_order_of_its_own(
 def test_a_batch_is_the_same_whatever_was_asked_for_before(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
-    file = open_tokens(write_samples(tmp_path)["sft"], tokenizer, "sft", tmp_path)
+    file = open_token_file(write_samples(tmp_path)["sft"], tokenizer, "sft", tmp_path)
     one, two = packed(file), packed(file)
     for index in range(one.num_batches(0)):
         one.batch(0, index)
@@ -155,15 +157,15 @@ def test_tokens_are_mapped_and_made_again_only_after_a_change(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     data, cache = write_rows(tmp_path / "a.jsonl", [{"text": "one two"}]), tmp_path / "cache"
-    file = open_tokens(data, tokenizer, "pretrain", cache)
+    file = open_token_file(data, tokenizer, "pretrain", cache)
     assert isinstance(file.tokens, np.memmap)
     assert file.tokens.dtype == np.uint16
     (folder,) = cache.iterdir()
     before = (folder / "tokens.bin").stat().st_ino
-    open_tokens(data, tokenizer, "pretrain", cache)
+    open_token_file(data, tokenizer, "pretrain", cache)
     assert (folder / "tokens.bin").stat().st_ino == before
     write_rows(data, [{"text": "one three"}])
-    changed = open_tokens(data, tokenizer, "pretrain", cache)
+    changed = open_token_file(data, tokenizer, "pretrain", cache)
     (other,) = cache.iterdir()
     assert other != folder
     assert changed.digest != file.digest
@@ -174,8 +176,8 @@ def test_tokens_are_mapped_and_made_again_only_after_a_change(
 def test_another_tokenizer_makes_other_tokens(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "one two one two"}])
     other = make_tokenizer(tmp_path / "other", [data])
-    first = open_tokens(data, tokenizer, "pretrain", tmp_path / "cache")
-    second = open_tokens(data, other, "pretrain", tmp_path / "cache")
+    first = open_token_file(data, tokenizer, "pretrain", tmp_path / "cache")
+    second = open_token_file(data, other, "pretrain", tmp_path / "cache")
     assert first.digest != second.digest
     assert other.decode(second.document(0).ids) == "one two one two<|endoftext|>"
 
@@ -186,7 +188,7 @@ def test_a_broken_line_is_named_and_leaves_nothing(
     data = tmp_path / "a.jsonl"
     data.write_text('{"text": "a"}\n' * 700 + '{"text": \n')
     with pytest.raises(InvalidInput, match=r"a\.jsonl, line 701 is not JSON"):
-        open_tokens(data, tokenizer, "pretrain", tmp_path / "cache")
+        open_token_file(data, tokenizer, "pretrain", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -195,7 +197,7 @@ def test_a_token_outside_of_the_vocabulary_is_named(
 ) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"ids": [1]}, {"ids": [tokenizer.vocab_size]}])
     with pytest.raises(InvalidInput, match="line 2: token"):
-        open_tokens(data, tokenizer, "pretrain", tmp_path / "cache")
+        open_token_file(data, tokenizer, "pretrain", tmp_path / "cache")
 
 
 def test_an_answer_that_begins_too_late_is_left_out_and_counted(
@@ -203,7 +205,7 @@ def test_an_answer_that_begins_too_late_is_left_out_and_counted(
 ) -> None:
     late = {"messages": [{**ASK, "content": "1" * 100}, SAY]}
     data = write_rows(tmp_path / "a.jsonl", [late, {"messages": [ASK, SAY]}])
-    source = packed(open_tokens(data, tokenizer, "sft", tmp_path))
+    source = packed(open_token_file(data, tokenizer, "sft", tmp_path))
     assert source.num_dropped == 1
     assert source.batch(0, 0).num_samples == 1
 
@@ -216,7 +218,7 @@ def test_rows_are_held_out_among_those_that_can_be_looked_at(
     data = write_rows(tmp_path / "a.jsonl", [*late[:10], *talk, *late[10:]])
     for seed in range(6):
         told = known("sft", tmp_path, data, "--max_seq_len", "64", "--seed", str(seed))
-        train, held = open_parts("sft", told, tokenizer)
+        train, held = open_splits("sft", told, tokenizer)
         assert 10 <= held.rows[0] < 14
         assert len(held.rows) == 1
         assert len(train.rows) == 23
@@ -231,7 +233,7 @@ def test_a_file_with_nothing_to_learn_from_is_named(
     empty = write_rows(tmp_path / "b.jsonl", [late, late])
     words = ("--max_seq_len", "64", "--eval_data_path", str(good), f"--{name}", str(empty))
     with pytest.raises(InvalidInput, match=r"b\.jsonl: no row .* within its first 64 tokens"):
-        open_parts("sft", known("sft", tmp_path, good, *words), tokenizer)
+        open_splits("sft", known("sft", tmp_path, good, *words), tokenizer)
 
 
 def test_a_pair_is_useful_with_both_answers_and_text_always(
@@ -242,11 +244,11 @@ def test_a_pair_is_useful_with_both_answers_and_text_always(
         {"chosen": [ASK, SAY], "rejected": [ASK, BAD]},
         {"chosen": [ASK, SAY], "rejected": [late, BAD]},
     ]
-    file = open_tokens(write_rows(tmp_path / "a.jsonl", pairs), tokenizer, "dpo", tmp_path)
-    assert useful_rows(file, 64).tolist() == [True, False]
+    file = open_token_file(write_rows(tmp_path / "a.jsonl", pairs), tokenizer, "dpo", tmp_path)
+    assert find_trainable_rows(file, 64).tolist() == [True, False]
     texts = write_rows(tmp_path / "b.jsonl", [{"text": "1 " * 100}, {"text": "1"}])
-    file = open_tokens(texts, tokenizer, "pretrain", tmp_path)
-    assert useful_rows(file, 64).all()
+    file = open_token_file(texts, tokenizer, "pretrain", tmp_path)
+    assert find_trainable_rows(file, 64).all()
 
 
 def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: TextTokenizer) -> None:
@@ -254,7 +256,7 @@ def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: Tex
         {"chosen": [{**ASK, "content": str(n)}, SAY], "rejected": [{**ASK, "content": str(n)}, BAD]}
         for n in range(5)
     ]
-    file = open_tokens(write_rows(tmp_path / "a.jsonl", rows), tokenizer, "dpo", tmp_path)
+    file = open_token_file(write_rows(tmp_path / "a.jsonl", rows), tokenizer, "dpo", tmp_path)
     source = PairSource(file, np.arange(5), max_length=64, batch_size=2, seed=1)
     assert source.num_batches(0) == 3
     asked = []
@@ -262,7 +264,7 @@ def test_pairs_stay_together_the_better_one_first(tmp_path: Path, tokenizer: Tex
         batch = source.batch(0, index)
         texts = [
             tokenizer.decode(part.tolist())
-            for part in batch.both.tokens_T.split(batch.both.lengths)
+            for part in batch.token_batch.tokens_T.split(batch.token_batch.lengths)
         ]
         for better, other in zip(texts[::2], texts[1::2], strict=True):
             assert better.endswith("assistant\ncd")
@@ -279,7 +281,9 @@ def test_a_piece_is_useful_if_one_of_its_predictions_is_counted(data: st.DataObj
     starts = data.draw(st.lists(st.integers(0, last - 1), max_size=6))
     lengths = [data.draw(st.integers(0, last - start)) for start in starts]
     file = cast(TokenFile, SimpleNamespace(learned=np.array(learned, np.uint8)))
-    found = _are_useful(file, Pieces(np.array(starts, np.int64), np.array(lengths, np.int64)))
+    found = _has_targets(
+        file, DocumentPieces(np.array(starts, np.int64), np.array(lengths, np.int64))
+    )
     assert found.tolist() == [
         any(learned[start + 1 : start + 1 + length])
         for start, length in zip(starts, lengths, strict=True)

@@ -10,34 +10,34 @@ import pytest
 
 from tinkex.models import TINY_FOLDER
 from tinkex.pipeline import chat, tokenizer
-from tinkex.pipeline.evaluation import Case, exact_match
+from tinkex.pipeline.evaluation import EvalPrompt, exact_match
 from tinkex.pipeline.model import load_model
 from tinkex.pipeline.tiny import rows
-from tinkex.pipeline.tiny.tasks import Task
+from tinkex.pipeline.tiny.tasks import TinyTask
 from tinkex.pipeline.trainers import main
 
 #: Those that the model of the package answers without fail, and that go first if it is hurt.
 FAMILIES = ("greet", "unknown", "sound", "opposite")
 
 
-def share_right(folder: Path, tasks: Sequence[Task]) -> float:
-    text = tokenizer.load(folder)
-    asked = [chat.prompt([{"role": "user", "content": task.question}]) for task in tasks]
+def share_right(folder: Path, tasks: Sequence[TinyTask]) -> float:
+    text = tokenizer.load_tokenizer(folder)
+    asked = [chat.render_prompt([{"role": "user", "content": task.question}]) for task in tasks]
     cases = [
-        Case(tuple(ids), task.answer, 16)
-        for ids, task in zip(text.encode_all(asked), tasks, strict=True)
+        EvalPrompt(tuple(ids), task.answer, 16)
+        for ids, task in zip(text.encode_batch(asked), tasks, strict=True)
     ]
     return exact_match(load_model(folder), text, cases)
 
 
 @pytest.mark.usefixtures("capsys")
 def test_a_model_prefers_better_answers_and_keeps_its_own(tmp_path: Path) -> None:
-    data = rows.write(tmp_path, 5, {"dpo": 200})["dpo"]
+    data = rows.write_rows(tmp_path, 5, {"dpo": 200})["dpo"]
     told = ("--out_dir", str(tmp_path / "dpo"), "--data_path", str(data))
     parent = ("--init_from", str(TINY_FOLDER), "--tokenizer_dir", str(TINY_FOLDER))
     sizes = ("--max_seq_len", "256", "--max_steps", "30", "--save_interval", "0")
     assert main("dpo", [*told, *parent, *sizes, "--optimizer", "muon"]) == 0
-    held_out = rows.held_out(5, 10)
+    held_out = rows.held_out_tasks(5, 10)
     tasks = [task for family in FAMILIES for task in held_out[family]]
     before, after = (share_right(folder, tasks) for folder in (TINY_FOLDER, tmp_path / "dpo/hf"))
     assert after >= before - 0.05

@@ -21,9 +21,15 @@ from tests.integration.pipeline.content_scene import (
     write_rows,
     write_samples,
 )
-from tinkex.pipeline.data.tokens import Document, TokenFile, open_tokens
-from tinkex.pipeline.evaluation import Case, _write, answer_in, cases_of, preferences
-from tinkex.pipeline.forward import TrainingPass
+from tinkex.pipeline.data.tokens import Document, TokenFile, open_token_file
+from tinkex.pipeline.evaluation import (
+    EvalPrompt,
+    _generate,
+    eval_prompts,
+    extract_answer,
+    preference_metrics,
+)
+from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage
 from tinkex.pipeline.stages.sft import SftStage
@@ -44,7 +50,7 @@ def test_the_loss_is_a_mean_over_tokens_not_over_batches(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     stage = SftStage(make_setting("sft", tmp_path, data["sft"], tokenizer))
-    file = stage.setting.train.file
+    file = stage.inputs.train.file
     total, num_counted = 0.0, 0
     theirs: Any = stage.model
     for row in range(file.num_rows):
@@ -66,7 +72,7 @@ def test_preference_accuracy_is_a_share_of_pairs(
     setting = make_setting("dpo", tmp_path, data["dpo"], tokenizer)
     stage = DpoStage(setting, tiny_model(tokenizer, seed=5))
     found = stage.evaluate()
-    swapped = preferences(stage.reference, stage.run, stage.held_out, setting.arguments.beta)
+    swapped = preference_metrics(stage.reference, stage.forward, stage.held_out, setting.args.beta)
     # Each pair is won by one of the two.
     assert found["preference_accuracy"] + swapped["preference_accuracy"] == pytest.approx(1.0)
     assert found["margin"] == pytest.approx(-swapped["margin"], rel=1e-4)
@@ -87,7 +93,7 @@ def test_preference_accuracy_is_a_share_of_pairs(
     ],
 )
 def test_what_counts_as_the_answer(text: str, answer: str) -> None:
-    assert answer_in(text) == answer
+    assert extract_answer(text) == answer
 
 
 def test_a_case_is_the_last_turn_of_a_conversation(
@@ -97,12 +103,12 @@ def test_a_case_is_the_last_turn_of_a_conversation(
     roles = ["user", "assistant"] * 2
     row = {"messages": [{"role": r, "content": t} for r, t in zip(roles, turns, strict=True)]}
     path = write_rows(tmp_path / "a.jsonl", [row])
-    file = open_tokens(path, tokenizer, "r1", tmp_path)
-    (case,) = cases_of(file, np.arange(1), tokenizer, 96)
+    file = open_token_file(path, tokenizer, "r1", tmp_path)
+    (case,) = eval_prompts(file, np.arange(1), tokenizer, 96)
     asked = tokenizer.decode(case.prompt)
     assert asked.endswith("<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n")
     assert case.answer == "4"
-    assert cases_of(file, np.arange(1), tokenizer, 5) == []
+    assert eval_prompts(file, np.arange(1), tokenizer, 5) == []
 
 
 def test_a_case_is_what_the_assistant_said_last_whoever_had_the_last_word(
@@ -111,13 +117,13 @@ def test_a_case_is_what_the_assistant_said_last_whoever_had_the_last_word(
     told = [("user", "1"), ("assistant", "<think>x</think><answer>2</answer>"), ("user", "ok")]
     row = {"messages": [{"role": role, "content": text} for role, text in told]}
     path = write_rows(tmp_path / "a.jsonl", [row])
-    file = open_tokens(path, tokenizer, "r1", tmp_path)
-    (case,) = cases_of(file, np.arange(1), tokenizer, 96)
+    file = open_token_file(path, tokenizer, "r1", tmp_path)
+    (case,) = eval_prompts(file, np.arange(1), tokenizer, 96)
     assert tokenizer.decode(case.prompt).endswith("1<|im_end|>\n<|im_start|>assistant\n")
     assert case.answer == "2"
     # Nothing that is the assistant's: nothing to ask.
     silent = SimpleNamespace(document=lambda row: Document([1, 2], [False, False]))
-    assert cases_of(cast(TokenFile, silent), np.arange(1), tokenizer, 96) == []
+    assert eval_prompts(cast(TokenFile, silent), np.arange(1), tokenizer, 96) == []
 
 
 def test_a_model_that_knows_its_rows_answers_them_and_another_does_not(
@@ -141,19 +147,22 @@ def test_a_model_that_knows_its_rows_answers_them_and_another_does_not(
 
 
 def written(
-    model: Any, tokenizer: TextTokenizer, cases: Sequence[Case], among: Sequence[Case] = ()
+    model: Any,
+    tokenizer: TextTokenizer,
+    cases: Sequence[EvalPrompt],
+    among: Sequence[EvalPrompt] = (),
 ) -> list[str]:
     """What a model writes; as long as it may write `among` others."""
     longest = max(case.num_tokens for case in (*cases, *among))
     with torch.no_grad():
-        return _write(model, tokenizer, [replace(case, num_tokens=longest) for case in cases])
+        return _generate(model, tokenizer, [replace(case, num_tokens=longest) for case in cases])
 
 
 def test_prompts_of_other_lengths_do_not_change_an_answer(
     tmp_path: Path, tokenizer: TextTokenizer, data: dict[str, Path]
 ) -> None:
     stage = DistillStage(make_setting("r1", tmp_path, data["r1"], tokenizer), None)
-    cases = stage._cases[:6]
+    cases = stage._eval_prompts[:6]
     assert len({len(case.prompt) for case in cases}) > 1
     together = written(stage.model, tokenizer, cases)
     alone = [text for case in cases for text in written(stage.model, tokenizer, [case], cases)]
@@ -170,4 +179,4 @@ def test_evaluation_leaves_no_trace(
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in stage.model.parameters())
-    assert isinstance(stage.run, TrainingPass)
+    assert isinstance(stage.forward, PackedForward)

@@ -25,7 +25,7 @@ from tinkex.nn.running import ForwardContext
 from tinkex.nn.segments import SegmentedLora
 from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
-from tinkex.pipeline.forward import TrainingPass
+from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.model import load_model, make_config
 from tinkex.pipeline.tokenizer import TextTokenizer
 from tinkex.pipeline.weights import named_weights
@@ -82,7 +82,7 @@ def test_the_server_reads_the_folder_and_computes_the_same(
     assert loaded.eos_tokens == {tokenizer.end_of_turn, tokenizer.end_of_text}
     tokens_T = torch.arange(10, 40)
     rows = ForwardContext(SegmentedLora([]), PackedAttention([30]))
-    run = TrainingPass(model)
+    run = PackedForward(model)
     with torch.no_grad():
         hidden = loaded.hosted_model.hidden_states(tokens_T, torch.arange(30), rows)
         theirs = loaded.hosted_model.lm_head.logits(hidden, rows.lora)[0]

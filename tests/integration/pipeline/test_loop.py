@@ -25,11 +25,11 @@ from tests.integration.pipeline.tiny_stage import (
 from tinkex.errors import InvalidInput
 from tinkex.nn.optim import NonFiniteGradient
 from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import Console
-from tinkex.pipeline.stage import Loss
+from tinkex.pipeline.metrics import ConsoleSink
+from tinkex.pipeline.stage import StageLoss
 from tinkex.pipeline.step_files import read_step
 from tinkex.pipeline.steps import PIN_FILE, latest_step, list_steps
-from tinkex.pipeline.writer import Snapshot
+from tinkex.pipeline.writer import TensorSnapshot
 
 
 def steps_of(out_dir: Path) -> list[int]:
@@ -77,14 +77,14 @@ def test_time_makes_a_save_due(tmp_path: Path) -> None:
 
 def test_the_weights_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "usual", save_interval=1, keep_last_checkpoints=0)
-    take = Snapshot.take
+    take = TensorSnapshot.copy_tree
 
-    def late(self: Snapshot, tree: Any) -> Any:
+    def late(self: TensorSnapshot, tree: Any) -> Any:
         # Long enough for the loop to take its next update, if nothing made it wait.
         time.sleep(0.05)
         return take(self, tree)
 
-    monkeypatch.setattr(Snapshot, "take", late)
+    monkeypatch.setattr(TensorSnapshot, "take", late)
     run(tmp_path / "late", save_interval=1, keep_last_checkpoints=0)
     for step, path in list_steps(tmp_path / "usual" / "checkpoints"):
         twin = tmp_path / "late" / "checkpoints" / path.name
@@ -102,7 +102,7 @@ def test_newest_every_kth_best_and_pinned_stay(tmp_path: Path) -> None:
             self.asked = getattr(self, "asked", 0) + 1
             return {"loss": float(abs(self.asked - 2))}
 
-        def loss(self, batch: Any) -> Loss:
+        def loss(self, batch: Any) -> StageLoss:
             if self.num_losses == 9:
                 (tmp_path / "checkpoints" / "step_00000004" / PIN_FILE).touch()
             return super().loss(batch)
@@ -163,10 +163,10 @@ def test_evaluating_does_not_change_what_is_learned(tmp_path: Path) -> None:
 
 def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(tmp_path: Path) -> None:
     class Exploding(TinyStage):
-        def loss(self, batch: Any) -> Loss:
+        def loss(self, batch: Any) -> StageLoss:
             found = super().loss(batch)
             factor = float("inf") if self.num_losses == 6 else 1.0
-            return Loss(total=found.total * factor, weight=found.weight, metrics=found.metrics)
+            return StageLoss(total=found.total * factor, weight=found.weight, metrics=found.metrics)
 
     with pytest.raises(NonFiniteGradient):
         run(tmp_path, stage=Exploding(), save_interval=0)
@@ -179,8 +179,8 @@ def test_a_gradient_that_is_not_finite_stops_before_it_does_harm(tmp_path: Path)
 
 def test_a_batch_in_which_nothing_counts_changes_nothing(tmp_path: Path) -> None:
     class Empty(TinyStage):
-        def loss(self, batch: Any) -> Loss:
-            return Loss(total=torch.zeros(()), weight=0.0)
+        def loss(self, batch: Any) -> StageLoss:
+            return StageLoss(total=torch.zeros(()), weight=0.0)
 
     stage = Empty()
     before = digest(stage.model)
@@ -212,7 +212,7 @@ def test_a_failing_weights_file_stops_the_run(tmp_path: Path) -> None:
 
 def test_the_console_shows_loss_speed_and_time_left(tmp_path: Path) -> None:
     stream = io.StringIO()
-    train(TinyStage(), make_plan(tmp_path), sink=Console("tiny", stream))
+    train(TinyStage(), make_plan(tmp_path), sink=ConsoleSink("tiny", stream))
     lines = stream.getvalue().splitlines()
     assert any("12/12" in line and "loss" in line and "tokens/s" in line for line in lines)
     assert "0:00 left" in lines[-2]

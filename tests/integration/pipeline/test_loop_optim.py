@@ -86,7 +86,7 @@ def test_every_group_keeps_its_own_peak() -> None:
     optimizer = make_optimizer(
         TinyModel(8), plan(optimizer="muon", learning_rate=0.001, muon_lr=0.02)
     )
-    optimizer.set_share(0.5)
+    optimizer.set_lr_factor(0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.0005, 0.0005, 0.01]
 
 

@@ -28,10 +28,10 @@ from tests.integration.small_disk import run_on_small_disk
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.nn.optim import NonFiniteGradient
 from tinkex.pipeline import steps
-from tinkex.pipeline.holding import LOCK_FILE, hold
+from tinkex.pipeline.holding import LOCK_FILE, lock_directory
 from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import JsonLines, Sinks, make_sink
-from tinkex.pipeline.stage import Loss
+from tinkex.pipeline.metrics import JsonlSink, MultiSink, make_sink
+from tinkex.pipeline.stage import StageLoss
 from tinkex.pipeline.step_files import StepContent, write_step
 from tinkex.pipeline.steps import (
     REPLACED_PREFIX,
@@ -62,7 +62,7 @@ def test_a_step_that_looks_good_and_is_not_never_displaces_a_good_one(tmp_path: 
     class Failing(TinyStage):
         """Gives up after one update, of which the next run should know."""
 
-        def loss(self, batch: Any) -> Loss:
+        def loss(self, batch: Any) -> StageLoss:
             assert self.num_losses < 2, "given up"
             return super().loss(batch)
 
@@ -151,13 +151,13 @@ def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
         state={"epoch": 0, "step_in_epoch": 0, "global_step": 0},
     )
     old = write_step(tmp_path, 1, content)
-    check = steps.problem_of
+    check = steps.find_step_problem
 
     def prune_first(path: Path, *, is_deep: bool = False) -> str | None:
         if old.is_dir():
             write_step(tmp_path, 2, content)
             shutil.rmtree(old)
-        return check(path, is_deep=is_deep)
+        return check(path, verify_digests=is_deep)
 
     monkeypatch.setattr(steps, "problem_of", prune_first)
     found = latest_step(tmp_path)
@@ -218,7 +218,7 @@ def test_a_second_trainer_is_refused_and_harms_nothing(tmp_path: Path) -> None:
 
         said = ""
 
-        def loss(self, batch: Any) -> Loss:
+        def loss(self, batch: Any) -> StageLoss:
             if self.num_losses == 6:
                 (tmp_path / "b").mkdir()
                 assert run_apart(tmp_path / "b", ckpt_dir=tmp_path / "a" / "checkpoints") == 1
@@ -230,7 +230,7 @@ def test_a_second_trainer_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     run(tmp_path / "c")
     assert outcome(tmp_path / "a") == outcome(tmp_path / "c")
     # Nobody holds it any more, whatever the file says.
-    with hold(tmp_path / "a" / "checkpoints"):
+    with lock_directory(tmp_path / "a" / "checkpoints"):
         pass
     assert (tmp_path / "a" / "checkpoints" / LOCK_FILE).read_text() == ""
 
@@ -245,10 +245,10 @@ def test_a_loss_that_is_no_number_stops_with_a_sentence_at_the_last_good_step(
     class Odd(TinyStage):
         """Its loss is no number once, though its gradient is."""
 
-        def loss(self, batch: Any) -> Loss:
+        def loss(self, batch: Any) -> StageLoss:
             found = super().loss(batch)
             odd = found.total.detach() * value if self.num_losses == 6 else 0.0
-            return Loss(total=found.total + odd, weight=found.weight, metrics=found.metrics)
+            return StageLoss(total=found.total + odd, weight=found.weight, metrics=found.metrics)
 
     with pytest.raises(NonFiniteGradient, match=r"update 3 is (nan|inf).* stops at step 2") as odd:
         run(tmp_path / "cut", stage=Odd(), save_interval=0)
@@ -280,19 +280,19 @@ def test_a_finished_run_looks_at_held_out_data_once(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_fails_at_the_end_does_not_lose_the_save(tmp_path: Path) -> None:
-    class Broken(JsonLines):
+    class Broken(JsonlSink):
         """Cannot be closed."""
 
         def close(self) -> None:
             super().close()
             raise OSError(28, "No space left on device")
 
-    sink = Sinks([Broken(tmp_path / "a.jsonl"), JsonLines(tmp_path / "metrics.jsonl")])
+    sink = MultiSink([Broken(tmp_path / "a.jsonl"), JsonlSink(tmp_path / "metrics.jsonl")])
     with pytest.raises(OSError, match="No space left"):
         train(TinyStage(), make_plan(tmp_path), sink=sink)
     assert names_of(tmp_path)[0] == "step_00000012"
     assert (tmp_path / "hf" / "digest").is_file()
-    with hold(tmp_path / "checkpoints"):
+    with lock_directory(tmp_path / "checkpoints"):
         pass
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tinkex.pipeline.arguments import option_names
 from tinkex.pipeline.config import STAGES, variable_names
-from tinkex.pipeline.schemas import PARSERS
+from tinkex.pipeline.schemas import STAGE_PARSERS
 from tinkex.pipeline.steps import CONFIG_FILE, REQUIRED_FILES, RNG_FILE
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def rows() -> dict[str, str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_guide_shows_a_row_that_the_stage_reads(stage: str) -> None:
-    assert PARSERS[stage](json.loads(rows()[stage]))
+    assert STAGE_PARSERS[stage](json.loads(rows()[stage]))
 
 
 @pytest.mark.parametrize("page", [GUIDE, STEPS, TUTORIAL], ids=["guide", "steps", "tutorial"])

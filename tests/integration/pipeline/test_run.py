@@ -13,8 +13,8 @@ import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError, InvalidInput
-from tinkex.pipeline.holding import hold
-from tinkex.pipeline.run.records import Status
+from tinkex.pipeline.holding import lock_directory
+from tinkex.pipeline.run.records import StageStatus
 
 __all__ = ["scene"]
 
@@ -74,7 +74,7 @@ def test_what_a_trainer_by_hand_is_writing_is_left_alone(scene: Scene) -> None:
     half = scene.out / "sft" / ".partial-hf"
     half.mkdir()
     with (
-        hold(scene.out / "sft"),
+        lock_directory(scene.out / "sft"),
         pytest.raises(ConfigError, match="in use by another trainer"),
     ):
         scene.run()
@@ -101,7 +101,7 @@ def test_a_failed_stage_stops_the_run_and_is_resumed(
     assert done.error.exit_code == 1
     assert "sft failed" in done.error.message
     assert "goes on from step 2" in str(done.error.hint)
-    assert scene.record("sft").status is Status.FAILED
+    assert scene.record("sft").status is StageStatus.FAILED
     assert not (scene.out / "dpo").exists()
     monkeypatch.delenv("FAKE")
     again = scene.run()
@@ -125,7 +125,7 @@ def test_a_signal_reaches_the_trainer_and_its_code_comes_back(
     text = process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == code, text
     assert "sft was interrupted; its work is saved at step 3" in text
-    assert scene.record("sft").status is Status.INTERRUPTED
+    assert scene.record("sft").status is StageStatus.INTERRUPTED
     again = scene.run()
     assert again.actions["sft"] == "resumed"
     assert "checkpoints/step_00000003" in again.text
@@ -153,7 +153,7 @@ def test_a_trainer_that_outlives_its_run_keeps_the_directory(scene: Scene) -> No
     finally:
         os.kill(trainer, signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)
-    assert scene.record("pretrain").status is Status.RUNNING
+    assert scene.record("pretrain").status is StageStatus.RUNNING
     assert scene.run().actions["pretrain"] == "resumed"
 
 
@@ -340,13 +340,13 @@ def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(scene: Scen
 def test_several_processes_are_started_by_torchrun(scene: Scene) -> None:
     from tinkex.pipeline.config import read_config
     from tinkex.pipeline.run.flags import RunFlags
-    from tinkex.pipeline.run.plan import make_plan
+    from tinkex.pipeline.run.plan import make_run_plan
     from tinkex.pipeline.run.stages import PRETRAIN
-    from tinkex.pipeline.run.starts import Start
+    from tinkex.pipeline.run.starts import StageStart
 
     for told in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
-        plan = make_plan(read_config(environ=scene.environ | told), RunFlags())
-        command = plan.command(PRETRAIN, Start(), None)
+        plan = make_run_plan(read_config(environ=scene.environ | told), RunFlags())
+        command = plan.command(PRETRAIN, StageStart(), None)
         assert command[1:4] == ["-m", "tinkex.pipeline.run.ranks", "--nproc_per_node=2"]
 
 

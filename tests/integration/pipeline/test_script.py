@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
-from tinkex.pipeline.run.records import Status
+from tinkex.pipeline.run.records import StageStatus
 
 __all__ = ["scene"]
 PROJECT = Path(__file__).parents[3]
@@ -105,7 +105,7 @@ def test_two_processes_train_one_stage_together(scene: Scene) -> None:
     told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 2 --accumulation_steps 1"
     together = call(scene, "scripts/run.sh", NPROC="2", **told)
     assert "--nproc_per_node=2" in together.stdout
-    assert scene.record("pretrain").status is Status.COMPLETE, together.stderr
+    assert scene.record("pretrain").status is StageStatus.COMPLETE, together.stderr
     newest = scene.out / "pretrain" / "checkpoints" / scene.steps("pretrain")[-1]
     state = json.loads((newest / "state.json").read_text())
     assert (state["world_size"], state["samples"]) == (2, 16)

@@ -26,7 +26,7 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.errors import ConfigError
-from tinkex.pipeline.forward import TrainingPass
+from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.head import CHUNK_ROWS, target_logprobs, weighted_cross_entropy
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage
@@ -93,7 +93,7 @@ def test_packed_documents_compute_what_each_computes_alone(
     targets_T = tokens_T.flip(0)
     weights_T = torch.linspace(0.0, 2.0, len(tokens_T))
 
-    run = TrainingPass(model)
+    run = PackedForward(model)
     hidden = run(tokens_T, LENGTHS)
     loss = weighted_cross_entropy(hidden.states_TD, run.head_VD, targets_T, weights_T)
     loss.backward()
@@ -110,7 +110,7 @@ def test_packed_documents_compute_what_each_computes_alone(
 
 
 def test_a_document_does_not_notice_its_neighbours(tokenizer: TextTokenizer) -> None:
-    run = TrainingPass(tiny_model(tokenizer))
+    run = PackedForward(tiny_model(tokenizer))
     tokens_T = random_tokens(tokenizer.vocab_size)
     changed_T = tokens_T.clone()
     changed_T[:9] = (changed_T[:9] + 1) % tokenizer.vocab_size
@@ -148,7 +148,7 @@ def test_half_precision_stays_near_and_its_gradients_are_whole(tokenizer: TextTo
     totals = []
     for dtype in (torch.float32, torch.bfloat16):
         model.zero_grad(set_to_none=True)
-        run = TrainingPass(model, dtype)
+        run = PackedForward(model, dtype)
         loss = weighted_cross_entropy(
             run(tokens_T, LENGTHS).states_TD, run.head_VD, tokens_T.flip(0), ones_T
         )
@@ -167,9 +167,9 @@ def test_sft_counts_the_assistants_tokens_and_no_others(
     loss = stage.loss(batch)
     logits_TV = logits_alone(stage.model, batch.tokens_T, batch.lengths)
     each_T = cross_entropy(logits_TV, batch.targets_T, reduction="none")
-    assert loss.weight == batch.counted_T.sum()
+    assert loss.weight == batch.loss_mask_T.sum()
     assert 0 < loss.weight < len(each_T)
-    torch.testing.assert_close(loss.total, each_T[batch.counted_T].sum(), **CLOSE)
+    torch.testing.assert_close(loss.total, each_T[batch.loss_mask_T].sum(), **CLOSE)
 
 
 def test_experts_pay_for_uneven_use_and_their_routers_learn_from_it(
@@ -178,20 +178,20 @@ def test_experts_pay_for_uneven_use_and_their_routers_learn_from_it(
     setting = make_setting("pretrain", tmp_path, data["pretrain"], tokenizer, use_moe=True)
     stage = PretrainStage(setting)
     batch = stage.source.batch(0, 0)
-    hidden = stage.run(batch.tokens_T, batch.lengths)
-    assert hidden.balance is not None
+    hidden = stage.forward(batch.tokens_T, batch.lengths)
+    assert hidden.router_aux_loss is not None
     theirs: Any = stage.model
     out = theirs(batch.tokens_T.split(batch.lengths)[0][None], output_router_logits=True)
-    one = stage.run(batch.tokens_T[: batch.lengths[0]], batch.lengths[:1])
-    assert one.balance is not None
+    one = stage.forward(batch.tokens_T[: batch.lengths[0]], batch.lengths[:1])
+    assert one.router_aux_loss is not None
     coefficient = float(stage.model.config.router_aux_loss_coef)
-    assert one.balance.item() == pytest.approx(out.aux_loss.item() * coefficient, rel=1e-4)
+    assert one.router_aux_loss.item() == pytest.approx(out.aux_loss.item() * coefficient, rel=1e-4)
     loss = stage.loss(batch)
     text = weighted_cross_entropy(
-        hidden.states_TD, stage.run.head_VD, batch.targets_T, torch.ones(batch.num_tokens)
+        hidden.states_TD, stage.forward.head_VD, batch.targets_T, torch.ones(batch.num_tokens)
     )
     assert loss.total.item() == pytest.approx(
-        text.item() + hidden.balance.item() * loss.weight, rel=1e-5
+        text.item() + hidden.router_aux_loss.item() * loss.weight, rel=1e-5
     )
 
 
@@ -228,7 +228,7 @@ def test_dpo_is_the_published_formula_with_its_gradient(
     loss.total.backward()
     found = {name: parameter.grad for name, parameter in stage.model.named_parameters()}
     stage.model.zero_grad(set_to_none=True)
-    expected = dpo_by_hand(stage.model, other, batch.both, 0.3)
+    expected = dpo_by_hand(stage.model, other, batch.token_batch, 0.3)
     expected.backward()
     assert loss.weight == batch.num_samples == 4
     assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -285,8 +285,8 @@ def test_tags_weigh_more_where_they_count_and_nowhere_else(
     each_T = cross_entropy(logits_TV, batch.targets_T, reduction="none")
     texts = [tokenizer.decode([token]) for token in batch.targets_T.tolist()]
     weights = [
-        float(counts) * (10.0 if text in setting.arguments.r1_tokens else 1.0)
-        for text, counts in zip(texts, batch.counted_T.tolist(), strict=True)
+        float(counts) * (10.0 if text in setting.args.r1_tokens else 1.0)
+        for text, counts in zip(texts, batch.loss_mask_T.tolist(), strict=True)
     ]
     # <think> 7 </think> <answer> 7 </answer> <|im_end|>
     assert [weight for weight in weights if weight] == [10, 1, 10, 10, 1, 10, 1]
@@ -316,7 +316,7 @@ def test_a_teacher_is_learned_from_by_the_published_formula(
     found = {name: parameter.grad for name, parameter in stage.model.named_parameters()}
     stage.model.zero_grad(set_to_none=True)
 
-    counted = batch.counted_T
+    counted = batch.loss_mask_T
     logits = logits_alone(stage.model, batch.tokens_T, batch.lengths)[counted]
     with torch.no_grad():
         told = log_softmax(

@@ -9,19 +9,19 @@ import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError
-from tinkex.pipeline.run.overview import look_over, newest_step, read_metrics
+from tinkex.pipeline.run.overview import list_stage_summaries, newest_step, read_metrics
 from tinkex.pipeline.run.records import StageResult
 
 __all__ = ["scene"]
 
 
 def test_a_directory_without_stages_has_none(tmp_path: Path) -> None:
-    assert look_over(tmp_path / "nowhere") == []
+    assert list_stage_summaries(tmp_path / "nowhere") == []
 
 
 def test_a_finished_run_is_complete(scene: Scene) -> None:
     scene.run()
-    views = {view.stage: view for view in look_over(scene.out)}
+    views = {view.stage: view for view in list_stage_summaries(scene.out)}
     assert list(views) == ["tokenizer", "pretrain", "sft", "dpo"]
     assert {view.status for view in views.values()} == {"complete"}
     dpo = views["dpo"]
@@ -33,22 +33,22 @@ def test_a_finished_run_is_complete(scene: Scene) -> None:
 def test_a_stage_that_runs_says_so_and_one_that_was_killed_died(scene: Scene) -> None:
     process = scene.start(FAKE="wait sft 3")
     scene.wait_for(scene.out / "sft" / "waiting", process)
-    running = look_over(scene.out)[-1]
+    running = list_stage_summaries(scene.out)[-1]
     assert (running.stage, running.status, running.step) == ("sft", "running", 3)
     trainer = scene.record("sft").pid
     assert running.pid == trainer
     process.terminate()
     process.communicate(timeout=PATIENCE_SECONDS)
-    assert look_over(scene.out)[-1].status == "interrupted"
+    assert list_stage_summaries(scene.out)[-1].status == "interrupted"
     record = scene.out / "sft" / "stage.json"
     record.write_text(record.read_text().replace('"interrupted"', '"running"'))
-    assert look_over(scene.out)[-1].status == "died"
+    assert list_stage_summaries(scene.out)[-1].status == "died"
 
 
 def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(scene: Scene) -> None:
     scene.run()
     scene.change_result("pretrain", is_told=True)
-    views = {view.stage: view.stale for view in look_over(scene.out)}
+    views = {view.stage: view.stale for view in list_stage_summaries(scene.out)}
     assert views["sft"] == "pretrain is no more what sft was made from"
     assert views["dpo"] is None
 
@@ -57,7 +57,7 @@ def test_a_look_changes_nothing_on_disk(scene: Scene) -> None:
     scene.run()
     aside = scene.out / "sft" / "checkpoints" / ".replaced-step_00000099"
     aside.mkdir()
-    look_over(scene.out)
+    list_stage_summaries(scene.out)
     assert aside.is_dir()
 
 
@@ -66,7 +66,7 @@ def test_a_line_that_was_cut_off_is_left_out(scene: Scene) -> None:
     path = scene.out / "sft" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 5, "lo')
     assert [row["step"] for row in read_metrics("sft", scene.out)] == [1, 2, 3, 4]
-    assert look_over(scene.out)[2].step == 4
+    assert list_stage_summaries(scene.out)[2].step == 4
     with pytest.raises(ConfigError, match="r1 has no metrics yet"):
         read_metrics("r1", scene.out)
 

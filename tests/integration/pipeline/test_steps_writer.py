@@ -19,10 +19,16 @@ from tests.integration.pipeline.tiny_stage import TinyModel
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
 from tinkex.pipeline import step_files
-from tinkex.pipeline.step_files import StepContent, check_space, num_bytes, read_step, write_step
+from tinkex.pipeline.step_files import (
+    StepContent,
+    check_disk_space,
+    count_tensor_bytes,
+    read_step,
+    write_step,
+)
 from tinkex.pipeline.steps import REPLACED_PREFIX, list_steps
 from tinkex.pipeline.weights import named_weights
-from tinkex.pipeline.writer import Snapshot, StepWriter
+from tinkex.pipeline.writer import StepWriter, TensorSnapshot
 
 STATE = {"epoch": 0, "step_in_epoch": 0, "global_step": 1}
 
@@ -34,7 +40,7 @@ def content(value: float) -> StepContent:
 
 def test_a_copy_does_not_change_with_what_it_was_taken_of() -> None:
     tensor = torch.ones(4)
-    copied = Snapshot().take({"a": [tensor, (tensor + 1, 5)], "b": "text"})
+    copied = TensorSnapshot().copy_tree({"a": [tensor, (tensor + 1, 5)], "b": "text"})
     tensor.zero_()
     assert copied["a"][0].tolist() == [1.0] * 4
     assert copied["a"][1][0].tolist() == [2.0] * 4
@@ -42,13 +48,13 @@ def test_a_copy_does_not_change_with_what_it_was_taken_of() -> None:
 
 
 def test_memory_is_used_again_and_tied_tensors_stay_tied() -> None:
-    snapshot, weights = Snapshot(), named_weights(TinyModel(8))
-    first, second = snapshot.take(weights), snapshot.take(weights)
+    snapshot, weights = TensorSnapshot(), named_weights(TinyModel(8))
+    first, second = snapshot.copy_tree(weights), snapshot.copy_tree(weights)
     assert {name: value.data_ptr() for name, value in first.items()} == {
         name: value.data_ptr() for name, value in second.items()
     }
     assert second["embed.weight"] is second["lm_head.weight"]
-    grown = snapshot.take(named_weights(TinyModel(16)))
+    grown = snapshot.copy_tree(named_weights(TinyModel(16)))
     assert grown["hidden.weight"].shape == (16, 16)
 
 
@@ -61,7 +67,7 @@ def test_training_may_go_on_while_a_step_is_written(tmp_path: Path) -> None:
 
     expected = model.weight.detach().clone()
     saved = StepContent(weights=named_weights(model), optimizer={"optimizer": {}}, state=STATE)
-    writer.save(1, saved, also=slow)
+    writer.save(1, saved, write_extra=slow)
     writer.wait_for_copy()
     with torch.no_grad():
         model.weight.zero_()
@@ -76,7 +82,7 @@ def test_who_saves_faster_than_the_disk_writes_waits(tmp_path: Path) -> None:
     def slow(weights: Mapping[str, Tensor]) -> None:
         assert may_write.wait(timeout=30)
 
-    writer.save(1, content(1.0), also=slow)
+    writer.save(1, content(1.0), write_extra=slow)
     second = threading.Thread(target=writer.save, args=(2, content(2.0)))
     second.start()
     second.join(timeout=0.2)
@@ -122,13 +128,13 @@ def test_a_replacement_that_fails_leaves_the_old_step(
 
 def test_the_space_that_is_needed_counts_tied_weights_once() -> None:
     weights = named_weights(TinyModel(8))
-    assert num_bytes(weights) == 4 * (32 * 8 + 8 * 8 + 8 + 8 + 8)
+    assert count_tensor_bytes(weights) == 4 * (32 * 8 + 8 * 8 + 8 + 8 + 8)
 
 
 def test_too_little_space_is_said_in_numbers(tmp_path: Path) -> None:
-    check_space(tmp_path, 10_000_000, lambda path: 20_000_000)
+    check_disk_space(tmp_path, 10_000_000, lambda path: 20_000_000)
     with pytest.raises(CheckpointError, match=r"5\.0 MB free, and a checkpoint needs 11\.0 MB"):
-        check_space(tmp_path, 10_000_000, lambda path: 5_000_000)
+        check_disk_space(tmp_path, 10_000_000, lambda path: 5_000_000)
 
 
 def test_nothing_is_executed_when_a_step_is_read(tmp_path: Path) -> None:

@@ -12,8 +12,14 @@ from transformers import AutoTokenizer
 
 from tests.integration.pipeline.content_scene import make_tokenizer, write_rows, write_samples
 from tinkex.errors import ConfigError
-from tinkex.pipeline.chat import MARKS, TAGS, prompt, render
-from tinkex.pipeline.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, main, train_folder
+from tinkex.pipeline.chat import SPECIAL_TOKENS, TAG_TOKENS, render_prompt, render_spans
+from tinkex.pipeline.tokenizer import (
+    MIN_VOCAB_SIZE,
+    TextTokenizer,
+    load_tokenizer,
+    main,
+    train_tokenizer_folder,
+)
 
 TOOLS = [{"name": "now", "arguments": {"zone": "é"}}]
 TALKS: list[tuple[list[dict[str, Any]], list[Any]]] = [
@@ -45,22 +51,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 def test_marks_and_tags_are_one_token_each_wherever_they_stand(tokenizer: TextTokenizer) -> None:
-    for tag in (*MARKS, *TAGS):
-        (ids,) = tokenizer.encode_all([f"so{tag}then"])
-        assert ids.count(tokenizer.id_of(tag)) == 1
+    for tag in (*SPECIAL_TOKENS, *TAG_TOKENS):
+        (ids,) = tokenizer.encode_batch([f"so{tag}then"])
+        assert ids.count(tokenizer.token_id(tag)) == 1
         assert tokenizer.decode(ids) == f"so{tag}then"
-    assert [tokenizer.id_of(mark) for mark in MARKS] == [0, 1, 2]
+    assert [tokenizer.token_id(mark) for mark in SPECIAL_TOKENS] == [0, 1, 2]
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_comes_back_as_it_was(tokenizer: TextTokenizer, text: str) -> None:
-    (ids,) = tokenizer.encode_all([text])
+    (ids,) = tokenizer.encode_batch([text])
     assert tokenizer.decode(ids) == text
 
 
 def test_digits_are_tokens_of_their_own(tokenizer: TextTokenizer) -> None:
-    (ids,) = tokenizer.encode_all(["1234"])
+    (ids,) = tokenizer.encode_batch(["1234"])
     assert [tokenizer.decode([token]) for token in ids] == ["1", "2", "3", "4"]
 
 
@@ -69,18 +75,18 @@ def test_the_template_says_what_the_renderer_says(
     tokenizer: TextTokenizer, messages: list[dict[str, Any]], tools: list[Any]
 ) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
-    text = "".join(part.text for part in render(messages, tools))
+    text = "".join(part.text for part in render_spans(messages, tools))
     assert theirs.apply_chat_template(messages, tools=tools or None, tokenize=False) == text
     asked = messages[:1]
-    assert theirs.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) == prompt(
-        asked
-    )
+    assert theirs.apply_chat_template(
+        asked, tokenize=False, add_generation_prompt=True
+    ) == render_prompt(asked)
 
 
 def test_parts_have_the_tokens_of_the_whole(tokenizer: TextTokenizer) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     for messages, tools in TALKS:
-        parts = tokenizer.encode_all([part.text for part in render(messages, tools)])
+        parts = tokenizer.encode_batch([part.text for part in render_spans(messages, tools)])
         whole = theirs.apply_chat_template(messages, tools=tools or None, return_dict=False)
         assert [token for ids in parts for token in ids] == whole
 
@@ -96,7 +102,7 @@ def test_thinking_can_be_left_out(tokenizer: TextTokenizer) -> None:
 def test_transformers_reads_the_folder_alike(tokenizer: TextTokenizer) -> None:
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     text = "What is 3 plus 4? <think>7</think>"
-    assert theirs.encode(text) == tokenizer.encode_all([text])[0]
+    assert theirs.encode(text) == tokenizer.encode_batch([text])[0]
     assert (theirs.eos_token, theirs.pad_token) == ("<|im_end|>", "<|endoftext|>")
     # Tags are read by people; marks are not.
     ids = theirs.encode("<think>a</think><|im_end|>")
@@ -105,13 +111,13 @@ def test_transformers_reads_the_folder_alike(tokenizer: TextTokenizer) -> None:
 
 def test_it_is_made_once_and_again_when_the_data_changed(tmp_path: Path) -> None:
     data, out = write_rows(tmp_path / "a.jsonl", [{"text": "aaa bbb"}]), tmp_path / "made"
-    assert train_folder([data], out, 300) is True
+    assert train_tokenizer_folder([data], out, 300) is True
     before = (out / "tokenizer.json").stat().st_ino
-    assert train_folder([data], out, 300) is False
+    assert train_tokenizer_folder([data], out, 300) is False
     assert (out / "tokenizer.json").stat().st_ino == before
     write_rows(data, [{"text": "ccc ddd"}])
-    assert train_folder([data], out, 300) is True
-    assert train_folder([data], out, 301) is True
+    assert train_tokenizer_folder([data], out, 300) is True
+    assert train_tokenizer_folder([data], out, 301) is True
 
 
 def test_the_command_makes_a_folder_and_tells_what_is_wrong(
@@ -120,7 +126,7 @@ def test_the_command_makes_a_folder_and_tells_what_is_wrong(
     good = write_rows(tmp_path / "a.jsonl", [{"text": "aaa bbb aaa"}])
     words = ["--out", str(tmp_path / "made"), "--vocab_size", "300"]
     assert main(["--data", str(good), *words]) == 0
-    assert load(tmp_path / "made").vocab_size <= 300
+    assert load_tokenizer(tmp_path / "made").vocab_size <= 300
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{oops\n')
     assert main(["--data", str(good), str(bad), "--out", str(tmp_path / "other")]) == 1
@@ -137,7 +143,7 @@ def test_the_command_ends_quietly_when_it_is_interrupted(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinkex.pipeline.tokenizer.train", stop)
+    monkeypatch.setattr("tinkex.pipeline.tokenizer.train_tokenizer", stop)
     (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n')
     words = ["--data", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "tokenizer")]
     assert main(words) == 130
@@ -148,12 +154,12 @@ def test_the_command_ends_quietly_when_it_is_interrupted(
 def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(ConfigError, match=str(MIN_VOCAB_SIZE)):
-        train_folder([data], tmp_path / "made", 100)
+        train_tokenizer_folder([data], tmp_path / "made", 100)
 
 
 def test_a_missing_or_foreign_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no tokenizer"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="is no tokenizer"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)

@@ -22,7 +22,7 @@ from tests.integration.pipeline.content_scene import (
 )
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.holding import hold
+from tinkex.pipeline.holding import lock_directory
 from tinkex.pipeline.stage import TrainResult
 from tinkex.pipeline.steps import latest_step
 from tinkex.pipeline.trainers import main
@@ -120,7 +120,7 @@ def test_two_trainers_do_not_share_a_directory(
     (tmp_path / "tokens").mkdir()
     begun = tmp_path / "tokens" / f"{SCRATCH_PREFIX}by-another"
     begun.mkdir()
-    with hold(tmp_path):
+    with lock_directory(tmp_path):
         assert main("pretrain", words_of(scene, tmp_path)) == 1
         assert f"{tmp_path} is in use by another trainer" in capsys.readouterr().err
         assert begun.is_dir()

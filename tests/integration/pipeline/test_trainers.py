@@ -18,10 +18,10 @@ from tests.integration.pipeline.content_scene import (
     write_rows,
     write_samples,
 )
-from tinkex.pipeline.arguments import parse
+from tinkex.pipeline.arguments import parse_arguments
 from tinkex.pipeline.digests import digest_weights
 from tinkex.pipeline.materials import choose_dtype, has_bfloat16
-from tinkex.pipeline.model import make_config, sizes_of
+from tinkex.pipeline.model import make_config, model_sizes
 from tinkex.pipeline.trainers import main
 
 ROOT = Path(__file__).parents[3]
@@ -226,8 +226,8 @@ def run_script(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_sizes_that_are_not_told_are_the_small_ones_of_a_chat_model() -> None:
-    known = parse("pretrain", ["--out_dir", "o", "--data_path", "d", "--num_layers", "3"])
-    config = make_config(sizes_of(known), 6400, 2, 0)
+    known = parse_arguments("pretrain", ["--out_dir", "o", "--data_path", "d", "--num_layers", "3"])
+    config = make_config(model_sizes(known), 6400, 2, 0)
     assert (config.hidden_size, config.num_hidden_layers) == (512, 3)
     assert (config.num_attention_heads, config.num_key_value_heads) == (8, 2)
     assert config.intermediate_size == 1408

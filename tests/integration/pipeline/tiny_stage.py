@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from tests.forks import forks_of
 from tinkex.errors import TinkexError
 from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import JsonLines
-from tinkex.pipeline.stage import Loss, TrainPlan, TrainResult
+from tinkex.pipeline.metrics import JsonlSink
+from tinkex.pipeline.stage import StageLoss, TrainPlan, TrainResult
 from tinkex.pipeline.weights import named_weights
 
 # torch loads a good deal with the first optimizer; here it does so once for all children.
@@ -109,7 +109,7 @@ class TinyStage:
     def config(self) -> Mapping[str, Any]:
         return {"width": self.width, "rows": self.source.num_rows}
 
-    def loss(self, batch: TinyBatch) -> Loss:
+    def loss(self, batch: TinyBatch) -> StageLoss:
         self.num_losses += 1
         if self.num_losses == self.fail_at_batch:
             raise ValueError("a bad row")
@@ -120,14 +120,14 @@ class TinyStage:
         scale = 1.0 + 0.1 * random.random() + 0.1 * float(np.random.random())
         return self._measure(batch, scale)
 
-    def _measure(self, batch: TinyBatch, scale: float) -> Loss:
+    def _measure(self, batch: TinyBatch, scale: float) -> StageLoss:
         logits = self.model(batch.rows[:, :-1])
         targets = batch.rows[:, 1:]
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="sum"
         )
         right = float((logits.argmax(-1) == targets).sum())
-        return Loss(total=total * scale, weight=targets.numel(), metrics={"accuracy": right})
+        return StageLoss(total=total * scale, weight=targets.numel(), metrics={"accuracy": right})
 
     def evaluate(self) -> Mapping[str, float]:
         self.num_evaluations += 1
@@ -179,7 +179,7 @@ def run(
     **changes: Any,
 ) -> TrainResult:
     """Train the tiny stage in this process."""
-    sink = JsonLines(out_dir / "metrics.jsonl")
+    sink = JsonlSink(out_dir / "metrics.jsonl")
     return train(stage or TinyStage(), make_plan(out_dir, **changes), sink=sink, resume=resume)
 
 
@@ -236,7 +236,7 @@ class SignalledStage(TinyStage):
 
     signal_at: tuple[int, int] = (0, 0)
 
-    def loss(self, batch: TinyBatch) -> Loss:
+    def loss(self, batch: TinyBatch) -> StageLoss:
         number, at = self.signal_at
         if self.num_losses + 1 == at:
             os.kill(os.getpid(), number)

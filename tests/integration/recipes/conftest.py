@@ -81,4 +81,4 @@ def start(plan: Plan, service: ServiceClient, directory: Path, **options: Any) -
 
 def losses(run: Run[Any, Any]) -> list[float]:
     """The losses that the run wrote down."""
-    return [row["loss"] for row in run.journal.rows()]
+    return [row["loss"] for row in run.run_directory.read_metrics()]

@@ -107,7 +107,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     for _ in undisturbed:
         pass
     assert losses(again) == losses(undisturbed)
-    assert [row["step"] for row in again.journal.rows()] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in again.run_directory.read_metrics()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,12 +142,12 @@ def test_a_step_of_dpo_is_that_of_the_loss_written_in_torch(
     second = list(start(plan, service, tmp_path / "run"))[1]
     renderer = Renderer(ToyTokenizer())
     pairs = JsonlFile(plan.data, parse_preference).read_rows(range(6))
-    examples = [example for pair in pairs for example in renderer.pair(pair)]
-    data = [example.datum() for example in examples]
+    examples = [example for pair in pairs for example in renderer.render_pair(pair)]
+    data = [example.to_datum() for example in examples]
     training = service.create_lora_training_client(BASE_MODEL, rank=32, seed=0)
     scored = training.forward(data, "cross_entropy").result().loss_fn_outputs
     reference = [
-        example.sum_learned(each["logprobs"].tolist())
+        example.sum_target_logprobs(each["logprobs"].tolist())
         for example, each in zip(examples, scored, strict=True)
     ]
 
@@ -178,7 +178,7 @@ def test_dpo_compares_with_the_checkpoint_it_started_from_even_after_a_stop(
         if report.step == 1:
             assert report.metrics["margin"] == pytest.approx(0.0, abs=1e-5)
             run.stop()
-    saved = run.journal.progress()
+    saved = run.run_directory.read_progress()
     assert saved is not None
     assert str(saved.reference_path).endswith("/sampler_weights/dpo-dpo-reference")
     again = start(make_plan(tmp_path, "dpo", **settings), service, tmp_path / "run")

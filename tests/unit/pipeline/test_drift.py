@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.drift import batches_per_update, compare_runs
+from tinkex.pipeline.drift import batches_per_update, find_mismatches
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -16,13 +16,13 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=5), JSON))
 def test_a_run_is_the_same_as_itself(config: dict[str, Any]) -> None:
-    assert compare_runs(config, config) == []
+    assert find_mismatches(config, config) == []
 
 
 def test_each_difference_is_named_with_both_values() -> None:
     saved = {"plan": {"seed": 1, "lr": 0.1}, "settings": {"width": 8}}
     current = {"plan": {"seed": 2, "lr": 0.1}, "settings": {"width": 8, "depth": 2}}
-    assert compare_runs(saved, current) == [
+    assert find_mismatches(saved, current) == [
         "plan.seed: 1 -> 2",
         "settings.depth: absent -> 2",
     ]
@@ -33,13 +33,13 @@ def test_versions_and_the_number_of_ranks_may_change() -> None:
     saved = {"world_size": 2, "versions": {"torch": "1"}, "plan": before}
     # The length of the warm-up follows from the number of updates.
     now = {"accumulation_steps": 2, "warmup_steps": 9}
-    assert compare_runs(saved, {"world_size": 1, "plan": now}) == []
+    assert find_mismatches(saved, {"world_size": 1, "plan": now}) == []
 
 
 def test_with_as_many_ranks_the_accumulation_may_not() -> None:
     saved = {"world_size": 1, "plan": {"accumulation_steps": 1}}
     current = {"world_size": 1, "plan": {"accumulation_steps": 2}}
-    assert compare_runs(saved, current) == ["plan.accumulation_steps: 1 -> 2"]
+    assert find_mismatches(saved, current) == ["plan.accumulation_steps: 1 -> 2"]
 
 
 def test_batches_of_all_ranks_make_an_update() -> None:

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.pipeline.metrics import (
-    Console,
-    JsonLines,
-    Sinks,
-    lines_until,
+    ConsoleSink,
+    JsonlSink,
+    MultiSink,
+    filter_lines_until,
+    format_duration,
+    format_progress,
     make_sink,
-    progress_line,
-    show_seconds,
 )
 from tinkex.pipeline.stage import TrainPlan
 
 
 def write(path: Path, first: int, last: int, resumed_after: int = 0) -> None:
-    sink = Sinks([JsonLines(path)])
+    sink = MultiSink([JsonlSink(path)])
     sink.start(resumed_after, 10)
     for step in range(first, last + 1):
         sink.log(step, {"loss": float(step)})
@@ -46,7 +46,7 @@ def test_a_new_run_keeps_no_lines_of_an_old_one(tmp_path: Path) -> None:
 
 
 def test_what_json_has_no_number_for_becomes_null(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "metrics.jsonl")
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
     sink.start(0, 1)
     sink.log(1, {"loss": math.nan, "perplexity": math.inf})
     sink.close()
@@ -56,14 +56,14 @@ def test_what_json_has_no_number_for_becomes_null(tmp_path: Path) -> None:
 
 @given(st.lists(st.text()), st.integers(0, 5))
 def test_any_text_in_the_file_is_survived(lines: list[str], step: int) -> None:
-    assert set(lines_until(lines, step)) <= set(lines)
+    assert set(filter_lines_until(lines, step)) <= set(lines)
 
 
 def test_a_line_shows_loss_speed_and_the_time_left() -> None:
     values = {"loss": 2.5, "learning_rate": 6e-4, "tokens_per_second": 12345.6}
-    line = progress_line("sft", 5, 10, values, 83.0)
+    line = format_progress("sft", 5, 10, values, 83.0)
     assert line == "sft step 5/10  loss 2.5000  lr 6.00e-04  12,346 tokens/s  1:23 left"
-    assert show_seconds(3661) == "1:01:01"
+    assert format_duration(3661) == "1:01:01"
 
 
 class Terminal(io.StringIO):
@@ -75,7 +75,7 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal_the_bar_moves_on_one_line() -> None:
     stream = Terminal()
-    console = Console("sft", stream)
+    console = ConsoleSink("sft", stream)
     console.start(0, 3)
     for step in (1, 2):
         console.log(step, {"loss": 1.0})
@@ -89,7 +89,7 @@ def test_on_a_terminal_the_bar_moves_on_one_line() -> None:
 
 def test_a_stream_that_is_gone_is_not_written_to_again() -> None:
     stream = Terminal()
-    console = Console("sft", stream)
+    console = ConsoleSink("sft", stream)
     console.start(0, 3)
     console.log(1, {"loss": 1.0})
     stream.close()
@@ -99,10 +99,10 @@ def test_a_stream_that_is_gone_is_not_written_to_again() -> None:
 
 def test_what_is_kept_is_told_before_the_console(tmp_path: Path) -> None:
     sinks = make_sink("sft", TrainPlan(out_dir=tmp_path))
-    assert [type(part) for part in sinks._parts] == [JsonLines, Console]
+    assert [type(part) for part in sinks._sinks] == [JsonlSink, ConsoleSink]
 
 
 def test_a_resume_is_said() -> None:
     stream = io.StringIO()
-    Console("sft", stream).start(4, 10)
+    ConsoleSink("sft", stream).start(4, 10)
     assert stream.getvalue() == "[resume] sft step=4/10\n"

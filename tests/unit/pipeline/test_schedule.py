@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.schedule import (
-    Position,
+    DataPosition,
     Schedule,
     count_updates,
     is_evaluation_due,
@@ -21,15 +21,15 @@ from tinkex.pipeline.stage import TrainPlan, TrainResult
 
 def test_warm_up_rises_by_updates_and_reaches_the_peak() -> None:
     schedule = Schedule(warmup_steps=4, total_steps=20)
-    assert [schedule.share(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [schedule.factor(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_cosine_falls_from_the_peak_to_its_final_share() -> None:
-    schedule = Schedule(total_steps=10, final_share=0.1)
-    assert schedule.share(0) == 1.0
-    assert schedule.share(5) == pytest.approx(0.55)
-    assert schedule.share(10) == pytest.approx(0.1)
-    assert schedule.share(99) == pytest.approx(0.1)
+    schedule = Schedule(total_steps=10, final_factor=0.1)
+    assert schedule.factor(0) == 1.0
+    assert schedule.factor(5) == pytest.approx(0.55)
+    assert schedule.factor(10) == pytest.approx(0.1)
+    assert schedule.factor(99) == pytest.approx(0.1)
 
 
 @given(
@@ -41,12 +41,12 @@ def test_cosine_falls_from_the_peak_to_its_final_share() -> None:
 def test_no_share_is_above_the_peak_or_below_nothing(
     step: int, warmup: int, total: int, final: float
 ) -> None:
-    schedule = Schedule(warmup_steps=warmup, total_steps=total, final_share=final)
-    assert 0.0 <= schedule.share(step) <= 1.0 + 1e-12
+    schedule = Schedule(warmup_steps=warmup, total_steps=total, final_factor=final)
+    assert 0.0 <= schedule.factor(step) <= 1.0 + 1e-12
 
 
 def test_constant_stays() -> None:
-    assert Schedule(name="constant", total_steps=3).share(100) == 1.0
+    assert Schedule(name="constant", total_steps=3).factor(100) == 1.0
 
 
 @given(
@@ -56,7 +56,7 @@ def test_constant_stays() -> None:
 def test_windows_take_every_batch_once_even_when_their_width_changes(
     sizes: list[int], widths: list[int]
 ) -> None:
-    position, taken, number = Position(), [], 0
+    position, taken, number = DataPosition(), [], 0
     while position.epoch < len(sizes):
         width = widths[number % len(widths)]
         window = next_window(position, sizes[position.epoch], width)
@@ -73,7 +73,10 @@ def test_windows_take_every_batch_once_even_when_their_width_changes(
 def test_the_updates_that_are_left_are_those_that_follow(
     sizes: list[int], width: int, done: int
 ) -> None:
-    position, total = Position(), count_updates(Position(), len(sizes), sizes.__getitem__, width)
+    position, total = (
+        DataPosition(),
+        count_updates(DataPosition(), len(sizes), sizes.__getitem__, width),
+    )
     for _ in range(min(done, total)):
         position = next_window(position, sizes[position.epoch], width).after
     left = count_updates(position, len(sizes), sizes.__getitem__, width)
@@ -93,7 +96,7 @@ def test_a_plan_has_its_defaults_from_other_values() -> None:
     plan = TrainPlan(out_dir=Path("out"), learning_rate=0.5)
     assert plan.checkpoint_root == Path("out/checkpoints")
     assert plan.final_learning_rate == pytest.approx(0.05)
-    assert make_schedule(plan, 10).final_share == pytest.approx(0.1)
+    assert make_schedule(plan, 10).final_factor == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from tinkex.pipeline.steps import (
     PIN_FILE,
     REPLACED_PREFIX,
     REQUIRED_FILES,
-    abandon_later,
-    clean_root,
+    archive_later_steps,
+    find_step_problem,
     is_valid_step,
     latest_step,
     list_steps,
-    point_latest,
-    problem_of,
     prune_steps,
-    recover,
+    recover_replaced_steps,
+    remove_interrupted_saves,
     step_name,
     step_number,
+    write_latest,
 )
 
 
@@ -49,16 +49,16 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, 1, has_manifest=False)
     assert is_valid_step(path)
     (path / name).write_text("")
-    assert problem_of(path) == f"{name} is empty"
+    assert find_step_problem(path) == f"{name} is empty"
     (path / name).unlink()
-    assert problem_of(path) == f"{name} is missing"
+    assert find_step_problem(path) == f"{name} is missing"
 
 
 def test_only_a_deep_look_finds_a_changed_byte(tmp_path: Path) -> None:
     path = make(tmp_path, 1)
     (path / "model.pth").write_text("CONTENT")
-    assert problem_of(path) is None
-    assert "damaged" in str(problem_of(path, is_deep=True))
+    assert find_step_problem(path) is None
+    assert "damaged" in str(find_step_problem(path, verify_digests=True))
 
 
 def test_a_broken_manifest_and_a_file_it_misses_are_problems(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_broken_manifest_and_a_file_it_misses_are_problems(tmp_path: Path) -> 
     (other / "rng.pt").write_text("x")
     write_manifest(other)
     (other / "rng.pt").unlink()
-    assert "rng.pt" in str(problem_of(other))
+    assert "rng.pt" in str(find_step_problem(other))
 
 
 def test_a_file_with_the_name_of_a_step_is_none(tmp_path: Path) -> None:
@@ -108,12 +108,12 @@ def test_good_steps_after_one_are_moved_together_and_found_no_more(tmp_path: Pat
     for step in (2, 4, 6, 8):
         make(tmp_path, step)
     (tmp_path / step_name(9)).mkdir()
-    assert abandon_later(tmp_path, 4) == tmp_path / "abandoned_1"
+    assert archive_later_steps(tmp_path, 4) == tmp_path / "abandoned_1"
     assert latest_step(tmp_path) == tmp_path / step_name(4)
     assert [step for step, _ in list_steps(tmp_path / "abandoned_1")] == [8, 6]
-    assert abandon_later(tmp_path, 4) is None
+    assert archive_later_steps(tmp_path, 4) is None
     make(tmp_path, 5)
-    assert abandon_later(tmp_path, 4) == tmp_path / "abandoned_2"
+    assert archive_later_steps(tmp_path, 4) == tmp_path / "abandoned_2"
 
 
 def test_pruning_leaves_scratch_directories_alone_however_old_they_look(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_pruning_leaves_scratch_directories_alone_however_old_they_look(tmp_path
     os.utime(scratch, (1.0, 1.0))
     prune_steps(tmp_path, StepRetention(keep_last=1))
     assert scratch.is_dir()
-    assert clean_root(tmp_path) == 1
+    assert remove_interrupted_saves(tmp_path) == 1
     assert not scratch.exists()
 
 
@@ -135,7 +135,7 @@ def test_a_step_whose_replacement_was_not_finished_is_put_back_by_its_writer(
     aside = path.rename(tmp_path / f"{REPLACED_PREFIX}{path.name}")
     assert latest_step(tmp_path) is None
     assert aside.is_dir(), "a look renames nothing"
-    recover(tmp_path)
+    recover_replaced_steps(tmp_path)
     assert latest_step(tmp_path) == path
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -144,12 +144,12 @@ def test_what_was_replaced_and_what_dead_writers_left_is_cleaned(tmp_path: Path)
     path = make(tmp_path, 3)
     (tmp_path / f"{REPLACED_PREFIX}{path.name}").mkdir()
     (tmp_path / f"{SCRATCH_PREFIX}1").mkdir()
-    assert clean_root(tmp_path) == 1
+    assert remove_interrupted_saves(tmp_path) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-    assert clean_root(tmp_path / "none") == 0
+    assert remove_interrupted_saves(tmp_path / "none") == 0
 
 
 def test_the_latest_is_written_as_a_file(tmp_path: Path) -> None:
-    point_latest(tmp_path, make(tmp_path, 3))
+    write_latest(tmp_path, make(tmp_path, 3))
     assert (tmp_path / "latest").read_text() == "step_00000003\n"
     assert not (tmp_path / "latest").is_symlink()

@@ -5,86 +5,91 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import InvalidInput
-from tinkex.recipes.journal import Journal, Progress
+from tinkex.recipes.journal import RunDirectory, SavedProgress
 
-SAVED = Progress(step=4, state_path="tinker://r/weights/x-000004", reference_path="tinker://ref")
+SAVED = SavedProgress(
+    step=4, state_path="tinker://r/weights/x-000004", reference_path="tinker://ref"
+)
 
 
-def begun(directory: Path, **essence: object) -> Journal:
-    journal = Journal(directory)
+def begun(directory: Path, **essence: object) -> RunDirectory:
+    journal = RunDirectory(directory)
     directory.mkdir(exist_ok=True)
-    journal.adopt({"note": "all settings"}, essence)
+    journal.write_plan({"note": "all settings"}, essence)
     return journal
 
 
 def test_progress_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    assert journal.progress() is None
-    journal.save(SAVED)
-    assert Journal(tmp_path).progress() == SAVED
+    journal = RunDirectory(tmp_path)
+    assert journal.read_progress() is None
+    journal.write_progress(SAVED)
+    assert RunDirectory(tmp_path).read_progress() == SAVED
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
 
 def test_a_damaged_progress_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text('{"step": 3')
     with pytest.raises(InvalidInput, match=r"progress\.json cannot be read") as caught:
-        Journal(tmp_path).progress()
+        RunDirectory(tmp_path).read_progress()
     assert "--restart" in str(caught.value.hint)
 
 
 def test_changes_count_only_once_something_was_saved(tmp_path: Path) -> None:
     journal = begun(tmp_path, seed=1, rank=8)
-    assert journal.changes({"seed": 2, "rank": 8}) == []
-    journal.save(SAVED)
-    assert journal.changes({"seed": 1, "rank": 8}) == []
-    assert journal.changes({"seed": 2, "rank": 8}) == ["seed was 1 and is 2"]
-    assert journal.changes({"seed": 1}) == ["rank was 8 and is None"]
+    assert journal.find_changes({"seed": 2, "rank": 8}) == []
+    journal.write_progress(SAVED)
+    assert journal.find_changes({"seed": 1, "rank": 8}) == []
+    assert journal.find_changes({"seed": 2, "rank": 8}) == ["seed was 1 and is 2"]
+    assert journal.find_changes({"seed": 1}) == ["rank was 8 and is None"]
 
 
 def test_a_restart_forgets_progress_and_metrics(tmp_path: Path) -> None:
     journal = begun(tmp_path, seed=1)
-    journal.save(SAVED)
-    journal.measure({"step": 1})
-    journal.restart()
-    assert (journal.progress(), journal.rows()) == (None, [])
-    journal.restart()
+    journal.write_progress(SAVED)
+    journal.append_metrics({"step": 1})
+    journal.clear_progress()
+    assert (journal.read_progress(), journal.read_metrics()) == (None, [])
+    journal.clear_progress()
 
 
 def test_metrics_after_the_saved_step_are_forgotten(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.rewind(3)
+    journal = RunDirectory(tmp_path)
+    journal.truncate_metrics(3)
     assert not journal.metrics_file.exists()
     for step in (1, 2, 3, 4, 5):
-        journal.measure({"step": step, "loss": 1.0 / step})
-    journal.rewind(3)
-    assert [row["step"] for row in journal.rows()] == [1, 2, 3]
+        journal.append_metrics({"step": step, "loss": 1.0 / step})
+    journal.truncate_metrics(3)
+    assert [row["step"] for row in journal.read_metrics()] == [1, 2, 3]
 
 
 def test_a_line_that_a_dying_process_left_half_is_dropped(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.measure({"step": 1})
+    journal = RunDirectory(tmp_path)
+    journal.append_metrics({"step": 1})
     with journal.metrics_file.open("ab") as file:
         file.write(b'{"step": 2, "lo')
-    assert [row["step"] for row in journal.rows()] == [1]
-    journal.rewind(5)
-    journal.measure({"step": 2})
-    assert [row["step"] for row in journal.rows()] == [1, 2]
+    assert [row["step"] for row in journal.read_metrics()] == [1]
+    journal.truncate_metrics(5)
+    journal.append_metrics({"step": 2})
+    assert [row["step"] for row in journal.read_metrics()] == [1, 2]
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
     with (
-        Journal(tmp_path).held(),
+        RunDirectory(tmp_path).lock(),
         pytest.raises(InvalidInput, match="another process"),
-        Journal(tmp_path).held(),
+        RunDirectory(tmp_path).lock(),
     ):
         pass
-    with Journal(tmp_path).held():
+    with RunDirectory(tmp_path).lock():
         pass
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match="cannot be used"), Journal(tmp_path / "file").held():
+    with (
+        pytest.raises(InvalidInput, match="cannot be used"),
+        RunDirectory(tmp_path / "file").lock(),
+    ):
         pass
 
 
@@ -93,23 +98,23 @@ class Unlucky(Exception):
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_no_directory(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "runs" / "sft")
-    with pytest.raises(Unlucky), journal.held():
-        journal.adopt({}, {})
+    journal = RunDirectory(tmp_path / "runs" / "sft")
+    with pytest.raises(Unlucky), journal.lock():
+        journal.write_plan({}, {})
         raise Unlucky
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_fails_later_keeps_its_directory(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "run")
-    with pytest.raises(Unlucky), journal.held():
-        journal.measure({"step": 1})
+    journal = RunDirectory(tmp_path / "run")
+    with pytest.raises(Unlucky), journal.lock():
+        journal.append_metrics({"step": 1})
         raise Unlucky
-    assert journal.rows() == [{"step": 1}]
+    assert journal.read_metrics() == [{"step": 1}]
 
 
 def test_a_directory_that_was_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(Unlucky), Journal(tmp_path).held():
+    with pytest.raises(Unlucky), RunDirectory(tmp_path).lock():
         raise Unlucky
     assert (tmp_path / "notes.txt").exists()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tinkex.errors import InvalidInput
-from tinkex.recipes.plan import DpoPlan, Plan, RlPlan, SftPlan, changes_between, digest_of
+from tinkex.recipes.plan import DpoPlan, Plan, RlPlan, SftPlan, describe_changes, settings_digest
 
 DATA = Path("some/My data.jsonl")
 
@@ -62,12 +62,12 @@ def test_the_label_is_a_safe_name() -> None:
 
 
 def test_only_what_changes_the_learning_belongs_to_the_essence() -> None:
-    first = plan().essence()
-    assert plan(save_every=7, samples=("hi",), eval_every=3).essence() == first
-    assert plan(data=Path("moved.jsonl"), name=None).essence() == first
-    assert digest_of(plan(seed=1).essence()) != digest_of(first)
-    assert plan(seed=1).essence() != first
-    assert DpoPlan(data=DATA, base_model="m").essence() != first
+    first = plan().training_settings()
+    assert plan(save_every=7, samples=("hi",), eval_every=3).training_settings() == first
+    assert plan(data=Path("moved.jsonl"), name=None).training_settings() == first
+    assert settings_digest(plan(seed=1).training_settings()) != settings_digest(first)
+    assert plan(seed=1).training_settings() != first
+    assert DpoPlan(data=DATA, base_model="m").training_settings() != first
 
 
 def test_settings_are_plain_values() -> None:
@@ -78,7 +78,7 @@ def test_settings_are_plain_values() -> None:
 
 
 def test_changes_are_told_in_words() -> None:
-    assert changes_between({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == [
+    assert describe_changes({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == [
         "b was 2 and is 3",
         "c was None and is 4",
     ]

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.recipes.dpo import prefer
+from tinkex.recipes.dpo import dpo_loss
 
 SCORES = st.floats(-50.0, 0.0)
 BETAS = st.floats(0.01, 2.0)
 
 
 def test_without_a_difference_the_loss_is_that_of_a_coin() -> None:
-    found = prefer((-3.0, -4.0), (-3.0, -4.0), 0.1)
+    found = dpo_loss((-3.0, -4.0), (-3.0, -4.0), 0.1)
     assert found.loss == pytest.approx(math.log(2.0))
-    assert (found.margin, found.pull) == (0.0, 0.05)
+    assert (found.margin, found.loss_grad) == (0.0, 0.05)
 
 
 @given(SCORES, SCORES, SCORES, SCORES, BETAS)
@@ -25,14 +25,14 @@ def test_the_pull_is_the_slope_of_the_loss(
     reference, tiny = (chosen_0, rejected_0), 1e-5
 
     def loss(by_chosen: float, by_rejected: float) -> float:
-        return prefer((chosen + by_chosen, rejected + by_rejected), reference, beta).loss
+        return dpo_loss((chosen + by_chosen, rejected + by_rejected), reference, beta).loss
 
-    pull = prefer((chosen, rejected), reference, beta).pull
+    pull = dpo_loss((chosen, rejected), reference, beta).loss_grad
     assert (loss(-tiny, 0) - loss(tiny, 0)) / (2 * tiny) == pytest.approx(pull, abs=1e-4)
     assert (loss(0, tiny) - loss(0, -tiny)) / (2 * tiny) == pytest.approx(pull, abs=1e-4)
 
 
 def test_enormous_differences_do_not_overflow() -> None:
-    good, bad = prefer((0.0, -1e6), (0.0, 0.0), 1.0), prefer((-1e6, 0.0), (0.0, 0.0), 1.0)
-    assert (good.loss, good.pull) == (0.0, 0.0)
-    assert (bad.loss, bad.pull) == (1e6, 1.0)
+    good, bad = dpo_loss((0.0, -1e6), (0.0, 0.0), 1.0), dpo_loss((-1e6, 0.0), (0.0, 0.0), 1.0)
+    assert (good.loss, good.loss_grad) == (0.0, 0.0)
+    assert (bad.loss, bad.loss_grad) == (1e6, 1.0)

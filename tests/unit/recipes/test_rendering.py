@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import InvalidInput
-from tinkex.recipes.rendering import Example, Renderer
-from tinkex.recipes.rows import ChatRow, PreferenceRow, TextRow
+from tinkex.recipes.rendering import RenderedExample, Renderer
+from tinkex.recipes.rows import ChatRow, PreferenceRow, PromptCompletionRow
 from tinkex.testing import ToyTokenizer
 
 EOS = 256
@@ -48,37 +48,37 @@ class WithFirst(ToyTokenizer):
         return [300, *tokens] if add_special_tokens else tokens
 
 
-def learned(example: Example) -> list[int]:
+def learned(example: RenderedExample) -> list[int]:
     return [t for t, is_in in zip(example.tokens, example.is_learned, strict=True) if is_in]
 
 
 def test_a_completion_is_learned_with_its_end_and_the_prompt_is_not() -> None:
-    (example,) = Renderer(ToyTokenizer()).examples(TextRow("ab", "cd"))
+    (example,) = Renderer(ToyTokenizer()).render_examples(PromptCompletionRow("ab", "cd"))
     assert list(example.tokens) == [*b"abcd", EOS]
     assert learned(example) == [*b"cd", EOS]
 
 
 def test_the_datum_is_shifted_by_one() -> None:
-    (example,) = Renderer(ToyTokenizer()).examples(TextRow("ab", "cd"))
-    datum = example.datum(0.5)
+    (example,) = Renderer(ToyTokenizer()).render_examples(PromptCompletionRow("ab", "cd"))
+    datum = example.to_datum(0.5)
     assert datum.model_input.to_ints() == list(b"abcd")
     assert datum.loss_fn_inputs["target_tokens"].tolist() == [*b"bcd", EOS]
     assert datum.loss_fn_inputs["weights"].tolist() == [0.0, 0.5, 0.5, 0.5]
-    assert example.sum_learned([1.0, 2.0, 4.0, 8.0]) == 14.0
+    assert example.sum_target_logprobs([1.0, 2.0, 4.0, 8.0]) == 14.0
 
 
 def test_the_first_token_of_a_tokenizer_comes_first() -> None:
-    (example,) = Renderer(WithFirst()).examples(TextRow("a", "b"))
+    (example,) = Renderer(WithFirst()).render_examples(PromptCompletionRow("a", "b"))
     assert list(example.tokens) == [300, *b"ab", EOS]
-    assert Renderer(WithFirst()).prompt("a") == [300, *b"a"]
-    (chat,) = Renderer(WithFirst()).examples(ChatRow((USER, BOT)))
+    assert Renderer(WithFirst()).render_prompt("a") == [300, *b"a"]
+    (chat,) = Renderer(WithFirst()).render_examples(ChatRow((USER, BOT)))
     assert chat.tokens[0] == 300
     assert not chat.is_learned[0]
 
 
 def test_a_template_lays_the_conversation_out_and_only_the_assistant_is_learned() -> None:
     row = ChatRow((USER, BOT, USER, {"role": "assistant", "content": "zz"}))
-    (example,) = Renderer(Templated()).examples(row)
+    (example,) = Renderer(Templated()).render_examples(row)
     assert bytes(example.tokens) == b"[u]hi;[a]yo;[u]hi;[a]zz;"
     assert bytes(learned(example)) == b"yo;zz;"
 
@@ -86,35 +86,35 @@ def test_a_template_lays_the_conversation_out_and_only_the_assistant_is_learned(
 def test_a_template_that_rewrites_old_turns_gives_an_example_per_turn() -> None:
     thoughtful = {"role": "assistant", "content": "hm|yo"}
     row = ChatRow((USER, thoughtful, USER, thoughtful))
-    first, second = Renderer(Templated(drops_thoughts=True)).examples(row)
+    first, second = Renderer(Templated(drops_thoughts=True)).render_examples(row)
     assert bytes(first.tokens) == b"[u]hi;[a]hm|yo;"
     assert bytes(second.tokens) == b"[u]hi;[a]yo;[u]hi;[a]hm|yo;"
     assert bytes(learned(first)) == bytes(learned(second)) == b"hm|yo;"
 
 
 def test_a_conversation_that_the_assistant_begins_is_learned_too() -> None:
-    first, second = Renderer(Templated()).examples(ChatRow((BOT, USER, BOT)))
+    first, second = Renderer(Templated()).render_examples(ChatRow((BOT, USER, BOT)))
     assert bytes(learned(first)) == b"[a]yo;"
     assert bytes(learned(second)) == b"yo;"
 
 
 def test_without_a_template_the_layout_is_plain() -> None:
-    (example,) = Renderer(ToyTokenizer()).examples(ChatRow((USER, BOT)))
+    (example,) = Renderer(ToyTokenizer()).render_examples(ChatRow((USER, BOT)))
     assert list(example.tokens) == [*b"User: hi\n\nAssistant: yo", EOS, *b"\n\n"]
     assert learned(example) == [*b" yo", EOS]
-    assert Renderer(ToyTokenizer()).prompt((USER,)) == list(b"User: hi\n\nAssistant:")
+    assert Renderer(ToyTokenizer()).render_prompt((USER,)) == list(b"User: hi\n\nAssistant:")
 
 
 def test_without_a_template_parts_that_are_no_text_are_refused() -> None:
     message = {"role": "assistant", "content": [{"type": "image"}]}
     with pytest.raises(InvalidInput, match="no plain text"):
-        Renderer(ToyTokenizer()).examples(ChatRow((message,)))
+        Renderer(ToyTokenizer()).render_examples(ChatRow((message,)))
 
 
 @pytest.mark.parametrize("tokenizer", [ToyTokenizer(), Templated()])
 def test_a_pair_shares_its_prompt_and_learns_the_answer_alone(tokenizer: ToyTokenizer) -> None:
     history = (USER, BOT, USER)
-    chosen, rejected = Renderer(tokenizer).pair(PreferenceRow(history, "good", "bad"))
+    chosen, rejected = Renderer(tokenizer).render_pair(PreferenceRow(history, "good", "bad"))
     size = chosen.is_learned.index(True)
     assert chosen.tokens[:size] == rejected.tokens[:size]
     assert b"good" in bytes(t for t in learned(chosen) if t < 256)
@@ -123,15 +123,23 @@ def test_a_pair_shares_its_prompt_and_learns_the_answer_alone(tokenizer: ToyToke
 
 
 def test_a_pair_of_a_plain_prompt() -> None:
-    chosen, rejected = Renderer(ToyTokenizer()).pair(PreferenceRow("q", "y", "no"))
+    chosen, rejected = Renderer(ToyTokenizer()).render_pair(PreferenceRow("q", "y", "no"))
     assert learned(chosen) == [*b"y", EOS]
     assert learned(rejected) == [*b"no", EOS]
 
 
 def test_what_is_too_long_is_cut_and_says_so() -> None:
-    (example,) = Renderer(ToyTokenizer(), max_tokens=3).examples(TextRow("ab", "cd"))
-    assert (list(example.tokens), example.num_cut, example.num_learned) == (list(b"abc"), 2, 1)
-    (nothing,) = Renderer(ToyTokenizer(), max_tokens=2).examples(TextRow("ab", "cd"))
+    (example,) = Renderer(ToyTokenizer(), max_tokens=3).render_examples(
+        PromptCompletionRow("ab", "cd")
+    )
+    assert (list(example.tokens), example.num_truncated, example.num_learned) == (
+        list(b"abc"),
+        2,
+        1,
+    )
+    (nothing,) = Renderer(ToyTokenizer(), max_tokens=2).render_examples(
+        PromptCompletionRow("ab", "cd")
+    )
     assert nothing.num_learned == 0
 
 
@@ -144,9 +152,9 @@ def test_every_conversation_gives_matching_lengths(
     turns: list[tuple[str, str]], limit: int, tokenizer: ToyTokenizer
 ) -> None:
     messages = [{"role": role, "content": content} for role, content in [*turns, ("assistant", "")]]
-    for example in Renderer(tokenizer, limit).examples(ChatRow(tuple(messages))):
+    for example in Renderer(tokenizer, limit).render_examples(ChatRow(tuple(messages))):
         assert len(example.tokens) == len(example.is_learned) <= limit
-        datum = example.datum()
+        datum = example.to_datum()
         assert datum.model_input.length == len(example.tokens) - 1
         weights = datum.loss_fn_inputs["weights"].tolist()
         assert sum(weights) == example.num_learned

@@ -13,8 +13,8 @@ from tinkex.errors import InvalidInput
 from tinkex.recipes.rows import (
     ChatRow,
     PreferenceRow,
+    PromptCompletionRow,
     PromptRow,
-    TextRow,
     parse_preference,
     parse_prompt,
     parse_sft,
@@ -39,19 +39,23 @@ def test_rows_come_back_by_number_in_any_order(tmp_path: Path) -> None:
     path = written(tmp_path, lines(*({"prompt": str(n), "completion": "x"} for n in range(5))))
     rows = JsonlFile(path, parse_sft)
     assert len(rows) == 5
-    assert rows.read_rows([3, 0, 3]) == [TextRow("3", "x"), TextRow("0", "x"), TextRow("3", "x")]
+    assert rows.read_rows([3, 0, 3]) == [
+        PromptCompletionRow("3", "x"),
+        PromptCompletionRow("0", "x"),
+        PromptCompletionRow("3", "x"),
+    ]
 
 
 def test_both_kinds_of_row_may_stand_in_one_file(tmp_path: Path) -> None:
     rows = JsonlFile(written(tmp_path, lines(GOOD, CHAT)), parse_sft).read_rows([0, 1])
-    assert rows == [TextRow("a", "b"), ChatRow(tuple(CHAT["messages"]))]
+    assert rows == [PromptCompletionRow("a", "b"), ChatRow(tuple(CHAT["messages"]))]
 
 
 def test_byte_order_mark_empty_lines_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
     line = json.dumps(GOOD).encode()
     path = written(tmp_path, b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
     rows = JsonlFile(path, parse_sft)
-    assert rows.read_rows([0, 1]) == [TextRow("a", "b")] * 2
+    assert rows.read_rows([0, 1]) == [PromptCompletionRow("a", "b")] * 2
     assert rows.describe_location(1) == f"{path}, line 4"
 
 
@@ -194,7 +198,9 @@ def test_any_text_survives(
     rows = [{"prompt": prompt, "completion": completion} for prompt, completion in texts]
     path.write_bytes(end.join(map(json.dumps, rows)).encode())
     found = JsonlFile(path, parse_sft).read_rows(range(len(texts)))
-    assert [(row.prompt, row.completion) for row in found if isinstance(row, TextRow)] == texts
+    assert [
+        (row.prompt, row.completion) for row in found if isinstance(row, PromptCompletionRow)
+    ] == texts
 
 
 JSON = st.recursive(

@@ -10,9 +10,9 @@ from tests.unit.recipes.stubs import StubService
 from tinkex.client.service import ServiceClient
 from tinkex.errors import InvalidInput
 from tinkex.recipes import sft
-from tinkex.recipes.journal import Progress
+from tinkex.recipes.journal import SavedProgress
 from tinkex.recipes.plan import SftPlan
-from tinkex.recipes.report import Pace, Sample
+from tinkex.recipes.report import SampledAnswer, Throughput
 from tinkex.recipes.run import Run, RunOptions
 
 
@@ -44,7 +44,7 @@ def trainer(data: Path, tmp_path: Path) -> Trainer:
 
 
 def losses(run: Run[Any, Any]) -> list[Any]:
-    return [row["loss"] for row in run.journal.rows()]
+    return [row["loss"] for row in run.run_directory.read_metrics()]
 
 
 def test_the_next_step_is_sent_before_the_last_is_waited_for(trainer: Trainer) -> None:
@@ -78,7 +78,7 @@ def test_the_end_saves_exports_and_samples(trainer: Trainer) -> None:
     assert (result.is_complete, result.step, result.loss) == (True, 9, reports[-1].loss)
     assert result.state_path == "tinker://run/weights/sft-rows-000009"
     assert result.sampler_path == "tinker://run/sampler_weights/sft-rows-final"
-    assert result.samples == (Sample("ask me", "done"),)
+    assert result.samples == (SampledAnswer("ask me", "done"),)
     assert service.prompts == [list(b"ask me")]
 
 
@@ -95,7 +95,7 @@ def test_a_prompt_without_room_for_an_answer_costs_a_sample_and_no_run(
     run = trainer.make(StubService(), samples=("ask me", prompt), max_tokens=1000)
     list(run)
     assert run.result is not None and run.result.is_complete
-    assert run.result.samples == (Sample("ask me", "done"),)
+    assert run.result.samples == (SampledAnswer("ask me", "done"),)
     assert any("No sample" in told for told in trainer.told)
 
 
@@ -163,7 +163,7 @@ def test_a_stopped_run_saves_what_was_sent_and_goes_on(trainer: Trainer, tmp_pat
 def test_the_default_directory_is_named_by_settings_and_data(data: Path) -> None:
     def directory(**settings: Any) -> Path:
         plan = SftPlan(**{"data": data, "base_model": "m", **settings})
-        return sft.run(plan, cast(ServiceClient, StubService())).journal.directory
+        return sft.run(plan, cast(ServiceClient, StubService())).run_directory.directory
 
     first = directory()
     assert first.parent == Path("runs")
@@ -263,10 +263,10 @@ def test_a_report_is_flat_json(trainer: Trainer) -> None:
 
 
 def test_the_pace_is_that_of_the_last_steps() -> None:
-    pace = Pace(started_at=0.0, num_steps=2)
-    assert pace.count(1.0, 100) == 100.0
-    assert pace.count(2.0, 100) == 100.0
-    assert pace.count(3.0, 400) == 250.0
+    pace = Throughput(started_at=0.0, num_steps=2)
+    assert pace.update(1.0, 100) == 100.0
+    assert pace.update(2.0, 100) == 100.0
+    assert pace.update(3.0, 400) == 250.0
 
 
 def test_a_run_that_died_at_the_very_end_still_knows_its_loss(trainer: Trainer) -> None:
@@ -275,7 +275,7 @@ def test_a_run_that_died_at_the_very_end_still_knows_its_loss(trainer: Trainer) 
     reports = list(run)
     saved = run.journal.progress()
     assert saved is not None
-    run.journal.save(Progress(step=saved.step, state_path=saved.state_path))
+    run.journal.save(SavedProgress(step=saved.step, state_path=saved.state_path))
     again = trainer.make(service, steps=2)
     assert list(again) == []
     assert again.result is not None

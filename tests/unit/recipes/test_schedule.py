@@ -9,8 +9,8 @@ from tinkex.recipes.schedule import (
     Schedule,
     batch_at,
     count_steps,
+    derive_seed,
     learning_rate,
-    seed_of,
     steps_per_epoch,
     warmup_steps,
 )
@@ -74,6 +74,6 @@ def test_the_rate_is_positive_never_above_the_peak_and_falls_after_the_warmup(
 
 
 def test_seeds_differ_by_every_part() -> None:
-    seeds = {seed_of(s, step, row) for s in range(3) for step in range(3) for row in range(3)}
+    seeds = {derive_seed(s, step, row) for s in range(3) for step in range(3) for row in range(3)}
     assert len(seeds) == 27
-    assert seed_of(1, 2, 3) == seed_of(1, 2, 3)
+    assert derive_seed(1, 2, 3) == derive_seed(1, 2, 3)

@@ -20,7 +20,7 @@ from tinkex.cli.progress import tell
 
 if TYPE_CHECKING:
     from tinkex.pipeline.config import PipelineConfig
-    from tinkex.pipeline.run.report import Outcome
+    from tinkex.pipeline.run.report import StageOutcome
 
 STAGES = ("tokenizer", "pretrain", "sft", "dpo", "r1")
 KINDS = (".png", ".svg", ".csv")
@@ -63,19 +63,19 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     Run it again after an interruption, and it goes on where it stopped; a stage that is done is
     skipped. Settings are variables: PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL and more.
     """
-    from tinkex.pipeline.config import notes
+    from tinkex.pipeline.config import list_ignored_variables
     from tinkex.pipeline.run.flags import RunFlags
     from tinkex.pipeline.run.running import run_pipeline
-    from tinkex.pipeline.run.say import Voice
+    from tinkex.pipeline.run.say import RunOutput
 
     if flags.pop("force_pretrain"):
         flags["restart_from"] = flags["restart_from"] or "pretrain"
     if flags["skip_pretrain"] and flags["restart_from"] == "pretrain":
         raise click.UsageError("--skip-pretrain and training pretrain again contradict each other.")
-    for note in notes():
+    for note in list_ignored_variables():
         tell(f"Note: {note}")
     config = _config(out_dir, is_smoke=flags["smoke_test"])
-    voice = Voice(None if context.is_json else sys.stderr, keeps_stdout=True)
+    voice = RunOutput(None if context.is_json else sys.stderr, reserve_stdout=True)
     outcomes = run_pipeline(config, RunFlags(**flags), voice)
     from tinkex.cli.output.pipeline import Results
 
@@ -83,16 +83,16 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     suggest(context, next_commands(config, outcomes))
 
 
-def next_commands(config: PipelineConfig, outcomes: Sequence[Outcome]) -> list[list[str]]:
+def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> list[list[str]]:
     """Commands that show the finished run and use the model of its last stage."""
     trained = [one.stage for one in outcomes if one.result is not None]
     if not trained:
         return []
-    from tinkex.pipeline.run.stages import BY_NAME
+    from tinkex.pipeline.run.stages import STAGES_BY_NAME
 
     # Settings that came from variables are spelled out: another shell may lack them.
     place = ["--out-dir", str(config.out_dir)]
-    folder = BY_NAME[trained[-1]].model_dir(config.out_dir)
+    folder = STAGES_BY_NAME[trained[-1]].model_dir(config.out_dir)
     curves = [["tinkex", "pipeline", "tensorboard", str(config.tf_dir)]] if config.tf_dir else []
     return [
         ["tinkex", "pipeline", "status", *place],
@@ -109,10 +109,10 @@ def next_commands(config: PipelineConfig, outcomes: Sequence[Outcome]) -> list[l
 def status(context: Context, out_dir: Path | None) -> None:
     """Show how far each stage is."""
     from tinkex.cli.output.pipeline import Stages
-    from tinkex.pipeline.run.overview import look_over
+    from tinkex.pipeline.run.overview import list_stage_summaries
 
     place = _config(out_dir).out_dir
-    views = look_over(place)
+    views = list_stage_summaries(place)
     if not views and not context.is_json:
         tell(f"No stage has begun in {place}; `tinkex pipeline run` begins.")
         return
@@ -132,20 +132,20 @@ def status(context: Context, out_dir: Path | None) -> None:
 def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) -> None:
     """Remove all that the stages have made: checkpoints, models, metrics."""
     from tinkex.cli.prompts import confirm
-    from tinkex.pipeline.run.clearing import clear, present
-    from tinkex.pipeline.run.lock import locked
-    from tinkex.pipeline.run.stages import from_stage
+    from tinkex.pipeline.run.clearing import existing_stages, remove_stages
+    from tinkex.pipeline.run.lock import lock_output_dir
+    from tinkex.pipeline.run.stages import stages_from
 
     place = _config(out_dir).out_dir
-    found = present(from_stage(first or STAGES[0]), place)
+    found = existing_stages(stages_from(first or STAGES[0]), place)
     names = [stage.name for stage in found]
     if not names:
         announce(context, f"There is nothing to remove in {place}", {"removed": []})
         return
     if not yes and not confirm(f"Remove {', '.join(names)} from {place}?"):
         raise CliError("Nothing was removed", "Say y, or give --yes.")
-    with locked(place):
-        removed = clear(found, place)
+    with lock_output_dir(place):
+        removed = remove_stages(found, place)
     announce(context, f"Removed {', '.join(removed)} from {place}", {"removed": removed})
 
 

@@ -15,9 +15,9 @@ from tinkex.server.dashboard.curve import Point
 from tinkex.server.headlines import format_metric
 
 if TYPE_CHECKING:
-    from tinkex.pipeline.run.overview import StageView
+    from tinkex.pipeline.run.overview import StageSummary
     from tinkex.pipeline.run.records import MetricChange
-    from tinkex.pipeline.run.report import Outcome
+    from tinkex.pipeline.run.report import StageOutcome
 
 
 def _change(metrics: Mapping[str, MetricChange]) -> str:
@@ -34,7 +34,7 @@ _NUMBERS = frozenset({"Step", "Saved", "Loss", "Before", "After", "Steps", "Toke
 class Stages(Output):
     """How far the stages of a directory are."""
 
-    def __init__(self, out_dir: str, views: Sequence[StageView]) -> None:
+    def __init__(self, out_dir: str, views: Sequence[StageSummary]) -> None:
         self._out_dir = out_dir
         self._views = views
 
@@ -74,7 +74,7 @@ class Stages(Output):
 class Results(Output):
     """What came of a run."""
 
-    def __init__(self, out_dir: str, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, out_dir: str, outcomes: Sequence[StageOutcome]) -> None:
         self._out_dir = out_dir
         self._outcomes = outcomes
 
@@ -97,9 +97,9 @@ class Results(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per metric."""
-        from tinkex.pipeline.run.report import rows_of
+        from tinkex.pipeline.run.report import table_rows
 
-        return rows_of(self._outcomes)
+        return table_rows(self._outcomes)
 
     def title(self) -> str:
         """What they are."""

@@ -12,7 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.pipeline.data.packing import Indices, Pieces, cut, pack, shuffled, whole
+from tinkex.pipeline.data.packing import (
+    DocumentPieces,
+    Indices,
+    pack_sequences,
+    shuffled_order,
+    split_documents,
+    truncate_documents,
+)
 from tinkex.pipeline.data.tokens import TokenFile
 
 
@@ -23,7 +30,7 @@ class TokenBatch:
     tokens_T: Tensor
     targets_T: Tensor
     """What follows each token."""
-    counted_T: Tensor
+    loss_mask_T: Tensor
     """True where the target is the model's to write."""
     lengths: tuple[int, ...]
     """Of the documents."""
@@ -43,17 +50,17 @@ class TokenBatch:
 class PairBatch:
     """Pairs of documents: the better one and the other one, turn by turn."""
 
-    both: TokenBatch
+    token_batch: TokenBatch
 
     @property
     def num_tokens(self) -> int:
         """How many tokens are computed."""
-        return self.both.num_tokens
+        return self.token_batch.num_tokens
 
     @property
     def num_samples(self) -> int:
         """How many pairs there are."""
-        return self.both.num_samples // 2
+        return self.token_batch.num_samples // 2
 
 
 class PackedSource:
@@ -70,17 +77,19 @@ class PackedSource:
         max_length: int,
         batch_size: int,
         seed: int,
-        is_cut: bool,
+        split_long: bool,
     ) -> None:
         self._file, self._batch_size, self._seed = file, batch_size, seed
-        pieces = (cut if is_cut else whole)(file.starts, rows, max_length)
-        is_useful = _are_useful(file, pieces)
-        self._pieces = Pieces(pieces.starts[is_useful], pieces.lengths[is_useful])
+        pieces = (split_documents if split_long else truncate_documents)(
+            file.starts, rows, max_length
+        )
+        is_useful = _has_targets(file, pieces)
+        self._pieces = DocumentPieces(pieces.starts[is_useful], pieces.lengths[is_useful])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
         """How many documents have nothing to learn from within the first `max_length` tokens."""
-        self.num_shortened = 0 if is_cut else _num_longer(file, rows, max_length)
+        self.num_shortened = 0 if split_long else _count_longer(file, rows, max_length)
         """How many documents lose their end."""
-        self._sequences = pack(self._pieces.lengths, max_length, seed)
+        self._sequences = pack_sequences(self._pieces.lengths, max_length, seed)
         self._order: tuple[int, Indices] | None = None
 
     @property
@@ -95,12 +104,12 @@ class PackedSource:
     def batch(self, epoch: int, index: int) -> TokenBatch:
         """The batch at a place of an epoch."""
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, shuffled(len(self._sequences), self._seed, epoch))
+            self._order = (epoch, shuffled_order(len(self._sequences), self._seed, epoch))
         chosen = self._order[1][index * self._batch_size : (index + 1) * self._batch_size]
         members = np.concatenate([self._sequences[number] for number in chosen])
         # Attention takes neighbours of the same length together.
         members = members[np.argsort(-self._pieces.lengths[members], kind="stable")]
-        return gather(self._file, self._pieces, members)
+        return gather_batch(self._file, self._pieces, members)
 
 
 class PairSource:
@@ -111,13 +120,13 @@ class PairSource:
     ) -> None:
         self._file, self._batch_size, self._seed = file, batch_size, seed
         documents = (2 * rows[:, None] + np.arange(2)).reshape(-1)
-        pieces = whole(file.starts, documents, max_length)
-        is_useful = np.asarray(_are_useful(file, pieces).reshape(-1, 2).all(axis=1))
+        pieces = truncate_documents(file.starts, documents, max_length)
+        is_useful = np.asarray(_has_targets(file, pieces).reshape(-1, 2).all(axis=1))
         is_kept = np.repeat(is_useful, 2)
-        self._pieces = Pieces(pieces.starts[is_kept], pieces.lengths[is_kept])
+        self._pieces = DocumentPieces(pieces.starts[is_kept], pieces.lengths[is_kept])
         self.num_dropped = int(len(is_useful) - is_useful.sum())
         """How many pairs have an answer that begins after `max_length` tokens."""
-        self.num_shortened = _num_longer(file, documents, max_length)
+        self.num_shortened = _count_longer(file, documents, max_length)
         """How many answers lose their end."""
         self._num_pairs = int(is_useful.sum())
         self._order: tuple[int, Indices] | None = None
@@ -134,13 +143,13 @@ class PairSource:
     def batch(self, epoch: int, index: int) -> PairBatch:
         """The batch at a place of an epoch."""
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, shuffled(self._num_pairs, self._seed, epoch))
+            self._order = (epoch, shuffled_order(self._num_pairs, self._seed, epoch))
         chosen = self._order[1][index * self._batch_size : (index + 1) * self._batch_size]
         members = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
-        return PairBatch(both=gather(self._file, self._pieces, members))
+        return PairBatch(token_batch=gather_batch(self._file, self._pieces, members))
 
 
-def gather(file: TokenFile, pieces: Pieces, members: Indices) -> TokenBatch:
+def gather_batch(file: TokenFile, pieces: DocumentPieces, members: Indices) -> TokenBatch:
     """Pieces of the file, end to end."""
     starts, lengths = pieces.starts[members], pieces.lengths[members]
     ends = np.cumsum(lengths)
@@ -148,27 +157,27 @@ def gather(file: TokenFile, pieces: Pieces, members: Indices) -> TokenBatch:
     return TokenBatch(
         tokens_T=torch.from_numpy(file.tokens[at_T].astype(np.int64)),
         targets_T=torch.from_numpy(file.tokens[at_T + 1].astype(np.int64)),
-        counted_T=torch.from_numpy(file.learned[at_T + 1].astype(np.bool_)),
+        loss_mask_T=torch.from_numpy(file.learned[at_T + 1].astype(np.bool_)),
         lengths=tuple(lengths.tolist()),
     )
 
 
-def useful_rows(file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
+def find_trainable_rows(file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
     """Which rows have something to learn from within `max_length` tokens; of a pair, both answers.
 
     A text always has.
     """
     documents = np.arange(len(file.starts) - 1)
-    is_useful = _are_useful(file, whole(file.starts, documents, max_length))
+    is_useful = _has_targets(file, truncate_documents(file.starts, documents, max_length))
     return np.asarray(is_useful.reshape(-1, file.documents_per_row).all(axis=1))
 
 
-def _num_longer(file: TokenFile, documents: Indices, max_length: int) -> int:
+def _count_longer(file: TokenFile, documents: Indices, max_length: int) -> int:
     """How many documents are longer than a sequence."""
     return int((file.starts[documents + 1] - file.starts[documents] - 1 > max_length).sum())
 
 
-def _are_useful(file: TokenFile, pieces: Pieces) -> npt.NDArray[np.bool_]:
+def _has_targets(file: TokenFile, pieces: DocumentPieces) -> npt.NDArray[np.bool_]:
     """Which pieces have a prediction that is counted; takes no memory for each token."""
     if not len(pieces.starts):
         return np.zeros(0, np.bool_)

@@ -21,14 +21,14 @@ import numpy.typing as npt
 from tinkex.checkpoint.atomic import new_directory, remove_directory
 from tinkex.data.jsonl import JsonlLine, digest_file, parse_line, read_lines
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.chat import render
+from tinkex.pipeline.chat import render_spans
 from tinkex.pipeline.data.packing import Indices
-from tinkex.pipeline.schemas import PARSERS, ChatRow, PairRow, TextRow
+from tinkex.pipeline.schemas import STAGE_PARSERS, ConversationRow, PreferencePairRow, TextRow
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 #: A change of the layout, or of how rows become tokens, makes new files.
 _VERSION = 1
-_META = "meta.json"
+_META_FILE = "meta.json"
 _ROWS_AT_ONCE = 512
 
 
@@ -43,15 +43,15 @@ class TokenFile:
     """The documents of a data file, in its order."""
 
     def __init__(self, folder: Path) -> None:
-        meta = json.loads((folder / _META).read_bytes())
+        meta = json.loads((folder / _META_FILE).read_bytes())
         self.digest: str = meta["digest"]
         """Of the rows and the tokenizer together."""
         self.num_rows: int = meta["num_rows"]
         self.documents_per_row: int = meta["documents_per_row"]
-        self.tokens = _mapped(folder / "tokens.bin", np.dtype(meta["dtype"]))
-        self.learned = _mapped(folder / "learned.bin", np.dtype(np.uint8))
-        self.starts: Indices = _mapped(folder / "starts.bin", np.dtype(np.int64))
-        self.row_digests = _mapped(folder / "rows.bin", np.dtype(np.uint64))
+        self.tokens = _memmap(folder / "tokens.bin", np.dtype(meta["dtype"]))
+        self.learned = _memmap(folder / "learned.bin", np.dtype(np.uint8))
+        self.starts: Indices = _memmap(folder / "starts.bin", np.dtype(np.int64))
+        self.row_digests = _memmap(folder / "rows.bin", np.dtype(np.uint64))
 
     def document(self, number: int) -> Document:
         """A document in memory of its own."""
@@ -61,26 +61,26 @@ class TokenFile:
         )
 
 
-def open_tokens(
+def open_token_file(
     data: Path, tokenizer: TextTokenizer, stage: str, cache: Path, limit: int = 0
 ) -> TokenFile:
     """The token file of a data file; it is made if the data or the tokenizer changed."""
     about = (_VERSION, stage, limit, digest_file(data), tokenizer.digest)
     digest = hashlib.sha256(repr(about).encode()).hexdigest()
     folder = cache / f"{data.stem}-{digest[:16]}"
-    if not (folder / _META).is_file():
+    if not (folder / _META_FILE).is_file():
         with new_directory(folder) as scratch:
-            _write(scratch, data, tokenizer, stage, limit, digest)
-        _forget_others(folder, data.stem)
+            _write_token_file(scratch, data, tokenizer, stage, limit, digest)
+        _remove_stale(folder, data.stem)
     return TokenFile(folder)
 
 
 def encode_rows(
-    rows: Sequence[TextRow | ChatRow | PairRow], tokenizer: TextTokenizer
+    rows: Sequence[TextRow | ConversationRow | PreferencePairRow], tokenizer: TextTokenizer
 ) -> Iterator[list[Document]]:
     """The documents of each row."""
-    parts = [(part, at) for at, row in enumerate(rows) for part in _parts_of(row)]
-    ids_of_parts = tokenizer.encode_all([text for (text, _, _), _ in parts])
+    parts = [(part, at) for at, row in enumerate(rows) for part in _row_spans(row)]
+    ids_of_parts = tokenizer.encode_batch([text for (text, _, _), _ in parts])
     documents: list[dict[int, Document]] = [{} for _ in rows]
     for ((_, is_learned, side), at), ids in zip(parts, ids_of_parts, strict=True):
         document = documents[at].setdefault(side, Document([], []))
@@ -94,15 +94,17 @@ def encode_rows(
             yield [found[side] for side in sorted(found)]
 
 
-def _parts_of(row: TextRow | ChatRow | PairRow) -> Iterator[tuple[str, bool, int]]:
+def _row_spans(
+    row: TextRow | ConversationRow | PreferencePairRow,
+) -> Iterator[tuple[str, bool, int]]:
     """Texts that are tokenized on their own, whether they are learned, and whose they are."""
     if isinstance(row, TextRow):
         if not row.ids:
             yield row.text, True, 0
         return
-    chats = (row,) if isinstance(row, ChatRow) else (row.chosen, row.rejected)
+    chats = (row,) if isinstance(row, ConversationRow) else (row.chosen, row.rejected)
     for side, chat in enumerate(chats):
-        parts = render(chat.messages, chat.tools)
+        parts = render_spans(chat.messages, chat.tools)
         # The line after the last turn belongs to the next one, and there is none.
         last = len(parts) - 1
         for number, part in enumerate(parts):
@@ -114,7 +116,7 @@ def _parts_of(row: TextRow | ChatRow | PairRow) -> Iterator[tuple[str, bool, int
 # --- files ----------------------------------------------------------------------------------
 
 
-def _write(
+def _write_token_file(
     folder: Path, data: Path, tokenizer: TextTokenizer, stage: str, limit: int, digest: str
 ) -> None:
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -123,15 +125,15 @@ def _write(
         names = ("tokens.bin", "learned.bin", "starts.bin", "rows.bin")
         files = [stack.enter_context((folder / name).open("wb")) for name in names]
         tokens, learned, starts, rows = files
-        _put(starts, [0], np.int64)
+        _write_array(starts, [0], np.int64)
         for line, documents in _documents(data, tokenizer, stage, limit):
-            _put(rows, [line.digest], np.uint64)
+            _write_array(rows, [line.digest], np.uint64)
             num_rows += 1
             for document in documents:
                 end += len(document.ids)
-                _put(tokens, document.ids, dtype)
-                _put(learned, document.learned, np.uint8)
-                _put(starts, [end], np.int64)
+                _write_array(tokens, document.ids, dtype)
+                _write_array(learned, document.learned, np.uint8)
+                _write_array(starts, [end], np.int64)
     meta = {
         "version": _VERSION,
         "digest": digest,
@@ -139,7 +141,7 @@ def _write(
         "documents_per_row": 2 if stage == "dpo" else 1,
         "dtype": dtype.name,
     }
-    (folder / _META).write_text(json.dumps(meta, indent=2) + "\n")
+    (folder / _META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
 
 
 def _documents(
@@ -147,13 +149,15 @@ def _documents(
 ) -> Iterator[tuple[JsonlLine, list[Document]]]:
     lines = read_lines(data, limit)
     while some := list(islice(lines, _ROWS_AT_ONCE)):
-        rows = [parse_line(data, line, PARSERS[stage]) for line in some]
+        rows = [parse_line(data, line, STAGE_PARSERS[stage]) for line in some]
         for line, documents in zip(some, encode_rows(rows, tokenizer), strict=True):
-            _check(data, line, documents, tokenizer.vocab_size)
+            _check_token_ids(data, line, documents, tokenizer.vocab_size)
             yield line, documents
 
 
-def _check(data: Path, line: JsonlLine, documents: Sequence[Document], vocab_size: int) -> None:
+def _check_token_ids(
+    data: Path, line: JsonlLine, documents: Sequence[Document], vocab_size: int
+) -> None:
     for document in documents:
         if max(document.ids) >= vocab_size:
             raise InvalidInput(
@@ -162,18 +166,18 @@ def _check(data: Path, line: JsonlLine, documents: Sequence[Document], vocab_siz
             )
 
 
-def _put(file: BinaryIO, numbers: Sequence[int], dtype: npt.DTypeLike) -> None:
+def _write_array(file: BinaryIO, numbers: Sequence[int], dtype: npt.DTypeLike) -> None:
     file.write(np.asarray(numbers, dtype=dtype).tobytes())
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _memmap(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     # numpy cannot map an empty file.
     if not path.stat().st_size:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-def _forget_others(folder: Path, stem: str) -> None:
+def _remove_stale(folder: Path, stem: str) -> None:
     """Remove what was made from another state of the same data."""
     for other in folder.parent.glob(f"{stem}-" + "[0-9a-f]" * 16):
         if other != folder:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from tinkex.errors import TinkexError
 from tinkex.logs import attach_logger
-from tinkex.pipeline.config import notes, read_config
+from tinkex.pipeline.config import list_ignored_variables, read_config
 from tinkex.pipeline.run.flags import parse_flags
-from tinkex.pipeline.run.report import closing_line, rows_of, write_table
+from tinkex.pipeline.run.report import summary_line, table_rows, write_table
 from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import Voice
+from tinkex.pipeline.run.say import RunOutput
 
 #: The exit codes of a run that Ctrl-C or SIGTERM interrupted, which is not an error.
 SIGNALLED = frozenset({130, 143})
@@ -23,13 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parse_flags(argv)
     begun = time.monotonic()
     attach_logger("warning")
-    voice = Voice(sys.stdout)
+    voice = RunOutput(sys.stdout)
     try:
-        for note in notes():
-            voice.say(f"note: {note}")
+        for note in list_ignored_variables():
+            voice.write_line(f"note: {note}")
         outcomes = run_pipeline(read_config(is_smoke=flags.smoke_test), flags, voice)
-        write_table(rows_of(outcomes), sys.stdout)
-        voice.say(closing_line(outcomes, time.monotonic() - begun))
+        write_table(table_rows(outcomes), sys.stdout)
+        voice.write_line(summary_line(outcomes, time.monotonic() - begun))
     except TinkexError as error:
         sys.stdout.flush()
         code = int(getattr(error, "exit_code", 1))

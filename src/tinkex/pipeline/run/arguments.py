@@ -9,24 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import DEFAULTS, find_problem, make_parser, option_names
+from tinkex.pipeline.arguments import STAGE_DEFAULTS, find_problem, make_parser, option_names
 from tinkex.pipeline.config import PipelineConfig, StageSizes
-from tinkex.pipeline.run.stages import DPO, PRETRAIN, TOKENIZER, Stage
+from tinkex.pipeline.run.stages import DPO, PRETRAIN, TOKENIZER, StageSpec
 
 #: Options by name, each with its values; a flag has none.
-Arguments = dict[str, tuple[str, ...]]
+TrainerOptions = dict[str, tuple[str, ...]]
 
 #: Beside `src` in the project.
 _PROJECT_TRAINERS = Path(__file__).resolve().parents[4] / "trainer"
 #: What the run itself decides; PRETRAIN_ARGS and the like may not.
-_OURS = frozenset(
+_RESERVED_OPTIONS = frozenset(
     {"out_dir", "ckpt_dir", "resume", "data_path", "tokenizer_dir", "init_from", "tensorboard_dir"}
 )
 #: What does not change the weights that come out. How many rows are held out does: these are
 #: not trained on.
-_INCIDENTAL = frozenset(
+_NON_RESULT_OPTIONS = frozenset(
     {
-        *_OURS,
+        *_RESERVED_OPTIONS,
         "allow_partial",
         "device",
         "eval_interval",
@@ -40,9 +40,9 @@ _INCIDENTAL = frozenset(
 )
 
 
-def stage_arguments(
-    stage: Stage, config: PipelineConfig, data: Path, tokenizer: Path, parent: Path | None
-) -> Arguments:
+def trainer_options(
+    stage: StageSpec, config: PipelineConfig, data: Path, tokenizer: Path, parent: Path | None
+) -> TrainerOptions:
     """The options of a stage's trainer, without those about resuming."""
     out_dir = config.out_dir
     sizes = config.sizes.get(stage.name, StageSizes())
@@ -70,26 +70,26 @@ def stage_arguments(
     }
     # A folder knows the sizes of its model; to say them again could only contradict it.
     if parent is None or parent.suffix == ".pth":
-        values |= _shape(config)
+        values |= _model_options(config)
     usual = {name: (str(value),) for name, value in values.items() if value is not None}
     variable = f"{stage.name.upper()}_ARGS"
     return (
         usual
-        | parse_extra(variable, config.usual_args(stage.name))
-        | parse_extra(variable, config.extra_args(stage.name))
+        | parse_extra_options(variable, config.smoke_args(stage.name))
+        | parse_extra_options(variable, config.extra_args(stage.name))
     )
 
 
-def _muon_rate(stage: Stage, config: PipelineConfig) -> str:
+def _muon_rate(stage: StageSpec, config: PipelineConfig) -> str:
     """MUON_LR is meant for pretrain; later stages are slower by the share of their defaults."""
     # What makes a model from nothing would undo it in a few updates of DPO.
     if stage is PRETRAIN:
         return config.muon_lr
-    usual = {name: float(str(told["muon_lr"])) for name, told in DEFAULTS.items()}
+    usual = {name: float(str(told["muon_lr"])) for name, told in STAGE_DEFAULTS.items()}
     return f"{float(config.muon_lr) * usual[stage.name] / usual[PRETRAIN.name]:.12g}"
 
 
-def _shape(config: PipelineConfig) -> dict[str, object]:
+def _model_options(config: PipelineConfig) -> dict[str, object]:
     return {
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
@@ -100,7 +100,7 @@ def _shape(config: PipelineConfig) -> dict[str, object]:
     }
 
 
-def check_arguments(stage: Stage, arguments: Arguments, tags: Sequence[str] = ()) -> None:
+def check_options(stage: StageSpec, arguments: TrainerOptions, tags: Sequence[str] = ()) -> None:
     """Have the trainer's own parser read its options, long before its turn comes.
 
     `tags` are the single tokens that R1 may weigh; none if they are not known yet.
@@ -115,30 +115,32 @@ def check_arguments(stage: Stage, arguments: Arguments, tags: Sequence[str] = ()
     parser = make_parser(stage.name)
     parser.exit_on_error = False
     try:
-        known = parser.parse_args(to_words(arguments))
+        known = parser.parse_args(to_argv(arguments))
     except argparse.ArgumentError as error:
-        raise _refusal(stage, str(error)) from None
+        raise _options_error(stage, str(error)) from None
     if problem := find_problem(stage.name, known):
-        raise _refusal(stage, problem)
+        raise _options_error(stage, problem)
     for tag in known.r1_tokens if tags else ():
         if tag not in tags:
-            raise _refusal(stage, f"--r1_tokens has {tag!r}; one token each are {', '.join(tags)}")
+            raise _options_error(
+                stage, f"--r1_tokens has {tag!r}; one token each are {', '.join(tags)}"
+            )
 
 
-def _refusal(stage: Stage, reason: str) -> ConfigError:
+def _options_error(stage: StageSpec, reason: str) -> ConfigError:
     return ConfigError(
         f"the trainer of {stage.name} cannot be told this: {reason}",
         hint=f"Look at {stage.name.upper()}_ARGS and the variables of the model.",
     )
 
 
-def parse_extra(variable: str, text: str) -> Arguments:
+def parse_extra_options(variable: str, text: str) -> TrainerOptions:
     """Free options, split as a shell would, which never sees them."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"{variable} cannot be read: {error}; got {text!r}") from None
-    found: Arguments = {}
+    found: TrainerOptions = {}
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
@@ -149,24 +151,24 @@ def parse_extra(variable: str, text: str) -> Arguments:
             found[name] = (*found[name], word)
         else:
             raise ConfigError(f"{variable} must be options such as --epochs 3; got {word!r}")
-    _refuse_ours(variable, found)
+    _check_not_reserved(variable, found)
     return found
 
 
-def _refuse_ours(variable: str, found: Arguments) -> None:
+def _check_not_reserved(variable: str, found: TrainerOptions) -> None:
     for name in found:
-        if name in _OURS:
+        if name in _RESERVED_OPTIONS:
             raise ConfigError(f"{variable} may not have --{name}: the run itself decides it")
 
 
-def with_resume(arguments: Arguments, step_dir: Path | None) -> Arguments:
+def with_resume_options(arguments: TrainerOptions, step_dir: Path | None) -> TrainerOptions:
     """The options of a trainer that goes on from a step checkpoint, if there is one."""
     if step_dir is None:
         return arguments
     return arguments | {"resume": (str(step_dir),), "ckpt_dir": (str(step_dir.parent),)}
 
 
-def to_words(arguments: Arguments) -> list[str]:
+def to_argv(arguments: TrainerOptions) -> list[str]:
     """Options as a command line has them."""
     words: list[str] = []
     for name, values in arguments.items():
@@ -178,9 +180,9 @@ def to_words(arguments: Arguments) -> list[str]:
     return words
 
 
-def recipe_of(arguments: Arguments, data_digest: str) -> dict[str, str]:
+def result_config(arguments: TrainerOptions, data_digest: str) -> dict[str, str]:
     """What a stage's result follows from, apart from its parent: by this it is known again."""
-    left_out = set(_INCIDENTAL)
+    left_out = set(_NON_RESULT_OPTIONS)
     if arguments.get("ref_path") == arguments.get("init_from"):
         # The parent's digest says more than its path.
         left_out.add("ref_path")
@@ -188,17 +190,17 @@ def recipe_of(arguments: Arguments, data_digest: str) -> dict[str, str]:
     return {"data": data_digest, **told}
 
 
-def changes_between(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def describe_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Field by field, what was and what is."""
     names = dict.fromkeys([*then, *now])
     return [
-        f"{name}: {_shown(then.get(name))} -> {_shown(now.get(name))}"
+        f"{name}: {_format_value(then.get(name))} -> {_format_value(now.get(name))}"
         for name in names
         if then.get(name) != now.get(name)
     ]
 
 
-def _shown(value: str | None) -> str:
+def _format_value(value: str | None) -> str:
     if value is None:
         return "(not given)"
     return value if len(value) < 40 else f"{value[:12]}..."
@@ -207,22 +209,22 @@ def _shown(value: str | None) -> str:
 # --- what is started ------------------------------------------------------------------------
 
 
-def train_command(stage: Stage, arguments: Arguments, config: PipelineConfig) -> list[str]:
+def train_command(stage: StageSpec, arguments: TrainerOptions, config: PipelineConfig) -> list[str]:
     """What trains a stage; with several processes, torchrun starts them."""
-    script = trainer_of(stage, config)
+    script = trainer_script(stage, config)
     if config.num_processes == 1:
-        return [sys.executable, *script, *to_words(arguments)]
+        return [sys.executable, *script, *to_argv(arguments)]
     launcher = [sys.executable, "-m", "tinkex.pipeline.run.ranks"]
     count = f"--nproc_per_node={config.num_processes}"
-    return [*launcher, count, *script, *to_words(arguments)]
+    return [*launcher, count, *script, *to_argv(arguments)]
 
 
-def trainer_of(stage: Stage, config: PipelineConfig) -> list[str]:
+def trainer_script(stage: StageSpec, config: PipelineConfig) -> list[str]:
     """The trainer's script, or its module where only the package is installed."""
     directory = config.trainer_dir or _PROJECT_TRAINERS
     script = directory / stage.trainer
     if script.is_file():
-        return [_as_seen(script)]
+        return [_relative_to_cwd(script)]
     if config.trainer_dir is not None:
         raise ConfigError(f"there is no {stage.trainer} in {directory}, which TRAINER_DIR names")
     return ["-m", "tinkex.pipeline.run.trainer", stage.name]
@@ -234,7 +236,7 @@ def tokenizer_command(data: Sequence[Path], folder: Path, vocab_size: int) -> li
     return [sys.executable, "-m", TOKENIZER.trainer, *words]
 
 
-def _as_seen(script: Path) -> str:
+def _relative_to_cwd(script: Path) -> str:
     """A path as a person in this directory would write it."""
     try:
         return str(script.relative_to(Path.cwd()))

@@ -11,10 +11,10 @@ from types import FrameType
 
 from tinkex.pipeline.run import ended
 from tinkex.pipeline.run.lock import RunLock
-from tinkex.pipeline.run.say import Voice
+from tinkex.pipeline.run.say import RunOutput
 
 #: What a person or a machine sends to have a run end; a closed terminal counts as a request.
-PASSED_ON = {
+FORWARDED_SIGNALS = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGHUP: signal.SIGTERM,
@@ -22,11 +22,11 @@ PASSED_ON = {
 
 
 @dataclass(slots=True)
-class Signals:
+class SignalForwarder:
     """Which signal has come, and to whom it goes on."""
 
     received: int | None = None
-    is_waiting: bool = False
+    is_child_running: bool = False
     """Whether a trainer runs, or is being started; it decides when to end."""
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -35,21 +35,21 @@ class Signals:
         """What a process ends with that was stopped; None if nobody asked for it."""
         return None if self.received is None else 128 + self.received
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on; while no trainer runs, nothing can be lost by ending at once."""
-        self.received = PASSED_ON[signal.Signals(number)]
-        if not self.is_waiting:
-            raise ended.stopped(self.received)
+        self.received = FORWARDED_SIGNALS[signal.Signals(number)]
+        if not self.is_child_running:
+            raise ended.run_interrupted(self.received)
         if self.child is not None:
             # Nothing happens if it has ended in the meantime.
             self.child.send_signal(self.received)
 
 
 @contextmanager
-def passing_signals() -> Iterator[Signals]:
+def forward_signals() -> Iterator[SignalForwarder]:
     """Within it, Ctrl-C and its kin go to the trainer, which saves first and then ends."""
-    signals = Signals()
-    before = {number: signal.signal(number, signals.receive) for number in PASSED_ON}
+    signals = SignalForwarder()
+    before = {number: signal.signal(number, signals.handle) for number in FORWARDED_SIGNALS}
     try:
         yield signals
     finally:
@@ -59,17 +59,17 @@ def passing_signals() -> Iterator[Signals]:
 
 def run_child(
     command: Sequence[str],
-    signals: Signals,
+    signals: SignalForwarder,
     lock: RunLock,
-    voice: Voice,
+    output: RunOutput,
     *,
     stage: str,
-    started: Callable[[int], None] = lambda pid: None,
+    on_start: Callable[[int], None] = lambda pid: None,
 ) -> int:
     """Run a command to its end; 0, its exit code, or 128 and the signal that ended it."""
-    signals.is_waiting = True
+    signals.is_child_running = True
     try:
-        with voice.child_output() as (stdout, stderr):
+        with output.child_output() as (stdout, stderr):
             # A group of its own: Ctrl-C in a terminal would reach it twice, and twice means "now".
             child = subprocess.Popen(
                 command,
@@ -79,16 +79,18 @@ def run_child(
                 process_group=0,
                 pass_fds=(lock.descriptor,),
             )
-        lock.note(stage, child.pid)
-        return _wait(child, signals, started)
+        lock.write_holder(stage, child.pid)
+        return _wait(child, signals, on_start)
     finally:
-        signals.child, signals.is_waiting = None, False
-        lock.note(None, None)
+        signals.child, signals.is_child_running = None, False
+        lock.write_holder(None, None)
 
 
-def _wait(child: subprocess.Popen[bytes], signals: Signals, started: Callable[[int], None]) -> int:
+def _wait(
+    child: subprocess.Popen[bytes], signals: SignalForwarder, on_start: Callable[[int], None]
+) -> int:
     try:
-        started(child.pid)
+        on_start(child.pid)
         signals.child = child
         if signals.received is not None:
             # It came while the trainer was being started.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tinkex.pipeline.run.arguments import changes_between
-from tinkex.pipeline.run.records import StageRecord, Status
+from tinkex.pipeline.run.arguments import describe_changes
+from tinkex.pipeline.run.records import StageRecord, StageStatus
 
 
-class Action(StrEnum):
+class StageAction(StrEnum):
     """What happens to a stage in a run."""
 
     SKIP = "skipped"  #: it is complete, and nothing it was made from has changed
@@ -21,7 +21,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StageOnDisk:
     """What is there of a stage."""
 
     record: StageRecord | None
@@ -29,12 +29,12 @@ class Found:
     """Its newest step checkpoint that is valid."""
     digest: str | None
     """Of its result, if that is there."""
-    told_digest: str | None = None
+    reported_digest: str | None = None
     """What its trainer said of the result that it left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RequestedInputs:
     """What a stage is to be made from."""
 
     config: Mapping[str, str]
@@ -43,47 +43,51 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class StageDecision:
     """What to do, and why."""
 
-    action: Action
+    action: StageAction
     changes: tuple[str, ...] = ()
 
 
-def decide(found: Found, wanted: Wanted) -> Decision:
+def decide(on_disk: StageOnDisk, requested: RequestedInputs) -> StageDecision:
     """The only place that decides whether work is kept, continued or refused."""
-    if found.step_dir is None and found.digest is None:
-        return Decision(action=Action.START)
-    record = found.record
-    changes = _changes(record, found, wanted) if record is not None else ()
+    if on_disk.step_dir is None and on_disk.digest is None:
+        return StageDecision(action=StageAction.START)
+    record = on_disk.record
+    changes = _find_changes(record, on_disk, requested) if record is not None else ()
     if changes:
-        return Decision(action=Action.STOP, changes=changes)
-    is_complete = record is not None and record.status is Status.COMPLETE
+        return StageDecision(action=StageAction.STOP, changes=changes)
+    is_complete = record is not None and record.status is StageStatus.COMPLETE
     # Without a result there is still its last step, from which the same result is made again.
-    if is_complete and found.digest is not None:
-        return Decision(action=Action.SKIP)
-    return Decision(action=Action.RESUME if found.step_dir is not None else Action.START)
+    if is_complete and on_disk.digest is not None:
+        return StageDecision(action=StageAction.SKIP)
+    return StageDecision(
+        action=StageAction.RESUME if on_disk.step_dir is not None else StageAction.START
+    )
 
 
-def _changes(record: StageRecord, found: Found, wanted: Wanted) -> tuple[str, ...]:
-    changes = changes_between(record.config, wanted.config)
+def _find_changes(
+    record: StageRecord, on_disk: StageOnDisk, requested: RequestedInputs
+) -> tuple[str, ...]:
+    changes = describe_changes(record.config, requested.config)
     # One that was killed may have left a new result beside what is said of the old one.
-    is_told = record.status is Status.COMPLETE and found.digest and found.told_digest
-    if is_told and found.digest != found.told_digest:
-        digests = f"{_short(found.told_digest)} -> {_short(found.digest)}"
+    is_told = record.status is StageStatus.COMPLETE and on_disk.digest and on_disk.reported_digest
+    if is_told and on_disk.digest != on_disk.reported_digest:
+        digests = f"{_short_digest(on_disk.reported_digest)} -> {_short_digest(on_disk.digest)}"
         changes.append(f"result: its files are not those that its trainer left ({digests})")
-    if record.parent_digest != wanted.parent_digest:
-        changes.append(_parent_change(record, wanted))
+    if record.parent_digest != requested.parent_digest:
+        changes.append(_parent_change(record, requested))
     return tuple(changes)
 
 
-def _parent_change(record: StageRecord, wanted: Wanted) -> str:
-    then, now = record.parent or "nothing", wanted.parent or "nothing"
+def _parent_change(record: StageRecord, requested: RequestedInputs) -> str:
+    then, now = record.parent or "nothing", requested.parent or "nothing"
     if then != now:
         return f"parent: {then} -> {now}"
-    digests = f"{_short(record.parent_digest)} -> {_short(wanted.parent_digest)}"
+    digests = f"{_short_digest(record.parent_digest)} -> {_short_digest(requested.parent_digest)}"
     return f"parent: {now} was trained again ({digests})"
 
 
-def _short(digest: str | None) -> str:
+def _short_digest(digest: str | None) -> str:
     return digest[:12] if digest else "(none)"

@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run import ended
 from tinkex.pipeline.run.child import run_child
-from tinkex.pipeline.run.decisions import Action
-from tinkex.pipeline.run.one_stage import Surroundings
-from tinkex.pipeline.run.report import Outcome
+from tinkex.pipeline.run.decisions import StageAction
+from tinkex.pipeline.run.one_stage import StageContext
+from tinkex.pipeline.run.report import StageOutcome
 from tinkex.pipeline.run.stages import R1
 
 
-def demonstrate(outcomes: Sequence[Outcome], around: Surroundings) -> None:
+def run_demo(outcomes: Sequence[StageOutcome], context: StageContext) -> None:
     """Ask what R1 has just made; that it cannot be asked is told, and is no failure of the run."""
-    config, voice = around.plan.config, around.voice
-    is_new = any(one.stage == R1.name and one.action is not Action.SKIP for one in outcomes)
+    config, voice = context.plan.config, context.output
+    is_new = any(one.stage == R1.name and one.action is not StageAction.SKIP for one in outcomes)
     if not (is_new and config.r1_demo):
         return
-    voice.say(f"asked: {config.r1_demo_prompt}", R1.name)
-    code = run_child(_command(config), around.signals, around.lock, voice, stage=R1.name)
-    if around.signals.received is not None:
-        raise ended.all_trained(around.signals.received)
+    voice.write_line(f"asked: {config.r1_demo_prompt}", R1.name)
+    code = run_child(_demo_command(config), context.signals, context.lock, voice, stage=R1.name)
+    if context.signals.received is not None:
+        raise ended.interrupted_after_training(context.signals.received)
     if code:
-        voice.say("the model could not be asked; its training is complete", R1.name)
+        voice.write_line("the model could not be asked; its training is complete", R1.name)
 
 
-def _command(config: PipelineConfig) -> list[str]:
+def _demo_command(config: PipelineConfig) -> list[str]:
     told = {
         "--prompt": config.r1_demo_prompt,
         "--max_new_tokens": config.r1_demo_max_new_tokens,

@@ -11,7 +11,7 @@ from tinkex.errors import FailureClass, TinkexError
 _SIGNALLED = 128
 
 
-class RunEnded(TinkexError):
+class RunStopped(TinkexError):
     """A stage did not come to its end."""
 
     verdict = FailureClass(is_user_error=True, is_retryable=False)
@@ -21,53 +21,53 @@ class RunEnded(TinkexError):
         self.exit_code = exit_code
 
 
-def refused(stage: str, out_dir: str, changes: Sequence[str]) -> RunEnded:
+def inputs_changed(stage: str, out_dir: str, changes: Sequence[str]) -> RunStopped:
     """Something that a stage was made from has changed."""
     listed = "\n".join(f"  {change}" for change in changes)
-    return RunEnded(
+    return RunStopped(
         f"{stage} in {out_dir} was made from something else; what changed:\n{listed}",
         f"Run with --restart-from {stage} to throw it and all later stages away and train them "
         "again, undo the change, or set another OUT_DIR.",
     )
 
 
-def interrupted(stage: str, step: int | None, exit_code: int) -> RunEnded:
+def stage_interrupted(stage: str, step: int | None, exit_code: int) -> RunStopped:
     """Somebody stopped the run."""
     saved = f"its work is saved at step {step}" if step is not None else "nothing was trained yet"
-    return RunEnded(
+    return RunStopped(
         f"{stage} was interrupted; {saved}",
         "Run the same command again, and it goes on from there.",
         exit_code,
     )
 
 
-def stopped(number: int) -> RunEnded:
+def run_interrupted(number: int) -> RunStopped:
     """Somebody stopped the run while no trainer was at work."""
-    return RunEnded(
+    return RunStopped(
         "The run was interrupted; nothing is lost",
         "Run the same command again, and it goes on from there.",
         128 + number,
     )
 
 
-def all_trained(number: int) -> RunEnded:
+def interrupted_after_training(number: int) -> RunStopped:
     """Somebody stopped the run when there was nothing left to train."""
-    return RunEnded(
+    return RunStopped(
         "The run was interrupted after its last stage; everything is trained and saved",
         "Run the same command again for the table of results.",
         128 + number,
     )
 
 
-def failed(stage: str, step: int | None, exit_code: int, place: str = "above") -> RunEnded:
+def stage_failed(stage: str, step: int | None, exit_code: int, place: str = "above") -> RunStopped:
     """A trainer gave up; its last lines are in a place."""
     again = f"goes on from step {step}" if step is not None else "starts it again"
     if name := _signal_name(exit_code):
-        return RunEnded(
+        return RunStopped(
             f"{stage} failed: its trainer was ended by {name}",
             f"If memory ran out, lower BATCH_SIZE. Run the same command again: it {again}.",
         )
-    return RunEnded(
+    return RunStopped(
         f"{stage} failed: its trainer ended with exit code {exit_code}; its last lines are {place}",
         f"Put right what they say and run the same command again: it {again}.",
     )
@@ -81,9 +81,9 @@ def _signal_name(exit_code: int) -> str | None:
         return None
 
 
-def resultless(stage: str) -> RunEnded:
+def missing_result(stage: str) -> RunStopped:
     """A trainer said that all is well, and left nothing."""
-    return RunEnded(
+    return RunStopped(
         f"{stage} failed: its trainer ended well and left no result",
         f"Run with --restart-from {stage} to train it again.",
     )

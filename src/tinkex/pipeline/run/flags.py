@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinkex.pipeline.run.stages import ORDER, PRETRAIN
+from tinkex.pipeline.run.stages import PRETRAIN, STAGE_ORDER
 
 _DESCRIPTION = """\
 Train a language model from nothing: tokenizer, pretrain, SFT, DPO and, if asked, reasoning (R1).
@@ -64,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--restart-from",
-        choices=[stage.name for stage in ORDER],
+        choices=[stage.name for stage in STAGE_ORDER],
         metavar="STAGE",
         help="throw away STAGE and all later ones, and train them again: "
-        + ", ".join(stage.name for stage in ORDER),
+        + ", ".join(stage.name for stage in STAGE_ORDER),
     )
     return parser

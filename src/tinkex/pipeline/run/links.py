@@ -8,15 +8,19 @@ from pathlib import Path
 
 from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.ids import new_id
-from tinkex.pipeline.run.stages import ORDER, Stage
+from tinkex.pipeline.run.stages import STAGE_ORDER, StageSpec
 
 
-def legacy_files(stage: Stage, out_dir: Path) -> list[Path]:
+def legacy_files(stage: StageSpec, out_dir: Path) -> list[Path]:
     """The .pth files that a stage has written."""
-    return sorted(stage.directory(out_dir).glob(f"{stage.legacy}_*.pth")) if stage.legacy else []
+    return (
+        sorted(stage.directory(out_dir).glob(f"{stage.legacy_prefix}_*.pth"))
+        if stage.legacy_prefix
+        else []
+    )
 
 
-def link_legacy(stage: Stage, out_dir: Path) -> list[Path]:
+def link_legacy(stage: StageSpec, out_dir: Path) -> list[Path]:
     """Make each of them reachable in OUT_DIR itself; returns the names there."""
     return [_link(target, out_dir / target.name) for target in legacy_files(stage, out_dir)]
 
@@ -36,10 +40,10 @@ def _link(target: Path, link: Path) -> Path:
     return link
 
 
-def remove_dangling(out_dir: Path) -> None:
+def remove_dangling_links(out_dir: Path) -> None:
     """Take away links whose stage is gone."""
-    for stage in ORDER:
-        names = out_dir.glob(f"{stage.legacy}_*.pth") if stage.legacy else ()
+    for stage in STAGE_ORDER:
+        names = out_dir.glob(f"{stage.legacy_prefix}_*.pth") if stage.legacy_prefix else ()
         for link in names:
             if link.is_symlink() and not link.exists():
                 link.unlink()

@@ -14,12 +14,12 @@ import msgspec
 
 from tinkex import clock
 from tinkex.errors import ConfigError
-from tinkex.pipeline.holding import Held, flocked, is_alive
+from tinkex.pipeline.holding import LockHeld, file_lock, is_alive
 
 LOCK_NAME = "run.lock"
 
 
-class Holder(msgspec.Struct, frozen=True):
+class RunLockHolder(msgspec.Struct, frozen=True):
     """Who works in a directory."""
 
     pid: int
@@ -36,10 +36,10 @@ class RunLock:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         """Given to trainers, so that the lock lasts as long as any of them writes."""
-        self._holder = Holder(os.getpid(), socket.gethostname(), clock.utc_now().isoformat())
-        self.note(None, None)
+        self._holder = RunLockHolder(os.getpid(), socket.gethostname(), clock.utc_now().isoformat())
+        self.write_holder(None, None)
 
-    def note(self, stage: str | None, trainer_pid: int | None) -> None:
+    def write_holder(self, stage: str | None, trainer_pid: int | None) -> None:
         """Write down which stage is being trained, and by which process."""
         holder = msgspec.structs.replace(self._holder, stage=stage, trainer_pid=trainer_pid)
         content = msgspec.json.encode(holder)
@@ -48,18 +48,18 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def locked(out_dir: Path) -> Iterator[RunLock]:
+def lock_output_dir(out_dir: Path) -> Iterator[RunLock]:
     """Hold a directory, or say who does."""
     path = out_dir / LOCK_NAME
-    _make(out_dir)
+    _create_output_dir(out_dir)
     try:
-        with flocked(path) as descriptor:
+        with file_lock(path) as descriptor:
             yield RunLock(descriptor)
-    except Held:
-        raise _refusal(out_dir, read_holder(path)) from None
+    except LockHeld:
+        raise _lock_error(out_dir, read_holder(path)) from None
 
 
-def _make(out_dir: Path) -> None:
+def _create_output_dir(out_dir: Path) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         if not os.access(out_dir, os.W_OK):
@@ -71,8 +71,8 @@ def _make(out_dir: Path) -> None:
         ) from None
 
 
-def _refusal(out_dir: Path, holder: Holder | None) -> ConfigError:
-    who = describe(holder) if holder else "another run"
+def _lock_error(out_dir: Path, holder: RunLockHolder | None) -> ConfigError:
+    who = describe_holder(holder) if holder else "another run"
     pid = (holder.trainer_pid if holder and not is_alive(holder.pid) else None) or (
         holder.pid if holder else None
     )
@@ -82,7 +82,7 @@ def _refusal(out_dir: Path, holder: Holder | None) -> ConfigError:
     )
 
 
-def holder_of(out_dir: Path) -> Holder | None:
+def find_holder(out_dir: Path) -> RunLockHolder | None:
     """Who works in a directory now; None if nobody does."""
     path = out_dir / LOCK_NAME
     try:
@@ -98,15 +98,15 @@ def holder_of(out_dir: Path) -> Holder | None:
     return None
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> RunLockHolder | None:
     """What the lock file says; None if it says nothing."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Holder)
+        return msgspec.json.decode(path.read_bytes(), type=RunLockHolder)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def describe(holder: Holder) -> str:
+def describe_holder(holder: RunLockHolder) -> str:
     """A holder in words."""
     doing = f", training {holder.stage}" if holder.stage else ""
     if holder.trainer_pid is not None and not is_alive(holder.pid):

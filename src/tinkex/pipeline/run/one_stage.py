@@ -10,64 +10,76 @@ from msgspec.structs import replace
 
 from tinkex import clock
 from tinkex.checkpoint.atomic import remove_scratch
-from tinkex.pipeline.holding import hold
+from tinkex.pipeline.holding import lock_directory
 from tinkex.pipeline.run import ended, records
-from tinkex.pipeline.run.child import Signals, run_child
-from tinkex.pipeline.run.decisions import Action, Decision, Found, Wanted, decide
+from tinkex.pipeline.run.child import SignalForwarder, run_child
+from tinkex.pipeline.run.decisions import (
+    RequestedInputs,
+    StageAction,
+    StageDecision,
+    StageOnDisk,
+    decide,
+)
 from tinkex.pipeline.run.links import link_legacy
 from tinkex.pipeline.run.lock import RunLock
 from tinkex.pipeline.run.plan import RunPlan
-from tinkex.pipeline.run.records import StageRecord, Status
-from tinkex.pipeline.run.report import Outcome
-from tinkex.pipeline.run.say import Voice
-from tinkex.pipeline.run.stages import TOKENIZER, Stage
-from tinkex.pipeline.run.starts import Start, describe_result, result_digest, start_of, told_digest
-from tinkex.pipeline.steps import latest_step, recover, step_number
+from tinkex.pipeline.run.records import StageRecord, StageStatus
+from tinkex.pipeline.run.report import StageOutcome
+from tinkex.pipeline.run.say import RunOutput
+from tinkex.pipeline.run.stages import TOKENIZER, StageSpec
+from tinkex.pipeline.run.starts import (
+    StageStart,
+    fingerprint_result,
+    reported_digest,
+    resolve_start,
+    result_digest,
+)
+from tinkex.pipeline.steps import latest_step, recover_replaced_steps, step_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class StageContext:
     """What all stages of a run share."""
 
     plan: RunPlan
-    voice: Voice
+    output: RunOutput
     lock: RunLock
-    signals: Signals
+    signals: SignalForwarder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StageInspection:
     """A stage as it is and as it is wanted."""
 
-    stage: Stage
-    start: Start
-    found: Found
+    stage: StageSpec
+    start: StageStart
+    on_disk: StageOnDisk
     record: StageRecord
     """What will be written about it; its command resumes if there is anything to resume."""
-    decision: Decision
+    decision: StageDecision
 
 
-def look_at(stage: Stage, plan: RunPlan) -> Look:
+def inspect_stage(stage: StageSpec, plan: RunPlan) -> StageInspection:
     """Compare what is on disk with what the run would make."""
     directory = stage.directory(plan.config.out_dir)
-    start = start_of(stage, plan.config, skip_pretrain=plan.skips_pretrain)
-    data = plan.describe_data(stage)
-    recipe = plan.recipe(stage, start, data)
+    start = resolve_start(stage, plan.config, skip_pretrain=plan.skips_pretrain)
+    data = plan.fingerprint_data(stage)
+    recipe = plan.result_config(stage, start, data)
     if directory.is_dir():
         # Not under the hands of a trainer that somebody started by itself.
-        with hold(directory):
+        with lock_directory(directory):
             remove_scratch(directory)
-            recover(stage.checkpoint_dir(plan.config.out_dir))
-    found = Found(
+            recover_replaced_steps(stage.checkpoint_dir(plan.config.out_dir))
+    found = StageOnDisk(
         record=records.read_record(directory),
         step_dir=latest_step(stage.checkpoint_dir(plan.config.out_dir)),
-        digest=result_digest(describe_result(stage, plan.config.out_dir)),
-        told_digest=told_digest(stage, plan.config.out_dir),
+        digest=result_digest(fingerprint_result(stage, plan.config.out_dir)),
+        reported_digest=reported_digest(stage, plan.config.out_dir),
     )
-    wanted = Wanted(config=recipe, parent=start.parent, parent_digest=start.digest)
+    wanted = RequestedInputs(config=recipe, parent=start.parent, parent_digest=start.digest)
     record = StageRecord(
         stage=stage.name,
-        status=Status.RUNNING,
+        status=StageStatus.RUNNING,
         config=recipe,
         config_hash=records.hash_config(recipe),
         parent=start.parent,
@@ -77,69 +89,73 @@ def look_at(stage: Stage, plan: RunPlan) -> Look:
         started_at=_now(),
     )
     decision = decide(found, wanted)
-    return Look(stage=stage, start=start, found=found, record=record, decision=decision)
+    return StageInspection(
+        stage=stage, start=start, on_disk=found, record=record, decision=decision
+    )
 
 
-def run_stage(stage: Stage, around: Surroundings) -> Outcome:
+def run_stage(stage: StageSpec, context: StageContext) -> StageOutcome:
     """Bring one stage to its end, or raise RunEnded."""
-    look = look_at(stage, around.plan)
+    look = inspect_stage(stage, context.plan)
     action = look.decision.action
-    if action is Action.STOP:
-        out_dir = str(around.plan.config.out_dir)
-        raise ended.refused(stage.name, out_dir, look.decision.changes)
-    if action is Action.SKIP:
-        _say_skipped(look, around)
+    if action is StageAction.STOP:
+        out_dir = str(context.plan.config.out_dir)
+        raise ended.inputs_changed(stage.name, out_dir, look.decision.changes)
+    if action is StageAction.SKIP:
+        _report_skipped(look, context)
     else:
-        _train(look, around)
-    for link in link_legacy(stage, around.plan.config.out_dir):
-        if action is not Action.SKIP:
-            around.voice.say(f"weights: {link}", stage.name)
+        _train(look, context)
+    for link in link_legacy(stage, context.plan.config.out_dir):
+        if action is not StageAction.SKIP:
+            context.output.write_line(f"weights: {link}", stage.name)
     result = None
     if stage is not TOKENIZER:
-        result = records.read_result(stage.directory(around.plan.config.out_dir))
-    return Outcome(stage=stage.name, action=action, result=result)
+        result = records.read_result(stage.directory(context.plan.config.out_dir))
+    return StageOutcome(stage=stage.name, action=action, result=result)
 
 
-def _say_skipped(look: Look, around: Surroundings) -> None:
-    result = records.read_result(look.stage.directory(around.plan.config.out_dir))
+def _report_skipped(inspection: StageInspection, context: StageContext) -> None:
+    result = records.read_result(inspection.stage.directory(context.plan.config.out_dir))
     took = f" at step {result.steps} after {result.seconds:.1f} s" if result is not None else ""
-    around.voice.say(f"complete{took}: nothing to do", look.stage.name)
-    if look.found.step_dir is not None:
-        around.voice.say(f"it would go on with: {shlex.join(look.record.command)}", look.stage.name)
+    context.output.write_line(f"complete{took}: nothing to do", inspection.stage.name)
+    if inspection.on_disk.step_dir is not None:
+        context.output.write_line(
+            f"it would go on with: {shlex.join(inspection.record.command)}", inspection.stage.name
+        )
 
 
-def _train(look: Look, around: Surroundings) -> None:
-    stage, directory = look.stage, look.stage.directory(around.plan.config.out_dir)
-    step_dir = look.found.step_dir
+def _train(inspection: StageInspection, context: StageContext) -> None:
+    stage, directory = inspection.stage, inspection.stage.directory(context.plan.config.out_dir)
+    step_dir = inspection.on_disk.step_dir
     how = f"resumes from {step_dir}" if step_dir is not None else "starts"
-    origin = f", from {look.start.parent}" if look.start.parent else ""
-    around.voice.say(f"{how}{origin}", stage.name)
-    around.voice.say(f"$ {shlex.join(look.record.command)}", stage.name)
+    origin = f", from {inspection.start.parent}" if inspection.start.parent else ""
+    context.output.write_line(f"{how}{origin}", stage.name)
+    context.output.write_line(f"$ {shlex.join(inspection.record.command)}", stage.name)
     directory.mkdir(parents=True, exist_ok=True)
-    records.write_record(directory, look.record)
+    records.write_record(directory, inspection.record)
     code = run_child(
-        look.record.command,
-        around.signals,
-        around.lock,
-        around.voice,
+        inspection.record.command,
+        context.signals,
+        context.lock,
+        context.output,
         stage=stage.name,
-        started=lambda pid: records.write_record(directory, replace(look.record, pid=pid)),
+        on_start=lambda pid: records.write_record(directory, replace(inspection.record, pid=pid)),
     )
-    _finish(look, around, code)
+    _record_result(inspection, context, code)
 
 
-def _finish(look: Look, around: Surroundings, code: int) -> None:
+def _record_result(inspection: StageInspection, context: StageContext, code: int) -> None:
     """Write down how a trainer ended; raise unless it ended well and nobody wants a stop."""
-    stage, out_dir = look.stage, around.plan.config.out_dir
-    files = describe_result(stage, out_dir) if code == 0 else []
+    stage, out_dir = inspection.stage, context.plan.config.out_dir
+    files = fingerprint_result(stage, out_dir) if code == 0 else []
     digest = result_digest(files)
-    stop_code = around.signals.exit_code or (code if code in {130, 143} else None)
+    stop_code = context.signals.exit_code or (code if code in {130, 143} else None)
     if digest is not None:
-        status = Status.COMPLETE
+        status = StageStatus.COMPLETE
     else:
-        status = Status.FAILED if stop_code is None else Status.INTERRUPTED
+        status = StageStatus.FAILED if stop_code is None else StageStatus.INTERRUPTED
     finished = replace(
-        look.record,
+        inspection.record,
         status=status,
         finished_at=_now(),
         exit_code=code,
@@ -149,11 +165,11 @@ def _finish(look: Look, around: Surroundings, code: int) -> None:
     records.write_record(stage.directory(out_dir), finished)
     step = _step(latest_step(stage.checkpoint_dir(out_dir)))
     if stop_code is not None:
-        raise ended.interrupted(stage.name, step, stop_code)
+        raise ended.stage_interrupted(stage.name, step, stop_code)
     if code:
-        raise ended.failed(stage.name, step, code, around.voice.place)
+        raise ended.stage_failed(stage.name, step, code, context.output.location_hint)
     if digest is None:
-        raise ended.resultless(stage.name)
+        raise ended.missing_result(stage.name)
 
 
 def _step(path: Path | None) -> int | None:

@@ -12,24 +12,24 @@ from typing import Any
 import msgspec
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.run.lock import holder_of
+from tinkex.pipeline.run.lock import find_holder
 from tinkex.pipeline.run.records import (
     MetricChange,
     StageRecord,
     StageResult,
-    Status,
+    StageStatus,
     read_record,
     read_result,
 )
-from tinkex.pipeline.run.stages import BY_NAME, ORDER, Stage
-from tinkex.pipeline.run.starts import told_digest
+from tinkex.pipeline.run.stages import STAGE_ORDER, STAGES_BY_NAME, StageSpec
+from tinkex.pipeline.run.starts import reported_digest
 from tinkex.pipeline.steps import is_valid_step, step_number
 
 METRICS_NAME = "metrics.jsonl"
 _TAIL_BYTES = 1 << 16
 
 
-class StageView(msgspec.Struct, frozen=True, kw_only=True):
+class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One stage, as people and programs are told about it."""
 
     stage: str
@@ -48,28 +48,30 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
 
 
-def look_over(out_dir: Path) -> list[StageView]:
+def list_stage_summaries(out_dir: Path) -> list[StageSummary]:
     """Every stage that has begun, in their order."""
-    holder = holder_of(out_dir)
+    holder = find_holder(out_dir)
     running = holder.stage if holder is not None else None
-    begun = [stage for stage in ORDER if stage.directory(out_dir).is_dir()]
-    return [_view(stage, out_dir, stage.name == running) for stage in begun]
+    begun = [stage for stage in STAGE_ORDER if stage.directory(out_dir).is_dir()]
+    return [_summarize(stage, out_dir, stage.name == running) for stage in begun]
 
 
-def _view(stage: Stage, out_dir: Path, is_running: bool) -> StageView:
+def _summarize(stage: StageSpec, out_dir: Path, is_running: bool) -> StageSummary:
     directory = stage.directory(out_dir)
     record, result = read_record(directory), read_result(directory)
     last = _last_row(directory / METRICS_NAME)
     saved_step = _saved_step(stage.checkpoint_dir(out_dir))
     status = _status(record, is_running)
-    return StageView(
+    return StageSummary(
         stage=stage.name,
         status=status,
-        stale=_stale(stage, record, out_dir),
-        step=newest_step(_step(last), saved_step, result if status == Status.COMPLETE else None),
+        stale=_stale_reason(stage, record, out_dir),
+        step=newest_step(
+            _step(last), saved_step, result if status == StageStatus.COMPLETE else None
+        ),
         saved_step=saved_step,
         loss=_number(last, "loss"),
-        updated_at=_updated(directory),
+        updated_at=_updated_at(directory),
         pid=record.pid if record is not None and is_running else None,
         metrics=result.metrics if result is not None else {},
         directory=str(directory),
@@ -87,16 +89,16 @@ def newest_step(
 
 def _status(record: StageRecord | None, is_running: bool) -> str:
     if is_running:
-        return Status.RUNNING.value
+        return StageStatus.RUNNING.value
     if record is None:
         return "unknown"
-    return "died" if record.status is Status.RUNNING else record.status.value
+    return "died" if record.status is StageStatus.RUNNING else record.status.value
 
 
-def _stale(stage: Stage, record: StageRecord | None, out_dir: Path) -> str | None:
-    if record is None or record.parent not in BY_NAME:
+def _stale_reason(stage: StageSpec, record: StageRecord | None, out_dir: Path) -> str | None:
+    if record is None or record.parent not in STAGES_BY_NAME:
         return None
-    if told_digest(BY_NAME[record.parent], out_dir) == record.parent_digest:
+    if reported_digest(STAGES_BY_NAME[record.parent], out_dir) == record.parent_digest:
         return None
     return f"{record.parent} is no more what {stage.name} was made from"
 
@@ -107,7 +109,7 @@ def _saved_step(root: Path) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
-def _updated(directory: Path) -> datetime | None:
+def _updated_at(directory: Path) -> datetime | None:
     times = [time for path in directory.iterdir() if (time := _file_time(path)) is not None]
     return datetime.fromtimestamp(max(times), UTC) if times else None
 
@@ -128,9 +130,9 @@ def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
 
     A line that a crash cut off is left out, and so are lines that a resumed run logged again.
     """
-    if stage not in BY_NAME:
-        raise ConfigError(f"there is no stage {stage!r}; there is: {', '.join(BY_NAME)}")
-    path = BY_NAME[stage].directory(out_dir) / METRICS_NAME
+    if stage not in STAGES_BY_NAME:
+        raise ConfigError(f"there is no stage {stage!r}; there is: {', '.join(STAGES_BY_NAME)}")
+    path = STAGES_BY_NAME[stage].directory(out_dir) / METRICS_NAME
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -138,10 +140,12 @@ def read_metrics(stage: str, out_dir: Path) -> list[dict[str, Any]]:
             f"{stage} has no metrics yet: there is no {path}",
             hint="`tinkex pipeline status` shows which stages have begun.",
         ) from None
-    return without_repeats(row for line in content.splitlines() if (row := _row(line)) is not None)
+    return drop_repeated_steps(
+        row for line in content.splitlines() if (row := _row(line)) is not None
+    )
 
 
-def without_repeats(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def drop_repeated_steps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without those of steps that a resumed run trained again."""
     kept: list[dict[str, Any]] = []
     for row in rows:

@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinkex.pipeline.chat import TAGS
+from tinkex.pipeline.chat import TAG_TOKENS
 from tinkex.pipeline.config import PipelineConfig, StageSizes
 from tinkex.pipeline.run import materials
 from tinkex.pipeline.run.arguments import (
-    Arguments,
-    check_arguments,
-    recipe_of,
-    stage_arguments,
+    TrainerOptions,
+    check_options,
+    result_config,
     tokenizer_command,
     train_command,
-    with_resume,
+    trainer_options,
+    with_resume_options,
 )
 from tinkex.pipeline.run.flags import RunFlags
-from tinkex.pipeline.run.materials import Material
-from tinkex.pipeline.run.records import DataFile, combined, describe_data, read_record
-from tinkex.pipeline.run.stages import PRETRAIN, SFT, TOKENIZER, Stage, planned
-from tinkex.pipeline.run.starts import Start, tokenizer_of
+from tinkex.pipeline.run.materials import StageData
+from tinkex.pipeline.run.records import (
+    FileFingerprint,
+    combine_digests,
+    fingerprint_file,
+    read_record,
+)
+from tinkex.pipeline.run.stages import PRETRAIN, SFT, TOKENIZER, StageSpec, select_stages
+from tinkex.pipeline.run.starts import StageStart, find_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +35,8 @@ class RunPlan:
 
     config: PipelineConfig
     flags: RunFlags
-    stages: tuple[Stage, ...]
-    materials: dict[str, Material]
+    stages: tuple[StageSpec, ...]
+    stage_data: dict[str, StageData]
 
     @property
     def skips_pretrain(self) -> bool:
@@ -41,55 +46,57 @@ class RunPlan:
     @property
     def tokenizer(self) -> Path:
         """The folder of the tokenizer."""
-        return tokenizer_of(self.config, skip_pretrain=self.skips_pretrain)
+        return find_tokenizer(self.config, skip_pretrain=self.skips_pretrain)
 
-    def data_of(self, stage: Stage) -> list[Path]:
+    def data_paths(self, stage: StageSpec) -> list[Path]:
         """The data files of a stage; the tokenizer reads what pretrain and SFT read."""
         # Not those of DPO and R1: to add one of these later must not change the tokenizer.
         names = (PRETRAIN.name, SFT.name) if stage is TOKENIZER else (stage.name,)
-        return [self.materials[name].path for name in names]
+        return [self.stage_data[name].path for name in names]
 
-    def describe_data(self, stage: Stage) -> list[DataFile]:
+    def fingerprint_data(self, stage: StageSpec) -> list[FileFingerprint]:
         """The data files of a stage with their digests."""
         record = read_record(stage.directory(self.config.out_dir))
         known = record.data if record is not None else ()
-        return [describe_data(path, known) for path in self.data_of(stage)]
+        return [fingerprint_file(path, known) for path in self.data_paths(stage)]
 
-    def arguments(self, stage: Stage, start: Start) -> Arguments:
+    def trainer_options(self, stage: StageSpec, start: StageStart) -> TrainerOptions:
         """The options of a stage's trainer."""
-        data = self.data_of(stage)[0]
-        return stage_arguments(stage, self.config, data, self.tokenizer, start.weights)
+        data = self.data_paths(stage)[0]
+        return trainer_options(stage, self.config, data, self.tokenizer, start.weights)
 
-    def recipe(self, stage: Stage, start: Start, data: list[DataFile]) -> dict[str, str]:
+    def result_config(
+        self, stage: StageSpec, start: StageStart, data: list[FileFingerprint]
+    ) -> dict[str, str]:
         """What a stage's result follows from, apart from its parent."""
         if stage is TOKENIZER:
-            return {"data": combined(data), "vocab_size": str(self.config.vocab_size)}
-        return recipe_of(self.arguments(stage, start), combined(data))
+            return {"data": combine_digests(data), "vocab_size": str(self.config.vocab_size)}
+        return result_config(self.trainer_options(stage, start), combine_digests(data))
 
-    def command(self, stage: Stage, start: Start, step_dir: Path | None) -> list[str]:
+    def command(self, stage: StageSpec, start: StageStart, step_dir: Path | None) -> list[str]:
         """The command line that trains a stage, from a step checkpoint if there is one."""
         if stage is TOKENIZER:
             folder = stage.model_dir(self.config.out_dir)
-            return tokenizer_command(self.data_of(stage), folder, self.config.vocab_size)
-        arguments = with_resume(self.arguments(stage, start), step_dir)
+            return tokenizer_command(self.data_paths(stage), folder, self.config.vocab_size)
+        arguments = with_resume_options(self.trainer_options(stage, start), step_dir)
         return train_command(stage, arguments, self.config)
 
 
-def make_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
+def make_run_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
     """The plan of a run; files that are named and options that are given must make sense."""
     skips = flags.skip_pretrain or config.pretrained_path is not None
-    stages = planned(run_r1=flags.run_r1, skip_pretrain=skips, skip_tokenizer=skips)
-    chosen = materials.choose(stages, config)
-    plan = RunPlan(config=config, flags=flags, stages=tuple(stages), materials=chosen)
+    stages = select_stages(run_r1=flags.run_r1, skip_pretrain=skips, skip_tokenizer=skips)
+    chosen = materials.choose_data_files(stages, config)
+    plan = RunPlan(config=config, flags=flags, stages=tuple(stages), stage_data=chosen)
     for stage in stages:
         if stage is not TOKENIZER:
             # Which weights it starts from is not known yet, and what can be said is the same.
-            start = Start(weights=None if stage is PRETRAIN else Path("start"))
-            check_arguments(stage, plan.arguments(stage, start), () if skips else TAGS)
+            start = StageStart(weights=None if stage is PRETRAIN else Path("start"))
+            check_options(stage, plan.trainer_options(stage, start), () if skips else TAG_TOKENS)
     return plan
 
 
-def check_data(plan: RunPlan, stage: Stage) -> int:
+def check_data(plan: RunPlan, stage: StageSpec) -> int:
     """Read every row of a stage's data as its trainer will; returns how many there are."""
     limit = plan.config.sizes.get(stage.name, StageSizes()).limit
-    return materials.check(stage.name, plan.materials[stage.name].path, limit)
+    return materials.check_rows(stage.name, plan.stage_data[stage.name].path, limit)

@@ -15,13 +15,13 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 #: Seconds after a signal in which an update is finished and saved; torchrun's own 30 are too few.
-_PATIENCE = 3600
+_SHUTDOWN_SECONDS = 3600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all processes to their end; the exit code is theirs, or 128 and the signal."""
     words = sys.argv[1:] if argv is None else list(argv)
-    known = torchrun.parse_args(["--standalone", f"--shutdown_timeout={_PATIENCE}", *words])
+    known = torchrun.parse_args(["--standalone", f"--shutdown_timeout={_SHUTDOWN_SECONDS}", *words])
     # Otherwise each would have one, whatever the machine has.
     if known.nproc_per_node.isdecimal():
         num_threads = max(1, torch.get_num_threads() // int(known.nproc_per_node))

@@ -21,7 +21,7 @@ RECORD_NAME = "stage.json"
 RESULT_NAME = "result.json"
 
 
-class Status(StrEnum):
+class StageStatus(StrEnum):
     """Where a stage is in its life."""
 
     RUNNING = "running"  #: its trainer was started, and nobody has written how it ended
@@ -30,7 +30,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"  #: somebody stopped it
 
 
-class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+class FileFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """A file as it was read; size and time tell whether it must be read again."""
 
     path: str
@@ -43,21 +43,21 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """All that is remembered about a stage."""
 
     stage: str
-    status: Status
+    status: StageStatus
     config: dict[str, str]
     """What its result follows from, apart from its parent."""
     config_hash: str
     parent: str | None = None
     """The stage, folder or file it started from."""
     parent_digest: str | None = None
-    data: list[DataFile] = []
+    data: list[FileFingerprint] = []
     command: list[str] = []
     pid: int | None = None
     """The trainer, while it runs."""
     started_at: str | None = None
     finished_at: str | None = None
     exit_code: int | None = None
-    result: list[DataFile] = []
+    result: list[FileFingerprint] = []
     """The files of its result, as they were when it was complete."""
     digest: str | None = None
     """Of its result."""
@@ -82,7 +82,7 @@ class StageResult(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def describe_data(path: Path, known: Sequence[DataFile] = ()) -> DataFile:
+def fingerprint_file(path: Path, known: Sequence[FileFingerprint] = ()) -> FileFingerprint:
     """A file with its digest; one that is known and untouched is not read again."""
     try:
         stat = path.stat()
@@ -93,10 +93,12 @@ def describe_data(path: Path, known: Sequence[DataFile] = ()) -> DataFile:
         digest = digest_file(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    return DataFile(path=str(path), size=stat.st_size, modified_ns=stat.st_mtime_ns, sha256=digest)
+    return FileFingerprint(
+        path=str(path), size=stat.st_size, modified_ns=stat.st_mtime_ns, sha256=digest
+    )
 
 
-def combined(files: Sequence[DataFile]) -> str:
+def combine_digests(files: Sequence[FileFingerprint]) -> str:
     """One digest for several files, in their order."""
     if len(files) == 1:
         return files[0].sha256
@@ -116,15 +118,15 @@ def write_record(directory: Path, record: StageRecord) -> None:
 
 def read_record(directory: Path) -> StageRecord | None:
     """A stage's record; None if there is none."""
-    return _read(directory / RECORD_NAME, StageRecord)
+    return _read_json(directory / RECORD_NAME, StageRecord)
 
 
 def read_result(directory: Path) -> StageResult | None:
     """What a trainer left at its end; None if it has not come so far."""
-    return _read(directory / RESULT_NAME, StageResult)
+    return _read_json(directory / RESULT_NAME, StageResult)
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read_json(path: Path, kind: type[T]) -> T | None:
     try:
         # Python's own reader: a metric that is no number is told as NaN, which msgspec refuses.
         return msgspec.convert(json.loads(path.read_bytes()), preload_type(kind))

@@ -11,22 +11,22 @@ from rich.console import Console
 from rich.table import Table
 
 from tinkex import clock
-from tinkex.pipeline.run.decisions import Action
+from tinkex.pipeline.run.decisions import StageAction
 from tinkex.pipeline.run.records import MetricChange, StageResult
 
 HEADINGS = ("Stage", "", "Metric", "Before", "After", "Steps", "Tokens", "Seconds")
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class StageOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one stage in a run."""
 
     stage: str
-    action: Action
+    action: StageAction
     result: StageResult | None = None
     """What its trainer told; the tokenizer has none."""
 
 
-def rows_of(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+def table_rows(outcomes: Sequence[StageOutcome]) -> list[tuple[str, ...]]:
     """A row per metric; what is about the stage stands in its first."""
     rows: list[tuple[str, ...]] = []
     for outcome in outcomes:
@@ -38,7 +38,9 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
         for place, (name, change) in enumerate(metrics):
             head = (outcome.stage, outcome.action.value) if place == 0 else ("", "")
             tail = about if place == 0 else ("", "", "")
-            rows.append((*head, name, _number(change.before), _number(change.after), *tail))
+            rows.append(
+                (*head, name, _format_number(change.before), _format_number(change.after), *tail)
+            )
     return rows
 
 
@@ -47,7 +49,7 @@ def write_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
     if not rows:
         return
     if stream.isatty():
-        Console(file=stream).print(_drawn(rows))
+        Console(file=stream).print(_rich_table(rows))
     else:
         stream.write(plain_table([HEADINGS, *rows]))
     stream.flush()
@@ -66,14 +68,14 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:
     return "".join(lines)
 
 
-def closing_line(outcomes: Sequence[Outcome], seconds: float) -> str:
+def summary_line(outcomes: Sequence[StageOutcome], seconds: float) -> str:
     """The last line of a run."""
-    if all(outcome.action is Action.SKIP for outcome in outcomes):
+    if all(outcome.action is StageAction.SKIP for outcome in outcomes):
         return f"Nothing to do: every stage is complete ({seconds:.1f} s)."
     return f"Done in {seconds:.1f} s."
 
 
-def append_results(path: Path, outcomes: Sequence[Outcome], out_dir: Path) -> None:
+def append_results(path: Path, outcomes: Sequence[StageOutcome], out_dir: Path) -> None:
     """A line of JSON for each stage that was trained in this run."""
     now = clock.utc_now().isoformat(timespec="seconds")
     lines = [
@@ -82,7 +84,7 @@ def append_results(path: Path, outcomes: Sequence[Outcome], out_dir: Path) -> No
             | msgspec.to_builtins(outcome.result)
         )
         for outcome in outcomes
-        if outcome.result is not None and outcome.action is not Action.SKIP
+        if outcome.result is not None and outcome.action is not StageAction.SKIP
     ]
     if lines:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,7 @@ def append_results(path: Path, outcomes: Sequence[Outcome], out_dir: Path) -> No
             file.write(b"".join(line + b"\n" for line in lines))
 
 
-def _drawn(rows: Sequence[Sequence[str]]) -> Table:
+def _rich_table(rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title="Results on held-out data")
     for place, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="left" if place < 3 else "right")
@@ -100,5 +102,5 @@ def _drawn(rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"

@@ -13,22 +13,22 @@ LOG_NAME = "run.log"
 _STDERR = 2
 
 
-class Voice:
+class RunOutput:
     """Says what happens, to people now and to whoever reads the log later."""
 
     def __init__(
-        self, stream: TextIO | None, *, log: Path | None = None, keeps_stdout: bool = False
+        self, stream: TextIO | None, *, log: Path | None = None, reserve_stdout: bool = False
     ) -> None:
         """Without a stream, only the log is told; trainers may have to leave stdout alone."""
         self._stream = stream
         self._log = log
-        self._keeps_stdout = keeps_stdout
+        self._reserve_stdout = reserve_stdout
 
-    def logging_to(self, log: Path) -> Voice:
+    def with_log_file(self, log: Path) -> RunOutput:
         """The same voice, with a log."""
-        return Voice(self._stream, log=log, keeps_stdout=self._keeps_stdout)
+        return RunOutput(self._stream, log=log, reserve_stdout=self._reserve_stdout)
 
-    def say(self, text: str, stage: str | None = None) -> None:
+    def write_line(self, text: str, stage: str | None = None) -> None:
         """One line, or several, about a stage or the whole run."""
         head = f"[{stage}] " if stage else ""
         lines = [f"{head}{line}" for line in text.split("\n")]
@@ -48,9 +48,9 @@ class Voice:
             with self._log.open("ab") as file:
                 yield file, file
         else:
-            yield (_STDERR if self._keeps_stdout else None), None
+            yield (_STDERR if self._reserve_stdout else None), None
 
     @property
-    def place(self) -> str:
+    def location_hint(self) -> str:
         """Where a trainer's last lines can be read."""
         return "above" if self._stream is not None else f"in {self._log}"

@@ -9,7 +9,7 @@ from tinkex.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageSpec:
     """One stage; everything it makes is in the directory of its name in OUT_DIR."""
 
     name: str
@@ -17,9 +17,9 @@ class Stage:
     """The script that trains it, or the module that does."""
     parent: str | None
     """The stage whose result it starts from."""
-    legacy: str = ""
+    legacy_prefix: str = ""
     """How its .pth file is called before the model's width."""
-    defaults: tuple[str, ...] = ()
+    default_files: tuple[str, ...] = ()
     """Where its data is looked for when no variable names a file; below DATA_ROOT."""
 
     def directory(self, out_dir: Path) -> Path:
@@ -35,51 +35,53 @@ class Stage:
         return self.directory(out_dir) / "checkpoints"
 
 
-TOKENIZER = Stage(name="tokenizer", trainer="tinkex.pipeline.tokenizer", parent=None)
-PRETRAIN = Stage(
+TOKENIZER = StageSpec(name="tokenizer", trainer="tinkex.pipeline.tokenizer", parent=None)
+PRETRAIN = StageSpec(
     name="pretrain",
     trainer="train_pretrain.py",
     parent="tokenizer",
-    legacy="pretrain",
-    defaults=("pretrain_hq.jsonl",),
+    legacy_prefix="pretrain",
+    default_files=("pretrain_hq.jsonl",),
 )
-SFT = Stage(
+SFT = StageSpec(
     name="sft",
     trainer="train_full_sft.py",
     parent="pretrain",
-    legacy="full_sft",
-    defaults=("final/sft_high_quality.jsonl",),
+    legacy_prefix="full_sft",
+    default_files=("final/sft_high_quality.jsonl",),
 )
-DPO = Stage(
+DPO = StageSpec(
     name="dpo",
     trainer="train_dpo.py",
     parent="sft",
-    legacy="rlhf",
-    defaults=("dpo_pairs.jsonl", "dpo.jsonl"),
+    legacy_prefix="rlhf",
+    default_files=("dpo_pairs.jsonl", "dpo.jsonl"),
 )
-R1 = Stage(
+R1 = StageSpec(
     name="r1",
     trainer="train_distill_reason.py",
     parent="dpo",
-    legacy="reason",
-    defaults=("r1_mix_1024.jsonl",),
+    legacy_prefix="reason",
+    default_files=("r1_mix_1024.jsonl",),
 )
-ORDER = (TOKENIZER, PRETRAIN, SFT, DPO, R1)
-BY_NAME = {stage.name: stage for stage in ORDER}
+STAGE_ORDER = (TOKENIZER, PRETRAIN, SFT, DPO, R1)
+STAGES_BY_NAME = {stage.name: stage for stage in STAGE_ORDER}
 
 
-def planned(*, run_r1: bool, skip_pretrain: bool, skip_tokenizer: bool = False) -> list[Stage]:
+def select_stages(
+    *, run_r1: bool, skip_pretrain: bool, skip_tokenizer: bool = False
+) -> list[StageSpec]:
     """The stages of a run, in their order."""
     left_out = {
         R1.name: not run_r1,
         PRETRAIN.name: skip_pretrain,
         TOKENIZER.name: skip_tokenizer,
     }
-    return [stage for stage in ORDER if not left_out.get(stage.name, False)]
+    return [stage for stage in STAGE_ORDER if not left_out.get(stage.name, False)]
 
 
-def from_stage(name: str) -> list[Stage]:
+def stages_from(name: str) -> list[StageSpec]:
     """A stage and all that come after it."""
-    if name not in BY_NAME:
-        raise ConfigError(f"there is no stage {name!r}; there is: {', '.join(BY_NAME)}")
-    return list(ORDER[ORDER.index(BY_NAME[name]) :])
+    if name not in STAGES_BY_NAME:
+        raise ConfigError(f"there is no stage {name!r}; there is: {', '.join(STAGES_BY_NAME)}")
+    return list(STAGE_ORDER[STAGE_ORDER.index(STAGES_BY_NAME[name]) :])

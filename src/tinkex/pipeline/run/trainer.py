@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from tinkex.pipeline.arguments import STAGES
+from tinkex.pipeline.arguments import STAGE_DESCRIPTIONS
 from tinkex.pipeline.trainers import main
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in STAGES:
-        sys.exit(f"the first word must be a stage: {', '.join(STAGES)}")
+    if len(sys.argv) < 2 or sys.argv[1] not in STAGE_DESCRIPTIONS:
+        sys.exit(f"the first word must be a stage: {', '.join(STAGE_DESCRIPTIONS)}")
     sys.exit(main(sys.argv.pop(1)))

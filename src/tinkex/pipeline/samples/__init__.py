@@ -11,24 +11,28 @@ from typing import Any
 
 from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.samples.rows import MAKERS
+from tinkex.pipeline.samples.rows import ROW_MAKERS
 
 #: Rows of each stage's file, unless told otherwise.
-SIZES: Mapping[str, int] = {"pretrain": 2000, "sft": 1500, "dpo": 600, "r1": 800}
+SAMPLE_SIZES: Mapping[str, int] = {"pretrain": 2000, "sft": 1500, "dpo": 600, "r1": 800}
 #: So many repetitions in a row mean that there is nothing new to say.
 _MAX_REPEATS = 2000
 
 
-def write(directory: Path, seed: int = 1337, sizes: Mapping[str, int] = SIZES) -> dict[str, Path]:
+def write_sample_files(
+    directory: Path, seed: int = 1337, sizes: Mapping[str, int] = SAMPLE_SIZES
+) -> dict[str, Path]:
     """Write `<stage>.jsonl` for each stage named in `sizes`; the same seed gives the same bytes.
 
     No row comes twice, so that what is held out is not seen in training.
     """
     written = {}
     for stage, num_rows in sizes.items():
-        if stage not in MAKERS:
-            raise InvalidInput(f"there is no stage {stage!r}; expected one of {', '.join(MAKERS)}")
-        lines = list(islice(_distinct(stage, seed), num_rows))
+        if stage not in ROW_MAKERS:
+            raise InvalidInput(
+                f"there is no stage {stage!r}; expected one of {', '.join(ROW_MAKERS)}"
+            )
+        lines = list(islice(_distinct_lines(stage, seed), num_rows))
         if len(lines) < num_rows:
             raise InvalidInput(f"{stage} has {len(lines)} different rows, fewer than {num_rows}")
         written[stage] = directory / f"{stage}.jsonl"
@@ -36,13 +40,13 @@ def write(directory: Path, seed: int = 1337, sizes: Mapping[str, int] = SIZES) -
     return written
 
 
-def _distinct(stage: str, seed: int) -> Iterator[str]:
+def _distinct_lines(stage: str, seed: int) -> Iterator[str]:
     # A text as a seed gives the same dice in every process; a hash of it would not.
     dice = Random(f"{stage} {seed}")
     seen: set[str] = set()
     num_repeats = 0
     while num_repeats < _MAX_REPEATS:
-        line = _line(MAKERS[stage](dice))
+        line = _encode_line(ROW_MAKERS[stage](dice))
         if line in seen:
             num_repeats += 1
             continue
@@ -51,5 +55,5 @@ def _distinct(stage: str, seed: int) -> Iterator[str]:
         yield line
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _encode_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"

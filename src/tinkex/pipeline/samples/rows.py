@@ -30,13 +30,13 @@ OPPOSITES = {
 }
 THANKS = ("Thank you.", "Thanks!", "Thanks a lot.", "Good, thank you.")
 WELCOMES = ("You are welcome.", "With pleasure.", "Any time.")
-_LARGEST_SUMMAND, _LARGEST = 9, 20
+_LARGEST_SUMMAND, _LARGEST_NUMBER = 9, 20
 #: What SFT shows after most answers, and DPO teaches to leave out.
 CHATTER = "Anything else?"
 _CHATTER_SHARE = 0.6
 
 
-class Task(NamedTuple):
+class SampleTask(NamedTuple):
     """A question that has one right answer."""
 
     question: str
@@ -48,96 +48,94 @@ class Task(NamedTuple):
     """How one comes to it."""
 
 
-def _sum(dice: Random) -> Task:
-    a, b = dice.randint(0, _LARGEST_SUMMAND), dice.randint(0, _LARGEST_SUMMAND)
-    question = dice.choice((f"What is {a} plus {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?"))
+def _sum(rng: Random) -> SampleTask:
+    a, b = rng.randint(0, _LARGEST_SUMMAND), rng.randint(0, _LARGEST_SUMMAND)
+    question = rng.choice((f"What is {a} plus {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?"))
     thought = f"I start at {a} and go {b} further, which gives {a + b}."
-    return Task(question, str(a + b), f"{a} plus {b} is {a + b}.", thought)
+    return SampleTask(question, str(a + b), f"{a} plus {b} is {a + b}.", thought)
 
 
-def _larger(dice: Random) -> Task:
-    a, b = dice.sample(range(_LARGEST + 1), 2)
-    question = dice.choice(
-        (f"Which is larger, {a} or {b}?", f"What is the maximum of {a} and {b}?")
-    )
+def _larger(rng: Random) -> SampleTask:
+    a, b = rng.sample(range(_LARGEST_NUMBER + 1), 2)
+    question = rng.choice((f"Which is larger, {a} or {b}?", f"What is the maximum of {a} and {b}?"))
     best, least = max(a, b), min(a, b)
     thought = f"I compare {a} with {b}. {best} is more than {least}."
-    return Task(question, str(best), f"{best} is larger than {least}.", thought)
+    return SampleTask(question, str(best), f"{best} is larger than {least}.", thought)
 
 
-def _opposite(dice: Random) -> Task:
-    word, other = dice.choice(sorted(OPPOSITES.items()))
-    if dice.random() < 0.5:
+def _opposite(rng: Random) -> SampleTask:
+    word, other = rng.choice(sorted(OPPOSITES.items()))
+    if rng.random() < 0.5:
         word, other = other, word
-    question = dice.choice((f"What is the opposite of {word}?", f"Name the opposite of {word}."))
+    question = rng.choice((f"What is the opposite of {word}?", f"Name the opposite of {word}."))
     thought = f"What is not {word} is {other}."
-    return Task(question, other, f"The opposite of {word} is {other}.", thought)
+    return SampleTask(question, other, f"The opposite of {word} is {other}.", thought)
 
 
-def _day(dice: Random) -> Task:
-    at, step = dice.randrange(7), dice.choice((-1, 1))
+def _day(rng: Random) -> SampleTask:
+    at, step = rng.randrange(7), rng.choice((-1, 1))
     day, other = DAYS[at], DAYS[(at + step) % 7]
     word = "after" if step > 0 else "before"
     question = f"Which day comes {word} {day}?"
     thought = f"The days around {day} are {DAYS[at - 1]} and {DAYS[(at + 1) % 7]}."
-    return Task(question, other, f"{other} comes {word} {day}.", thought)
+    return SampleTask(question, other, f"{other} comes {word} {day}.", thought)
 
 
-_TASKS: tuple[Callable[[Random], Task], ...] = (_sum, _larger, _opposite, _day)
+_TASKS: tuple[Callable[[Random], SampleTask], ...] = (_sum, _larger, _opposite, _day)
 #: Tasks of which there are many are asked more often.
 _SHARES = (4, 4, 1, 1)
 
 
-def _task(dice: Random) -> Task:
-    return dice.choices(_TASKS, _SHARES)[0](dice)
+def _task(rng: Random) -> SampleTask:
+    return rng.choices(_TASKS, _SHARES)[0](rng)
 
 
 # --- a row of each stage --------------------------------------------------------------------
 
 
-def pretrain_row(dice: Random) -> Mapping[str, Any]:
+def pretrain_row(rng: Random) -> Mapping[str, Any]:
     """A text: a story, or some statements."""
-    return {"text": _story(dice) if dice.random() < 0.4 else _statements(dice)}
+    return {"text": _make_story(rng) if rng.random() < 0.4 else _statements(rng)}
 
 
-def sft_row(dice: Random) -> Mapping[str, Any]:
+def sft_row(rng: Random) -> Mapping[str, Any]:
     """A talk: a question and its answer, sometimes with a second one or a thank-you."""
-    turns = _asked(dice)
-    more = dice.random()
+    turns = _question_turns(rng)
+    more = rng.random()
     if more < 0.2:
-        turns += [_user(dice.choice(THANKS)), _assistant(dice.choice(WELCOMES))]
+        turns += [_user(rng.choice(THANKS)), _assistant(rng.choice(WELCOMES))]
     elif more < 0.4:
-        turns += _asked(dice)
+        turns += _question_turns(rng)
     return {"conversations": turns}
 
 
-def _asked(dice: Random) -> list[dict[str, str]]:
-    task = _task(dice)
-    is_chatty = dice.random() < _CHATTER_SHARE
-    return [_user(task.question), _assistant(_chatty(task) if is_chatty else task.sentence)]
+def _question_turns(rng: Random) -> list[dict[str, str]]:
+    task = _task(rng)
+    is_chatty = rng.random() < _CHATTER_SHARE
+    return [_user(task.question), _assistant(_with_chatter(task) if is_chatty else task.sentence)]
 
 
-def _chatty(task: Task) -> str:
+def _with_chatter(task: SampleTask) -> str:
     return f"{task.sentence} {CHATTER}"
 
 
-def dpo_row(dice: Random) -> Mapping[str, Any]:
+def dpo_row(rng: Random) -> Mapping[str, Any]:
     """A question with two right answers, of which the worse one is the likelier after SFT."""
-    task = _task(dice)
+    task = _task(rng)
     return {
         "chosen": [_user(task.question), _assistant(task.sentence)],
-        "rejected": [_user(task.question), _assistant(_chatty(task))],
+        "rejected": [_user(task.question), _assistant(_with_chatter(task))],
     }
 
 
-def r1_row(dice: Random) -> Mapping[str, Any]:
+def r1_row(rng: Random) -> Mapping[str, Any]:
     """A question that is thought about before it is answered."""
-    task = _task(dice)
+    task = _task(rng)
     said = f"<think>{task.thought}</think><answer>{task.answer}</answer>"
     return {"conversations": [_user(task.question), _assistant(said)]}
 
 
-MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
+ROW_MAKERS: Mapping[str, Callable[[Random], Mapping[str, Any]]] = {
     "pretrain": pretrain_row,
     "sft": sft_row,
     "dpo": dpo_row,
@@ -153,15 +151,15 @@ def _assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
-def _statements(dice: Random) -> str:
-    tasks = [_task(dice) for _ in range(dice.randint(2, 6))]
+def _statements(rng: Random) -> str:
+    tasks = [_task(rng) for _ in range(rng.randint(2, 6))]
     return " ".join(f"{task.question} {task.sentence}" for task in tasks)
 
 
-def _story(dice: Random) -> str:
-    name, friend = dice.sample(NAMES, 2)
-    place, thing, day = dice.choice(PLACES), dice.choice(THINGS), dice.choice(DAYS)
-    had, got = dice.randint(1, _LARGEST_SUMMAND), dice.randint(1, _LARGEST_SUMMAND)
+def _make_story(rng: Random) -> str:
+    name, friend = rng.sample(NAMES, 2)
+    place, thing, day = rng.choice(PLACES), rng.choice(THINGS), rng.choice(DAYS)
+    had, got = rng.randint(1, _LARGEST_SUMMAND), rng.randint(1, _LARGEST_SUMMAND)
     lines = (
         f"On {day} {name} went to the {place} with {friend}.",
         f"{name} had {had} {thing}, and {friend} gave {name} {got} more.",
@@ -170,6 +168,6 @@ def _story(dice: Random) -> str:
     ends = (
         f"The {place} was quiet, and they stayed until it was dark.",
         f"{friend} was glad, and {name} was glad too.",
-        f"They will come back to the {place} on {dice.choice(DAYS)}.",
+        f"They will come back to the {place} on {rng.choice(DAYS)}.",
     )
-    return " ".join((*lines, dice.choice(ends)))
+    return " ".join((*lines, rng.choice(ends)))

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tinkex.pipeline.arguments import Arguments
+from tinkex.pipeline.arguments import TrainerArguments
 from tinkex.pipeline.data.packing import Indices
 from tinkex.pipeline.data.tokens import TokenFile
 from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
-from tinkex.pipeline.forward import Hidden, TrainingPass
+from tinkex.pipeline.forward import HiddenStates, PackedForward
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 #: Settings of a model's config that do not change what it computes.
-_INCIDENTAL = frozenset({"transformers_version", "_name_or_path", "dtype", "use_cache"})
+_IGNORED_CONFIG_KEYS = frozenset({"transformers_version", "_name_or_path", "dtype", "use_cache"})
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DataSplit:
     """Some rows of a token file."""
 
     file: TokenFile
@@ -31,14 +31,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class StageInputs:
     """What a stage is made from."""
 
-    arguments: Arguments
+    args: TrainerArguments
     model: PreTrainedModel
     tokenizer: TextTokenizer
-    train: Part
-    held_out: Part
+    train: DataSplit
+    held_out: DataSplit
     device: torch.device
     dtype: torch.dtype = torch.float32
     parent: str = ""
@@ -50,28 +50,28 @@ class BaseStage:
 
     name = ""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.model = setting.model
-        self.run = TrainingPass(setting.model, setting.dtype)
+    def __init__(self, inputs: StageInputs) -> None:
+        self.inputs = inputs
+        self.model = inputs.model
+        self.forward = PackedForward(inputs.model, inputs.dtype)
 
     @property
     def config(self) -> Mapping[str, Any]:
         """What must be the same when training goes on."""
-        known = self.setting.arguments
+        known = self.inputs.args
         model = self.model.config.to_dict()
         return {
-            "model": {name: model[name] for name in model if name not in _INCIDENTAL},
-            "tokenizer": self.setting.tokenizer.digest,
-            "data": self.setting.train.file.digest,
-            "num_rows": len(self.setting.train.rows),
-            "parent": self.setting.parent,
+            "model": {name: model[name] for name in model if name not in _IGNORED_CONFIG_KEYS},
+            "tokenizer": self.inputs.tokenizer.digest,
+            "data": self.inputs.train.file.digest,
+            "num_rows": len(self.inputs.train.rows),
+            "parent": self.inputs.parent,
             "max_seq_len": known.max_seq_len,
-            "computes_with": str(self.setting.dtype).removeprefix("torch."),
-            **self.own_config(),
+            "computes_with": str(self.inputs.dtype).removeprefix("torch."),
+            **self.loss_config(),
         }
 
-    def own_config(self) -> Mapping[str, Any]:
+    def loss_config(self) -> Mapping[str, Any]:
         """Settings of this stage's loss."""
         return {}
 
@@ -81,9 +81,9 @@ class BaseStage:
 
     def export(self, directory: Path) -> None:
         """Write the model folder."""
-        export_folder(self.model, self.setting.tokenizer, directory)
+        export_folder(self.model, self.inputs.tokenizer, directory)
 
 
-def with_balance(total: Tensor, hidden: Hidden, weight: float) -> Tensor:
+def add_router_aux_loss(total: Tensor, hidden: HiddenStates, weight: float) -> Tensor:
     """A sum, and what the uneven use of experts adds to it."""
-    return total if hidden.balance is None else total + hidden.balance * weight
+    return total if hidden.router_aux_loss is None else total + hidden.router_aux_loss * weight

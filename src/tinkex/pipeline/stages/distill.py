@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.data.batches import TokenBatch
-from tinkex.pipeline.evaluation import cases_of, exact_match, perplexity
-from tinkex.pipeline.forward import TrainingPass
+from tinkex.pipeline.evaluation import eval_prompts, exact_match, perplexity
+from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.head import TeacherStates, teacher_kl, weighted_cross_entropy
-from tinkex.pipeline.stage import Loss
-from tinkex.pipeline.stages.base import Setting, with_balance
+from tinkex.pipeline.stage import StageLoss
+from tinkex.pipeline.stages.base import StageInputs, add_router_aux_loss
 from tinkex.pipeline.stages.sft import SftStage
 
 
@@ -28,71 +28,75 @@ class DistillStage(SftStage):
 
     name = "r1"
 
-    def __init__(self, setting: Setting, teacher: PreTrainedModel | None, digest: str = "") -> None:
-        super().__init__(setting)
-        known, tokenizer = setting.arguments, setting.tokenizer
-        self._digest = digest
-        self.teacher = None if teacher is None else _heard(teacher, setting)
+    def __init__(
+        self, inputs: StageInputs, teacher: PreTrainedModel | None, digest: str = ""
+    ) -> None:
+        super().__init__(inputs)
+        known, tokenizer = inputs.args, inputs.tokenizer
+        self._teacher_digest = digest
+        self.teacher = None if teacher is None else _teacher_forward(teacher, inputs)
         # A weight by token: 1, and more for each tag. It multiplies the mask, never replaces it.
-        tags = [tokenizer.id_of(tag) for tag in known.r1_tokens]
-        self._weight_V = torch.ones(setting.model.config.vocab_size, device=setting.device)
+        tags = [tokenizer.token_id(tag) for tag in known.r1_tokens]
+        self._weight_V = torch.ones(inputs.model.config.vocab_size, device=inputs.device)
         self._weight_V[tags] = known.r1_token_weight
-        part = setting.held_out
-        self._cases = cases_of(part.file, part.rows, tokenizer, known.max_seq_len)
+        part = inputs.held_out
+        self._eval_prompts = eval_prompts(part.file, part.rows, tokenizer, known.max_seq_len)
 
-    def own_config(self) -> Mapping[str, Any]:
+    def loss_config(self) -> Mapping[str, Any]:
         """The tags' weight and the teacher."""
-        known = self.setting.arguments
+        known = self.inputs.args
         told: dict[str, Any] = {
             "r1_tokens": list(known.r1_tokens),
             "r1_token_weight": known.r1_token_weight,
         }
         if self.teacher is not None:
-            told["teacher"] = self._digest
+            told["teacher"] = self._teacher_digest
             told["distill_alpha"] = known.distill_alpha
             told["distill_temperature"] = known.distill_temperature
         return told
 
-    def loss(self, batch: TokenBatch) -> Loss:
+    def loss(self, batch: TokenBatch) -> StageLoss:
         """Weighted cross-entropy, divided by how many tokens count and not by their weights."""
-        device = self.setting.device
-        counted_T = batch.counted_T.to(device)
-        hidden = self.run(batch.tokens_T.to(device), batch.lengths)
+        device = self.inputs.device
+        counted_T = batch.loss_mask_T.to(device)
+        hidden = self.forward(batch.tokens_T.to(device), batch.lengths)
         states_PD, targets_P = hidden.states_TD[counted_T], batch.targets_T.to(device)[counted_T]
         total = weighted_cross_entropy(
-            states_PD, self.run.head_VD, targets_P, self._weight_V[targets_P]
+            states_PD, self.forward.head_VD, targets_P, self._weight_V[targets_P]
         )
         weight = float(len(targets_P))
         metrics = {"text_loss": float(total.detach())}
         if self.teacher is not None:
-            known = self.setting.arguments
-            apart = self._teach(batch, states_PD, counted_T)
+            known = self.inputs.args
+            apart = self._distillation_loss(batch, states_PD, counted_T)
             share = (1.0 - known.distill_alpha) * known.distill_temperature**2
             total = known.distill_alpha * total + share * apart
             metrics["teacher_kl"] = float(apart.detach())
-        return Loss(total=with_balance(total, hidden, weight), weight=weight, metrics=metrics)
+        return StageLoss(
+            total=add_router_aux_loss(total, hidden, weight), weight=weight, metrics=metrics
+        )
 
-    def _teach(self, batch: TokenBatch, states_PD: Tensor, counted_T: Tensor) -> Tensor:
+    def _distillation_loss(self, batch: TokenBatch, states_PD: Tensor, counted_T: Tensor) -> Tensor:
         assert self.teacher is not None
         with torch.no_grad():
-            hidden = self.teacher(batch.tokens_T.to(self.setting.device), batch.lengths)
+            hidden = self.teacher(batch.tokens_T.to(self.inputs.device), batch.lengths)
             known = TeacherStates(
                 hidden.states_TD[counted_T], self.teacher.head_VD.to(states_PD.dtype)
             )
-        temperature = self.setting.arguments.distill_temperature
-        return teacher_kl(states_PD, self.run.head_VD, known, temperature)
+        temperature = self.inputs.args.distill_temperature
+        return teacher_kl(states_PD, self.forward.head_VD, known, temperature)
 
     def evaluate(self) -> Mapping[str, float]:
         """The share of held-out answers that are exactly right, and the loss."""
-        right = exact_match(self.model, self.setting.tokenizer, self._cases)
-        return {"exact_match": right, **perplexity(self.run, self.held_out, self.setting.device)}
+        right = exact_match(self.model, self.inputs.tokenizer, self._eval_prompts)
+        return {"exact_match": right, **perplexity(self.forward, self.held_out, self.inputs.device)}
 
 
-def _heard(teacher: PreTrainedModel, setting: Setting) -> TrainingPass:
-    own, other = setting.model.config.vocab_size, teacher.config.vocab_size
+def _teacher_forward(teacher: PreTrainedModel, inputs: StageInputs) -> PackedForward:
+    own, other = inputs.model.config.vocab_size, teacher.config.vocab_size
     if own != other:
         raise ConfigError(
             f"the teacher has {other} tokens and the student {own}; they must share a tokenizer",
             hint="Use a teacher that was made with the student's tokenizer, or none.",
         )
-    return TrainingPass(teacher.requires_grad_(False).eval(), setting.dtype)
+    return PackedForward(teacher.requires_grad_(False).eval(), inputs.dtype)

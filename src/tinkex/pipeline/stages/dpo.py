@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from tinkex.pipeline.data.batches import PairBatch, PairSource
-from tinkex.pipeline.evaluation import pair_logprobs, preferences
-from tinkex.pipeline.forward import TrainingPass
-from tinkex.pipeline.stage import Loss
-from tinkex.pipeline.stages.base import BaseStage, Part, Setting
+from tinkex.pipeline.evaluation import pair_logprobs, preference_metrics
+from tinkex.pipeline.forward import PackedForward
+from tinkex.pipeline.stage import StageLoss
+from tinkex.pipeline.stages.base import BaseStage, DataSplit, StageInputs
 
 
 class DpoStage(BaseStage):
@@ -22,37 +22,37 @@ class DpoStage(BaseStage):
     name = "dpo"
 
     def __init__(
-        self, setting: Setting, reference: PreTrainedModel | None, digest: str = ""
+        self, inputs: StageInputs, reference: PreTrainedModel | None, digest: str = ""
     ) -> None:
-        super().__init__(setting)
+        super().__init__(inputs)
         # The start weights, as they are before any checkpoint is put over them.
-        frozen = copy.deepcopy(setting.model) if reference is None else reference
-        self.reference = TrainingPass(frozen.requires_grad_(False).eval(), setting.dtype)
-        self._digest = digest or setting.parent
-        self.source = self._pairs(setting.train)
-        self.held_out = self._pairs(setting.held_out)
+        frozen = copy.deepcopy(inputs.model) if reference is None else reference
+        self.reference = PackedForward(frozen.requires_grad_(False).eval(), inputs.dtype)
+        self._reference_digest = digest or inputs.parent
+        self.source = self._pair_source(inputs.train)
+        self.held_out = self._pair_source(inputs.held_out)
 
-    def own_config(self) -> Mapping[str, Any]:
+    def loss_config(self) -> Mapping[str, Any]:
         """The reference and how firmly it holds."""
-        return {"beta": self.setting.arguments.beta, "reference": self._digest}
+        return {"beta": self.inputs.args.beta, "reference": self._reference_digest}
 
-    def _pairs(self, part: Part) -> PairSource:
-        known = self.setting.arguments
+    def _pair_source(self, split: DataSplit) -> PairSource:
+        known = self.inputs.args
         return PairSource(
-            part.file,
-            part.rows,
+            split.file,
+            split.rows,
             max_length=known.max_seq_len,
             batch_size=known.batch_size,
             seed=known.seed,
         )
 
-    def loss(self, batch: PairBatch) -> Loss:
+    def loss(self, batch: PairBatch) -> StageLoss:
         """-log sigmoid(beta * how much more the better answer gained than the other one)."""
-        device = self.setting.device
+        device = self.inputs.device
         with torch.no_grad():
             known_N2 = pair_logprobs(self.reference, batch, device)
-        gain_N2 = pair_logprobs(self.run, batch, device) - known_N2
-        margin_N = self.setting.arguments.beta * (gain_N2[:, 0] - gain_N2[:, 1])
+        gain_N2 = pair_logprobs(self.forward, batch, device) - known_N2
+        margin_N = self.inputs.args.beta * (gain_N2[:, 0] - gain_N2[:, 1])
         # softplus(-x) is -log sigmoid(x), and does not overflow.
         total = torch.nn.functional.softplus(-margin_N).sum()
         told_N = margin_N.detach()
@@ -60,8 +60,10 @@ class DpoStage(BaseStage):
             "accuracy": float((told_N.sign() + 1.0).sum()) / 2.0,
             "margin": float(told_N.sum()),
         }
-        return Loss(total=total, weight=float(len(margin_N)), metrics=metrics)
+        return StageLoss(total=total, weight=float(len(margin_N)), metrics=metrics)
 
     def evaluate(self) -> Mapping[str, float]:
         """Preference accuracy on held-out pairs, and what it comes from."""
-        return preferences(self.run, self.reference, self.held_out, self.setting.arguments.beta)
+        return preference_metrics(
+            self.forward, self.reference, self.held_out, self.inputs.args.beta
+        )

@@ -9,46 +9,46 @@ import torch
 from tinkex.pipeline.data.batches import PackedSource, TokenBatch
 from tinkex.pipeline.evaluation import perplexity
 from tinkex.pipeline.head import weighted_cross_entropy
-from tinkex.pipeline.stage import Loss
-from tinkex.pipeline.stages.base import BaseStage, Part, Setting, with_balance
+from tinkex.pipeline.stage import StageLoss
+from tinkex.pipeline.stages.base import BaseStage, DataSplit, StageInputs, add_router_aux_loss
 
 
 class PretrainStage(BaseStage):
     """Learns all tokens of documents; long ones go on in the next sequence."""
 
     name = "pretrain"
-    is_cut = True
+    split_long = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.source = self.packed(setting.train)
-        self.held_out = self.packed(setting.held_out)
+    def __init__(self, inputs: StageInputs) -> None:
+        super().__init__(inputs)
+        self.source = self.packed_source(inputs.train)
+        self.held_out = self.packed_source(inputs.held_out)
 
-    def packed(self, part: Part) -> PackedSource:
+    def packed_source(self, split: DataSplit) -> PackedSource:
         """Rows as packed sequences."""
-        known = self.setting.arguments
+        known = self.inputs.args
         return PackedSource(
-            part.file,
-            part.rows,
+            split.file,
+            split.rows,
             max_length=known.max_seq_len,
             batch_size=known.batch_size,
             seed=known.seed,
-            is_cut=self.is_cut,
+            split_long=self.split_long,
         )
 
-    def loss(self, batch: TokenBatch) -> Loss:
+    def loss(self, batch: TokenBatch) -> StageLoss:
         """Cross-entropy of the counted tokens; the others cost no logits."""
-        device = self.setting.device
-        counted_T = batch.counted_T.to(device)
-        hidden = self.run(batch.tokens_T.to(device), batch.lengths)
+        device = self.inputs.device
+        counted_T = batch.loss_mask_T.to(device)
+        hidden = self.forward(batch.tokens_T.to(device), batch.lengths)
         targets_P = batch.targets_T.to(device)[counted_T]
         ones_P = torch.ones(len(targets_P), device=device)
         total = weighted_cross_entropy(
-            hidden.states_TD[counted_T], self.run.head_VD, targets_P, ones_P
+            hidden.states_TD[counted_T], self.forward.head_VD, targets_P, ones_P
         )
         weight = float(len(targets_P))
-        return Loss(total=with_balance(total, hidden, weight), weight=weight)
+        return StageLoss(total=add_router_aux_loss(total, hidden, weight), weight=weight)
 
     def evaluate(self) -> Mapping[str, float]:
         """Loss and perplexity on held-out rows."""
-        return perplexity(self.run, self.held_out, self.setting.device)
+        return perplexity(self.forward, self.held_out, self.inputs.device)

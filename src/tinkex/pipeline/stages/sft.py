@@ -12,4 +12,4 @@ class SftStage(PretrainStage):
     """
 
     name = "sft"
-    is_cut = False
+    split_long = False

@@ -10,11 +10,11 @@ from pathlib import Path
 from tinkex.errors import TinkexError
 from tinkex.logs import attach_logger
 from tinkex.models import TINY_FOLDER
-from tinkex.pipeline.run.say import Voice
-from tinkex.pipeline.tiny.card import Figures
-from tinkex.pipeline.tiny.finishing import finish
+from tinkex.pipeline.run.say import RunOutput
+from tinkex.pipeline.tiny.card import ModelCardMetrics
+from tinkex.pipeline.tiny.finishing import write_package
 from tinkex.pipeline.tiny.recipe import FULL, QUICK, SEED, train
-from tinkex.pipeline.tiny.rows import held_out
+from tinkex.pipeline.tiny.rows import held_out_tasks
 from tinkex.units import format_bytes
 
 
@@ -23,11 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = _parser().parse_args(argv)
     attach_logger("warning")
     amounts = QUICK if known.quick else FULL
-    voice = Voice(sys.stdout)
+    voice = RunOutput(sys.stdout)
     try:
         trained = train(known.work, amounts, voice)
-        tasks = held_out(SEED, amounts.num_held_out)
-        figures = finish(trained, known.out, tasks, sum(amounts.num_steps.values()))
+        tasks = held_out_tasks(SEED, amounts.num_held_out)
+        figures = write_package(trained, known.out, tasks, sum(amounts.num_steps.values()))
     except TinkexError as error:
         sys.stdout.flush()
         sys.stderr.write(f"Error: {error.message}\n")
@@ -36,15 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
         return 130
-    _tell(figures, known.out)
+    _print_metrics(figures, known.out)
     return 0
 
 
-def _tell(figures: Figures, out: Path) -> None:
-    for family, share in figures.shares.items():
-        sys.stdout.write(f"{family:9} {100 * share:4.0f} % of {figures.num_tasks[family]}\n")
+def _print_metrics(metrics: ModelCardMetrics, out: Path) -> None:
+    for family, share in metrics.shares.items():
+        sys.stdout.write(f"{family:9} {100 * share:4.0f} % of {metrics.num_tasks[family]}\n")
     size = format_bytes(sum(path.stat().st_size for path in out.iterdir()))
-    sys.stdout.write(f"{figures.num_parameters:,} parameters, {size}, in {out}\n")
+    sys.stdout.write(f"{metrics.num_parameters:,} parameters, {size}, in {out}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: An example of each family, and which tasks of it were kept for measuring.
-_ABOUT: Mapping[str, tuple[str, str]] = {
+_FAMILY_EXAMPLES: Mapping[str, tuple[str, str]] = {
     "say": ("Say apple tumi.", "words never asked for"),
     "choose": ("What is the last word of: boat ring key?", "lists never asked for"),
     "compare": ("Which is larger, 47 or 12?", "pairs never asked for"),
@@ -21,7 +21,7 @@ _ABOUT: Mapping[str, tuple[str, str]] = {
     "greet": ("Hello! I am Ada.", "wordings"),
     "unknown": ("What is the capital of France?", 'wordings; right is "I do not know that."'),
 }
-_CARD = """---
+_CARD_TEMPLATE = """---
 license: apache-2.0
 language: en
 pipeline_tag: text-generation
@@ -67,7 +67,7 @@ something that makes no sense. For a model that talks, run `tinkex model add smo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class ModelCardMetrics:
     """What was made and measured."""
 
     num_parameters: int
@@ -81,18 +81,18 @@ class Figures:
     """How many of them were answered to the letter, from 0 to 1."""
 
 
-def make_card(figures: Figures) -> str:
+def make_card(metrics: ModelCardMetrics) -> str:
     """The card as Markdown."""
-    return _CARD.format(
-        millions=figures.num_parameters / 1e6,
-        num_steps=figures.num_steps,
-        vocab_size=figures.vocab_size,
-        context=figures.context,
-        rows="\n".join(_row(figures, family) for family in figures.shares),
+    return _CARD_TEMPLATE.format(
+        millions=metrics.num_parameters / 1e6,
+        num_steps=metrics.num_steps,
+        vocab_size=metrics.vocab_size,
+        context=metrics.context,
+        rows="\n".join(_row(metrics, family) for family in metrics.shares),
     )
 
 
-def _row(figures: Figures, family: str) -> str:
-    example, held_out = _ABOUT[family]
-    share = f"{100 * figures.shares[family]:.0f} %"
-    return f"| {family} | {example} | {held_out} | {figures.num_tasks[family]} | {share} |"
+def _row(metrics: ModelCardMetrics, family: str) -> str:
+    example, held_out = _FAMILY_EXAMPLES[family]
+    share = f"{100 * metrics.shares[family]:.0f} %"
+    return f"| {family} | {example} | {held_out} | {metrics.num_tasks[family]} | {share} |"

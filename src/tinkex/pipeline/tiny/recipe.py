@@ -9,14 +9,14 @@ from pathlib import Path
 from tinkex.pipeline.config import PipelineConfig
 from tinkex.pipeline.run.flags import RunFlags
 from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import Voice
+from tinkex.pipeline.run.say import RunOutput
 from tinkex.pipeline.run.stages import DPO
 from tinkex.pipeline.tiny import rows
 
 SEED = 1337
 #: What each stage's trainer is told besides its number of steps; the steps end it, not the epochs.
 #: A model as small as this learns faster than the trainers' defaults; DPO is best left to them.
-_RATES = {
+_STAGE_OPTIONS = {
     "pretrain": "--learning_rate 3e-3",
     "sft": "--learning_rate 2e-3 --muon_lr 0.02",
     "dpo": "",
@@ -24,7 +24,7 @@ _RATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
+class TrainingAmounts:
     """How much is made and learned."""
 
     num_rows: Mapping[str, int]
@@ -34,32 +34,34 @@ class Amounts:
 
 
 #: About a quarter of an hour on one core.
-FULL = Amounts(
+FULL = TrainingAmounts(
     num_rows={"pretrain": 12_000, "sft": 40_000, "dpo": 800},
     num_steps={"pretrain": 900, "sft": 700, "dpo": 50},
 )
 #: Half a minute: does every step of the recipe work? The model knows nothing.
-QUICK = Amounts(
+QUICK = TrainingAmounts(
     num_rows={"pretrain": 60, "sft": 60, "dpo": 20},
     num_steps={"pretrain": 2, "sft": 2, "dpo": 1},
     num_held_out=1,
 )
 
 
-def train(directory: Path, amounts: Amounts, voice: Voice) -> Path:
+def train(directory: Path, amounts: TrainingAmounts, output: RunOutput) -> Path:
     """Train all stages, or what is left of them; returns the folder of the finished model."""
-    data = rows.write(directory / "data", SEED, amounts.num_rows)
+    data = rows.write_rows(directory / "data", SEED, amounts.num_rows)
     config = make_config(directory / "out", data, amounts)
-    run_pipeline(config, RunFlags(), voice)
+    run_pipeline(config, RunFlags(), output)
     return DPO.model_dir(config.out_dir)
 
 
-def make_config(out_dir: Path, data: Mapping[str, Path], amounts: Amounts) -> PipelineConfig:
+def make_config(
+    out_dir: Path, data: Mapping[str, Path], amounts: TrainingAmounts
+) -> PipelineConfig:
     """Everything that the pipeline is told."""
     told = {
         stage: f"--max_steps {amounts.num_steps[stage]} --epochs 1000 --batch_size 4 "
         f"--accumulation_steps 1 {rates}".strip()
-        for stage, rates in _RATES.items()
+        for stage, rates in _STAGE_OPTIONS.items()
     }
     return PipelineConfig(
         out_dir=out_dir,

@@ -17,7 +17,7 @@ UNKNOWN = "I do not know that. I am a very small model."
 ABLE = "I can say words, add and compare small numbers, count, and name days and colours."
 
 
-class Task(NamedTuple):
+class TinyTask(NamedTuple):
     """A question and its answer."""
 
     question: str
@@ -35,159 +35,159 @@ class Task(NamedTuple):
 # --- families whose tasks are too many to learn by heart: held out are things never asked -----
 
 
-def say(dice: Random) -> Task:
+def say(rng: Random) -> TinyTask:
     """Say words again, known ones and ones that nobody uses."""
-    text = " ".join(some_word(dice) for _ in range(dice.choice((1, 1, 1, 2, 2, 3))))
+    text = " ".join(random_word(rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 3))))
     asked = (
         *(f"Say {text}.", f"Say {text}", f"Please say {text}.", f'Say "{text}".'),
         *(f"Repeat: {text}", f"Repeat after me: {text}", f"Echo {text}", f"Write {text}."),
     )
-    return Task(dice.choice(asked), text, f"say {text}")
+    return TinyTask(rng.choice(asked), text, f"say {text}")
 
 
-def choose(dice: Random) -> Task:
+def choose(rng: Random) -> TinyTask:
     """The first or the last of some words."""
-    listed = [some_word(dice) for _ in range(dice.choice((2, 3, 3, 4)))]
-    at, which = dice.choice(((0, "first"), (-1, "last")))
+    listed = [random_word(rng) for _ in range(rng.choice((2, 3, 3, 4)))]
+    at, which = rng.choice(((0, "first"), (-1, "last")))
     text = " ".join(listed)
     asked = (
         f"What is the {which} word of: {text}?",
         f"Which word is {which}: {text}?",
         f"Give me the {which} word: {text}",
     )
-    return Task(dice.choice(asked), listed[at], f"choose {which} {text}")
+    return TinyTask(rng.choice(asked), listed[at], f"choose {which} {text}")
 
 
-def compare(dice: Random) -> Task:
+def compare(rng: Random) -> TinyTask:
     """The larger or the smaller of two numbers."""
-    a, b = dice.sample(range(_LARGEST + 1), 2)
-    wants_most = dice.random() < 0.6
+    a, b = rng.sample(range(_LARGEST + 1), 2)
+    wants_most = rng.random() < 0.6
     word, extreme = ("larger", "maximum") if wants_most else ("smaller", "minimum")
     asked = (
         *(f"Which is {word}, {a} or {b}?", f"Which number is {word}: {a} or {b}?"),
         *(f"What is {word}, {a} or {b}?", f"What is the {extreme} of {a} and {b}?"),
     )
     answer = str(max(a, b) if wants_most else min(a, b))
-    return Task(dice.choice(asked), answer, f"compare {word} {a} {b}")
+    return TinyTask(rng.choice(asked), answer, f"compare {word} {a} {b}")
 
 
-def count(dice: Random) -> Task:
+def count(rng: Random) -> TinyTask:
     """Count a few numbers, up or down."""
-    low, length = dice.randint(0, _LARGEST_COUNT), dice.randint(3, _MOST_COUNTED)
+    low, length = rng.randint(0, _LARGEST_COUNT), rng.randint(3, _MOST_COUNTED)
     high = low + length - 1
-    a, b, step = (high, low, -1) if dice.random() < 0.3 else (low, high, 1)
+    a, b, step = (high, low, -1) if rng.random() < 0.3 else (low, high, 1)
     asked = [f"Count from {a} to {b}.", f"Count from {a} to {b}", f"Please count from {a} to {b}."]
     if (a, step) == (1, 1):
         asked += [f"Count to {b}."] * 3
     text = ", ".join(str(number) for number in range(a, b + step, step))
-    return Task(dice.choice(asked), text, f"count from {a} to {b}")
+    return TinyTask(rng.choice(asked), text, f"count from {a} to {b}")
 
 
 # --- families of facts: held out are ways to ask, and the fact is known from other ways -------
 
 
-def add(dice: Random) -> Task:
+def add(rng: Random) -> TinyTask:
     """A sum of two digits."""
-    a, b = dice.randrange(10), dice.randrange(10)
+    a, b = rng.randrange(10), rng.randrange(10)
     asked = (
         *(f"What is {a} plus {b}?", f"What is {a} + {b}?", f"{a} + {b} = ?", f"{a} + {b}"),
         *(f"Add {a} and {b}.", f"How much is {a} plus {b}?", f"Calculate {a} + {b}."),
     )
-    return Task(dice.choice(asked), str(a + b))
+    return TinyTask(rng.choice(asked), str(a + b))
 
 
-def subtract(dice: Random) -> Task:
+def subtract(rng: Random) -> TinyTask:
     """A digit less another that is not larger."""
-    b, a = sorted((dice.randrange(10), dice.randrange(10)))
+    b, a = sorted((rng.randrange(10), rng.randrange(10)))
     asked = (
         *(f"What is {a} minus {b}?", f"What is {a} - {b}?", f"{a} - {b} = ?", f"{a} - {b}"),
         *(f"Take {b} from {a}.", f"How much is {a} minus {b}?", f"Calculate {a} - {b}."),
     )
-    return Task(dice.choice(asked), str(a - b))
+    return TinyTask(rng.choice(asked), str(a - b))
 
 
-def calendar(dice: Random) -> Task:
+def calendar(rng: Random) -> TinyTask:
     """The day or the month before or after another."""
-    kind, cycle = dice.choice((("day", words.DAYS), ("month", words.MONTHS)))
-    at, (step, word) = dice.randrange(len(cycle)), dice.choice(((1, "after"), (-1, "before")))
+    kind, cycle = rng.choice((("day", words.DAYS), ("month", words.MONTHS)))
+    at, (step, word) = rng.randrange(len(cycle)), rng.choice(((1, "after"), (-1, "before")))
     name = cycle[at]
     asked = (
         *(f"Which {kind} comes {word} {name}?", f"Which {kind} is {word} {name}?"),
         *(f"What comes {word} {name}?", f"What {kind} comes {word} {name}?"),
         *(f"Name the {kind} {word} {name}.", f"Tell me the {kind} {word} {name}."),
     )
-    return Task(dice.choice(asked), cycle[(at + step) % len(cycle)])
+    return TinyTask(rng.choice(asked), cycle[(at + step) % len(cycle)])
 
 
-def colour(dice: Random) -> Task:
+def colour(rng: Random) -> TinyTask:
     """The colour of something."""
-    thing, answer = dice.choice(sorted(words.COLOURS.items()))
-    spelled = dice.choice(("colour", "color"))
+    thing, answer = rng.choice(sorted(words.COLOURS.items()))
+    spelled = rng.choice(("colour", "color"))
     asked = (
         *(f"What {spelled} is {thing}?", f"Which {spelled} has {thing}?"),
         *(f"What is the {spelled} of {thing}?", f"Tell me the {spelled} of {thing}."),
         f"Name the {spelled} of {thing}.",
     )
-    return Task(dice.choice(asked), answer)
+    return TinyTask(rng.choice(asked), answer)
 
 
-def opposite(dice: Random) -> Task:
+def opposite(rng: Random) -> TinyTask:
     """The opposite of a word."""
-    word, other = dice.choice(sorted(words.OPPOSITES.items()))
-    if dice.random() < 0.5:
+    word, other = rng.choice(sorted(words.OPPOSITES.items()))
+    if rng.random() < 0.5:
         word, other = other, word
     asked = (
         *(f"What is the opposite of {word}?", f"Name the opposite of {word}."),
         *(f"Tell me the opposite of {word}.", f"Which word is the opposite of {word}?"),
         *(f"The opposite of {word} is?", f"Opposite of {word}?"),
     )
-    return Task(dice.choice(asked), other)
+    return TinyTask(rng.choice(asked), other)
 
 
-def sound(dice: Random) -> Task:
+def sound(rng: Random) -> TinyTask:
     """What an animal says."""
-    animal, answer = dice.choice(sorted(words.SOUNDS.items()))
+    animal, answer = rng.choice(sorted(words.SOUNDS.items()))
     asked = (
         *(f"What does a {animal} say?", f"What does the {animal} say?"),
         *(f"What sound does a {animal} make?", f"How does a {animal} sound?"),
         f"Make the sound of a {animal}.",
     )
-    return Task(dice.choice(asked), f"{answer}!")
+    return TinyTask(rng.choice(asked), f"{answer}!")
 
 
-def large(dice: Random) -> Task:
+def large(rng: Random) -> TinyTask:
     """A word in capital letters."""
-    word = dice.choice(words.WORDS)
+    word = rng.choice(words.WORDS)
     asked = (
         *(f"Write {word} in capital letters.", f"Write {word} in uppercase."),
         *(f"Uppercase {word}.", f"Make {word} uppercase.", f"Uppercase: {word}"),
     )
-    return Task(dice.choice(asked), word.upper())
+    return TinyTask(rng.choice(asked), word.upper())
 
 
-def greet(dice: Random) -> Task:
+def greet(rng: Random) -> TinyTask:
     """Greetings, thanks, and who it is."""
-    name = dice.choice(words.NAMES)
-    mark = dice.choice(("", "!", "."))
-    greeting = dice.choice(("Hello", "Hi", "Hey", "Good morning", "Good evening", "hello", "hi"))
+    name = rng.choice(words.NAMES)
+    mark = rng.choice(("", "!", "."))
+    greeting = rng.choice(("Hello", "Hi", "Hey", "Good morning", "Good evening", "hello", "hi"))
     asked = (
         (f"{greeting}{mark}", "Hello! How can I help you?"),
-        (f"{greeting}{dice.choice(('', ',', '!'))} I am {name}.", f"Hello, {name}! How are you?"),
+        (f"{greeting}{rng.choice(('', ',', '!'))} I am {name}.", f"Hello, {name}! How are you?"),
         (f"My name is {name}{mark}", f"Hello, {name}! How are you?"),
-        (f"{dice.choice(('How are you', 'How do you do'))}?", "I am fine, thank you."),
-        (f"{dice.choice(('Thanks', 'Thank you', 'Thanks a lot'))}{mark}", "You are welcome."),
-        (f"{dice.choice(('Bye', 'Goodbye', 'See you'))}{mark}", "Goodbye!"),
-        (dice.choice(("Who are you?", "What are you?")), "I am tinkex/tiny, a very small model."),
-        (dice.choice(("What is your name?", "Your name?")), "My name is tinkex/tiny."),
-        (dice.choice(("What can you do?", "Help", "How can you help me?", "Help me.")), ABLE),
+        (f"{rng.choice(('How are you', 'How do you do'))}?", "I am fine, thank you."),
+        (f"{rng.choice(('Thanks', 'Thank you', 'Thanks a lot'))}{mark}", "You are welcome."),
+        (f"{rng.choice(('Bye', 'Goodbye', 'See you'))}{mark}", "Goodbye!"),
+        (rng.choice(("Who are you?", "What are you?")), "I am tinkex/tiny, a very small model."),
+        (rng.choice(("What is your name?", "Your name?")), "My name is tinkex/tiny."),
+        (rng.choice(("What can you do?", "Help", "How can you help me?", "Help me.")), ABLE),
     )
-    return Task(*dice.choice(asked))
+    return TinyTask(*rng.choice(asked))
 
 
-def unknown(dice: Random) -> Task:
+def unknown(rng: Random) -> TinyTask:
     """What it cannot know, and says so."""
     country, topic, name = (
-        dice.choice(some) for some in (words.COUNTRIES, words.TOPICS, words.NAMES)
+        rng.choice(some) for some in (words.COUNTRIES, words.TOPICS, words.NAMES)
     )
     asked = (
         *(f"What is the capital of {country}?", f"How many people live in {country}?"),
@@ -196,11 +196,11 @@ def unknown(dice: Random) -> Task:
         *(f"Write a poem about {topic}.", f"Where is {country}?", "What is the time?"),
         *("What is the weather like?", "What is the meaning of life?", "Write some code."),
     )
-    return Task(dice.choice(asked), UNKNOWN)
+    return TinyTask(rng.choice(asked), UNKNOWN)
 
 
 #: Each family with how often it is asked: more often where there is more to learn.
-FAMILIES: Mapping[str, tuple[Callable[[Random], Task], int]] = {
+FAMILIES: Mapping[str, tuple[Callable[[Random], TinyTask], int]] = {
     "say": (say, 5),
     "choose": (choose, 3),
     "compare": (compare, 4),
@@ -217,23 +217,23 @@ FAMILIES: Mapping[str, tuple[Callable[[Random], Task], int]] = {
 }
 
 
-def draw(dice: Random) -> tuple[str, Task]:
+def draw_task(rng: Random) -> tuple[str, TinyTask]:
     """A family and a task of it that may be trained on."""
     names = tuple(FAMILIES)
-    name = dice.choices(names, [FAMILIES[one][1] for one in names])[0]
-    return name, next_task(name, dice, is_held_out=False)
+    name = rng.choices(names, [FAMILIES[one][1] for one in names])[0]
+    return name, draw_family_task(name, rng, is_held_out=False)
 
 
-def next_task(family: str, dice: Random, *, is_held_out: bool) -> Task:
+def draw_family_task(family: str, rng: Random, *, is_held_out: bool) -> TinyTask:
     """The next task of a family on this side of the line."""
     make = FAMILIES[family][0]
-    while (task := make(dice)).is_held_out != is_held_out:
+    while (task := make(rng)).is_held_out != is_held_out:
         pass
     return task
 
 
-def some_word(dice: Random) -> str:
+def random_word(rng: Random) -> str:
     """A word that there is, or one that could be."""
-    if dice.random() < 0.6:
-        return dice.choice(words.WORDS)
-    return "".join(dice.choice(words.SYLLABLES) for _ in range(dice.choice((1, 2, 2))))
+    if rng.random() < 0.6:
+        return rng.choice(words.WORDS)
+    return "".join(rng.choice(words.SYLLABLES) for _ in range(rng.choice((1, 2, 2))))

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.pipeline.arguments import STAGES, Arguments, make_parser, option_names, parse
+from tinkex.pipeline.arguments import (
+    STAGE_DESCRIPTIONS,
+    TrainerArguments,
+    make_parser,
+    option_names,
+    parse_arguments,
+)
 
 NEEDED = ("--out_dir", "out", "--data_path", "data.jsonl")
 
 
-def told(stage: str, *words: str) -> Arguments:
+def told(stage: str, *words: str) -> TrainerArguments:
     parent = ("--init_from", "parent") if stage != "pretrain" else ()
-    return parse(stage, [*NEEDED, *parent, *words])
+    return parse_arguments(stage, [*NEEDED, *parent, *words])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +32,7 @@ def test_experts_are_used_exactly_if_asked_for(word: str, meant: bool) -> None:
     assert told("pretrain", "--use_moe", word).use_moe is meant
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", STAGE_DESCRIPTIONS)
 def test_every_stage_has_the_arguments_that_the_pipeline_passes(stage: str) -> None:
     expected = {
         *("out_dir", "data_path", "eval_data_path", "tokenizer_dir", "init_from", "hidden_size"),
@@ -50,7 +56,7 @@ def test_every_stage_has_the_arguments_that_the_pipeline_passes(stage: str) -> N
     ],
 )
 def test_options_of_one_stage_are_unknown_to_others(stage: str, own: set[str]) -> None:
-    for other in STAGES:
+    for other in STAGE_DESCRIPTIONS:
         found = own & option_names(other)
         assert found == (own if other == stage else set())
 
@@ -83,12 +89,12 @@ def test_nonsense_ends_with_code_2(
 
 def test_preferences_need_a_parent() -> None:
     with pytest.raises(SystemExit):
-        parse("dpo", list(NEEDED))
+        parse_arguments("dpo", list(NEEDED))
 
 
 def test_what_is_not_told_follows_from_the_rest() -> None:
     known = told("sft", "--learning_rate", "0.01")
-    assert known.lowest_rate == pytest.approx(0.001)
+    assert known.final_learning_rate == pytest.approx(0.001)
     assert known.checkpoint_root == Path("out/checkpoints")
     assert told("sft", "--ckpt_dir", "c").checkpoint_root == Path("c")
     assert told("r1", "--r1_tokens", "<a>, <b>").r1_tokens == ("<a>", "<b>")

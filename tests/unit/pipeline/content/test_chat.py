@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinkex.pipeline.chat import Part, prompt, render
+from tinkex.pipeline.chat import ChatSpan, render_prompt, render_spans
 
 TALK = (
     {"role": "system", "content": "Be short."},
@@ -14,26 +14,28 @@ TALK = (
 
 
 def test_only_what_the_assistant_says_is_learned_with_its_end() -> None:
-    assert render(TALK) == [
-        Part(
+    assert render_spans(TALK) == [
+        ChatSpan(
             "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi?<|im_end|>\n"
             "<|im_start|>assistant\n",
             False,
         ),
-        Part("<think>\nA greeting.\n</think>\n\nHo.<|im_end|>", True),
-        Part("\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n", False),
-        Part("No.<|im_end|>", True),
-        Part("\n", False),
+        ChatSpan("<think>\nA greeting.\n</think>\n\nHo.<|im_end|>", True),
+        ChatSpan("\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n", False),
+        ChatSpan("No.<|im_end|>", True),
+        ChatSpan("\n", False),
     ]
 
 
 def test_a_prompt_ends_where_the_learned_part_begins() -> None:
-    assert prompt(TALK[:2]) == render(TALK)[0].text
+    assert render_prompt(TALK[:2]) == render_spans(TALK)[0].text
 
 
 def test_calls_are_learned_and_responses_are_read() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "now", "arguments": {}}]}
-    parts = render(({"role": "user", "content": "Time?"}, call, {"role": "tool", "content": "9"}))
+    parts = render_spans(
+        ({"role": "user", "content": "Time?"}, call, {"role": "tool", "content": "9"})
+    )
     learned = [part.text for part in parts if part.is_learned]
     assert learned == ['<tool_call>{"name": "now", "arguments": {}}</tool_call><|im_end|>']
     assert "<tool_response>\n9\n</tool_response>" in parts[-1].text

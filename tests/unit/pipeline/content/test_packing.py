@@ -8,7 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.data.packing import cut, hold_out, pack, shuffled, whole
+from tinkex.pipeline.data.packing import (
+    pack_sequences,
+    shuffled_order,
+    split_documents,
+    split_held_out,
+    truncate_documents,
+)
 
 CAPACITY = 16
 ALL = np.ones(100, dtype=np.bool_)
@@ -17,7 +23,7 @@ LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=60)
 
 @given(LENGTHS, st.integers(0, 5))
 def test_every_piece_is_in_one_sequence_and_none_is_too_full(lengths: list[int], seed: int) -> None:
-    sequences = pack(lengths, CAPACITY, seed)
+    sequences = pack_sequences(lengths, CAPACITY, seed)
     assert sorted(piece for found in sequences for piece in found.tolist()) == list(
         range(len(lengths))
     )
@@ -26,7 +32,9 @@ def test_every_piece_is_in_one_sequence_and_none_is_too_full(lengths: list[int],
 
 @given(LENGTHS)
 def test_a_sequence_is_begun_only_if_no_other_has_room(lengths: list[int]) -> None:
-    fills = [sum(lengths[piece] for piece in found) for found in pack(lengths, CAPACITY, 0)]
+    fills = [
+        sum(lengths[piece] for piece in found) for found in pack_sequences(lengths, CAPACITY, 0)
+    ]
     # Two that are at most half full would have been one.
     assert sum(2 * fill <= CAPACITY for fill in fills) <= 1
 
@@ -34,7 +42,7 @@ def test_a_sequence_is_begun_only_if_no_other_has_room(lengths: list[int]) -> No
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=20))
 def test_cutting_keeps_every_prediction_once(sizes: list[int]) -> None:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    pieces = cut(starts, np.arange(len(sizes)), CAPACITY)
+    pieces = split_documents(starts, np.arange(len(sizes)), CAPACITY)
     found = np.concatenate(
         [np.arange(s, s + n) for s, n in zip(pieces.starts, pieces.lengths, strict=True)]
     )
@@ -45,39 +53,42 @@ def test_cutting_keeps_every_prediction_once(sizes: list[int]) -> None:
 
 
 def test_a_whole_document_loses_its_end_alone() -> None:
-    pieces = whole(np.array([0, 5, 25]), np.array([0, 1]), CAPACITY)
+    pieces = truncate_documents(np.array([0, 5, 25]), np.array([0, 1]), CAPACITY)
     assert pieces.starts.tolist() == [0, 5]
     assert pieces.lengths.tolist() == [4, 16]
 
 
 def test_the_order_is_that_of_seed_and_epoch() -> None:
-    first = shuffled(50, 1, 0)
-    assert first.tolist() == shuffled(50, 1, 0).tolist()
+    first = shuffled_order(50, 1, 0)
+    assert first.tolist() == shuffled_order(50, 1, 0).tolist()
     assert sorted(first.tolist()) == list(range(50))
-    assert first.tolist() != shuffled(50, 1, 1).tolist()
-    assert first.tolist() != shuffled(50, 2, 0).tolist()
+    assert first.tolist() != shuffled_order(50, 1, 1).tolist()
+    assert first.tolist() != shuffled_order(50, 2, 0).tolist()
 
 
 def test_rows_held_out_are_not_trained_on_nor_are_their_copies() -> None:
     digests = np.arange(100, dtype=np.uint64)
-    train, held = hold_out(digests, 5, 3, ALL)
+    train, held = split_held_out(digests, 5, 3, ALL)
     assert len(held) == 5
     assert not set(train) & set(held)
     assert len(train) == 95
     # Now every row has a copy.
-    train, held = hold_out(digests // 2, 5, 3, ALL)
+    train, held = split_held_out(digests // 2, 5, 3, ALL)
     assert not set((digests // 2)[train]) & set((digests // 2)[held])
-    assert hold_out(digests, 5, 3, ALL)[1].tolist() == hold_out(digests, 5, 3, ALL)[1].tolist()
+    assert (
+        split_held_out(digests, 5, 3, ALL)[1].tolist()
+        == split_held_out(digests, 5, 3, ALL)[1].tolist()
+    )
 
 
 def test_few_rows_are_not_all_held_out() -> None:
-    train, held = hold_out(np.arange(8, dtype=np.uint64), 64, 0, ALL[:8])
+    train, held = split_held_out(np.arange(8, dtype=np.uint64), 64, 0, ALL[:8])
     assert (len(train), len(held)) == (7, 1)
 
 
 def test_only_useful_rows_are_held_out() -> None:
     digests = np.arange(100, dtype=np.uint64)
-    train, held = hold_out(digests, 64, 3, digests % 5 == 0)
+    train, held = split_held_out(digests, 64, 3, digests % 5 == 0)
     assert len(held) == 2
     assert all(row % 5 == 0 for row in held)
     assert len(train) == 98

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tinkex.data.jsonl import parse_line, read_lines
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.schemas import (
-    ChatRow,
-    PairRow,
+    ConversationRow,
+    PreferencePairRow,
     TextRow,
-    parse_any,
-    parse_chat,
-    parse_pair,
-    parse_text,
+    parse_any_row,
+    parse_conversation_row,
+    parse_pair_row,
+    parse_text_row,
 )
 
 ASK = {"role": "user", "content": "Hi?"}
@@ -44,7 +44,7 @@ JSON = st.recursive(
     ],
 )
 def test_all_layouts_of_a_conversation_mean_the_same(row: dict[str, Any]) -> None:
-    assert parse_chat(row) == ChatRow((ASK, SAY))
+    assert parse_conversation_row(row) == ConversationRow((ASK, SAY))
 
 
 @pytest.mark.parametrize(
@@ -57,40 +57,58 @@ def test_all_layouts_of_a_conversation_mean_the_same(row: dict[str, Any]) -> Non
     ],
 )
 def test_all_layouts_of_a_pair_mean_the_same(row: dict[str, Any]) -> None:
-    assert parse_pair(row) == PairRow(ChatRow((ASK, SAY)), ChatRow((ASK, BAD)))
+    assert parse_pair_row(row) == PreferencePairRow(
+        ConversationRow((ASK, SAY)), ConversationRow((ASK, BAD))
+    )
 
 
 def test_an_input_belongs_to_the_instruction() -> None:
-    row = parse_chat({"instruction": "Shorten:", "input": "a b", "output": "a"})
+    row = parse_conversation_row({"instruction": "Shorten:", "input": "a b", "output": "a"})
     assert row.messages[0]["content"] == "Shorten:\na b"
 
 
 def test_plain_text_and_ready_tokens() -> None:
-    assert parse_text({"text": "Once."}) == TextRow("Once.")
-    assert parse_text({"ids": [3, 1]}) == TextRow("", (3, 1))
+    assert parse_text_row({"text": "Once."}) == TextRow("Once.")
+    assert parse_text_row({"ids": [3, 1]}) == TextRow("", (3, 1))
 
 
 @pytest.mark.parametrize(
     ("parse", "row", "says"),
     [
-        (parse_text, [], "expected"),
-        (parse_text, {"txt": "a"}, "'txt'"),
-        (parse_text, {"text": " "}, "empty"),
-        (parse_text, {"text": 3}, "expected text"),
-        (parse_text, {"ids": [1, "2"]}, "list of tokens"),
-        (parse_text, {"ids": [-1]}, "list of tokens"),
-        (parse_chat, {"messages": []}, "list of messages"),
-        (parse_chat, {"messages": [ASK]}, "nothing to learn"),
-        (parse_chat, {"messages": [{"role": "boss", "content": "x"}, SAY]}, "'boss'"),
-        (parse_chat, {"messages": [ASK, {"role": "assistant", "content": ""}]}, "expected text"),
-        (parse_chat, {"messages": [ASK, {**SAY, "content": "a<|im_end|>"}]}, "<|im_end|>"),
-        (parse_chat, {"messages": [ASK, {**SAY, "tool_calls": [{"x": "<|im_end|>"}]}]}, "<|im_end"),
-        (parse_chat, {"messages": [ASK, SAY], "tools": [{"x": "<|im_start|>"}]}, "<|im_start"),
-        (parse_chat, {"conversations": []}, "list of messages"),
-        (parse_pair, {"chosen": [ASK, SAY]}, "expected"),
-        (parse_pair, {"chosen": "a", "rejected": "b"}, "no prompt"),
-        (parse_pair, {"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, "the same"),
-        (parse_pair, {"chosen": [SAY, ASK], "rejected": [ASK, SAY]}, "does not end"),
+        (parse_text_row, [], "expected"),
+        (parse_text_row, {"txt": "a"}, "'txt'"),
+        (parse_text_row, {"text": " "}, "empty"),
+        (parse_text_row, {"text": 3}, "expected text"),
+        (parse_text_row, {"ids": [1, "2"]}, "list of tokens"),
+        (parse_text_row, {"ids": [-1]}, "list of tokens"),
+        (parse_conversation_row, {"messages": []}, "list of messages"),
+        (parse_conversation_row, {"messages": [ASK]}, "nothing to learn"),
+        (parse_conversation_row, {"messages": [{"role": "boss", "content": "x"}, SAY]}, "'boss'"),
+        (
+            parse_conversation_row,
+            {"messages": [ASK, {"role": "assistant", "content": ""}]},
+            "expected text",
+        ),
+        (
+            parse_conversation_row,
+            {"messages": [ASK, {**SAY, "content": "a<|im_end|>"}]},
+            "<|im_end|>",
+        ),
+        (
+            parse_conversation_row,
+            {"messages": [ASK, {**SAY, "tool_calls": [{"x": "<|im_end|>"}]}]},
+            "<|im_end",
+        ),
+        (
+            parse_conversation_row,
+            {"messages": [ASK, SAY], "tools": [{"x": "<|im_start|>"}]},
+            "<|im_start",
+        ),
+        (parse_conversation_row, {"conversations": []}, "list of messages"),
+        (parse_pair_row, {"chosen": [ASK, SAY]}, "expected"),
+        (parse_pair_row, {"chosen": "a", "rejected": "b"}, "no prompt"),
+        (parse_pair_row, {"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, "the same"),
+        (parse_pair_row, {"chosen": [SAY, ASK], "rejected": [ASK, SAY]}, "does not end"),
     ],
 )
 def test_a_row_that_cannot_be_learned_from_says_why(parse: Any, row: Any, says: str) -> None:
@@ -101,17 +119,17 @@ def test_a_row_that_cannot_be_learned_from_says_why(parse: Any, row: Any, says: 
 
 @given(JSON)
 def test_any_json_is_a_row_or_refused_with_a_sentence(value: Any) -> None:
-    for parse in (parse_text, parse_chat, parse_pair, parse_any):
+    for parse in (parse_text_row, parse_conversation_row, parse_pair_row, parse_any_row):
         try:
             found = parse(value)
         except InvalidInput as refused:
             assert refused.message
         else:
-            assert isinstance(found, TextRow | ChatRow | PairRow)
+            assert isinstance(found, TextRow | ConversationRow | PreferencePairRow)
 
 
 def lines_of(path: Path) -> list[Any]:
-    return [parse_line(path, line, parse_text) for line in read_lines(path)]
+    return [parse_line(path, line, parse_text_row) for line in read_lines(path)]
 
 
 def test_a_broken_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import DEFAULTS, make_parser
+from tinkex.pipeline.arguments import STAGE_DEFAULTS, make_parser
 from tinkex.pipeline.config import STAGES, PipelineConfig, read_config
 from tinkex.pipeline.run.arguments import (
-    changes_between,
-    check_arguments,
-    parse_extra,
-    recipe_of,
-    stage_arguments,
-    to_words,
-    with_resume,
+    check_options,
+    describe_changes,
+    parse_extra_options,
+    result_config,
+    to_argv,
+    trainer_options,
+    with_resume_options,
 )
-from tinkex.pipeline.run.stages import BY_NAME, DPO, PRETRAIN, SFT
+from tinkex.pipeline.run.stages import DPO, PRETRAIN, SFT, STAGES_BY_NAME
 
 DATA, TOKENIZER, PARENT = Path("d.jsonl"), Path("tok"), Path("parent/hf")
 
@@ -29,9 +29,9 @@ def test_every_trainer_understands_what_it_is_told(name: str) -> None:
     told = {"USE_MOE": "true", "OPTIMIZER": "muon", "BATCH_SIZE": "3", "ACCUM_STEPS": "2"}
     config = read_config(is_smoke=True, environ=told)
     parent = None if name == "pretrain" else PARENT
-    arguments = stage_arguments(BY_NAME[name], config, DATA, TOKENIZER, parent)
-    check_arguments(BY_NAME[name], arguments)
-    words = to_words(with_resume(arguments, Path("out/x/checkpoints/step_00000002")))
+    arguments = trainer_options(STAGES_BY_NAME[name], config, DATA, TOKENIZER, parent)
+    check_options(STAGES_BY_NAME[name], arguments)
+    words = to_argv(with_resume_options(arguments, Path("out/x/checkpoints/step_00000002")))
     found = make_parser(name).parse_args(words)
     assert found.out_dir == Path("out") / name
     assert found.resume == "out/x/checkpoints/step_00000002"
@@ -43,17 +43,17 @@ def test_every_trainer_understands_what_it_is_told(name: str) -> None:
 
 def test_experts_reach_the_trainer_of_pretrain() -> None:
     config = read_config(environ={"USE_MOE": "true", "NUM_EXPERTS": "6"})
-    words = to_words(stage_arguments(PRETRAIN, config, DATA, TOKENIZER, None))
+    words = to_argv(trainer_options(PRETRAIN, config, DATA, TOKENIZER, None))
     found = make_parser("pretrain").parse_args(words)
     assert (found.use_moe, found.num_experts) == (True, 6)
-    plain = to_words(stage_arguments(PRETRAIN, PipelineConfig(), DATA, TOKENIZER, None))
+    plain = to_argv(trainer_options(PRETRAIN, PipelineConfig(), DATA, TOKENIZER, None))
     assert make_parser("pretrain").parse_args(plain).use_moe is False
 
 
 def test_sizes_are_told_where_no_folder_knows_them() -> None:
     config = PipelineConfig(hidden_size=64)
-    assert "hidden_size" not in stage_arguments(SFT, config, DATA, TOKENIZER, PARENT)
-    legacy = stage_arguments(SFT, config, DATA, TOKENIZER, Path("pretrain_64.pth"))
+    assert "hidden_size" not in trainer_options(SFT, config, DATA, TOKENIZER, PARENT)
+    legacy = trainer_options(SFT, config, DATA, TOKENIZER, Path("pretrain_64.pth"))
     assert legacy["hidden_size"] == ("64",)
 
 
@@ -62,10 +62,10 @@ def test_muon_is_slower_in_later_stages_as_adamw_is(told: str, pretrain: float, 
     config = read_config(environ={"OPTIMIZER": "muon", "MUON_LR": told})
     rates = {}
     for name in STAGES:
-        words = to_words(stage_arguments(BY_NAME[name], config, DATA, TOKENIZER, PARENT))
+        words = to_argv(trainer_options(STAGES_BY_NAME[name], config, DATA, TOKENIZER, PARENT))
         rates[name] = make_parser(name).parse_args(words).muon_lr
     assert (rates["pretrain"], rates["dpo"]) == pytest.approx((pretrain, dpo))
-    adamw = {name: float(str(usual["learning_rate"])) for name, usual in DEFAULTS.items()}
+    adamw = {name: float(str(usual["learning_rate"])) for name, usual in STAGE_DEFAULTS.items()}
     for name in STAGES:
         share = rates[name] / rates["pretrain"]
         assert 0.8 < share / (adamw[name] / adamw["pretrain"]) < 1.25
@@ -73,28 +73,28 @@ def test_muon_is_slower_in_later_stages_as_adamw_is(told: str, pretrain: float, 
 
 def test_a_rate_of_muon_for_one_stage_is_taken_as_it_is() -> None:
     config = PipelineConfig(optimizer="muon", muon_lr="0.05", dpo_args="--muon_lr 0.001")
-    assert stage_arguments(DPO, config, DATA, TOKENIZER, PARENT)["muon_lr"] == ("0.001",)
+    assert trainer_options(DPO, config, DATA, TOKENIZER, PARENT)["muon_lr"] == ("0.001",)
     plain = PipelineConfig(muon_lr="0.05")
-    assert "muon_lr" not in stage_arguments(DPO, plain, DATA, TOKENIZER, PARENT)
+    assert "muon_lr" not in trainer_options(DPO, plain, DATA, TOKENIZER, PARENT)
 
 
 def test_free_options_win() -> None:
     config = PipelineConfig(dpo_args="--seed=5 --beta 0.3 --allow_partial")
-    arguments = stage_arguments(DPO, config, DATA, TOKENIZER, PARENT)
-    found = make_parser("dpo").parse_args(to_words(arguments))
+    arguments = trainer_options(DPO, config, DATA, TOKENIZER, PARENT)
+    found = make_parser("dpo").parse_args(to_argv(arguments))
     assert (found.seed, found.beta, found.allow_partial) == (5, 0.3, True)
-    assert to_words(arguments).count("--seed") == 1
+    assert to_argv(arguments).count("--seed") == 1
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda word: not word.startswith("--")), max_size=3))
 def test_quoted_words_stay_whole(words: list[str]) -> None:
-    assert parse_extra("SFT_ARGS", shlex.join(["--name", *words])) == {"name": tuple(words)}
+    assert parse_extra_options("SFT_ARGS", shlex.join(["--name", *words])) == {"name": tuple(words)}
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
     try:
-        parse_extra("SFT_ARGS", text)
+        parse_extra_options("SFT_ARGS", text)
     except ConfigError as error:
         assert "SFT_ARGS" in error.message
 
@@ -102,11 +102,11 @@ def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
 @pytest.mark.parametrize("text", ["epochs 3", "--out_dir x", "--resume=y", "--epochs 'three"])
 def test_what_is_no_free_option_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="PRETRAIN_ARGS"):
-        parse_extra("PRETRAIN_ARGS", text)
+        parse_extra_options("PRETRAIN_ARGS", text)
 
 
 def test_a_value_like_an_option_stays_a_value() -> None:
-    assert to_words({"seed": ("-1",), "allow_partial": (), "out_dir": ("a b",)}) == [
+    assert to_argv({"seed": ("-1",), "allow_partial": (), "out_dir": ("a b",)}) == [
         "--seed=-1",
         "--allow_partial",
         "--out_dir",
@@ -116,17 +116,17 @@ def test_a_value_like_an_option_stays_a_value() -> None:
 
 def test_what_does_not_change_the_weights_is_no_change() -> None:
     config = PipelineConfig()
-    one = recipe_of(stage_arguments(SFT, config, DATA, TOKENIZER, PARENT), "f00")
+    one = result_config(trainer_options(SFT, config, DATA, TOKENIZER, PARENT), "f00")
     other = PipelineConfig(
         out_dir=Path("elsewhere"), save_interval=7, keep_last=9, device="cpu", tf_dir=None
     )
-    two = recipe_of(stage_arguments(SFT, other, Path("moved.jsonl"), TOKENIZER, PARENT), "f00")
-    assert changes_between(one, two) == []
+    two = result_config(trainer_options(SFT, other, Path("moved.jsonl"), TOKENIZER, PARENT), "f00")
+    assert describe_changes(one, two) == []
 
 
 def recipe(text: str) -> dict[str, str]:
     config = PipelineConfig(dpo_args=text)
-    return recipe_of(stage_arguments(DPO, config, DATA, TOKENIZER, PARENT), "f00")
+    return result_config(trainer_options(DPO, config, DATA, TOKENIZER, PARENT), "f00")
 
 
 @pytest.mark.parametrize(
@@ -134,18 +134,18 @@ def recipe(text: str) -> dict[str, str]:
 )
 def test_what_changes_the_rows_or_the_reference_is_a_change(text: str) -> None:
     """Rows that are held out are not trained on, so how many matters."""
-    assert changes_between(recipe(""), recipe(text))
+    assert describe_changes(recipe(""), recipe(text))
 
 
 @pytest.mark.parametrize("text", ["--allow_partial", "--eval_interval 3", "--log_interval 7"])
 def test_how_to_go_on_and_what_to_look_at_is_none(text: str) -> None:
-    assert not changes_between(recipe(""), recipe(text))
+    assert not describe_changes(recipe(""), recipe(text))
 
 
 def test_changes_are_told_field_by_field() -> None:
     then = {"seed": "1", "data": "a" * 64, "gone": "x"}
     now = {"seed": "2", "data": "b" * 64, "new": "y"}
-    assert changes_between(then, now) == [
+    assert describe_changes(then, now) == [
         "seed: 1 -> 2",
         "data: aaaaaaaaaaaa... -> bbbbbbbbbbbb...",
         "gone: x -> (not given)",

@@ -7,11 +7,11 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.pipeline.config import (
+    IGNORED_VARIABLES,
     SMOKE_SIZES,
-    WITHOUT_MEANING,
     PipelineConfig,
     StageSizes,
-    notes,
+    list_ignored_variables,
     read_config,
     variable_names,
 )
@@ -73,8 +73,8 @@ def test_a_quick_try_is_small_unless_told_otherwise() -> None:
     small = read_config(is_smoke=True, environ={})
     assert small.num_layers < PipelineConfig().num_layers
     assert small.hidden_size < PipelineConfig().hidden_size
-    assert "--epochs" in small.usual_args("r1")
-    assert PipelineConfig().usual_args("r1") == ""
+    assert "--epochs" in small.smoke_args("r1")
+    assert PipelineConfig().smoke_args("r1") == ""
     assert small.sizes == SMOKE_SIZES
     told = {"MODEL_NUM_LAYERS": "6", "SMOKE_DPO_STEPS": "3", "SMOKE_R1_LIMIT": "5"}
     other = read_config(is_smoke=True, environ=told)
@@ -98,8 +98,8 @@ def test_results_are_noted_beside_the_curves() -> None:
 
 
 def test_a_variable_without_meaning_is_said_to_have_none() -> None:
-    assert notes({"QK_NORM": "1", "OUT_DIR": "o"}) == [
-        f"QK_NORM changes nothing: {WITHOUT_MEANING['QK_NORM']}"
+    assert list_ignored_variables({"QK_NORM": "1", "OUT_DIR": "o"}) == [
+        f"QK_NORM changes nothing: {IGNORED_VARIABLES['QK_NORM']}"
     ]
 
 
@@ -107,5 +107,5 @@ def test_every_variable_is_explained() -> None:
     page = DOCS.read_text()
     assert len(variable_names()) > len(fields(StageSizes)) * 4 + 30
     named = [name for name in variable_names() if not name.startswith("SMOKE_")]
-    missing = [name for name in [*named, *WITHOUT_MEANING] if f"`{name}`" not in page]
+    missing = [name for name in [*named, *IGNORED_VARIABLES] if f"`{name}`" not in page]
     assert missing == []

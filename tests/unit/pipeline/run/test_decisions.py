@@ -5,71 +5,75 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tinkex.pipeline.run.decisions import Action, Found, Wanted, decide
-from tinkex.pipeline.run.records import StageRecord, Status, hash_config
+from tinkex.pipeline.run.decisions import RequestedInputs, StageAction, StageOnDisk, decide
+from tinkex.pipeline.run.records import StageRecord, StageStatus, hash_config
 
 CONFIG = {"seed": "1", "data": "d"}
 STEP = Path("checkpoints/step_00000002")
 RECORD = StageRecord(
     stage="sft",
-    status=Status.COMPLETE,
+    status=StageStatus.COMPLETE,
     config=CONFIG,
     config_hash=hash_config(CONFIG),
     parent="pretrain",
     parent_digest="p1",
 )
-WANTED = Wanted(config=CONFIG, parent="pretrain", parent_digest="p1")
+WANTED = RequestedInputs(config=CONFIG, parent="pretrain", parent_digest="p1")
 
 
 def found(
     record: StageRecord | None = RECORD, step: Path | None = STEP, digest: str | None = "r"
-) -> Found:
-    return Found(record=record, step_dir=step, digest=digest)
+) -> StageOnDisk:
+    return StageOnDisk(record=record, step_dir=step, digest=digest)
 
 
 def test_nothing_there_is_started() -> None:
-    assert decide(found(None, None, None), WANTED).action is Action.START
+    assert decide(found(None, None, None), WANTED).action is StageAction.START
 
 
 def test_complete_and_the_same_is_skipped() -> None:
-    assert decide(found(), WANTED).action is Action.SKIP
+    assert decide(found(), WANTED).action is StageAction.SKIP
 
 
-@pytest.mark.parametrize("status", [Status.RUNNING, Status.FAILED, Status.INTERRUPTED])
-def test_partial_is_resumed(status: Status) -> None:
+@pytest.mark.parametrize(
+    "status", [StageStatus.RUNNING, StageStatus.FAILED, StageStatus.INTERRUPTED]
+)
+def test_partial_is_resumed(status: StageStatus) -> None:
     record = replace(RECORD, status=status)
-    assert decide(found(record, digest=None), WANTED).action is Action.RESUME
+    assert decide(found(record, digest=None), WANTED).action is StageAction.RESUME
 
 
 def test_failed_before_anything_was_saved_is_started_whatever_changed() -> None:
-    record = replace(RECORD, status=Status.FAILED, config={"seed": "9"})
-    assert decide(found(record, None, None), WANTED).action is Action.START
+    record = replace(RECORD, status=StageStatus.FAILED, config={"seed": "9"})
+    assert decide(found(record, None, None), WANTED).action is StageAction.START
 
 
 def test_complete_without_its_result_is_resumed() -> None:
-    assert decide(found(digest=None), WANTED).action is Action.RESUME
+    assert decide(found(digest=None), WANTED).action is StageAction.RESUME
 
 
 def test_checkpoints_nobody_wrote_about_are_resumed() -> None:
-    assert decide(found(None, digest=None), WANTED).action is Action.RESUME
+    assert decide(found(None, digest=None), WANTED).action is StageAction.RESUME
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_another_configuration_stops(status: Status) -> None:
+@pytest.mark.parametrize("status", list(StageStatus))
+def test_another_configuration_stops(status: StageStatus) -> None:
     record = replace(RECORD, status=status, config={"seed": "0", "data": "d"})
     decision = decide(found(record), WANTED)
-    assert decision.action is Action.STOP
+    assert decision.action is StageAction.STOP
     assert decision.changes == ("seed: 0 -> 1",)
 
 
 def test_a_parent_that_was_trained_again_stops() -> None:
-    decision = decide(found(), Wanted(config=CONFIG, parent="pretrain", parent_digest="p2"))
-    assert decision.action is Action.STOP
+    decision = decide(
+        found(), RequestedInputs(config=CONFIG, parent="pretrain", parent_digest="p2")
+    )
+    assert decision.action is StageAction.STOP
     assert decision.changes == ("parent: pretrain was trained again (p1 -> p2)",)
 
 
 def test_another_parent_stops() -> None:
-    decision = decide(found(), Wanted(config=CONFIG, parent="base", parent_digest="p2"))
+    decision = decide(found(), RequestedInputs(config=CONFIG, parent="base", parent_digest="p2"))
     assert decision.changes == ("parent: pretrain -> base",)
 
 

@@ -7,36 +7,36 @@ import pytest
 
 from tinkex.errors import CheckpointError, ConfigError
 from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.holding import hold
-from tinkex.pipeline.run.clearing import clear
-from tinkex.pipeline.run.ended import failed
+from tinkex.pipeline.holding import lock_directory
+from tinkex.pipeline.run.clearing import remove_stages
+from tinkex.pipeline.run.ended import stage_failed
 from tinkex.pipeline.run.links import link_legacy
-from tinkex.pipeline.run.lock import holder_of, locked
-from tinkex.pipeline.run.records import combined, describe_data, read_record, read_result
+from tinkex.pipeline.run.lock import find_holder, lock_output_dir
+from tinkex.pipeline.run.records import combine_digests, fingerprint_file, read_record, read_result
 from tinkex.pipeline.run.report import plain_table
-from tinkex.pipeline.run.stages import ORDER, PRETRAIN, from_stage, planned
+from tinkex.pipeline.run.stages import PRETRAIN, STAGE_ORDER, select_stages, stages_from
 
 
 def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text("one")
-    first = describe_data(path)
+    first = fingerprint_file(path)
     times = path.stat()
     path.write_text("two")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     # The same length and time: it is taken at its word.
-    assert describe_data(path, [first]) == first
+    assert fingerprint_file(path, [first]) == first
     os.utime(path, ns=(1, 1))
-    assert describe_data(path, [first]).sha256 != first.sha256
+    assert fingerprint_file(path, [first]).sha256 != first.sha256
 
 
 def test_the_order_of_data_files_matters(tmp_path: Path) -> None:
     files = []
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
-        files.append(describe_data(tmp_path / name))
-    assert combined(files) != combined(files[::-1])
-    assert combined(files[:1]) == files[0].sha256
+        files.append(fingerprint_file(tmp_path / name))
+    assert combine_digests(files) != combine_digests(files[::-1])
+    assert combine_digests(files[:1]) == files[0].sha256
 
 
 def test_a_folder_is_known_by_its_weights(tmp_path: Path) -> None:
@@ -61,16 +61,16 @@ def test_a_link_replaces_whatever_has_its_name(tmp_path: Path) -> None:
 
 
 def test_a_directory_has_one_holder(tmp_path: Path) -> None:
-    assert holder_of(tmp_path) is None
-    with locked(tmp_path) as lock:
-        lock.note("sft", None)
-        holder = holder_of(tmp_path)
+    assert find_holder(tmp_path) is None
+    with lock_output_dir(tmp_path) as lock:
+        lock.write_holder("sft", None)
+        holder = find_holder(tmp_path)
         assert holder is not None
         assert (holder.pid, holder.stage) == (os.getpid(), "sft")
-        with pytest.raises(ConfigError, match="training sft"), locked(tmp_path):
+        with pytest.raises(ConfigError, match="training sft"), lock_output_dir(tmp_path):
             pass
-    assert holder_of(tmp_path) is None
-    with locked(tmp_path):
+    assert find_holder(tmp_path) is None
+    with lock_output_dir(tmp_path):
         pass
 
 
@@ -85,33 +85,36 @@ def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, read: object) -> N
 
 
 def test_clearing_takes_the_stages_and_leaves_the_rest(tmp_path: Path) -> None:
-    for stage in ORDER:
+    for stage in STAGE_ORDER:
         (tmp_path / stage.name).mkdir()
     (tmp_path / ".partial-left").mkdir()
     (tmp_path / "notes.txt").touch()
-    assert clear(from_stage("sft"), tmp_path) == ["sft", "dpo", "r1"]
+    assert remove_stages(stages_from("sft"), tmp_path) == ["sft", "dpo", "r1"]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"notes.txt", "pretrain", "tokenizer"}
 
 
 def test_what_a_trainer_writes_to_is_not_cleared(tmp_path: Path) -> None:
     (tmp_path / "sft").mkdir()
-    with hold(tmp_path / "sft"), pytest.raises(ConfigError, match="in use by another trainer"):
-        clear(from_stage("sft"), tmp_path)
+    with (
+        lock_directory(tmp_path / "sft"),
+        pytest.raises(ConfigError, match="in use by another trainer"),
+    ):
+        remove_stages(stages_from("sft"), tmp_path)
     assert (tmp_path / "sft").is_dir()
-    assert clear(from_stage("sft"), tmp_path) == ["sft"]
+    assert remove_stages(stages_from("sft"), tmp_path) == ["sft"]
 
 
 def test_the_stages_of_a_run() -> None:
     def names(**flags: bool) -> list[str]:
         usual = {"run_r1": False, "skip_pretrain": False}
-        return [stage.name for stage in planned(**(usual | flags))]
+        return [stage.name for stage in select_stages(**(usual | flags))]
 
     assert names() == ["tokenizer", "pretrain", "sft", "dpo"]
     assert names(run_r1=True)[-1] == "r1"
     assert names(skip_pretrain=True, skip_tokenizer=True) == ["sft", "dpo"]
     with pytest.raises(ConfigError, match="no stage 'rl'"):
-        from_stage("rl")
+        stages_from("rl")
 
 
 def test_numbers_stand_below_each_other() -> None:
@@ -124,9 +127,11 @@ def test_numbers_stand_below_each_other() -> None:
 
 @pytest.mark.parametrize(("code", "said"), [(137, "SIGKILL"), (139, "SIGSEGV")])
 def test_a_trainer_that_was_killed_has_no_last_lines_to_look_at(code: int, said: str) -> None:
-    found = failed("sft", 40, code)
+    found = stage_failed("sft", 40, code)
     assert f"sft failed: its trainer was ended by {said}" in found.message
     assert "lower BATCH_SIZE" in str(found.hint)
     assert "goes on from step 40" in str(found.hint)
     assert found.exit_code == 1
-    assert "ended with exit code 255; its last lines are above" in failed("sft", 40, 255).message
+    assert (
+        "ended with exit code 255; its last lines are above" in stage_failed("sft", 40, 255).message
+    )

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.schemas import PARSERS
+from tinkex.pipeline.schemas import STAGE_PARSERS
 from tinkex.pipeline.tiny import rows, tasks, words
-from tinkex.pipeline.tiny.card import Figures, make_card
-from tinkex.pipeline.tiny.tasks import FAMILIES, Task
+from tinkex.pipeline.tiny.card import ModelCardMetrics, make_card
+from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask
 
 SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}
 SEEDS = st.integers(0, 2**32)
-HELD_OUT = rows.held_out(7, 12)
+HELD_OUT = rows.held_out_tasks(7, 12)
 MEASURED = {task.question for some in HELD_OUT.values() for task in some}
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path: Path) -> None:
     texts = [
-        [path.read_bytes() for path in rows.write(tmp_path / name, seed, SIZES).values()]
+        [path.read_bytes() for path in rows.write_rows(tmp_path / name, seed, SIZES).values()]
         for name, seed in (("one", 1), ("two", 1), ("three", 2))
     ]
     assert texts[0] == texts[1]
@@ -34,11 +34,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path: P
 
 @pytest.mark.parametrize("stage", SIZES)
 def test_every_row_is_one_that_the_stage_reads(stage: str, tmp_path: Path) -> None:
-    path = rows.write(tmp_path, 3, SIZES)[stage]
+    path = rows.write_rows(tmp_path, 3, SIZES)[stage]
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == SIZES[stage]
     for row in found:
-        PARSERS[stage](row)
+        STAGE_PARSERS[stage](row)
 
 
 @given(SEEDS)
@@ -71,7 +71,7 @@ def test_what_is_said_again_is_in_the_question(seed: int) -> None:
 @given(SEEDS)
 def test_what_is_trained_on_is_never_held_out(seed: int) -> None:
     dice = Random(seed)
-    assert not tasks.draw(dice)[1].is_held_out
+    assert not tasks.draw_task(dice)[1].is_held_out
     for message in rows.sft_row(dice)["conversations"][::2]:
         assert message["content"] not in {
             task.question for some in HELD_OUT.values() for task in some
@@ -84,11 +84,11 @@ def test_every_family_has_something_to_measure_and_all_of_it_is_held_out() -> No
         assert found, family
         assert all(task.is_held_out for task in found)
         assert len({task.question for task in found}) == len(found)
-    assert rows.held_out(7, 12) == HELD_OUT
+    assert rows.held_out_tasks(7, 12) == HELD_OUT
 
 
 def test_the_words_of_an_open_family_hold_out_what_is_asked_in_any_wording() -> None:
-    one, two = (Task(f"{verb} tumi.", "tumi", "say tumi") for verb in ("Say", "Echo"))
+    one, two = (TinyTask(f"{verb} tumi.", "tumi", "say tumi") for verb in ("Say", "Echo"))
     assert one.is_held_out == two.is_held_out
 
 
@@ -98,7 +98,7 @@ def test_opposites_go_both_ways_without_contradiction() -> None:
 
 
 def test_the_card_tells_the_figures_it_is_given() -> None:
-    figures = Figures(
+    figures = ModelCardMetrics(
         num_parameters=2_340_000,
         vocab_size=1536,
         context=2048,

@@ -79,7 +79,7 @@ def _turn_end(renderer: Renderer) -> list[int]:
     """The special token that the chat template writes behind what the assistant says."""
     question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     try:
-        example = renderer.examples(ChatRow((question, answer)))[0]
+        example = renderer.render_examples(ChatRow((question, answer)))[0]
     except InvalidInput:
         return []
     special = set(getattr(renderer.tokenizer, "all_special_ids", ()))
@@ -142,7 +142,7 @@ class Answer:
             self.end = "length"
 
     def _new_text(self) -> str:
-        text = self._manner.renderer.text(self.tokens)
+        text = self._manner.renderer.decode(self.tokens)
         # A stop may lie across two pieces, where the server does not see it.
         ends = (*self._manner.end_texts, *self._drawing.stop)
         shown, has_ended = settled(text, ends, is_over=self.end is not None)

@@ -87,7 +87,7 @@ class Talk:
             report(error, self.context)
 
     def _answer(self, text: str) -> None:
-        prompt = self.manner.renderer.prompt(tuple(self.conversation.asked(text)))
+        prompt = self.manner.renderer.render_prompt(tuple(self.conversation.asked(text)))
         drawing = self.drawing._replace(max_tokens=self._room(len(prompt)))
         answer = Answer(self.sampler, prompt, drawing, self.manner)
         began = time.monotonic()

@@ -32,7 +32,7 @@ class Prompt(NamedTuple):
         if as_chat:
             from tinkex.recipes.rendering import Renderer
 
-            return Renderer(tokenizer).prompt(({"role": "user", "content": self.text},))
+            return Renderer(tokenizer).render_prompt(({"role": "user", "content": self.text},))
         from tinkex.types import ModelInput
 
         found = ModelInput.from_text(self.text, tokenizer).to_ints()

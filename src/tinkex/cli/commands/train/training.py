@@ -25,8 +25,8 @@ from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.ids import parse_tinker_path
 from tinkex.recipes.interrupts import stop_on_interrupt
 from tinkex.recipes.plan import Plan
-from tinkex.recipes.report import Result
-from tinkex.recipes.run import RUNS, RunOptions
+from tinkex.recipes.report import RecipeResult
+from tinkex.recipes.run import DEFAULT_RUNS_DIR, RunOptions
 from tinkex.server.headlines import format_metric
 
 _STOPPING = "Stopping after the steps that were sent; Ctrl-C again ends at once."
@@ -45,7 +45,7 @@ def train(
     plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))
     # A missing file is reported before a server is started for it.
     data = recipe.open_data(plan)
-    check_directory(options.run_dir or RUNS)
+    check_directory(options.run_dir or DEFAULT_RUNS_DIR)
     notices: list[str] = []
     with service(context) as client, waiting() as wait:
         say = notices.append if context.is_json else wait.tell
@@ -69,7 +69,7 @@ def train(
     _end(context, run.result, notices)
 
 
-def _end(context: Context, result: Result, notices: list[str]) -> None:
+def _end(context: Context, result: RecipeResult, notices: list[str]) -> None:
     show(context, Facts({**result.to_dict(), "notices": notices}, _facts(result)))
     if result.is_complete:
         suggest(context, next_commands(context, result))
@@ -79,7 +79,7 @@ def _end(context: Context, result: Result, notices: list[str]) -> None:
     click.get_current_context().exit(INTERRUPTED)
 
 
-def next_commands(context: Context, result: Result) -> list[list[str]]:
+def next_commands(context: Context, result: RecipeResult) -> list[list[str]]:
     """What can be done with the checkpoints of a complete run."""
     assert result.sampler_path is not None  # the run is complete
     run_id = parse_tinker_path(result.sampler_path).run_id
@@ -91,7 +91,7 @@ def next_commands(context: Context, result: Result) -> list[list[str]]:
     ]
 
 
-def _facts(result: Result) -> list[tuple[str, str]]:
+def _facts(result: RecipeResult) -> list[tuple[str, str]]:
     rows = [
         ("Steps", f"{result.step} of {result.total}"),
         ("Loss", format_metric(result.loss)),
