@@ -18,8 +18,8 @@ from tinker.cli.__main__ import main_cli as official
 import tinkex
 from tests.integration.doc_pages import DOCS, ENVIRONMENT, GENERATOR, PAGES, ROOT, write_tokenizer
 from tinkex import settings
-from tinkex.cli.errors import MAPPINGS
-from tinkex.cli.lazy import DefaultGroup, first_word
+from tinkex.cli.errors import ERROR_TITLES
+from tinkex.cli.lazy import DefaultGroup, first_argument_index
 from tinkex.cli.main import main
 from tinkex.cli.options import GlobalOption
 from tinkex.testing import StubServer
@@ -47,7 +47,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that words name, and what is left of them."""
     command: click.Command = main
     while isinstance(command, click.Group):
-        place = first_word(words)
+        place = first_argument_index(words)
         name = "--help" if place is None else words[place]
         if not name.startswith("-"):
             words = words[:place] + words[(place or 0) + 1 :]
@@ -118,7 +118,7 @@ def test_every_command_has_an_example_that_it_can_read() -> None:
 
 def test_the_faq_knows_every_kind_of_error() -> None:
     page = (CLI / "faq.md").read_text(encoding="utf-8")
-    titles = [title.partition("{")[0].strip() for _, title, _ in MAPPINGS]
+    titles = [title.partition("{")[0].strip() for _, title, _ in ERROR_TITLES]
     assert len(titles) >= 12
     kinds = {"The work failed", "API error"}  # these go on with the server's own words
     assert [title for title in titles if title not in kinds and f"`{title}" not in page] == []

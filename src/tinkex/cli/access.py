@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tinkex.client.credentials import Credential
 
 #: A key that is shorter is hidden as a whole.
-_SHORTEST_SHOWN = 16
+_MIN_MASKED_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class ServerAccess:
     """A server, and what opens it."""
 
     config: Config
@@ -36,25 +36,27 @@ class Access:
         return self.source is not None
 
     @property
-    def shown_key(self) -> str | None:
+    def masked_key(self) -> str | None:
         """The key as people may see it."""
-        return mask(self.key) if self.key else None
+        return mask_key(self.key) if self.key else None
 
 
-def find_access(context: Context, **settings: Any) -> Access:
+def find_access(context: Context, **settings: Any) -> ServerAccess:
     """What the options, the environment, the profiles and the stored keys say together."""
-    from tinkex.cli.client import config_of
+    from tinkex.cli.client import build_config
 
-    config = config_of(context, **settings)
-    found = find_credential_of(config)
+    config = build_config(context, **settings)
+    found = find_config_credential(config)
     if found is None and config.local_home is not None:
-        return _local(config, config.local_home)
+        return _find_local_access(config, config.local_home)
     if found is None:
-        return Access(config=config, base_url=config.base_url)
-    return Access(config=config, base_url=config.base_url, key=found.value, source=found.source)
+        return ServerAccess(config=config, base_url=config.base_url)
+    return ServerAccess(
+        config=config, base_url=config.base_url, key=found.value, source=found.source
+    )
 
 
-def find_credential_of(config: Config) -> Credential | None:
+def find_config_credential(config: Config) -> Credential | None:
     """The credential that a client with these settings sends."""
     from tinkex.client.credentials import find_credential
 
@@ -68,13 +70,17 @@ def has_no_records(context: Context) -> bool:
 
     There is nothing to list then, and no reason to start it.
     """
-    from tinkex.cli.client import config_of
+    from tinkex.cli.client import build_config
     from tinkex.home import Home
     from tinkex.presence import find_lock_holder
     from tinkex.settings import read_variables
 
-    config = config_of(context)
-    if context.make_service or config.local_home is None or find_credential_of(config) is not None:
+    config = build_config(context)
+    if (
+        context.make_service
+        or config.local_home is None
+        or find_config_credential(config) is not None
+    ):
         return False
     home = Home(config.local_home)
     # With settings of its own the server may keep its records elsewhere.
@@ -82,7 +88,7 @@ def has_no_records(context: Context) -> bool:
     return not home.store_file.exists() and not has_settings and find_lock_holder(home) is None
 
 
-def _local(config: Config, root: Path) -> Access:
+def _find_local_access(config: Config, root: Path) -> ServerAccess:
     from tinkex.home import Home
     from tinkex.presence import find_server
 
@@ -93,11 +99,11 @@ def _local(config: Config, root: Path) -> Access:
     except (OSError, UnicodeDecodeError):
         key = ""
     if server is None or not key:
-        return Access(config=config, base_url=server.url if server else None, home=root)
+        return ServerAccess(config=config, base_url=server.url if server else None, home=root)
     source = str(home.key_file)
-    return Access(config=config, base_url=server.url, key=key, source=source, home=root)
+    return ServerAccess(config=config, base_url=server.url, key=key, source=source, home=root)
 
 
-def mask(key: str) -> str:
+def mask_key(key: str) -> str:
     """A key of which only the ends are told."""
-    return f"{key[:4]}...{key[-4:]}" if len(key) >= _SHORTEST_SHOWN else "***"
+    return f"{key[:4]}...{key[-4:]}" if len(key) >= _MIN_MASKED_CHARS else "***"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def ask(
+def call_endpoint(
     client: RestClient,
     endpoint: Endpoint[Any, T],
     message: object = None,
@@ -29,13 +29,13 @@ def ask(
     return holder.start(call()).result()
 
 
-def ask_api_key(client: RestClient) -> ApiKeyReply | None:
+def fetch_api_key_info(client: RestClient) -> ApiKeyReply | None:
     """Whose the key is; None if the server knows no names of keys."""
     from tinkex.errors import APIStatusError
     from tinkex.wire.endpoints import API_KEY
 
     try:
-        return ask(client, API_KEY)
+        return call_endpoint(client, API_KEY)
     except APIStatusError as error:
         if error.status in {404, 405, 501}:
             return None

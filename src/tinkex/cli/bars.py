@@ -36,12 +36,12 @@ class RateColumn(ProgressColumn):
         return Text("" if speed is None else f"{speed:,.1f}/s")
 
 
-def make_steps(screen: Screen) -> Progress:
+def make_training_bar(screen: Screen) -> Progress:
     """The bar of training steps on stderr."""
     return make_step_progress(_console(screen))
 
 
-def make_waiting(screen: Screen) -> Progress:
+def make_spinner(screen: Screen) -> Progress:
     """One line on stderr that shows what is waited for, and for how long."""
     return Progress(
         SpinnerColumn(),
@@ -53,7 +53,7 @@ def make_waiting(screen: Screen) -> Progress:
     )
 
 
-def make_progress(screen: Screen, unit: Literal["items", "bytes"]) -> Progress:
+def make_progress_bars(screen: Screen, unit: Literal["items", "bytes"]) -> Progress:
     """Bars on stderr, which go away when they are done."""
     counts: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TaskProgressColumn(), RateColumn())
     if unit == "bytes":

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from tinkex.client.service import ServiceClient
 
 #: A person waits: a server that is not there, or says nothing, must be named within five seconds.
-IMPATIENT: dict[str, Any] = {
+INTERACTIVE_TIMEOUTS: dict[str, Any] = {
     "connect_timeout_seconds": 3.0,
     "first_contact_seconds": 2.0,
     "first_answer_seconds": 4.5,
 }
 #: Questions that are asked once can be asked again by hand.
-_BRIEF: dict[str, Any] = {"max_retries": 3, "outage_seconds": 4.0}
+_FEW_RETRIES: dict[str, Any] = {"max_retries": 3, "outage_seconds": 4.0}
 
 
-def config_of(context: Context, **settings: Any) -> Config:
+def build_config(context: Context, **settings: Any) -> Config:
     """The client's settings: those given here, the global options, then what Config finds."""
-    with _explained():
+    with _explain_import_error():
         from tinkex.client.config import Config
 
     options: dict[str, Any] = {
@@ -39,41 +39,43 @@ def config_of(context: Context, **settings: Any) -> Config:
     }
     if context.timeout_seconds is not None:
         options["first_answer_seconds"] = context.timeout_seconds
-    return Config.new(**IMPATIENT | options | settings)
+    return Config.new(**INTERACTIVE_TIMEOUTS | options | settings)
 
 
 @contextlib.contextmanager
-def service(
+def service_client(
     context: Context, *, needs_worker: bool = True, **settings: Any
 ) -> Iterator[ServiceClient]:
     """A service client, closed at the end whatever happens; the server is told how it ended.
 
     A local server that is started for a client without need of the worker starts that on demand.
     """
-    config = config_of(context, **settings)
-    make = context.make_service or partial(_service, needs_worker=needs_worker)
+    config = build_config(context, **settings)
+    make = context.make_service or partial(_create_service, needs_worker=needs_worker)
     with make(config) as client:
         yield client
 
 
 @contextlib.contextmanager
-def rest(context: Context, *, needs_worker: bool = False, **settings: Any) -> Iterator[RestClient]:
+def rest_client(
+    context: Context, *, needs_worker: bool = False, **settings: Any
+) -> Iterator[RestClient]:
     """A client that looks at and manages what is on the server; it opens no session."""
-    with service(context, needs_worker=needs_worker, **_BRIEF | settings) as client:
+    with service_client(context, needs_worker=needs_worker, **_FEW_RETRIES | settings) as client:
         yield client.rest_client()
 
 
 @contextlib.contextmanager
-def admin(context: Context, **settings: Any) -> Iterator[AdminClient]:
+def admin_client(context: Context, **settings: Any) -> Iterator[AdminClient]:
     """A client for usage, storage and the audit log."""
-    with rest(context, **settings) as client:
+    with rest_client(context, **settings) as client:
         from tinkex.client.admin import AdminClient
 
         yield AdminClient(client.holder)
 
 
-def _service(config: Config, *, needs_worker: bool) -> ServiceClient:
-    with _explained():
+def _create_service(config: Config, *, needs_worker: bool) -> ServiceClient:
+    with _explain_import_error():
         from tinkex.client.local import with_local_server
         from tinkex.client.service import ServiceClient
 
@@ -81,7 +83,7 @@ def _service(config: Config, *, needs_worker: bool) -> ServiceClient:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explain_import_error() -> Iterator[None]:
     """Say in a sentence that the client's own libraries are not there."""
     try:
         yield

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.context import Context, context_of
+from tinkex.cli.context import Context, get_context
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 1.5
 MAX_ITEMS = 50
 #: A value and what it is, as shells that show descriptions print it.
-Found = tuple[str, str]
-Search = Callable[["RestClient", str], Sequence[Found]]
+IdCandidate = tuple[str, str]
+IdSearch = Callable[["RestClient", str], Sequence[IdCandidate]]
 
 
 class IdType(click.ParamType[str]):
     """An id or a path that a shell can complete; the value itself is kept as it is typed."""
 
-    def __init__(self, name: str, search: Search) -> None:
+    def __init__(self, name: str, search: IdSearch) -> None:
         self.name = name
         self._search = search
 
@@ -40,19 +40,19 @@ class IdType(click.ParamType[str]):
         """What the server knows that begins so; nothing if it does not answer in time."""
         from click.shell_completion import CompletionItem
 
-        found = within_deadline(lambda: _ask(context_of(ctx), self._search, incomplete))
+        found = within_deadline(lambda: _search_server(get_context(ctx), self._search, incomplete))
         return [CompletionItem(value, help=about) for value, about in found[:MAX_ITEMS]]
 
 
 def within_deadline(
-    ask: Callable[[], Sequence[Found]], seconds: float = DEADLINE_SECONDS
-) -> Sequence[Found]:
+    search: Callable[[], Sequence[IdCandidate]], seconds: float = DEADLINE_SECONDS
+) -> Sequence[IdCandidate]:
     """The answer, or nothing if it fails or takes too long."""
-    answers: list[Sequence[Found]] = []
+    answers: list[Sequence[IdCandidate]] = []
 
     def work() -> None:
         try:
-            answers.append(ask())
+            answers.append(search())
         except BaseException:  # noqa: BLE001 - a shell prompt must not show an error
             return
 
@@ -62,20 +62,22 @@ def within_deadline(
     return answers[0] if answers else ()
 
 
-def _ask(context: Context, search: Search, incomplete: str) -> Sequence[Found]:
+def _search_server(context: Context, search: IdSearch, incomplete: str) -> Sequence[IdCandidate]:
     from tinkex.cli.access import find_access
-    from tinkex.cli.client import rest
+    from tinkex.cli.client import rest_client
 
     access = find_access(context)
     if access.base_url is None or not access.has_credential:
         # Completion must not start a server.
         return ()
     known = context._replace(base_url=access.base_url, api_key=access.key or context.api_key)
-    with rest(known, max_retries=0, outage_seconds=0.1, timeout_seconds=DEADLINE_SECONDS) as client:
+    with rest_client(
+        known, max_retries=0, outage_seconds=0.1, timeout_seconds=DEADLINE_SECONDS
+    ) as client:
         return search(client, incomplete)
 
 
-def search_runs(client: RestClient, incomplete: str) -> list[Found]:
+def search_runs(client: RestClient, incomplete: str) -> list[IdCandidate]:
     """Runs whose id begins so."""
     asked = (
         client.find_training_runs(incomplete, MAX_ITEMS)
@@ -89,13 +91,13 @@ def search_runs(client: RestClient, incomplete: str) -> list[Found]:
     ]
 
 
-def search_sessions(client: RestClient, incomplete: str) -> list[Found]:
+def search_sessions(client: RestClient, incomplete: str) -> list[IdCandidate]:
     """Sessions whose id begins so."""
     found = client.list_sessions(1000).result().sessions
     return [(session_id, "") for session_id in found if session_id.startswith(incomplete)]
 
 
-def search_paths(client: RestClient, incomplete: str) -> list[Found]:
+def search_checkpoints(client: RestClient, incomplete: str) -> list[IdCandidate]:
     """Checkpoints whose path begins so."""
     page = client.list_user_checkpoints(1000).result()
     return [
@@ -110,4 +112,4 @@ RUN_SUMMARY = "The run: its id, the beginning of it, its name, or latest."
 SESSION_SUMMARY = "The session: its id, the beginning of it, or latest."
 RUN = IdType("run", search_runs)
 SESSION = IdType("session", search_sessions)
-CHECKPOINT = IdType("checkpoint", search_paths)
+CHECKPOINT = IdType("checkpoint", search_checkpoints)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeVar
 
 import click
 
-from tinkex.cli.options import GIVEN
+from tinkex.cli.options import GIVEN_OPTIONS_KEY
 
 if TYPE_CHECKING:
     from tinkex.client.config import Config
@@ -64,13 +64,13 @@ class Context(NamedTuple):
     def detect(cls) -> "Context":
         """The context of this process as it was started."""
         return cls(
-            stdout=_look_at(sys.stdout),
-            stderr=_look_at(sys.stderr),
+            stdout=_detect_screen(sys.stdout),
+            stderr=_detect_screen(sys.stderr),
             is_stdin_terminal=_is_terminal(sys.stdin),
         )
 
 
-def _look_at(stream: TextIO | None) -> Screen:
+def _detect_screen(stream: TextIO | None) -> Screen:
     # Late: help looks at no screen, and must be quick.
     from tinkex.settings import read_terminal
 
@@ -93,10 +93,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def context_of(ctx: click.Context) -> Context:
+def get_context(ctx: click.Context) -> Context:
     """The context of the command that is being run."""
     base = ctx.find_object(Context) or Context.detect()
-    return base._replace(**ctx.meta.get(GIVEN, {}))
+    return base._replace(**ctx.meta.get(GIVEN_OPTIONS_KEY, {}))
 
 
 def pass_context(command: Callable[..., T]) -> Callable[..., T]:
@@ -104,6 +104,6 @@ def pass_context(command: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(command)
     def with_context(*args: Any, **kwargs: Any) -> T:
-        return command(context_of(click.get_current_context()), *args, **kwargs)
+        return command(get_context(click.get_current_context()), *args, **kwargs)
 
     return with_context

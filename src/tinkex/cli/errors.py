@@ -10,18 +10,18 @@ import click
 
 from tinkex import errors as sdk
 from tinkex.checkpoint.disk import DISK_FULL_MESSAGE, is_disk_full
-from tinkex.cli.format import plain_line, wrapped
+from tinkex.cli.format import escape_line, wrap_text
 from tinkex.errors import ConfigError, TinkexError
 
 if TYPE_CHECKING:
     from tinkex.cli.context import Context
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-_FIX = "Correct the input; the same command will fail again."
-_AGAIN = "This may pass: run the same command again."
+_FIX_HINT = "Correct the input; the same command will fail again."
+_RETRY_HINT = "This may pass: run the same command again."
 
 #: What to call an answer that was a no, and what to do; the first class that fits counts.
-MAPPINGS: tuple[tuple[type[TinkexError], str, str], ...] = (
+ERROR_TITLES: tuple[tuple[type[TinkexError], str, str], ...] = (
     (
         sdk.NotFoundError,
         "Resource not found",
@@ -34,8 +34,8 @@ MAPPINGS: tuple[tuple[type[TinkexError], str, str], ...] = (
         "Permission denied",
         "Ask its owner, or use the key of its owner.",
     ),
-    (sdk.BadRequestError, "Invalid request", _FIX),
-    (sdk.UnprocessableEntityError, "Invalid data provided", _FIX),
+    (sdk.BadRequestError, "Invalid request", _FIX_HINT),
+    (sdk.UnprocessableEntityError, "Invalid data provided", _FIX_HINT),
     (sdk.RateLimitError, "Rate limit exceeded", "Wait a little, or do less at once."),
     (sdk.InternalServerError, "Internal server error", "This is the server's fault."),
     (sdk.APITimeoutError, "Request timeout", "--timeout 2m waits longer."),
@@ -50,7 +50,7 @@ MAPPINGS: tuple[tuple[type[TinkexError], str, str], ...] = (
     (sdk.RequestFailedError, "The work failed", ""),
 )
 #: How a setting of the SDK is written on a command line.
-_IN_FLAGS = (
+_FLAG_NAMES = (
     ("api_key=...", "--api-key"),
     ("base_url=...", "--base-url"),
     ("api_key argument", "--api-key"),
@@ -94,7 +94,7 @@ def on_interrupt(message: str, hint: str | None = None) -> Iterator[None]:
         raise Interrupted(message, hint) from error
 
 
-class Failure(NamedTuple):
+class ErrorReport(NamedTuple):
     """What went wrong, in words."""
 
     message: str
@@ -120,26 +120,26 @@ class Failure(NamedTuple):
         return "\n".join(line for line in lines if line)
 
 
-def explain(error: BaseException) -> Failure:
+def describe_error(error: BaseException) -> ErrorReport:
     """What to say about an error; knows every kind there is."""
     if isinstance(error, click.ClickException):
-        return _explain_click(error)
+        return _describe_click_error(error)
     if isinstance(error, TinkexError):
-        return _explain_ours(error)
+        return _describe_own_error(error)
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return Failure(message="Interrupted.", type="Interrupted", exit_code=INTERRUPTED)
+        return ErrorReport(message="Interrupted.", type="Interrupted", exit_code=INTERRUPTED)
     if is_disk_full(error):
-        return _explain_ours(_full(error))
+        return _describe_own_error(_disk_full_error(error))
     if isinstance(error, OSError) and error.filename is not None:
-        return _explain_ours(unusable(error))
-    return Failure(
+        return _describe_own_error(unusable_file_error(error))
+    return ErrorReport(
         message=f"Unexpected error: {type(error).__name__}: {error}".rstrip(": "),
         hint="This is a mistake of tinkex; --verbose shows where it happened.",
         type=type(error).__name__,
     )
 
 
-def _explain_click(error: click.ClickException) -> Failure:
+def _describe_click_error(error: click.ClickException) -> ErrorReport:
     message = error.format_message()
     usage = hint = None
     if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -148,7 +148,7 @@ def _explain_click(error: click.ClickException) -> Failure:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         # Its own message is the whole help.
         usage, message, hint = f"{message}\n", "Missing command.", None
-    return Failure(
+    return ErrorReport(
         message=message,
         hint=hint,
         type=type(error).__name__,
@@ -158,9 +158,9 @@ def _explain_click(error: click.ClickException) -> Failure:
     )
 
 
-def _explain_ours(error: TinkexError) -> Failure:
+def _describe_own_error(error: TinkexError) -> ErrorReport:
     message, hint = error.message, error.hint
-    mappings = MAPPINGS
+    mappings = ERROR_TITLES
     if isinstance(error, sdk.APIError) and error.is_web_page and not error.retryable:
         # What a status of some other web server means says nothing here.
         message, mappings = _detail(error), ()
@@ -169,9 +169,9 @@ def _explain_ours(error: TinkexError) -> Failure:
             message = f"{title.format(status=error.status)}: {_detail(error)}"
             hint = _advice(error, advice)
             break
-    return Failure(
+    return ErrorReport(
         message=message,
-        hint=_in_flags(hint) if hint else None,
+        hint=_with_flag_names(hint) if hint else None,
         type=type(error).__name__,
         exit_code=getattr(error, "exit_code", FAILED),
         status=error.status,
@@ -191,25 +191,25 @@ def _advice(error: TinkexError, advice: str) -> str:
     """What to do: what is known of this kind, and whether trying again helps."""
     if isinstance(error, sdk.AuthenticationError):
         source = error.hint or "No key was sent."
-        if "--api-key" in _in_flags(source):
+        if "--api-key" in _with_flag_names(source):
             return f"{source} `tinkex auth login` stores one."
         return f"{source} Pass another with --api-key, or run `tinkex auth login`."
     if error.is_user_error:
-        return advice or _FIX
+        return advice or _FIX_HINT
     # The library's verdict, not the status, says whether it is worth another try.
-    again = _AGAIN if error.retryable or isinstance(error, sdk.APIError) else ""
+    again = _RETRY_HINT if error.retryable or isinstance(error, sdk.APIError) else ""
     return f"{advice or error.hint or ''} {again}".strip()
 
 
-def _in_flags(text: str) -> str:
-    for setting, flag in _IN_FLAGS:
+def _with_flag_names(text: str) -> str:
+    for setting, flag in _FLAG_NAMES:
         text = text.replace(setting, flag)
     return text
 
 
-def report(error: BaseException, context: Context) -> Failure:
+def print_error(error: BaseException, context: Context) -> ErrorReport:
     """Write a failure to stderr, in the format that was asked for."""
-    failure = explain(error)
+    failure = describe_error(error)
     if context.verbose and not isinstance(error, click.ClickException):
         import traceback
 
@@ -221,12 +221,12 @@ def report(error: BaseException, context: Context) -> Failure:
     else:
         # What a server says must not move the cursor.
         lines = failure.to_text().split("\n")
-        text = "\n".join(plain_line(line) for line in lines)
-        click.echo(wrapped(text, context.stderr), err=True)
+        text = "\n".join(escape_line(line) for line in lines)
+        click.echo(wrap_text(text, context.stderr), err=True)
     return failure
 
 
-def _full(error: BaseException) -> ConfigError:
+def _disk_full_error(error: BaseException) -> ConfigError:
     place = error.filename if isinstance(error, OSError) else None
     return ConfigError(
         f"{place or 'The disk'} cannot be written: {DISK_FULL_MESSAGE}",
@@ -234,7 +234,7 @@ def _full(error: BaseException) -> ConfigError:
     )
 
 
-def unusable(error: OSError) -> ConfigError:
+def unusable_file_error(error: OSError) -> ConfigError:
     """What to say when a file or directory is not what a command needs."""
     hint = "Make it readable and writable for this user, or name another."
     if isinstance(error, FileNotFoundError):
@@ -244,7 +244,7 @@ def unusable(error: OSError) -> ConfigError:
     return ConfigError(f"{error.filename} cannot be used: {error.strerror}", hint=hint)
 
 
-def needs_extra(error: ModuleNotFoundError, extra: str) -> ConfigError:
+def missing_extra_error(error: ModuleNotFoundError, extra: str) -> ConfigError:
     """What to say when a part of this package is used whose libraries are not installed."""
     from tinkex.installation import install_command
 

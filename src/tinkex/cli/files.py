@@ -8,7 +8,7 @@ from pathlib import Path
 from tinkex.cli.errors import CliError
 
 
-def check_output(path: Path) -> Path:
+def resolve_output_file(path: Path) -> Path:
     """Where to write, links followed; refused here if that cannot work, before any work."""
     final = path.resolve()
     if final.exists() and not final.is_file():
@@ -17,7 +17,7 @@ def check_output(path: Path) -> Path:
     return final
 
 
-def check_directory(path: Path) -> None:
+def check_run_directory(path: Path) -> None:
     """Refuse a directory that cannot be made or written, before any work is done for it."""
     _check_writable(path, path.absolute(), "Name another with --run-dir.")
 

@@ -18,7 +18,7 @@ UNKNOWN = "N/A"
 #: Words of keys that are not written with one capital.
 _SPELLINGS = {"id": "ID", "url": "URL", "pid": "PID", "lora": "LoRA"}
 _SPELLINGS |= {name: name for name in ("float32", "bfloat16")}
-_SPANS = (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60))
+_TIME_UNITS = (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60))
 #: A time further away than this is told by its date.
 _RELATIVE_SECONDS = 30 * 86400
 
@@ -42,14 +42,14 @@ def format_timestamp(when: datetime | str | None, now: datetime | None = None) -
     seconds = ((now or clock.utc_now()) - then).total_seconds()
     if abs(seconds) >= _RELATIVE_SECONDS:
         return then.astimezone(UTC).date().isoformat()
-    return _from_now(seconds)
+    return _format_relative(seconds)
 
 
-def _from_now(seconds: float) -> str:
+def _format_relative(seconds: float) -> str:
     if seconds <= -60:
         # What ends in a day is not said to end in 23 hours a moment later.
         seconds = math.floor(seconds / 60) * 60
-    for name, length in _SPANS:
+    for name, length in _TIME_UNITS:
         count = int(abs(seconds) // length)
         if count:
             span = format_count(count, name)
@@ -83,29 +83,29 @@ def format_optional(value: Any, formatter: Callable[[Any], str] = str) -> str:
     return UNKNOWN if value is None else formatter(value)
 
 
-def shortened(text: str, max_cells: int) -> str:
+def truncate_cells(text: str, max_cells: int) -> str:
     """A text in at most so many cells of a terminal; an ellipsis stands for what is cut."""
     if text.isascii() and len(text) <= max_cells:
         return text
     from rich.text import Text
 
-    cut = Text(plain_line(text))
+    cut = Text(escape_line(text))
     cut.truncate(max_cells, overflow="ellipsis")
     return cut.plain
 
 
-def property_name(key: str) -> str:
+def property_label(key: str) -> str:
     """A key of JSON as tables spell it: started_at is Started At, url is URL."""
     words = key.replace("_", " ").split(" ")
     return " ".join(_SPELLINGS.get(word) or word[:1].upper() + word[1:] for word in words)
 
 
-def plain_line(text: object) -> str:
+def escape_line(text: object) -> str:
     """A text on one line, without anything that could move a cursor or change a colour."""
-    return "".join(letter if letter.isprintable() else _harmless(letter) for letter in str(text))
+    return "".join(letter if letter.isprintable() else _escape_char(letter) for letter in str(text))
 
 
-def wrapped(text: str, screen: Screen) -> str:
+def wrap_text(text: str, screen: Screen) -> str:
     """Lines no longer than a person's terminal is wide; a terminal itself would break words."""
     if not screen.is_terminal or screen.width is None:
         return text
@@ -119,5 +119,5 @@ def wrapped(text: str, screen: Screen) -> str:
     )
 
 
-def _harmless(letter: str) -> str:
+def _escape_char(letter: str) -> str:
     return " " if letter in "\n\r\t" else f"\\x{ord(letter):02x}"

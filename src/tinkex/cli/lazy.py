@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinkex.cli.options import GlobalOption, Group, global_flags, summary_of
+from tinkex.cli.options import GlobalOption, Group, command_summary, global_flags
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class Entry(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command lives, and its line in the help."""
 
-    home: str
+    import_path: str
     """Its module and name, as `package.module:name`."""
     summary: str
 
@@ -25,12 +25,12 @@ class Entry(NamedTuple):
 class LazyGroup(Group):
     """A group whose commands are known by name until one is called."""
 
-    def __init__(self, *args: Any, entries: Mapping[str, Entry] | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, entries: Mapping[str, LazyCommand] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._entries = dict(entries or {})
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, LazyCommand]:
         """What is known without an import."""
         return dict(self._entries)
 
@@ -43,7 +43,7 @@ class LazyGroup(Group):
         entry = self._entries.get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
-        module, _, name = entry.home.partition(":")
+        module, _, name = entry.import_path.partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
@@ -60,7 +60,7 @@ class LazyGroup(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from their summaries alone."""
-        rows = [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, self._command_summary(ctx, name)) for name in self.list_commands(ctx)]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
@@ -70,16 +70,16 @@ class LazyGroup(Group):
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        commands = [CompletionItem(name, help=self._summary(ctx, name)) for name in names]
+        commands = [CompletionItem(name, help=self._command_summary(ctx, name)) for name in names]
         # Not the group's own version: it would import every command.
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def _summary(self, ctx: click.Context, name: str) -> str:
+    def _command_summary(self, ctx: click.Context, name: str) -> str:
         entry = self._entries.get(name)
         if entry is not None:
             return entry.summary
         command = super().get_command(ctx, name)
-        return summary_of(command) if command is not None else ""
+        return command_summary(command) if command is not None else ""
 
 
 class DefaultGroup(LazyGroup):
@@ -105,13 +105,15 @@ class DefaultGroup(LazyGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the command's name where it was left out."""
         own = {*ctx.help_option_names, *self.list_commands(ctx)}
-        place = first_word(args)
+        place = first_argument_index(args)
         if place is not None and args[place] not in own and args[place].startswith("-"):
             args = [*args[:place], self.default_command, *args[place:]]
         return super().parse_args(ctx, args)
 
 
-def first_word(args: Sequence[str], flags: Mapping[str, bool] | None = None) -> int | None:
+def first_argument_index(
+    args: Sequence[str], flags: Mapping[str, bool] | None = None
+) -> int | None:
     """Where the first word is that is no global option; None if there is none.
 
     `flags` are the global options and whether each takes a value.
@@ -119,14 +121,14 @@ def first_word(args: Sequence[str], flags: Mapping[str, bool] | None = None) -> 
     known = global_flags() if flags is None else flags
     place = 0
     while place < len(args):
-        name, has_value = _option_of(args[place], known)
+        name, has_value = _match_global_option(args[place], known)
         if name is None:
             return place
         place += 2 if known[name] and not has_value else 1
     return None
 
 
-def _option_of(word: str, flags: Collection[str]) -> tuple[str | None, bool]:
+def _match_global_option(word: str, flags: Collection[str]) -> tuple[str | None, bool]:
     """The global option a word stands for, and whether its value is part of the word."""
     if word in flags:
         return word, False

@@ -11,67 +11,73 @@ from typing import Any, NamedTuple
 import click
 
 from tinkex.cli.context import Context
-from tinkex.cli.lazy import Entry, LazyGroup, first_word
-from tinkex.cli.options import asked_for
+from tinkex.cli.lazy import LazyCommand, LazyGroup, first_argument_index
+from tinkex.cli.options import scan_output_flags
 
 COMMANDS = {
-    "auth": Entry(
+    "auth": LazyCommand(
         "tinkex.cli.commands.auth.group:auth", "Store keys of servers, and see which one is used."
     ),
-    "billing": Entry(
+    "billing": LazyCommand(
         "tinkex.cli.commands.usage.group:billing",
         "Show usage under the names of the official command line.",
     ),
-    "chat": Entry("tinkex.cli.commands.chat.command:chat", "Talk with a model or a checkpoint."),
-    "checkpoint": Entry(
+    "chat": LazyCommand(
+        "tinkex.cli.commands.chat.command:chat", "Talk with a model or a checkpoint."
+    ),
+    "checkpoint": LazyCommand(
         "tinkex.cli.commands.checkpoint.group:checkpoint", "Save, list and manage checkpoints."
     ),
-    "completion": Entry(
+    "completion": LazyCommand(
         "tinkex.cli.commands.completion:completion", "Print a script for the completion of a shell."
     ),
-    "config": Entry(
+    "config": LazyCommand(
         "tinkex.cli.commands.config:config", "Show settings, and where they come from."
     ),
-    "doctor": Entry(
+    "doctor": LazyCommand(
         "tinkex.cli.commands.doctor.command:doctor", "Check this installation, and say what to do."
     ),
-    "key": Entry(
+    "key": LazyCommand(
         "tinkex.cli.commands.key:key", "Make, list and revoke keys of a server, and set quotas."
     ),
-    "model": Entry("tinkex.cli.commands.model:model", "Add, list and remove base models."),
-    "pipeline": Entry(
+    "model": LazyCommand("tinkex.cli.commands.model:model", "Add, list and remove base models."),
+    "pipeline": LazyCommand(
         "tinkex.cli.commands.pipeline:pipeline", "Train a model from nothing, stage by stage."
     ),
-    "run": Entry("tinkex.cli.commands.run.group:run", "List training runs and sample from them."),
-    "sample": Entry(
+    "run": LazyCommand(
+        "tinkex.cli.commands.run.group:run", "List training runs and sample from them."
+    ),
+    "sample": LazyCommand(
         "tinkex.cli.commands.run.sample:sample", "Sample from a base model or a checkpoint."
     ),
-    "serve": Entry("tinkex.cli.commands.serve:serve", "Run a server on this machine."),
-    "session": Entry(
+    "serve": LazyCommand("tinkex.cli.commands.serve:serve", "Run a server on this machine."),
+    "session": LazyCommand(
         "tinkex.cli.commands.session.group:session",
         "List sessions, end them and export their timelines.",
     ),
-    "train": Entry("tinkex.cli.commands.train.group:train", "Fine-tune a model with a JSONL file."),
-    "usage": Entry(
+    "train": LazyCommand(
+        "tinkex.cli.commands.train.group:train", "Fine-tune a model with a JSONL file."
+    ),
+    "usage": LazyCommand(
         "tinkex.cli.commands.usage.group:usage", "Show tokens trained and sampled, and storage."
     ),
-    "version": Entry("tinkex.cli.commands.version:version", "Print the version of tinkex."),
+    "version": LazyCommand("tinkex.cli.commands.version:version", "Print the version of tinkex."),
 }
 
 
-class Outcome(NamedTuple):
+class CliResult(NamedTuple):
     """How a command line ended."""
 
     exit_code: int
     error: BaseException | None = None
 
 
-class Root(LazyGroup):
+class RootGroup(LazyGroup):
     """The command itself: whatever happens below ends in an Outcome."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`--version` is another name of the command `version`."""
-        place = first_word(args)
+        place = first_argument_index(args)
         if place is not None and args[place] == "--version":
             args = [*args[:place], "version", *args[place + 1 :]]
         return super().parse_args(ctx, args)
@@ -91,12 +97,12 @@ class Root(LazyGroup):
         self._main_shell_completion(extra, prog_name or "tinkex", complete_var)
         outcome = run(words, extra.get("obj"))
         if isinstance(outcome.error, BrokenPipeError):
-            _forget_stdout()
+            _redirect_stdout_to_devnull()
         sys.exit(outcome.exit_code)
 
 
 @click.group(
-    cls=Root,
+    cls=RootGroup,
     entries=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train and serve LoRA adapters through the Tinker API.",
@@ -106,24 +112,24 @@ def main() -> None:
     """The command without a subcommand shows help."""
 
 
-def run(argv: Sequence[str], context: Context | None = None) -> Outcome:
+def run(argv: Sequence[str], context: Context | None = None) -> CliResult:
     """Run a command line; prints to stdout and stderr and never ends the process."""
-    asked = asked_for(argv)
+    asked = scan_output_flags(argv)
     try:
-        with _logging((context or Context())._replace(**asked)):
+        with _log_output((context or Context())._replace(**asked)):
             code = _invoke(argv, context)
             sys.stdout.flush()
-        return Outcome(code)
+        return CliResult(code)
     except BrokenPipeError as error:
         # The reader has seen enough, as `head` does.
-        return Outcome(1, error)
+        return CliResult(1, error)
     except SystemExit as error:
-        return Outcome(error.code if isinstance(error.code, int) else int(bool(error.code)))
+        return CliResult(error.code if isinstance(error.code, int) else int(bool(error.code)))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort of a command
-        from tinkex.cli.errors import report
+        from tinkex.cli.errors import print_error
 
-        failure = report(error, (context or Context.detect())._replace(**asked))
-        return Outcome(failure.exit_code, error)
+        failure = print_error(error, (context or Context.detect())._replace(**asked))
+        return CliResult(failure.exit_code, error)
 
 
 def _invoke(argv: Sequence[str], context: Context | None) -> int:
@@ -136,7 +142,7 @@ def _invoke(argv: Sequence[str], context: Context | None) -> int:
 
 
 @contextlib.contextmanager
-def _logging(context: Context) -> Iterator[None]:
+def _log_output(context: Context) -> Iterator[None]:
     """Show the library's log if asked, and none of it beside JSON."""
     if not context.verbose and not context.is_json:
         yield
@@ -156,7 +162,7 @@ def _logging(context: Context) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _forget_stdout() -> None:
+def _redirect_stdout_to_devnull() -> None:
     """Let Python's last flush go nowhere; it would complain about the pipe once more."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 #: Where the global options that were given are kept while a command line is read.
-GIVEN = "tinkex.cli.given"
-_HEADING = "Global options"
+GIVEN_OPTIONS_KEY = "tinkex.cli.given"
+_GLOBAL_OPTIONS = "Global options"
 #: Longer than any summary: click cuts what exceeds its limit.
-_MAX_SUMMARY = 10_000
+_MAX_SUMMARY_CHARS = 10_000
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _UNIT_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
@@ -59,11 +59,11 @@ class GlobalOption(click.Option):
         super().__init__(
             [*flags, f"global_{field}_{flags[-1].strip('-')}".replace("-", "_")],
             expose_value=False,
-            callback=_keep,
+            callback=_store_option,
             **kwargs,
         )
 
-    def without(self, taken: set[str]) -> GlobalOption | None:
+    def without_flags(self, taken: set[str]) -> GlobalOption | None:
         """The option for a command that uses some of its flags itself; None if none is left."""
         left = [flag for flag in self.flags if flag not in taken]
         if len(left) == len(self.flags):
@@ -71,11 +71,11 @@ class GlobalOption(click.Option):
         return GlobalOption(left, self.field, self.value, **self.settings) if left else None
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     assert isinstance(param, GlobalOption)
     if ctx.get_parameter_source(param.name or "") is not click.core.ParameterSource.COMMANDLINE:
         return
-    given: dict[str, Any] = ctx.meta.setdefault(GIVEN, {})
+    given: dict[str, Any] = ctx.meta.setdefault(GIVEN_OPTIONS_KEY, {})
     given[param.field] = param.value if param.is_flag else value
 
 
@@ -109,38 +109,42 @@ def global_flags() -> Mapping[str, bool]:
     return {flag: not option.is_flag for option in global_options() for flag in option.flags}
 
 
-class _TakesGlobals(click.Command):
+class _GlobalOptionsMixin(click.Command):
     """Reads the global options beside a command's own; an own option of the same name wins."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own, then the global ones."""
         own = super().get_params(ctx)
         taken = {flag for param in own for flag in (*param.opts, *param.secondary_opts)}
-        left = (option.without(taken) for option in global_options())
+        left = (option.without_flags(taken) for option in global_options())
         return [*own, *(option for option in left if option is not None)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Arguments, the command's own options, its commands if any, then the global options."""
-        sections: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OPTIONS: [], _HEADING: []}
+        sections: dict[str, list[tuple[str, str]]] = {
+            _ARGUMENTS: [],
+            _OPTIONS: [],
+            _GLOBAL_OPTIONS: [],
+        }
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
             # An argument that explains nothing is in the usage line already.
             if row is not None and (row[1] or not isinstance(param, click.Argument)):
-                sections[_section(param)].append(row)
+                sections[_help_section(param)].append(row)
         for heading in (_ARGUMENTS, _OPTIONS):
-            _write_rows(formatter, heading, sections[heading])
+            _write_help_rows(formatter, heading, sections[heading])
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
-        _write_rows(formatter, _HEADING, sections[_HEADING])
+        _write_help_rows(formatter, _GLOBAL_OPTIONS, sections[_GLOBAL_OPTIONS])
 
 
-def _section(param: click.Parameter) -> str:
+def _help_section(param: click.Parameter) -> str:
     if isinstance(param, GlobalOption):
-        return _HEADING
+        return _GLOBAL_OPTIONS
     return _ARGUMENTS if isinstance(param, click.Argument) else _OPTIONS
 
 
-def _write_rows(
+def _write_help_rows(
     formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]]
 ) -> None:
     if rows:
@@ -148,35 +152,35 @@ def _write_rows(
             formatter.write_dl(rows)
 
 
-def summary_of(command: click.Command) -> str:
+def command_summary(command: click.Command) -> str:
     """The first sentence of a command's help, uncut."""
-    return command.get_short_help_str(limit=_MAX_SUMMARY)
+    return command.get_short_help_str(limit=_MAX_SUMMARY_CHARS)
 
 
-class Command(_TakesGlobals):
+class Command(_GlobalOptionsMixin):
     """A command of ours."""
 
 
-class Group(_TakesGlobals, click.Group):
+class Group(_GlobalOptionsMixin, click.Group):
     """A group of ours; its commands are ours too."""
 
     command_class = Command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options and commands; click's own version would list the commands twice."""
-        _TakesGlobals.format_options(self, ctx, formatter)
+        _GlobalOptionsMixin.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands; click's own version would cut long summaries."""
         found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, summary_of(command)) for name, command in found if command is not None]
-        _write_rows(formatter, "Commands", rows)
+        rows = [(name, command_summary(command)) for name, command in found if command is not None]
+        _write_help_rows(formatter, "Commands", rows)
 
 
 Group.group_class = Group
 
 
-def asked_for(argv: Sequence[str]) -> dict[str, Any]:
+def scan_output_flags(argv: Sequence[str]) -> dict[str, Any]:
     """Format and verbosity as the words say, also when the command line cannot be read."""
     found: dict[str, Any] = {}
     formats = {"table", "json"}

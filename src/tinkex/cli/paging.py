@@ -21,22 +21,22 @@ class Listing(NamedTuple, Generic[T]):
         return max(0, self.total - len(self.items))
 
 
-def fetch(
-    ask: Callable[[int, int], Listing[T]],
+def fetch_pages(
+    fetch_page: Callable[[int, int], Listing[T]],
     limit: int,
     page_size: int,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Listing[T]:
     """The first `limit` items, 0 for all; `ask` takes limit and offset of one page."""
     items: list[T] = []
     whole, wanted = 0, limit or page_size
     while len(items) < wanted:
-        page = ask(min(page_size, wanted - len(items)), len(items))
+        page = fetch_page(min(page_size, wanted - len(items)), len(items))
         if not page.items:
             # The list has become shorter meanwhile, or the server miscounted.
             return Listing(items, len(items))
         items.extend(page.items)
         whole = max(page.total, len(items))
         wanted = min(limit, whole) if limit else whole
-        told(len(items), wanted)
+        on_progress(len(items), wanted)
     return Listing(items, whole)

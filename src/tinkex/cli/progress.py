@@ -8,62 +8,62 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tinkex.cli.context import Context, context_of
-from tinkex.cli.format import wrapped
+from tinkex.cli.context import Context, get_context
+from tinkex.cli.format import wrap_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
 #: Where the context of a command keeps the line about what it waits for.
-_WAITING = "tinkex.waiting"
+_SPINNER_KEY = "tinkex.waiting"
 
 
-def tell(text: str) -> None:
+def print_status(text: str) -> None:
     """Say one line about what is being done; a program that reads JSON hears of errors alone."""
-    context = _current()
+    context = _current_context()
     if context.is_json:
         return
     ctx = click.get_current_context(silent=True)
-    shown: Waiting | None = None if ctx is None else ctx.meta.get(_WAITING)
+    shown: StatusSpinner | None = None if ctx is None else ctx.meta.get(_SPINNER_KEY)
     with contextlib.nullcontext() if shown is None else shown.paused():
-        click.echo(wrapped(text, context.stderr), err=True)
+        click.echo(wrap_text(text, context.stderr), err=True)
 
 
-def _current() -> Context:
+def _current_context() -> Context:
     ctx = click.get_current_context(silent=True)
-    return Context() if ctx is None else context_of(ctx)
+    return Context() if ctx is None else get_context(ctx)
 
 
-class Waiting:
+class StatusSpinner:
     """What a command waits for: one line that changes on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
-        self._context = _current()
+        self._context = _current_context()
         self._progress: Progress | None = None
 
     def show(self, text: str) -> None:
         """Wait for something else from now on."""
         if self._context.is_json or not self._context.stderr.is_terminal:
-            tell(text)
+            print_status(text)
             return
-        from tinkex.cli.bars import make_waiting
+        from tinkex.cli.bars import make_spinner
 
         self.close()
-        self._progress = make_waiting(self._context.stderr)
+        self._progress = make_spinner(self._context.stderr)
         self._progress.add_task(text, total=None)
         self._progress.start()
         # Lines that are printed meanwhile must not run into this one.
         if (ctx := click.get_current_context(silent=True)) is not None:
-            ctx.meta[_WAITING] = self
+            ctx.meta[_SPINNER_KEY] = self
 
-    def tell(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line; one that ends in dots is what the command waits for next."""
         if text.endswith("..."):
             self.show(text)
             return
         self.close()
-        tell(text)
+        print_status(text)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -83,15 +83,15 @@ class Waiting:
 
 
 @contextlib.contextmanager
-def waiting(text: str = "") -> Iterator[Waiting]:
+def spinner(text: str = "") -> Iterator[StatusSpinner]:
     """A line about what is waited for, which disappears from a terminal at the end."""
-    with contextlib.closing(Waiting()) as shown:
+    with contextlib.closing(StatusSpinner()) as shown:
         if text:
             shown.show(text)
         yield shown
 
 
-class Bar:
+class ProgressBar:
     """One bar; without a terminal it counts and shows nothing."""
 
     def __init__(self, progress: Progress | None = None, task: TaskID | None = None) -> None:
@@ -111,33 +111,33 @@ class Bar:
 
 
 @contextlib.contextmanager
-def bar(
+def progress_bar(
     context: Context,
     label: str,
     total: int | None = None,
     unit: Literal["items", "bytes"] = "items",
-) -> Iterator[Bar]:
+) -> Iterator[ProgressBar]:
     """A bar with count, rate and time left; nothing if nobody looks or programs read."""
     if context.is_json or not context.stderr.is_terminal:
-        yield Bar()
+        yield ProgressBar()
         return
-    from tinkex.cli.bars import make_progress
+    from tinkex.cli.bars import make_progress_bars
 
-    with make_progress(context.stderr, unit) as progress:
-        yield Bar(progress, progress.add_task(label, total=total))
+    with make_progress_bars(context.stderr, unit) as progress:
+        yield ProgressBar(progress, progress.add_task(label, total=total))
 
 
 @contextlib.contextmanager
-def list_bar(
+def paged_progress_bar(
     context: Context, label: str, unit: Literal["items", "bytes"] = "items"
 ) -> Iterator[Callable[[int, int], None]]:
     """A function that is told how far a list is; a bar appears if one page was not all."""
     with contextlib.ExitStack() as stack:
-        shown: list[Bar] = []
+        shown: list[ProgressBar] = []
 
         def told(done: int, total: int) -> None:
             if not shown and done < total:
-                shown.append(stack.enter_context(bar(context, label, total, unit)))
+                shown.append(stack.enter_context(progress_bar(context, label, total, unit)))
             if shown:
                 shown[0].update(done, total)
 

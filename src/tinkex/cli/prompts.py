@@ -13,7 +13,7 @@ def confirm(question: str, about: str = "") -> bool:
         click.echo(about, err=True)
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = _read_line()
-    if not _is_typed() or not answer.endswith("\n"):
+    if not _is_stdin_terminal() or not answer.endswith("\n"):
         # Only what a person types ends the line of the question by itself.
         click.echo("", err=True)
     if answer.strip().lower() in {"y", "yes"}:
@@ -32,7 +32,7 @@ def _read_line() -> str:
         return ""
 
 
-def _is_typed() -> bool:
+def _is_stdin_terminal() -> bool:
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:

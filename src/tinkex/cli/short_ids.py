@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.context import Context
 from tinkex.cli.errors import CliError
 from tinkex.ids import SCHEME, parse_tinker_path
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tinkex.types import Checkpoint, TrainingRun
 
 LATEST = "latest"
-Segment = Literal["weights", "sampler_weights"]
+CheckpointSegment = Literal["weights", "sampler_weights"]
 #: What servers of the protocol call a session and a run; anything else may be a short form.
 _SESSION_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _RUN_ID = re.compile(_SESSION_ID.pattern + r":train:\d+")
 #: What a short form may consist of.
-_SHORT = re.compile(r"[\w.:@~+= -]{1,120}")
+_SHORT_FORM = re.compile(r"[\w.:@~+= -]{1,120}")
 #: Pages that are searched for a prefix if the server cannot search.
 _MAX_PAGES, _RUNS_PER_PAGE, _SESSIONS_PER_PAGE = 10, 100, 1000
 _MAX_CANDIDATES = 5
@@ -33,49 +33,53 @@ def resolve_run(client: RestClient, text: str) -> str:
     A prefix may leave out the middle: 1a2b:train:0 is the first run of the session 1a2b... What
     matches nothing is returned as it is, for the server to refuse.
     """
-    if _RUN_ID.fullmatch(text) or not _SHORT.fullmatch(text):
+    if _RUN_ID.fullmatch(text) or not _SHORT_FORM.fullmatch(text):
         return text
     if text == LATEST:
-        return latest_run(client).training_run_id
-    found = list(_runs_like(client, text))
+        return get_latest_run(client).training_run_id
+    found = list(_iter_candidate_runs(client, text))
     by_id = [run for run in found if _has_prefix(run.training_run_id, text)]
     matches = by_id or [run for run in found if run.name == text]
     if len(matches) > 1:
-        listed = [_candidate(run) for run in matches]
-        raise _ambiguous("run", text, listed)
+        listed = [_describe_run(run) for run in matches]
+        raise _ambiguous_id_error("run", text, listed)
     return matches[0].training_run_id if matches else text
 
 
 def resolve_session(client: RestClient, text: str) -> str:
     """The id of a session from its id, a prefix of it, or `latest`."""
-    if _SESSION_ID.fullmatch(text) or not _SHORT.fullmatch(text):
+    if _SESSION_ID.fullmatch(text) or not _SHORT_FORM.fullmatch(text):
         return text
     if text == LATEST:
         newest = client.list_sessions(limit=1).result().sessions
         if not newest:
             raise CliError("There are no sessions yet", "A client opens one when it connects.")
         return newest[0]
-    matches = [found for found in _sessions(client) if found.startswith(text)]
+    matches = [found for found in _iter_session_ids(client) if found.startswith(text)]
     if len(matches) > 1:
-        raise _ambiguous("session", text, matches)
+        raise _ambiguous_id_error("session", text, matches)
     return matches[0] if matches else text
 
 
-def resolve_path(client: RestClient, text: str, segment: Segment | None = None) -> str:
+def resolve_path(client: RestClient, text: str, segment: CheckpointSegment | None = None) -> str:
     """A checkpoint's path from one whose run is shortened, or `latest`: the newest checkpoint.
 
     `segment` says which kind of checkpoint `latest` stands for; None is any.
     """
     if text == LATEST:
-        return _latest_checkpoint(client, segment).tinker_path
+        return _get_latest_checkpoint(client, segment).tinker_path
     if not text.startswith(SCHEME):
         return text
     path = parse_tinker_path(text)
     return str(path._replace(run_id=resolve_run(client, path.run_id)))
 
 
-def full_path(
-    context: Context, text: str, segment: Segment | None = None, *, needs_worker: bool = False
+def expand_path(
+    context: Context,
+    text: str,
+    segment: CheckpointSegment | None = None,
+    *,
+    needs_worker: bool = False,
 ) -> str:
     """The same as resolve_path(); asks the server only if something is shortened.
 
@@ -85,11 +89,11 @@ def full_path(
         return text
     if text.startswith(SCHEME) and _RUN_ID.fullmatch(parse_tinker_path(text).run_id):
         return text
-    with rest(context, needs_worker=needs_worker) as client:
+    with rest_client(context, needs_worker=needs_worker) as client:
         return resolve_path(client, text, segment)
 
 
-def latest_run(client: RestClient) -> TrainingRun:
+def get_latest_run(client: RestClient) -> TrainingRun:
     """The newest run of this key."""
     newest = client.list_training_runs(limit=1).result().training_runs
     if not newest:
@@ -99,7 +103,7 @@ def latest_run(client: RestClient) -> TrainingRun:
     return newest[0]
 
 
-def _latest_checkpoint(client: RestClient, segment: Segment | None) -> Checkpoint:
+def _get_latest_checkpoint(client: RestClient, segment: CheckpointSegment | None) -> Checkpoint:
     """The newest checkpoint of the newest run that has one."""
     page = client.list_user_checkpoints(limit=_RUNS_PER_PAGE).result()
     for saved in page.checkpoints:
@@ -116,7 +120,7 @@ def _has_prefix(run_id: str, text: str) -> bool:
     return bool(colon) and run_id.startswith(session) and run_id.endswith(f":{rest}")
 
 
-def _runs_like(client: RestClient, text: str) -> Iterator[TrainingRun]:
+def _iter_candidate_runs(client: RestClient, text: str) -> Iterator[TrainingRun]:
     """Runs whose id or name may be meant; a server that cannot search lists its newest ones."""
     search = text.partition(":")[0] or text
     for number in range(_MAX_PAGES):
@@ -127,7 +131,7 @@ def _runs_like(client: RestClient, text: str) -> Iterator[TrainingRun]:
             return
 
 
-def _sessions(client: RestClient) -> Iterator[str]:
+def _iter_session_ids(client: RestClient) -> Iterator[str]:
     for number in range(_MAX_PAGES):
         offset = number * _SESSIONS_PER_PAGE
         page = client.list_sessions(_SESSIONS_PER_PAGE, offset).result().sessions
@@ -136,11 +140,11 @@ def _sessions(client: RestClient) -> Iterator[str]:
             return
 
 
-def _candidate(run: TrainingRun) -> str:
+def _describe_run(run: TrainingRun) -> str:
     return f"{run.training_run_id} ({run.name})" if run.name else run.training_run_id
 
 
-def _ambiguous(what: str, text: str, matches: Sequence[str]) -> CliError:
+def _ambiguous_id_error(what: str, text: str, matches: Sequence[str]) -> CliError:
     shown = "\n".join(f"  {match}" for match in matches[:_MAX_CANDIDATES])
     more = len(matches) - _MAX_CANDIDATES
     rest = f"\n  and {more:,} more" if more > 0 else ""

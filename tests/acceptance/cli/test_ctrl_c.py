@@ -18,7 +18,7 @@ from tests.acceptance.cli.conftest import TINKEX, User
 from tests.acceptance.cli.proxies import stuck
 from tests.acceptance.server.places import BASE_MODEL, PATIENCE
 from tests.acceptance.server.processes import eventually
-from tinkex.cli.commands.checkpoint.fetching import KEPT, RESUMES
+from tinkex.cli.commands.checkpoint.fetching import INTERRUPTED_MESSAGE, RESUME_HINT
 
 ROOT = Path(__file__).parents[3]
 #: The command itself, only that its models need no tokenizer from elsewhere.
@@ -135,7 +135,7 @@ def test_a_download_leaves_nothing_under_its_name_and_goes_on(
         assert proxy.is_stuck.wait(PATIENCE)
         out, err = interrupt(process)
     assert out == ""
-    said = KEPT if flags else f"\n{KEPT}\n{RESUMES}\n"
+    said = INTERRUPTED_MESSAGE if flags else f"\n{INTERRUPTED_MESSAGE}\n{RESUME_HINT}\n"
     assert said in f"\n{err}"
     assert [each.name for each in place.iterdir() if not each.name.startswith(".")] == []
     assert user.active_sessions() == []

@@ -23,7 +23,7 @@ from tinkex.cli.output.checkpoints import CheckpointInfo, CheckpointList
 from tinkex.cli.output.models import ModelList
 from tinkex.cli.output.runs import RunInfo, RunList
 from tinkex.cli.output.sessions import SessionInfo, SessionList
-from tinkex.cli.output.transfers import CheckpointDownload, Contents
+from tinkex.cli.output.transfers import CheckpointDownload, FileTotals
 from tinkex.cli.output.usage_summary import UsageSummary
 from tinkex.cli.paging import Listing
 
@@ -110,7 +110,7 @@ RESULTS: Mapping[str, Output] = {
     "checkpoint-list": CheckpointList(Listing(SAVED, 2)),
     "checkpoint-info": CheckpointInfo(SAVED[1], RUNS[1]),
     "checkpoint-download": CheckpointDownload(
-        SAVED[0].tinker_path, PLACE, Contents(183_500_800, 3)
+        SAVED[0].tinker_path, PLACE, FileTotals(183_500_800, 3)
     ),
     "session-list": SessionList([SESSION], has_more=True),
     "session-info": SessionInfo(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.integration.cli.conftest import Scene, Tinkex
-from tinkex.cli.client import config_of
+from tinkex.cli.client import build_config
 from tinkex.cli.context import Context
 from tinkex.testing import Fault
 
@@ -15,7 +15,7 @@ def test_the_first_answer_has_five_seconds(scene: Scene, tinkex: Tinkex) -> None
 
 
 def test_who_says_how_long_to_wait_is_obeyed(scene: Scene, tinkex: Tinkex) -> None:
-    assert config_of(Context(timeout_seconds=8.0)).first_answer_seconds == 8.0
+    assert build_config(Context(timeout_seconds=8.0)).first_answer_seconds == 8.0
     scene.server.inject("client_config", Fault(delay_seconds=60.0), times=None)
     refused = tinkex("run", "list", "--timeout", "50ms", "--json")
     assert refused.exit_code == 1

@@ -20,7 +20,7 @@ from tests.integration.recipes.conftest import KINDS, write_data
 from tinkex import ServiceClient
 from tinkex.cli.commands.train import recipes
 from tinkex.cli.context import Context, Screen
-from tinkex.cli.main import Outcome, run
+from tinkex.cli.main import CliResult, run
 from tinkex.recipes.plan import DpoPlan, RlPlan, SftPlan
 from tinkex.testing import StubServer, ToyTokenizer
 
@@ -35,7 +35,7 @@ class Trainer:
         self.server, self.directory = server, directory
         self.screen = Screen()
 
-    def train(self, kind: str, *words: str) -> Outcome:
+    def train(self, kind: str, *words: str) -> CliResult:
         data = write_data(self.directory, kind)
         reward = ["--reward", f"{self.directory}/judge.py:reward"] if kind == "rl" else []
         small = ["--group-size", "8", "--answer-tokens", "4"] if kind == "rl" else []

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.cli.commands.chat.answers import (
-    MAX_PIECE_TOKENS,
-    Answer,
-    Manner,
-    next_size,
-    settled,
+    MAX_CHUNK_TOKENS,
+    ReplyFormat,
+    StreamedReply,
+    next_chunk_size,
+    stable_text,
 )
-from tinkex.cli.commands.chat.conversation import Conversation, Quit
-from tinkex.cli.commands.drawing import Drawing
+from tinkex.cli.commands.chat.conversation import Conversation, QuitChat
+from tinkex.cli.commands.drawing import SamplingOptions
 from tinkex.engine.fake.toy_tokenizer import ToyTokenizer
 from tinkex.recipes.rendering import Renderer
 from tinkex.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
-DRAWING = Drawing(max_tokens=100, temperature=1.0, top_k=-1, top_p=1.0, seed=7)
+DRAWING = SamplingOptions(max_tokens=100, temperature=1.0, top_k=-1, top_p=1.0, seed=7)
 
 
 class Ready:
@@ -87,26 +87,28 @@ class Template(ToyTokenizer):
         return [*found, 300, *self.encode("assistant:")] if add_generation_prompt else found
 
 
-def answer(script: Script, manner: Manner | None = None, drawing: Drawing = DRAWING) -> Answer:
-    manner = manner or Manner.of(Renderer(ToyTokenizer()))
-    return Answer(script, [1, 2, 3], drawing, manner)  # type: ignore[arg-type]
+def answer(
+    script: Script, manner: ReplyFormat | None = None, drawing: SamplingOptions = DRAWING
+) -> StreamedReply:
+    manner = manner or ReplyFormat.for_renderer(Renderer(ToyTokenizer()))
+    return StreamedReply(script, [1, 2, 3], drawing, manner)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 64), st.floats(min_value=0.0, max_value=1e6))
 def test_pieces_stay_within_bounds(size: int, seconds: float) -> None:
-    assert 1 <= next_size(size, seconds) <= min(2 * size, MAX_PIECE_TOKENS)
+    assert 1 <= next_chunk_size(size, seconds) <= min(2 * size, MAX_CHUNK_TOKENS)
 
 
 def test_slow_servers_get_smaller_pieces_and_quick_ones_larger() -> None:
-    assert next_size(16, 3.0) < 16 < next_size(16, 0.01)
+    assert next_chunk_size(16, 3.0) < 16 < next_chunk_size(16, 0.01)
 
 
 @given(st.text(), st.lists(st.text(min_size=1, max_size=5), max_size=3), st.data())
 def test_what_was_shown_stays(text: str, ends: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    final, _ = settled(text, ends, is_over=True)
+    final, _ = stable_text(text, ends, is_over=True)
     for cut in cuts:
-        shown, _ = settled(text[:cut], ends, is_over=False)
+        shown, _ = stable_text(text[:cut], ends, is_over=False)
         assert final.startswith(shown)
 
 
@@ -114,11 +116,11 @@ def test_an_answer_is_the_pieces_together() -> None:
     text = "Grüße, 世界! " * 5
     script = Script(list(text.encode()), stops_at_end=True)
     told = answer(script)
-    pieces = list(told.pieces())
+    pieces = list(told.stream())
     assert "".join(pieces) == told.text == text.strip() + " "
     assert len(pieces) > 2
     assert "\ufffd" not in "".join(pieces)
-    assert told.end == "stop"
+    assert told.end_reason == "stop"
     # Each piece goes on where the one before ended, with dice of its own.
     lengths = [len(seen) for seen, _ in script.asked]
     assert lengths == sorted(set(lengths))
@@ -128,22 +130,22 @@ def test_an_answer_is_the_pieces_together() -> None:
 def test_an_answer_is_not_longer_than_allowed() -> None:
     script = Script(list(b"a" * 500))
     told = answer(script)
-    assert "".join(told.pieces()) == "a" * 100
-    assert (told.end, len(told.tokens)) == ("length", 100)
+    assert "".join(told.stream()) == "a" * 100
+    assert (told.end_reason, len(told.tokens)) == ("length", 100)
 
 
 def test_the_next_speakers_name_ends_an_answer_without_a_template() -> None:
     script = Script(list(b" fine, thanks\nUser: and then?"), stops_at_end=False)
     told = answer(script)
-    assert "".join(told.pieces()) == "fine, thanks"
-    assert told.end == "stop"
+    assert "".join(told.stream()) == "fine, thanks"
+    assert told.end_reason == "stop"
 
 
 def test_a_stop_may_lie_across_pieces() -> None:
     script = Script(list(b"abcENDdef"), stops_at_end=False)
     told = answer(script, drawing=DRAWING._replace(stop=("END",)))
-    assert "".join(told.pieces()) == "abc"
-    assert told.end == "stop"
+    assert "".join(told.stream()) == "abc"
+    assert told.end_reason == "stop"
 
 
 def test_with_a_seed_pieces_do_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,19 +153,19 @@ def test_with_a_seed_pieces_do_not_depend_on_the_clock(monkeypatch: pytest.Monke
         ticks = iter(range(1000))
         monkeypatch.setattr("time.monotonic", lambda: next(ticks) * seconds)
         script = Script(list(b"a" * 500))
-        list(answer(script, drawing=DRAWING._replace(seed=7)).pieces())
+        list(answer(script, drawing=DRAWING._replace(seed=7)).stream())
         return [params.max_tokens for _, params in script.asked]
 
     assert sizes(1e-4) == sizes(10.0)
 
 
 def test_the_templates_own_mark_ends_an_answer() -> None:
-    manner = Manner.of(Renderer(Template()))
+    manner = ReplyFormat.for_renderer(Renderer(Template()))
     assert manner.end_tokens == {301}
     script = Script([*b"fine", 301, *b"nonsense"], stops_at_end=False)
     told = answer(script, manner)
-    assert "".join(told.pieces()) == "fine"
-    assert told.end == "stop"
+    assert "".join(told.stream()) == "fine"
+    assert told.end_reason == "stop"
 
 
 def test_ctrl_c_gives_up_on_the_piece_and_keeps_what_was_said() -> None:
@@ -171,8 +173,8 @@ def test_ctrl_c_gives_up_on_the_piece_and_keeps_what_was_said() -> None:
     script.interrupt_at = 2
     told = answer(script)
     with pytest.raises(KeyboardInterrupt):
-        list(told.pieces())
-    assert (told.text, told.end) == ("a lo", "interrupted")
+        list(told.stream())
+    assert (told.text, told.end_reason) == ("a lo", "interrupted")
     assert script.futures[-1].is_cancelled
 
 
@@ -182,7 +184,7 @@ def test_ctrl_c_gives_up_on_the_piece_and_keeps_what_was_said() -> None:
 def test_the_model_sees_all_that_was_said() -> None:
     talk = Conversation("be brief")
     talk.add("hi", "hello")
-    assert talk.asked("and?") == [
+    assert talk.with_user_message("and?") == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "hello"},
@@ -193,22 +195,22 @@ def test_the_model_sees_all_that_was_said() -> None:
 def test_orders() -> None:
     talk = Conversation()
     talk.add("hi", "hello")
-    assert talk.obey("/system  be kind ") == "The system message is set."
+    assert talk.run_slash_command("/system  be kind ") == "The system message is set."
     assert talk.system == "be kind"
-    assert talk.obey("/system") == "There is no system message."
-    assert talk.obey("/reset") is not None
-    assert talk.asked("x") == [{"role": "user", "content": "x"}]
-    assert "/save FILE" in (talk.obey("/help") or "")
+    assert talk.run_slash_command("/system") == "There is no system message."
+    assert talk.run_slash_command("/reset") is not None
+    assert talk.with_user_message("x") == [{"role": "user", "content": "x"}]
+    assert "/save FILE" in (talk.run_slash_command("/help") or "")
     for word in ("/quit", "/exit"):
-        with pytest.raises(Quit):
-            talk.obey(word)
+        with pytest.raises(QuitChat):
+            talk.run_slash_command(word)
 
 
 @given(st.text())
 def test_everything_else_is_no_order(text: str) -> None:
     known = ("/system", "/reset", "/save", "/quit", "/exit", "/help")
     if not text.strip().startswith(known):
-        assert Conversation().obey(text) is None
+        assert Conversation().run_slash_command(text) is None
 
 
 def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
@@ -216,13 +218,13 @@ def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
 
     path = tmp_path / "talks.jsonl"
     talk = Conversation("be brief")
-    assert talk.obey(f"/save {path}") == "There is nothing to save."
+    assert talk.run_slash_command(f"/save {path}") == "There is nothing to save."
     talk.add("hi", "hellö")
-    assert talk.obey(f"/save {path}") == f"Saved 2 messages to {path}"
-    assert talk.obey(f"/save {path}") == f"Saved 2 messages to {path}"
+    assert talk.run_slash_command(f"/save {path}") == f"Saved 2 messages to {path}"
+    assert talk.run_slash_command(f"/save {path}") == f"Saved 2 messages to {path}"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows[0] == rows[1]
     assert [message["role"] for message in rows[0]["messages"]] == ["system", "user", "assistant"]
     assert ChatRow(tuple(rows[0]["messages"]))
-    assert talk.obey("/save") == "Where to? /save FILE"
-    assert "cannot be written" in (talk.obey(f"/save {tmp_path}/talks.jsonl/x") or "")
+    assert talk.run_slash_command("/save") == "Where to? /save FILE"
+    assert "cannot be written" in (talk.run_slash_command(f"/save {tmp_path}/talks.jsonl/x") or "")

@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import pytest
 
-from tinkex.cli.client import admin, config_of, rest, service
+from tinkex.cli.client import admin_client, build_config, rest_client, service_client
 from tinkex.cli.context import Context
-from tinkex.cli.errors import CliError, explain
+from tinkex.cli.errors import CliError, describe_error
 from tinkex.cli.main import run
 from tinkex.client.config import Config
 from tinkex.errors import ConfigError
@@ -64,7 +64,7 @@ def context(made: list[StubService]) -> Context:
 
 
 def test_the_context_becomes_a_config(context: Context, made: list[StubService]) -> None:
-    with service(context, http_pool="mine"):
+    with service_client(context, http_pool="mine"):
         pass
     config = made[0].config
     assert (config.api_key, config.base_url, config.timeout_seconds) == ("tml-k", "http://h", 7.0)
@@ -72,15 +72,15 @@ def test_the_context_becomes_a_config(context: Context, made: list[StubService])
 
 
 def test_a_server_that_is_not_there_is_given_up_within_five_seconds() -> None:
-    config = config_of(Context(base_url="http://h"))
+    config = build_config(Context(base_url="http://h"))
     assert config.connect_timeout_seconds + config.first_contact_seconds <= 5.0
     assert config.key_source == ""
 
 
 def test_clients_are_closed_whatever_happens(context: Context, made: list[StubService]) -> None:
-    with rest(context), admin(context):
+    with rest_client(context), admin_client(context):
         pass
-    with pytest.raises(KeyboardInterrupt), rest(context):
+    with pytest.raises(KeyboardInterrupt), rest_client(context):
         raise KeyboardInterrupt
     assert [stub.ended_with for stub in made] == [[None], [None], [KeyboardInterrupt]]
 
@@ -95,8 +95,8 @@ def test_commands_use_the_injected_client(
 
 def test_a_bad_url_is_a_sentence_in_flags() -> None:
     with pytest.raises(ConfigError) as refused:
-        config_of(Context(base_url="ftp://x"))
-    assert explain(refused.value).hint == "Pass --base-url, or set TINKER_BASE_URL."
+        build_config(Context(base_url="ftp://x"))
+    assert describe_error(refused.value).hint == "Pass --base-url, or set TINKER_BASE_URL."
 
 
 def test_a_library_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,5 +109,5 @@ def test_a_library_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(CliError, match="pyqwest") as refused:
-        config_of(Context())
+        build_config(Context())
     assert refused.value.hint == f"Run: {install_command()}"

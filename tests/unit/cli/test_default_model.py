@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.cli.commands.drawing import Source
+from tinkex.cli.commands.drawing import SampleSource
 from tinkex.cli.errors import CliError
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.models import TINY
@@ -29,7 +29,7 @@ class Server:
 
 def found(*names: str) -> str | None:
     client: Any = Server(*names)
-    return Source().found(client).base_model
+    return SampleSource().resolve(client).base_model
 
 
 def test_the_only_model_is_taken_whatever_it_is() -> None:
@@ -54,4 +54,4 @@ def test_else_somebody_has_to_say(names: tuple[str, ...]) -> None:
 
 def test_a_name_wins() -> None:
     client: Any = Server(DEFAULT_MODEL, "a")
-    assert Source("a").found(client).base_model == "a"
+    assert SampleSource("a").resolve(client).base_model == "a"

@@ -10,34 +10,34 @@ from typing import NamedTuple
 import pytest
 
 from tinkex.cli.commands.doctor import checks, machine, remote
-from tinkex.cli.commands.doctor.findings import Check, Finding, Report, run_checks
+from tinkex.cli.commands.doctor.findings import Check, CheckResult, DoctorReport, run_checks
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import run
 from tinkex.errors import ConfigError
 from tinkex.installation import install_command
 
-LATE = Finding("warn", "too late")
-FINE = Check("fine", lambda context: Finding("ok", "good"), LATE)
-BAD = Check("bad", lambda context: Finding("fail", "broken", "Mend it."), LATE)
+LATE = CheckResult("warn", "too late")
+FINE = Check("fine", lambda context: CheckResult("ok", "good"), LATE)
+BAD = Check("bad", lambda context: CheckResult("fail", "broken", "Mend it."), LATE)
 
 
 def test_a_check_that_hangs_is_left_behind() -> None:
     never = threading.Event()
-    stuck = Check("stuck", lambda context: Finding("ok", str(never.wait())), LATE)
+    stuck = Check("stuck", lambda context: CheckResult("ok", str(never.wait())), LATE)
     found = run_checks([stuck, FINE], Context(), seconds=0.05)
     never.set()
     assert found[0] == ("stuck", LATE)
 
 
 def test_errors_become_findings_and_mistakes_are_seen() -> None:
-    def refuse(context: Context) -> Finding:
+    def refuse(context: Context) -> CheckResult:
         raise ConfigError("wrong", hint="Write it right.")
 
-    def break_disk(context: Context) -> Finding:
+    def break_disk(context: Context) -> CheckResult:
         raise PermissionError(13, "Permission denied", "/x")
 
     found = run_checks([Check("a", refuse, LATE), Check("b", break_disk, LATE)], Context())
-    assert found[0][1] == Finding("fail", "wrong", "Write it right.")
+    assert found[0][1] == CheckResult("fail", "wrong", "Write it right.")
     assert found[1][1].status == "fail"
     with pytest.raises(ZeroDivisionError):
         run_checks([Check("c", lambda context: 1 // 0, LATE)], Context())  # type: ignore[arg-type, return-value]
@@ -59,12 +59,12 @@ def test_the_command_exits_1_if_a_check_fails(
 
 
 def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report([("fine", Finding("warn", "so so"))])
+    report = DoctorReport([("fine", CheckResult("warn", "so so"))])
     report.print(screen=Screen(is_terminal=True, is_colored=True))
     assert "\x1b[33mwarn" in capsys.readouterr().out
     report.print(screen=Screen())
     assert capsys.readouterr().out == "warn  fine  so so\nReady, with 1 warning.\n"
-    assert Report([("fine", Finding("ok", ""))]).title() == "All is well."
+    assert DoctorReport([("fine", CheckResult("ok", ""))]).title() == "All is well."
 
 
 # --- this machine -----------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("skew", "status"), [(0, "ok"), (59, "ok"), (-61, "warn"), (3600, "warn")])
 def test_a_clock_is_compared_with_the_servers(skew: float, status: str) -> None:
-    assert remote.judge_clock(skew).status == status
+    assert remote.check_clock_skew(skew).status == status
 
 
 def test_a_clock_that_nobody_set_fails(monkeypatch: pytest.MonkeyPatch) -> None:

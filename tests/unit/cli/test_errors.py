@@ -12,7 +12,14 @@ import pytest
 
 from tinkex import errors as sdk
 from tinkex.cli.context import Context
-from tinkex.cli.errors import MAPPINGS, CliError, Failure, explain, needs_extra, report
+from tinkex.cli.errors import (
+    ERROR_TITLES,
+    CliError,
+    ErrorReport,
+    describe_error,
+    missing_extra_error,
+    print_error,
+)
 from tinkex.cli.main import run
 from tinkex.installation import install_command
 
@@ -48,7 +55,7 @@ def refusal(status: int) -> sdk.APIStatusError:
 def test_an_answer_that_is_a_no_has_a_title_a_hint_and_a_category(
     status: int, title: str, category: str
 ) -> None:
-    failure = explain(refusal(status))
+    failure = describe_error(refusal(status))
     assert failure.message == f"{title}: no such luck"
     assert (failure.status, failure.category, failure.exit_code) == (status, category, 1)
     assert failure.hint
@@ -71,7 +78,7 @@ def test_an_answer_that_is_a_no_has_a_title_a_hint_and_a_category(
     ],
 )
 def test_no_answer_has_a_title_and_a_hint(error: sdk.TinkexError, title: str, words: str) -> None:
-    failure = explain(error)
+    failure = describe_error(error)
     assert failure.message.startswith(title)
     assert words in (failure.hint or "")
     assert failure.category == "server"
@@ -79,27 +86,29 @@ def test_no_answer_has_a_title_and_a_hint(error: sdk.TinkexError, title: str, wo
 
 def test_work_that_failed_is_told_by_whose_fault_it_was() -> None:
     user, server = sdk.RequestErrorCategory.User, sdk.RequestErrorCategory.Server
-    assert "Correct the input" in (explain(sdk.RequestFailedError("x", "", user)).hint or "")
-    assert "may pass" in (explain(sdk.RequestFailedError("x", "", server)).hint or "")
+    assert "Correct the input" in (describe_error(sdk.RequestFailedError("x", "", user)).hint or "")
+    assert "may pass" in (describe_error(sdk.RequestFailedError("x", "", server)).hint or "")
 
 
 def test_a_wrong_key_is_named_by_its_source() -> None:
     error = refusal(401)
     error.hint = "The server refused the key from profile 'work' in /home/me/config.toml."
-    assert "profile 'work' in /home/me/config.toml" in (explain(error).hint or "")
+    assert "profile 'work' in /home/me/config.toml" in (describe_error(error).hint or "")
     error.hint = None
-    assert "No key was sent" in (explain(error).hint or "")
+    assert "No key was sent" in (describe_error(error).hint or "")
 
 
 def test_hints_of_the_library_are_told_in_flags() -> None:
-    failure = explain(sdk.ConfigError("no key", hint="Pass api_key=..., or base_url=... of it."))
+    failure = describe_error(
+        sdk.ConfigError("no key", hint="Pass api_key=..., or base_url=... of it.")
+    )
     assert failure.hint == "Pass --api-key, or --base-url of it."
 
 
 def test_errors_of_ours_stay_what_they_say() -> None:
-    failure = explain(CliError("the port is 'x'", "Pass a number.", exit_code=3))
+    failure = describe_error(CliError("the port is 'x'", "Pass a number.", exit_code=3))
     assert (failure.to_text(), failure.exit_code) == ("Error: the port is 'x'\nPass a number.", 3)
-    assert explain(needs_extra(ModuleNotFoundError(name="torch"), "torch")).hint == (
+    assert describe_error(missing_extra_error(ModuleNotFoundError(name="torch"), "torch")).hint == (
         f"Run: {install_command('torch')}"
     )
 
@@ -117,41 +126,41 @@ def test_serve_names_everything_that_it_lacks(
 
 
 def test_a_file_is_named_and_a_mistake_is_ours() -> None:
-    assert explain(PermissionError(13, "Permission denied", "/x")).message == (
+    assert describe_error(PermissionError(13, "Permission denied", "/x")).message == (
         "/x cannot be used: Permission denied"
     )
     directory = IsADirectoryError(21, "Is a directory", "/x")
-    assert explain(directory).hint == "Name a file, not a directory."
-    assert explain(OSError(5, "I/O")).message.startswith("Unexpected error: OSError: ")
-    assert explain(ZeroDivisionError()).message == "Unexpected error: ZeroDivisionError"
+    assert describe_error(directory).hint == "Name a file, not a directory."
+    assert describe_error(OSError(5, "I/O")).message.startswith("Unexpected error: OSError: ")
+    assert describe_error(ZeroDivisionError()).message == "Unexpected error: ZeroDivisionError"
 
 
 def test_interrupts_and_usage_have_their_own_exit_codes() -> None:
-    assert explain(KeyboardInterrupt()).exit_code == 130
-    assert explain(click.Abort()).exit_code == 130
-    assert explain(click.UsageError("x")).exit_code == 2
-    assert explain(click.ClickException("x")).exit_code == 1
+    assert describe_error(KeyboardInterrupt()).exit_code == 130
+    assert describe_error(click.Abort()).exit_code == 130
+    assert describe_error(click.UsageError("x")).exit_code == 2
+    assert describe_error(click.ClickException("x")).exit_code == 1
 
 
 def test_no_mapping_hides_another() -> None:
-    kinds = [kind for kind, _, _ in MAPPINGS]
+    kinds = [kind for kind, _, _ in ERROR_TITLES]
     for place, kind in enumerate(kinds):
         assert not any(issubclass(kind, earlier) for earlier in kinds[:place])
 
 
 def test_json_leaves_out_what_is_not_known() -> None:
-    assert Failure(message="m", type="T").to_dict() == {
+    assert ErrorReport(message="m", type="T").to_dict() == {
         "error": {"message": "m", "hint": None, "type": "T"}
     }
 
 
 def test_a_report_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    report(CliError("two\nlines \x1b[2J"), Context())
+    print_error(CliError("two\nlines \x1b[2J"), Context())
     assert capsys.readouterr().err == "Error: two\nlines \\x1b[2J\n"
 
 
 def test_a_report_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    report(refusal(404), Context(format="json"))
+    print_error(refusal(404), Context(format="json"))
     told = capsys.readouterr()
     found = json.loads(told.err)["error"]
     assert (told.out, found["status"], found["type"]) == ("", 404, "NotFoundError")
@@ -166,7 +175,7 @@ def test_a_report_for_programs_is_json(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_a_full_disk_is_not_a_mistake_of_tinkex(error: Exception) -> None:
-    failure = explain(error)
+    failure = describe_error(error)
     place = getattr(error, "filename", None) or "The disk"
     assert failure.message == f"{place} cannot be written: No space left on device"
     assert failure.hint == "Free some space, then run the same command again."

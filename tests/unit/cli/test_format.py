@@ -99,7 +99,7 @@ def test_small_words() -> None:
 
 @given(st.text())
 def test_a_plain_line_is_one_line_that_prints(text: str) -> None:
-    assert words.plain_line(text).isprintable()
+    assert words.escape_line(text).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_plain_line_is_one_line_that_prints(text: str) -> None:
     [("a run", "a run"), ("a longer name", "a longe…"), ("日本語日本", "日本語 …")],
 )
 def test_a_long_text_is_shortened_to_cells(text: str, shown: str) -> None:
-    assert words.shortened(text, 8) == shown
+    assert words.truncate_cells(text, 8) == shown
 
 
 #: Counts whose noun would be wrong for one thing: "{num} rows".
@@ -133,4 +133,4 @@ def test_counts_in_messages_of_commands_are_written_by_one_helper() -> None:
     [("started_at", "Started At"), ("url", "URL"), ("training_run_id", "Training Run ID")],
 )
 def test_properties_have_one_spelling(key: str, shown: str) -> None:
-    assert words.property_name(key) == shown
+    assert words.property_label(key) == shown

@@ -323,6 +323,6 @@ def test_ctrl_c_while_a_model_is_converted_says_that_it_was_not_added(
     def interrupt(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinkex.cli.commands.model_making.made", interrupt)
+    monkeypatch.setattr("tinkex.cli.commands.model_making.make_model_folder", interrupt)
     assert run(["model", "add", "smollm2-135m"]).exit_code == 130
     assert capsys.readouterr().err == "Interrupted: smollm2-135m was not added.\n"

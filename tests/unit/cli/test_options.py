@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.context import Context, context_of, pass_context
-from tinkex.cli.lazy import DefaultGroup, Entry, LazyGroup, first_word
+from tinkex.cli.context import Context, get_context, pass_context
+from tinkex.cli.lazy import DefaultGroup, LazyCommand, LazyGroup, first_argument_index
 from tinkex.cli.main import main
-from tinkex.cli.options import Duration, Group, asked_for
+from tinkex.cli.options import Duration, Group, scan_output_flags
 
 SEEN: list[Any] = []
 
@@ -108,7 +108,7 @@ def test_the_key_is_no_part_of_a_contexts_text() -> None:
 
 def test_without_a_context_the_process_is_looked_at() -> None:
     with click.Context(group, help_option_names=["-h", "--help"]) as ctx:
-        assert context_of(ctx).format == "table"
+        assert get_context(ctx).format == "table"
 
 
 # --- durations --------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
 def test_what_was_asked_for_is_known_without_reading_the_command(
     words: str, expected: dict[str, Any]
 ) -> None:
-    assert asked_for(words.split()) == expected
+    assert scan_output_flags(words.split()) == expected
 
 
 @given(st.lists(st.sampled_from(["-f", "json", "--json", "-v", "--", "--prompt", "x", "-fx", ""])))
 def test_asking_never_fails(words: list[str]) -> None:
-    assert asked_for(words).get("format") in {None, "json"}
+    assert scan_output_flags(words).get("format") in {None, "json"}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_asking_never_fails(words: list[str]) -> None:
     ],
 )
 def test_the_first_word_that_is_no_global_option(words: str, place: int | None) -> None:
-    assert first_word(words.split()) == place
+    assert first_argument_index(words.split()) == place
 
 
 # --- lazy groups ------------------------------------------------------------------------------
@@ -196,7 +196,10 @@ def far() -> None:
 
 
 HERE = "tests.unit.cli.test_options"
-ENTRIES = {"far": Entry(f"{HERE}:far", "Far."), "sample": Entry(f"{HERE}:sample", "Sample.")}
+ENTRIES = {
+    "far": LazyCommand(f"{HERE}:far", "Far."),
+    "sample": LazyCommand(f"{HERE}:sample", "Sample."),
+}
 
 
 @click.group(
@@ -236,7 +239,7 @@ def test_a_command_of_another_module_is_imported_when_called() -> None:
 
 
 def test_summaries_need_no_import(capsys: pytest.CaptureFixture[str]) -> None:
-    nowhere = LazyGroup("x", entries={"gone": Entry("no.such.module:x", "Is listed.")})
+    nowhere = LazyGroup("x", entries={"gone": LazyCommand("no.such.module:x", "Is listed.")})
     nowhere.main(["--help"], standalone_mode=False)
     assert "gone  Is listed." in capsys.readouterr().out
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.cli.context import Context, Screen
-from tinkex.cli.output import Column, Facts, Output, Rows, announce, show
+from tinkex.cli.output import Column, Output, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.checkpoints import CheckpointInfo, CheckpointList
-from tinkex.cli.output.fitting import fit, least_width, table_width
-from tinkex.cli.output.plain import to_json, to_plain
+from tinkex.cli.output.fitting import fit_columns, min_column_width, table_width
+from tinkex.cli.output.plain import to_json, to_jsonable
 from tinkex.cli.output.runs import RunInfo, RunList
 from tinkex.cli.paging import Listing
 from tinkex.types import Checkpoint, TrainingRun
@@ -249,12 +249,12 @@ def test_a_checkpoint_has_the_facts_of_its_run(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_everything_has_a_form_in_json(value: Any, plain: Any) -> None:
-    assert to_plain(value) == plain
+    assert to_jsonable(value) == plain
 
 
 def test_what_has_no_form_is_a_mistake_of_ours() -> None:
     with pytest.raises(TypeError, match="object"):
-        to_plain(object())
+        to_jsonable(object())
 
 
 @given(st.recursive(st.none() | st.text() | st.floats(), lambda x: st.lists(x)))
@@ -269,11 +269,11 @@ def test_json_is_always_valid(value: Any) -> None:
 
 def test_rows_and_facts_of_plain_data(capsys: pytest.CaptureFixture[str]) -> None:
     columns = {"id": Column("ID"), "note": Column("Note")}
-    show(Context(), Rows([{"id": 1, "note": None, "more": 2}], columns))
+    show(Context(), TableOutput([{"id": 1, "note": None, "more": 2}], columns))
     assert "│ 1  │      │" in capsys.readouterr().out
-    show(Context(format="json"), Rows([{"id": 1, "more": 2}], columns))
+    show(Context(format="json"), TableOutput([{"id": 1, "more": 2}], columns))
     assert json.loads(capsys.readouterr().out) == [{"id": 1, "more": 2}]
-    show(Context(), Facts({"status": "running", "log": None}))
+    show(Context(), PropertiesOutput({"status": "running", "log": None}))
     shown = capsys.readouterr().out
     assert "running" in shown
     assert "log" not in shown
@@ -296,23 +296,23 @@ def test_what_is_kept_fits_and_importance_decides(
     columns: list[tuple[int, int]], screen: int
 ) -> None:
     widths, ranks = [width for width, _ in columns], [rank for _, rank in columns]
-    layout = fit(widths, ranks, screen)
-    dropped = set(range(len(widths))) - set(layout.kept)
+    layout = fit_columns(widths, ranks, screen)
+    dropped = set(range(len(widths))) - set(layout.visible_columns)
     if not layout.is_table:
         assert not dropped
         return
-    assert table_width([least_width(widths[i]) for i in layout.kept]) <= screen
+    assert table_width([min_column_width(widths[i]) for i in layout.visible_columns]) <= screen
     for i in dropped:
-        assert ranks[i] >= max(ranks[j] for j in layout.kept)
+        assert ranks[i] >= max(ranks[j] for j in layout.visible_columns)
 
 
 def test_a_pipe_has_no_edge() -> None:
-    assert fit([5000], [9], None).kept == (0,)
+    assert fit_columns([5000], [9], None).visible_columns == (0,)
 
 
 def test_a_long_title_is_broken_between_words(capsys: pytest.CaptureFixture[str]) -> None:
     title = "Tokens from 2026-11-10 to 2026-11-17 UTC; 8 checkpoints stored, 16.8 MB"
-    rows = Rows([{"a": "1"}], {"a": Column("A")}, title)
+    rows = TableOutput([{"a": "1"}], {"a": Column("A")}, title)
     lines = printed(capsys, rows, width=40, is_terminal=True).splitlines()
     assert lines[:2] == [
         "Tokens from 2026-11-10 to 2026-11-17",

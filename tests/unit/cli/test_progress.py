@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tinkex
 from tinkex.cli.context import Context, Screen
-from tinkex.cli.paging import Listing, fetch
-from tinkex.cli.progress import bar, list_bar, tell, waiting
+from tinkex.cli.paging import Listing, fetch_pages
+from tinkex.cli.progress import paged_progress_bar, print_status, progress_bar, spinner
 from tinkex.cli.prompts import confirm
 
 SOURCES = Path(tinkex.__file__).parent
@@ -24,7 +24,7 @@ WATCHED = Context(stderr=Screen(is_terminal=True, width=120))
 
 
 def test_a_bar_shows_count_percent_and_rate_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with bar(WATCHED, "Fetching [x]", 4) as shown:
+    with progress_bar(WATCHED, "Fetching [x]", 4) as shown:
         shown.advance(1)
         shown.advance(2)
         assert shown.done == 3
@@ -36,7 +36,7 @@ def test_a_bar_shows_count_percent_and_rate_on_stderr(capsys: pytest.CaptureFixt
 
 
 def test_a_bar_of_bytes_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    with bar(WATCHED, "Downloading", None, "bytes") as shown:
+    with progress_bar(WATCHED, "Downloading", None, "bytes") as shown:
         shown.update(1500, 3000)
     assert "1.5/3.0 kB" in capsys.readouterr().err
 
@@ -47,31 +47,31 @@ def test_a_bar_of_bytes_shows_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bar_is_silent_when_nobody_looks_or_programs_read(
     context: Context, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with bar(context, "Fetching", 4) as shown:
+    with progress_bar(context, "Fetching", 4) as shown:
         shown.advance(4)
     assert shown.done == 4
     assert tuple(capsys.readouterr()) == ("", "")
 
 
 def test_a_list_of_one_page_needs_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    with list_bar(WATCHED, "Fetching") as told:
+    with paged_progress_bar(WATCHED, "Fetching") as told:
         told(3, 3)
     assert capsys.readouterr().err == ""
-    with list_bar(WATCHED, "Fetching") as told:
+    with paged_progress_bar(WATCHED, "Fetching") as told:
         told(3, 9)
         told(9, 9)
     assert "9/9" in capsys.readouterr().err
 
 
 def test_a_line_of_progress_is_always_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    tell("Saving weights")
+    print_status("Saving weights")
     assert tuple(capsys.readouterr()) == ("", "Saving weights\n")
 
 
 def test_waiting_is_one_line_in_place_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with click.Context(click.Command("x"), obj=WATCHED), waiting("Starting ...") as shown:
-        shown.tell("Saving [x] ...")
-        shown.tell("Saved.")
+    with click.Context(click.Command("x"), obj=WATCHED), spinner("Starting ...") as shown:
+        shown.print_line("Saving [x] ...")
+        shown.print_line("Saved.")
     told = capsys.readouterr()
     assert told.out == ""
     assert "Saving [x] ..." in told.err
@@ -80,8 +80,8 @@ def test_waiting_is_one_line_in_place_on_a_terminal(capsys: pytest.CaptureFixtur
 
 
 def test_a_line_that_is_told_while_waiting_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with click.Context(click.Command("x"), obj=WATCHED), waiting("Loading ..."):
-        tell("This model has no chat template.")
+    with click.Context(click.Command("x"), obj=WATCHED), spinner("Loading ..."):
+        print_status("This model has no chat template.")
     written = capsys.readouterr().err
     # The line before it was erased, and it ends with a line break of its own.
     assert "\x1b[2KThis model has no chat template.\n" in written
@@ -90,7 +90,7 @@ def test_a_line_that_is_told_while_waiting_stands_alone(capsys: pytest.CaptureFi
 def test_a_narrow_terminal_shows_all_that_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     context = Context(stderr=Screen(is_terminal=True, width=40))
     text = "Creating the adapter on tinkex/bigram with rank 32 ..."
-    with click.Context(click.Command("x"), obj=context), waiting(text):
+    with click.Context(click.Command("x"), obj=context), spinner(text):
         pass
     written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert "\u2026" not in written
@@ -100,11 +100,11 @@ def test_a_narrow_terminal_shows_all_that_is_waited_for(capsys: pytest.CaptureFi
 def test_waiting_is_plain_lines_elsewhere_and_nothing_beside_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with click.Context(click.Command("x"), obj=Context()), waiting("Starting ...") as shown:
+    with click.Context(click.Command("x"), obj=Context()), spinner("Starting ...") as shown:
         shown.show("Saving ...")
     assert tuple(capsys.readouterr()) == ("", "Starting ...\nSaving ...\n")
     context = WATCHED._replace(format="json")
-    with click.Context(click.Command("x"), obj=context), waiting("Starting ..."):
+    with click.Context(click.Command("x"), obj=context), spinner("Starting ..."):
         pass
     assert tuple(capsys.readouterr()) == ("", "")
 
@@ -177,7 +177,7 @@ def test_pages_give_what_was_asked_for_however_small_the_server_makes_them(
         asked.append((count, offset))
         return Listing(list(range(total))[offset : offset + min(count, cap)], total)
 
-    found = fetch(ask, limit, page_size)
+    found = fetch_pages(ask, limit, page_size)
     assert list(found.items) == list(range(min(total, limit or total)))
     assert (found.total, found.num_hidden) == (total, total - len(found.items))
     assert all(1 <= count <= page_size for count, _ in asked)
@@ -185,5 +185,5 @@ def test_pages_give_what_was_asked_for_however_small_the_server_makes_them(
 
 def test_a_list_that_shrinks_meanwhile_ends() -> None:
     pages = iter([Listing(["a"], 3), Listing(list[str](), 1)])
-    found = fetch(lambda limit, offset: next(pages), 0, 1)
+    found = fetch_pages(lambda limit, offset: next(pages), 0, 1)
     assert (found.items, found.total) == (["a"], 1)

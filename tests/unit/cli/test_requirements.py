@@ -183,9 +183,9 @@ def test_every_public_name_is_documented() -> None:
 
 def test_every_group_is_a_module_of_its_own() -> None:
     """S3-04, S3-G18; the same thing under two names has one home."""
-    homes = [entry.home.partition(":")[0] for entry in COMMANDS.values()]
+    homes = [entry.import_path.partition(":")[0] for entry in COMMANDS.values()]
     again = {home for home in homes if homes.count(home) > 1}
-    assert again == {COMMANDS["usage"].home.partition(":")[0]}
+    assert again == {COMMANDS["usage"].import_path.partition(":")[0]}
     assert all(home.startswith("tinkex.cli.commands.") for home in homes)
 
 

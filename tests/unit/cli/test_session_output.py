@@ -9,9 +9,14 @@ import pytest
 
 from tinkex import types
 from tinkex.cli.context import Screen
-from tinkex.cli.output.sessions import SessionInfo, SessionList, default_columns, state_of
-from tinkex.cli.output.usage import UsageRows, money
-from tinkex.cli.output.usage_summary import UsageSummary, summed
+from tinkex.cli.output.sessions import (
+    SessionInfo,
+    SessionList,
+    default_session_columns,
+    format_session_state,
+)
+from tinkex.cli.output.usage import UsageTable, format_usd
+from tinkex.cli.output.usage_summary import UsageSummary, sum_usage
 
 ID = "5fce6180-e46c-4ceb-b11d-1fdc4ed0ac70"
 SESSION: dict[str, Any] = {
@@ -74,7 +79,7 @@ def test_ids_are_whole_on_every_screen(width: int, capsys: pytest.CaptureFixture
 
 
 def test_a_narrow_screen_keeps_hours_and_amounts(capsys: pytest.CaptureFixture[str]) -> None:
-    UsageRows(USED).print(screen=Screen(width=56))
+    UsageTable(USED).print(screen=Screen(width=56))
     shown = capsys.readouterr().out
     for text in ("2026-01-02 03:00", "Prompt (cached)", "1,234,567"):
         assert text in shown
@@ -89,7 +94,7 @@ def test_gigabyte_hours_have_few_digits(
     hours: float, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = used(types.StorageBillingEvent(gigabyte_hours=hours))
-    UsageRows(types.BillingUsageResponse(data=stored)).print(screen=Screen(width=200))
+    UsageTable(types.BillingUsageResponse(data=stored)).print(screen=Screen(width=200))
     assert f" {text} " in capsys.readouterr().out
 
 
@@ -107,7 +112,7 @@ def test_gigabyte_hours_have_few_digits(
     ],
 )
 def test_states_in_a_word(status: Any, word: str) -> None:
-    assert state_of({"status": status}) == word
+    assert format_session_state({"status": status}) == word
 
 
 def test_a_failed_session_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,19 +138,19 @@ def test_sums_by_model() -> None:
     assert found["models"][1]["estimated_cost_usd"] is None
     assert summary.rows()[-1][:2] == ["All models", "1,234,567"]
     assert "0 checkpoints stored, 0 B" in summary.title()
-    assert summed([])["estimated_cost_usd"] is None
+    assert sum_usage([])["estimated_cost_usd"] is None
 
 
 def test_hours_in_words() -> None:
-    rows = UsageRows(USED).rows()
+    rows = UsageTable(USED).rows()
     assert rows[0][:4] == ["2026-01-02 03:00", "Trained", "1,234,567", "m"]
     assert [row[1] for row in rows[1:3]] == ["Prompt (cached)", "Prompt"]
     assert rows[5][1:3] == ["Storage GB h", "0.5"]
-    assert UsageRows(USED).title() == "6 hourly rows of usage"
+    assert UsageTable(USED).title() == "6 hourly rows of usage"
 
 
 def test_money() -> None:
-    assert [money(x) for x in (None, 0, 0.00123, 0.5, 1234.5)] == [
+    assert [format_usd(x) for x in (None, 0, 0.00123, 0.5, 1234.5)] == [
         "N/A",
         "0",
         "0.00123",
@@ -155,7 +160,7 @@ def test_money() -> None:
 
 
 def test_sessions_without_names_have_no_column_for_them() -> None:
-    assert "name" not in default_columns([{"session_id": "a"}])
-    assert "name" in default_columns(
+    assert "name" not in default_session_columns([{"session_id": "a"}])
+    assert "name" in default_session_columns(
         [{"session_id": "a"}, {"session_id": "b", "display_name": "x"}]
     )

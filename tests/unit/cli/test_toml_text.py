@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.auth.toml_text import with_values
+from tinkex.cli.commands.auth.toml_text import set_toml_values
 from tinkex.errors import ConfigError
 
 FILE = """\
@@ -31,38 +31,40 @@ list = [
 
 
 def test_a_value_changes_and_comments_stay() -> None:
-    changed = with_values(FILE, ("profiles", "work"), {"api_key": "tml-new"})
+    changed = set_toml_values(FILE, ("profiles", "work"), {"api_key": "tml-new"})
     assert changed == FILE.replace("tml-old", "tml-new")
-    changed = with_values(FILE, ("profiles", "work"), {"base_url": "https://new.example"})
+    changed = set_toml_values(FILE, ("profiles", "work"), {"base_url": "https://new.example"})
     assert 'base_url = "https://new.example"  # do not lose # this\n' in changed
     assert changed.count("#") == FILE.count("#")
 
 
 def test_a_value_is_added_to_its_table() -> None:
-    changed = with_values(FILE, ("profiles", "at home"), {"api_key": "k"})
+    changed = set_toml_values(FILE, ("profiles", "at home"), {"api_key": "k"})
     assert "base_url = 'http://127.0.0.1:1'\napi_key = \"k\"\n\n[other]" in changed
 
 
 def test_a_table_is_added_at_the_end() -> None:
-    changed = with_values(FILE, ("profiles", "new one"), {"api_key": "k"})
+    changed = set_toml_values(FILE, ("profiles", "new one"), {"api_key": "k"})
     assert changed == FILE + '\n[profiles."new one"]\napi_key = "k"\n'
 
 
 def test_the_top_is_above_the_first_table() -> None:
-    assert 'default_profile = "work"  # where' in with_values(FILE, (), {"default_profile": "work"})
+    assert 'default_profile = "work"  # where' in set_toml_values(
+        FILE, (), {"default_profile": "work"}
+    )
     bare = "# Servers.\n\n# One.\n[profiles.a]\n"
-    changed = with_values(bare, (), {"default_profile": "a"})
+    changed = set_toml_values(bare, (), {"default_profile": "a"})
     assert changed == '# Servers.\n\ndefault_profile = "a"\n\n# One.\n[profiles.a]\n'
-    assert with_values("# Top.\n", (), {"x": "1"}) == '# Top.\nx = "1"\n'
+    assert set_toml_values("# Top.\n", (), {"x": "1"}) == '# Top.\nx = "1"\n'
 
 
 def test_a_value_is_taken_away() -> None:
-    changed = with_values(FILE, ("profiles", "work"), {"api_key": None})
+    changed = set_toml_values(FILE, ("profiles", "work"), {"api_key": None})
     assert changed == FILE.replace('api_key = "tml-old"\n', "")
 
 
 def test_lines_keep_their_ends() -> None:
-    changed = with_values(FILE.replace("\n", "\r\n"), ("profiles", "work"), {"api_key": "x"})
+    changed = set_toml_values(FILE.replace("\n", "\r\n"), ("profiles", "work"), {"api_key": "x"})
     assert changed.count("\r\n") == changed.count("\n") == FILE.count("\n")
 
 
@@ -79,7 +81,7 @@ def test_lines_keep_their_ends() -> None:
 )
 def test_what_cannot_be_changed_by_lines_is_refused_or_right(text: str) -> None:
     try:
-        changed = with_values(text, ("profiles", "work"), {"api_key": "b"})
+        changed = set_toml_values(text, ("profiles", "work"), {"api_key": "b"})
     except ConfigError as error:
         assert "cannot be changed automatically" in error.message
     else:
@@ -91,7 +93,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 
 @given(name=words, key=words, value=words)
 def test_any_name_and_value_can_be_read_again(name: str, key: str, value: str) -> None:
-    changed = with_values(FILE, ("profiles", name), {key: value})
+    changed = set_toml_values(FILE, ("profiles", name), {key: value})
     assert tomllib.loads(changed)["profiles"][name][key] == value
     kept = [line for line in FILE.splitlines() if line.startswith("#")]
     assert all(line in changed for line in kept)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.usage.spans import LONGEST, FullHour, span
+from tinkex.cli.commands.usage.spans import MAX_PERIOD, FullHour, resolve_period
 from tinkex.cli.main import run
 
 NOW = datetime(2026, 3, 10, 12, 34, tzinfo=UTC)
@@ -51,22 +51,22 @@ def test_a_mistake_says_how_to_write_it(text: str, reason: str) -> None:
 
 
 def test_missing_ends_are_filled_in() -> None:
-    assert span(None, None, NOW) == (
+    assert resolve_period(None, None, NOW) == (
         datetime(2026, 3, 3, 13, tzinfo=UTC),
         datetime(2026, 3, 10, 13, tzinfo=UTC),
     )
     old = datetime(2026, 1, 1, tzinfo=UTC)
-    assert span(old, None, NOW) == (old, old + LONGEST)
-    assert span(None, old, NOW) == (old - timedelta(days=7), old)
+    assert resolve_period(old, None, NOW) == (old, old + MAX_PERIOD)
+    assert resolve_period(None, old, NOW) == (old - timedelta(days=7), old)
 
 
 def test_a_span_has_a_direction_and_a_length() -> None:
     start = datetime(2026, 3, 1, tzinfo=UTC)
-    assert span(start, start + LONGEST, NOW)[0] == start
+    assert resolve_period(start, start + MAX_PERIOD, NOW)[0] == start
     with pytest.raises(click.UsageError, match="before it begins"):
-        span(start, start, NOW)
+        resolve_period(start, start, NOW)
     with pytest.raises(click.UsageError, match=r"has 14\.04 days; 14 is the most"):
-        span(start, start + LONGEST + timedelta(hours=1), NOW)
+        resolve_period(start, start + MAX_PERIOD + timedelta(hours=1), NOW)
 
 
 @pytest.mark.parametrize("words", [["usage", "tokens"], ["billing", "usage"]])

@@ -6,11 +6,11 @@ import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
-from tinkex.cli.output import Facts, show
+from tinkex.cli.output import PropertiesOutput, show
 
 SHELLS = ("bash", "zsh", "fish")
 #: Set by the script when it asks for words.
-VARIABLE = "_TINKEX_COMPLETE"
+COMPLETE_VARIABLE = "_TINKEX_COMPLETE"
 
 
 @click.command(cls=Command)
@@ -30,14 +30,14 @@ def completion(context: Context, shell: str) -> None:
     Make the directory first if it is not there. zsh needs `fpath+=~/.zfunc` in front of `compinit`
     in ~/.zshrc; bash needs the package bash-completion, or `source FILE` in ~/.bashrc.
     """
-    script = script_for(shell)
+    script = completion_script(shell)
     if context.is_json:
-        show(context, Facts({"shell": shell, "script": script}))
+        show(context, PropertiesOutput({"shell": shell, "script": script}))
     else:
         click.echo(script, nl=False)
 
 
-def script_for(shell: str) -> str:
+def completion_script(shell: str) -> str:
     """The script."""
     from click.shell_completion import ShellComplete, get_completion_class
 
@@ -46,4 +46,4 @@ def script_for(shell: str) -> str:
     found = get_completion_class(shell)
     assert found is not None
     # Not the bash class's own version, which starts a bash to look at its version.
-    return ShellComplete.source(found(main, {}, "tinkex", VARIABLE)).strip() + "\n"
+    return ShellComplete.source(found(main, {}, "tinkex", COMPLETE_VARIABLE)).strip() + "\n"

@@ -6,7 +6,7 @@ import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Group
-from tinkex.cli.output import Column, Facts, Rows, show
+from tinkex.cli.output import Column, PropertiesOutput, TableOutput, show
 
 
 @click.group(cls=Group)
@@ -22,17 +22,17 @@ def show_settings(context: Context) -> None:
     An option goes before a profile that was named with --profile, that before a variable, that
     before the default profile, and that before what tinkex does by itself.
     """
-    from tinkex.cli.commands.config_sources import find_settings
+    from tinkex.cli.commands.config_sources import resolve_settings
     from tinkex.client.profiles import read_profiles
     from tinkex.home import Home
 
-    settings, environment = find_settings(context)
+    settings, environment = resolve_settings(context)
     file = read_profiles(Home(environment.home).profiles_file)
     # The title names the file already, and a narrow screen has no room for it in every row.
     rows = [
         {
             "name": row.name,
-            "value": row.shown(),
+            "value": row.display_value(),
             "source": row.source.replace(f" in {file.path}", ""),
         }
         for row in settings
@@ -45,7 +45,7 @@ def show_settings(context: Context) -> None:
     }
     profiles = ", ".join(sorted(file.profiles)) or "none"
     columns = {"name": Column("Setting"), "value": Column("Value"), "source": Column("From")}
-    show(context, Rows(rows, columns, f"Profiles in {file.path}: {profiles}", data))
+    show(context, TableOutput(rows, columns, f"Profiles in {file.path}: {profiles}", data))
 
 
 @config.command()
@@ -66,4 +66,4 @@ def path(context: Context) -> None:
         "home": environment.home,
         "credentials": environment.credentials_file,
     }
-    show(context, Facts(found))
+    show(context, PropertiesOutput(found))

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from tinkex.cli.access import Access, find_access
-from tinkex.cli.client import IMPATIENT
+from tinkex.cli.access import ServerAccess, find_access
+from tinkex.cli.client import INTERACTIVE_TIMEOUTS
 from tinkex.cli.context import Context
 from tinkex.client.config import Config
 from tinkex.client.profiles import Profile, find_profile
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 #: The variables behind a setting; the first that is set counts.
-VARIABLES = {
+SETTING_VARIABLES = {
     "base_url": ("TINKEX_BASE_URL", "TINKER_BASE_URL"),
     "profile": ("TINKEX_PROFILE",),
     "project_id": ("TINKER_PROJECT_ID",),
@@ -30,18 +30,18 @@ VARIABLES = {
     "access_client_id": ("CLOUDFLARE_ACCESS_CLIENT_ID",),
     "access_client_secret": ("CLOUDFLARE_ACCESS_CLIENT_SECRET",),
 }
-_FLAGS = {"base_url": "--base-url", "profile": "--profile", "timeout_seconds": "--timeout"}
+_SETTING_FLAGS = {"base_url": "--base-url", "profile": "--profile", "timeout_seconds": "--timeout"}
 #: Not for people: secrets with a row of their own, functions, and what the rows are made from.
-_LEFT_OUT = frozenset(
+_OMITTED_FIELDS = frozenset(
     {"api_key", "key_source", "environment", "local_home", "headers", "base_url", "profile"}
     | {"tokenizer_loader", "event_hook"}
 )
-_OF_ENVIRONMENT = ("home", "credentials_file", "log_level", "access_client_id")
-_HIDDEN = ("credential_command", "access_client_secret")
+_ENVIRONMENT_FIELDS = ("home", "credentials_file", "log_level", "access_client_id")
+_SECRET_FIELDS = ("credential_command", "access_client_secret")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ResolvedSetting:
     """A setting as it is used."""
 
     name: str
@@ -49,7 +49,7 @@ class Setting:
     """What may be seen of it."""
     source: str
 
-    def shown(self) -> str:
+    def display_value(self) -> str:
         """The value for people."""
         if self.value in (None, ()):
             return "not set"
@@ -62,30 +62,36 @@ class Setting:
         return {"name": self.name, "value": self.value, "source": self.source}
 
 
-def find_settings(context: Context) -> tuple[list[Setting], Environment]:
+def resolve_settings(context: Context) -> tuple[list[ResolvedSetting], Environment]:
     """Every setting of a client that a script would make, with the options given here."""
     # None: the command line is less patient than a script.
-    access = find_access(context, **dict.fromkeys(IMPATIENT))
+    access = find_access(context, **dict.fromkeys(INTERACTIVE_TIMEOUTS))
     config, environment = access.config, access.config.environment
     profile = find_profile(context.profile, environment)
-    names = [name for group in VARIABLES.values() for name in group]
-    given = {name for name in _FLAGS if getattr(context, name) is not None}
+    names = [name for group in SETTING_VARIABLES.values() for name in group]
+    given = {name for name in _SETTING_FLAGS if getattr(context, name) is not None}
     variables = read_variables(names)
 
     def source(name: str) -> str:
-        return source_of(name, given, variables, profile)
+        return find_setting_origin(name, given, variables, profile)
 
-    plain = [row.name for row in fields(Config) if row.name not in _LEFT_OUT]
+    plain = [row.name for row in fields(Config) if row.name not in _OMITTED_FIELDS]
     settings = [
-        *_first_rows(access, source("base_url"), source("profile")),
-        *(Setting(name, getattr(config, name), source(name)) for name in plain),
-        *(Setting(name, getattr(environment, name), source(name)) for name in _OF_ENVIRONMENT),
-        *(Setting(name, _hidden(environment, name), source(name)) for name in _HIDDEN),
+        *_connection_settings(access, source("base_url"), source("profile")),
+        *(ResolvedSetting(name, getattr(config, name), source(name)) for name in plain),
+        *(
+            ResolvedSetting(name, getattr(environment, name), source(name))
+            for name in _ENVIRONMENT_FIELDS
+        ),
+        *(
+            ResolvedSetting(name, _mask_secret(environment, name), source(name))
+            for name in _SECRET_FIELDS
+        ),
     ]
     return settings, environment
 
 
-def source_of(
+def find_setting_origin(
     name: str,
     given: Collection[str],
     variables: Mapping[str, str],
@@ -93,12 +99,12 @@ def source_of(
 ) -> str:
     """Where a setting comes from: the first place, in the order of Config, that has it."""
     if name in given:
-        return _FLAGS[name]
+        return _SETTING_FLAGS[name]
     in_profile = profile is not None and name in profile.settings
     said = f"profile {profile.name!r}" if profile is not None else ""
     if in_profile and profile is not None and profile.is_explicit:
         return said
-    variable = next((key for key in VARIABLES.get(name, ()) if key in variables), None)
+    variable = next((key for key in SETTING_VARIABLES.get(name, ()) if key in variables), None)
     if variable is not None:
         return variable
     if name == "profile" and profile is not None:
@@ -106,19 +112,23 @@ def source_of(
     return said if in_profile else DEFAULT
 
 
-def _first_rows(access: Access, url_source: str, profile_source: str) -> list[Setting]:
+def _connection_settings(
+    access: ServerAccess, url_source: str, profile_source: str
+) -> list[ResolvedSetting]:
     is_local = access.home is not None
     url = access.base_url or "started when it is needed"
     return [
-        Setting("base_url", url, f"the local server of {access.home}" if is_local else url_source),
-        Setting(
+        ResolvedSetting(
+            "base_url", url, f"the local server of {access.home}" if is_local else url_source
+        ),
+        ResolvedSetting(
             "api_key",
-            access.shown_key or ("printed by a command" if access.source else None),
+            access.masked_key or ("printed by a command" if access.source else None),
             access.source or DEFAULT,
         ),
-        Setting("profile", access.config.profile, profile_source),
+        ResolvedSetting("profile", access.config.profile, profile_source),
     ]
 
 
-def _hidden(environment: Environment, name: str) -> str | None:
+def _mask_secret(environment: Environment, name: str) -> str | None:
     return "***" if getattr(environment, name) else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Drawing(NamedTuple):
+class SamplingOptions(NamedTuple):
     """How tokens are drawn."""
 
     max_tokens: int
@@ -30,7 +30,9 @@ class Drawing(NamedTuple):
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
-    def params(self, max_tokens: int | None = None, seed: int | None = None) -> SamplingParams:
+    def to_sampling_params(
+        self, max_tokens: int | None = None, seed: int | None = None
+    ) -> SamplingParams:
         """As the server is asked, perhaps for fewer tokens and with another seed."""
         from tinkex.types import SamplingParams
 
@@ -44,7 +46,7 @@ class Drawing(NamedTuple):
         )
 
 
-def drawing_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
+def sampling_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
     """The options of a Drawing, with the defaults in which commands differ."""
     options = (
         click.option(
@@ -91,14 +93,14 @@ def drawing_options(max_tokens: int, temperature: float) -> Callable[[F], F]:
     return decorate
 
 
-class Source(NamedTuple):
+class SampleSource(NamedTuple):
     """What is sampled from: a base model, or a checkpoint; neither means the usual model."""
 
     base_model: str | None = None
     model_path: str | None = None
 
     @classmethod
-    def of(cls, base_model: str | None, model_path: str | None) -> Source:
+    def from_options(cls, base_model: str | None, model_path: str | None) -> SampleSource:
         """Read the options; a path that is not an address is a model's name, and the reverse.
 
         `latest` is the newest sampler checkpoint.
@@ -127,22 +129,24 @@ class Source(NamedTuple):
         """What to call it."""
         return self.model_path or self.base_model or "the usual model"
 
-    def found(self, client: ServiceClient) -> Source:
+    def resolve(self, client: ServiceClient) -> SampleSource:
         """The same with its full path, or with the model that is meant if none was named."""
         if self.model_path:
             path = resolve_path(client.rest_client(), self.model_path, "sampler_weights")
-            return Source(None, path)
+            return SampleSource(None, path)
         if self.base_model:
             return self
         models = client.get_server_capabilities().supported_models
-        return Source(usual_of(model for model in models if model.sampleable is not False))
+        return SampleSource(
+            default_model(model for model in models if model.sampleable is not False)
+        )
 
-    def open(self, client: ServiceClient) -> SamplingClient:
+    def create_client(self, client: ServiceClient) -> SamplingClient:
         """A client that samples from it."""
         return client.create_sampling_client(model_path=self.model_path, base_model=self.base_model)
 
 
-def usual_of(models: Iterable[SupportedModel]) -> str:
+def default_model(models: Iterable[SupportedModel]) -> str:
     """The name of the model that is meant if nobody names one; an error asks for it."""
     from tinkex.engine.models.sources import choose_default_model
 
@@ -158,7 +162,7 @@ def usual_of(models: Iterable[SupportedModel]) -> str:
     )
 
 
-def tokenizer_of(sampler: SamplingClient, name: str | None) -> Tokenizer:
+def load_tokenizer_for(sampler: SamplingClient, name: str | None) -> Tokenizer:
     """The tokenizer that was named, else the model's own; InvalidInput says which one failed."""
     from tinkex.errors import InvalidInput
     from tinkex.text import load_tokenizer

@@ -13,10 +13,10 @@ import click
 from tinkex import clock
 from tinkex.cli.commands.serve_control import home_option
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.errors import needs_extra
+from tinkex.cli.errors import missing_extra_error
 from tinkex.cli.format import format_timestamp
 from tinkex.cli.options import Group
-from tinkex.cli.output import Column, Facts, Rows, announce, show
+from tinkex.cli.output import Column, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.base import list_title
 from tinkex.errors import ConfigError, InvalidInput
 
@@ -33,8 +33,8 @@ COLUMNS = {
     "revoked": Column("Revoked", 1),
     "note": Column("Note", 3),
 }
-MAX_NAME_LETTERS = 200
-_COUNT = click.IntRange(0, 2**62)
+MAX_NAME_CHARS = 200
+_QUOTA_RANGE = click.IntRange(0, 2**62)
 
 
 @click.group(cls=Group)
@@ -65,7 +65,7 @@ def create(
     """Make a key; it is shown now and never again. A new tenant's name makes the tenant."""
     _check_name("tenant", tenant)
     _check_name("name", name)
-    with _open(home, store) as database:
+    with _open_store(home, store) as database:
         from tinkex.store import keys
 
         secret, now = keys.generate_key(), clock.now()
@@ -81,7 +81,7 @@ def create(
         )
     if context.is_json:
         facts = {"id": made.id, "tenant": tenant, "name": name, "note": note, "key": secret}
-        show(context, Facts(facts))
+        show(context, PropertiesOutput(facts))
         return
     click.echo(f"key {made.id} of tenant {tenant!r}; keep it, it is not shown again:", err=True)
     click.echo(secret)
@@ -92,13 +92,16 @@ def create(
 @pass_context
 def list_keys(context: Context, home: Path | None, store: str | None) -> None:
     """List all keys by their first letters, oldest first."""
-    with _open(home, store) as database:
+    with _open_store(home, store) as database:
         from tinkex.store import keys
 
         found = database.read(keys.list_keys)
-    rows = [_row(made, tenant) for made, tenant in found]
-    shown = [row | {name: _shown(row[name]) for name in ("created", "revoked")} for row in rows]
-    show(context, Rows(shown, COLUMNS, list_title(len(rows), 0, "key"), data=rows))
+    rows = [_key_row(made, tenant) for made, tenant in found]
+    shown = [
+        row | {name: _format_optional_time(row[name]) for name in ("created", "revoked")}
+        for row in rows
+    ]
+    show(context, TableOutput(shown, COLUMNS, list_title(len(rows), 0, "key"), data=rows))
 
 
 @key.command()
@@ -107,7 +110,7 @@ def list_keys(context: Context, home: Path | None, store: str | None) -> None:
 @pass_context
 def revoke(context: Context, home: Path | None, store: str | None, key_id: int) -> None:
     """Let a key open nothing from now on; a running server obeys within two seconds."""
-    with _open(home, store) as database:
+    with _open_store(home, store) as database:
         from tinkex.store import keys
 
         now = clock.now()
@@ -123,11 +126,13 @@ def revoke(context: Context, home: Path | None, store: str | None, key_id: int) 
 @key.command()
 @store_options
 @click.option("--tenant", default="default", show_default=True, help="Whose quotas are meant.")
-@click.option("--models", type=_COUNT, help="Models in sessions that are not finished.")
-@click.option("--checkpoints", type=_COUNT, help="Stored checkpoints.")
-@click.option("--stored-bytes", type=_COUNT, help="Bytes of stored checkpoints.")
-@click.option("--tokens-per-hour", type=_COUNT, help="Tokens trained, read and sampled in an hour.")
-@click.option("--sessions-per-hour", type=_COUNT, help="Sessions created in an hour.")
+@click.option("--models", type=_QUOTA_RANGE, help="Models in sessions that are not finished.")
+@click.option("--checkpoints", type=_QUOTA_RANGE, help="Stored checkpoints.")
+@click.option("--stored-bytes", type=_QUOTA_RANGE, help="Bytes of stored checkpoints.")
+@click.option(
+    "--tokens-per-hour", type=_QUOTA_RANGE, help="Tokens trained, read and sampled in an hour."
+)
+@click.option("--sessions-per-hour", type=_QUOTA_RANGE, help="Sessions created in an hour.")
 @click.option("--reset", is_flag=True, help="Go back to the server's settings first.")
 @pass_context
 def quota(
@@ -138,16 +143,19 @@ def quota(
     What is not set for a tenant is as the server's settings say, such as max_models_per_tenant.
     """
     changes = {name: limit for name, limit in limits.items() if limit is not None}
-    with _open(home, store) as database:
+    with _open_store(home, store) as database:
         own = database.write(lambda db: _set_quotas(db, tenant, changes, is_reset=reset))
     from tinkex.store.quotas import Quotas
 
     names = Quotas.names()
     if context.is_json:
-        show(context, Facts({"tenant": tenant, "quotas": {name: own.get(name) for name in names}}))
+        show(
+            context,
+            PropertiesOutput({"tenant": tenant, "quotas": {name: own.get(name) for name in names}}),
+        )
         return
-    rows = [{"quota": name, "limit": _limit_text(own.get(name))} for name in names]
-    show(context, Rows(rows, {"quota": Column("Quota"), "limit": Column("Limit")}, None))
+    rows = [{"quota": name, "limit": _format_limit(own.get(name))} for name in names]
+    show(context, TableOutput(rows, {"quota": Column("Quota"), "limit": Column("Limit")}, None))
 
 
 def _set_quotas(
@@ -166,50 +174,50 @@ def _set_quotas(
     return dict(own)
 
 
-def _limit_text(limit: int | None) -> str:
+def _format_limit(limit: int | None) -> str:
     if limit is None:
         return "as the server's settings say"
     return f"{limit:,}" if limit else "unlimited"
 
 
 @contextlib.contextmanager
-def _open(home: Path | None, store: str | None) -> Iterator[Database]:
+def _open_store(home: Path | None, store: str | None) -> Iterator[Database]:
     """The store that the options and settings name, made if there is none."""
     try:
         from tinkex.server.config_sources import read_config
         from tinkex.server.wiring import open_store
     except ModuleNotFoundError as error:
-        raise needs_extra(error, "server") from error
+        raise missing_extra_error(error, "server") from error
     with open_store(read_config({"home": home, "store": store})) as database:
         yield database
 
 
-def _row(made: ApiKeyRecord, tenant: TenantRecord) -> dict[str, Any]:
+def _key_row(made: ApiKeyRecord, tenant: TenantRecord) -> dict[str, Any]:
     return {
         "id": made.id,
         "tenant": tenant.name,
         "name": made.name,
         "key": made.hint,
-        "created": _when(made.created_at),
-        "revoked": _when(made.revoked_at),
+        "created": _iso_time(made.created_at),
+        "revoked": _iso_time(made.revoked_at),
         "note": made.note,
     }
 
 
-def _when(seconds: float | None) -> str | None:
+def _iso_time(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _shown(when: str | None) -> str | None:
+def _format_optional_time(when: str | None) -> str | None:
     """A time as the other tables show it; a key that is not revoked has an empty cell."""
     return None if when is None else format_timestamp(when)
 
 
 def _check_name(option: str, text: str) -> None:
-    if not 1 <= len(text) <= MAX_NAME_LETTERS or not text.isprintable() or text != text.strip():
+    if not 1 <= len(text) <= MAX_NAME_CHARS or not text.isprintable() or text != text.strip():
         raise ConfigError(
-            f"--{option} is {text!r}; expected 1 to {MAX_NAME_LETTERS} letters without spaces "
+            f"--{option} is {text!r}; expected 1 to {MAX_NAME_CHARS} letters without spaces "
             "around them"
         )

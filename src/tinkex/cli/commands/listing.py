@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-class Columns(click.ParamType[tuple[str, ...]]):
+class ColumnNames(click.ParamType[tuple[str, ...]]):
     """Names of columns with commas between them."""
 
     name = "columns"
@@ -36,7 +36,7 @@ def columns_option(summaries: Mapping[str, str]) -> Callable[..., Any]:
     return click.option(
         "-c",
         "--columns",
-        type=Columns(summaries),
+        type=ColumnNames(summaries),
         metavar="NAMES",
         help=f"The columns of the table, with commas between them. {known}.",
     )

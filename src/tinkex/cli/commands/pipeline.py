@@ -13,17 +13,17 @@ import click
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
-from tinkex.cli.next_commands import suggest
+from tinkex.cli.next_commands import suggest_commands
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import announce, show
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import print_status
 
 if TYPE_CHECKING:
     from tinkex.pipeline.config import PipelineConfig
     from tinkex.pipeline.run.report import StageOutcome
 
 STAGES = ("tokenizer", "pretrain", "sft", "dpo", "r1")
-KINDS = (".png", ".svg", ".csv")
+PLOT_SUFFIXES = (".png", ".svg", ".csv")
 #: The name that the suggested commands give to the trained model.
 MODEL_NAME = "my-model"
 
@@ -73,14 +73,14 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     if flags["skip_pretrain"] and flags["restart_from"] == "pretrain":
         raise click.UsageError("--skip-pretrain and training pretrain again contradict each other.")
     for note in list_ignored_variables():
-        tell(f"Note: {note}")
-    config = _config(out_dir, is_smoke=flags["smoke_test"])
+        print_status(f"Note: {note}")
+    config = _read_pipeline_config(out_dir, is_smoke=flags["smoke_test"])
     voice = RunOutput(None if context.is_json else sys.stderr, reserve_stdout=True)
     outcomes = run_pipeline(config, RunFlags(**flags), voice)
-    from tinkex.cli.output.pipeline import Results
+    from tinkex.cli.output.pipeline import PipelineResults
 
-    show(context, Results(str(config.out_dir), outcomes))
-    suggest(context, next_commands(config, outcomes))
+    show(context, PipelineResults(str(config.out_dir), outcomes))
+    suggest_commands(context, next_commands(config, outcomes))
 
 
 def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> list[list[str]]:
@@ -108,18 +108,20 @@ def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> l
 @pass_context
 def status(context: Context, out_dir: Path | None) -> None:
     """Show how far each stage is."""
-    from tinkex.cli.output.pipeline import Stages
+    from tinkex.cli.output.pipeline import StageList
     from tinkex.pipeline.run.overview import list_stage_summaries
 
-    place = _config(out_dir).out_dir
+    place = _read_pipeline_config(out_dir).out_dir
     views = list_stage_summaries(place)
     if not views and not context.is_json:
-        tell(f"No stage has begun in {place}; `tinkex pipeline run` begins.")
+        print_status(f"No stage has begun in {place}; `tinkex pipeline run` begins.")
         return
-    show(context, Stages(str(place), views))
+    show(context, StageList(str(place), views))
     for view in views:
         if view.stale:
-            tell(f"{view.stale}; `tinkex pipeline run --restart-from {view.stage}` trains it again")
+            print_status(
+                f"{view.stale}; `tinkex pipeline run --restart-from {view.stage}` trains it again"
+            )
 
 
 @pipeline.command()
@@ -136,7 +138,7 @@ def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) 
     from tinkex.pipeline.run.lock import lock_output_dir
     from tinkex.pipeline.run.stages import stages_from
 
-    place = _config(out_dir).out_dir
+    place = _read_pipeline_config(out_dir).out_dir
     found = existing_stages(stages_from(first or STAGES[0]), place)
     names = [stage.name for stage in found]
     if not names:
@@ -171,15 +173,16 @@ def plot(
     context: Context, stage: str, out_dir: Path | None, metric: str, output: Path | None
 ) -> None:
     """Draw how a stage went."""
-    if output is not None and output.suffix.lower() not in KINDS:
+    if output is not None and output.suffix.lower() not in PLOT_SUFFIXES:
         raise click.BadParameter(
-            f"{output} is no {', '.join(KINDS[:-1])} or {KINDS[-1]} file.", param_hint="--output"
+            f"{output} is no {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]} file.",
+            param_hint="--output",
         )
-    from tinkex.cli.output.pipeline import StagePlot, names_of
+    from tinkex.cli.output.pipeline import StagePlot, recorded_metrics
     from tinkex.pipeline.run.overview import read_metrics
 
-    told = read_metrics(stage, _config(out_dir).out_dir)
-    known = names_of(told)
+    told = read_metrics(stage, _read_pipeline_config(out_dir).out_dir)
+    known = recorded_metrics(told)
     if metric not in known:
         raise CliError(f"{stage} has no metric {metric!r}", f"It has: {', '.join(known)}.")
     is_unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
@@ -210,9 +213,9 @@ def tensorboard(context: Context, directory: Path | None, port: int | None) -> N
 
     A run starts TensorBoard and stops it at its end; this command shows the curves again.
     """
-    from tinkex.cli.commands.pipeline_board import serve_board
+    from tinkex.cli.commands.pipeline_board import serve_tensorboard
 
-    config = _config(None)
+    config = _read_pipeline_config(None)
     place = config.tf_dir if directory is None else directory.expanduser()
     if place is None or not place.is_dir():
         problem = "TF_DIR is empty" if place is None else f"{place} does not exist"
@@ -220,10 +223,10 @@ def tensorboard(context: Context, directory: Path | None, port: int | None) -> N
             f"There are no curves to show: {problem}",
             "`tinkex pipeline run` writes curves to TF_DIR; name that directory as DIR.",
         )
-    serve_board(context, place, config.tb_host, config.tb_port if port is None else port)
+    serve_tensorboard(context, place, config.tb_host, config.tb_port if port is None else port)
 
 
-def _config(out_dir: Path | None, *, is_smoke: bool = False) -> PipelineConfig:
+def _read_pipeline_config(out_dir: Path | None, *, is_smoke: bool = False) -> PipelineConfig:
     from tinkex.pipeline.config import read_config
 
     config = read_config(is_smoke=is_smoke)

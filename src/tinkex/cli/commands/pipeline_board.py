@@ -15,11 +15,11 @@ from tinkex.installation import install_command, missing_libraries
 from tinkex.pipeline.tensorboard import start_tensorboard
 
 
-def serve_board(context: Context, logdir: Path, host: str, port: int) -> None:
+def serve_tensorboard(context: Context, logdir: Path, host: str, port: int) -> None:
     """Serve a directory of curves until Ctrl-C, which is the normal end of this command."""
     if missing_libraries("pipeline"):
         raise CliError("TensorBoard is not installed", f"Run: {install_command('pipeline')}")
-    with _ending_on_signals():
+    with _return_on_signals():
         board = start_tensorboard(logdir, host=host, port=port)
         assert board is not None  # it is installed
         with board:
@@ -35,7 +35,7 @@ def serve_board(context: Context, logdir: Path, host: str, port: int) -> None:
 
 
 @contextmanager
-def _ending_on_signals() -> Iterator[None]:
+def _return_on_signals() -> Iterator[None]:
     """Leave the block on Ctrl-C or SIGTERM; both are how a server is stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.commands.serve_control import HOME, facts_of, home_option, logs, status, stop
-from tinkex.cli.context import context_of
-from tinkex.cli.errors import check_server_libraries, needs_extra
+from tinkex.cli.commands.serve_control import (
+    HOME_KEY,
+    home_option,
+    logs,
+    server_properties,
+    status,
+    stop,
+)
+from tinkex.cli.context import get_context
+from tinkex.cli.errors import check_server_libraries, missing_extra_error
 from tinkex.cli.options import Group
-from tinkex.cli.output import Facts
+from tinkex.cli.output import PropertiesOutput
 
 if TYPE_CHECKING:
     from tinkex.presence import ServerState
@@ -52,7 +59,7 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
     Flags win over variables (TINKEX_PORT and so on; TINKEX_SERVER_API_KEY for the key), variables
     over the file.
     """
-    ctx.meta[HOME] = home
+    ctx.meta[HOME_KEY] = home
     if ctx.invoked_subcommand is not None:
         return
     try:
@@ -61,11 +68,11 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
         from tinkex.server.supervisor import serve as run
     except ModuleNotFoundError as error:
         check_server_libraries("server", "torch")
-        raise needs_extra(error, "server") from error
+        raise missing_extra_error(error, "server") from error
     config = read_config({"home": home, **flags, "models": flags["models"] or None}, config_file)
     check_server_libraries(*(("server", "torch") if config.engine == "local" else ("server",)))
     attach_logger(config.log_level)
-    if context_of(ctx).is_json:
+    if get_context(ctx).is_json:
         run(config, _print_state)
     else:
         run(config)
@@ -73,7 +80,7 @@ def serve(ctx: click.Context, /, home: Path | None, config_file: Path | None, **
 
 def _print_state(state: ServerState) -> None:
     """For programs: where the server is, when it is ready."""
-    Facts({"status": "running", **facts_of(state)}).print("json")
+    PropertiesOutput({"status": "running", **server_properties(state)}).print("json")
     sys.stdout.flush()
 
 

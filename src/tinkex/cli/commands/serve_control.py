@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.format import format_timestamp, property_name
+from tinkex.cli.format import format_timestamp, property_label
 from tinkex.cli.options import Command
-from tinkex.cli.output import Facts, announce, show
+from tinkex.cli.output import PropertiesOutput, announce, show
 from tinkex.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from tinkex.presence import LockHolder, ServerState
 
 #: Where the home that was named before the command is kept.
-HOME = "tinkex.cli.home"
+HOME_KEY = "tinkex.cli.home"
 HOME_HELP = "The server's directory; TINKEX_HOME or ~/.tinkex if not given."
-_LOOK_SECONDS = 0.05
-_FOLLOW_SECONDS = 0.2
+_STOP_POLL_SECONDS = 0.05
+_LOG_POLL_SECONDS = 0.2
 #: A server may write what it has in memory before it ends.
 STOP_SECONDS = 60.0
 
@@ -48,12 +48,12 @@ def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--home", type=kind, metavar="PATH", help=HOME_HELP)(command)
 
 
-def chosen_home(home: Path | None) -> Home:
+def resolve_home(home: Path | None) -> Home:
     """The home that was named behind the command, before it, or nowhere."""
     from tinkex.home import Home
     from tinkex.settings import read_environment
 
-    named = home or click.get_current_context().meta.get(HOME)
+    named = home or click.get_current_context().meta.get(HOME_KEY)
     return Home(named.absolute() if named is not None else read_environment().home)
 
 
@@ -64,30 +64,33 @@ def status(context: Context, home: Path | None) -> None:
     """Say whether a server runs; exit code 0 if it answers, 1 if not."""
     from tinkex.presence import find_server
 
-    found = chosen_home(home)
+    found = resolve_home(home)
     state = find_server(found)
-    facts: dict[str, Any] = {"status": _word(found, state is not None), "home": str(found.root)}
-    facts |= facts_of(state) if state is not None else {}
-    show(context, Facts(facts, _rows(facts)))
+    facts: dict[str, Any] = {
+        "status": _server_status(found, state is not None),
+        "home": str(found.root),
+    }
+    facts |= server_properties(state) if state is not None else {}
+    show(context, PropertiesOutput(facts, _property_rows(facts)))
     click.get_current_context().exit(0 if state is not None else 1)
 
 
-def facts_of(state: ServerState) -> dict[str, Any]:
+def server_properties(state: ServerState) -> dict[str, Any]:
     """What a running server says of itself."""
     started = datetime.fromtimestamp(state.started_at, UTC).isoformat(timespec="seconds")
     facts = {"url": state.url, "pid": state.pid, "version": state.version}
     return {**facts, "started": started, "log": state.log}
 
 
-def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _property_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The facts as people read them: the start as a time from now."""
     shown = (
         {**facts, "started": format_timestamp(facts["started"])} if "started" in facts else facts
     )
-    return [(property_name(key), str(value)) for key, value in shown.items() if value is not None]
+    return [(property_label(key), str(value)) for key, value in shown.items() if value is not None]
 
 
-def _word(home: Home, answers: bool) -> str:
+def _server_status(home: Home, answers: bool) -> str:
     from tinkex.presence import find_lock_holder
 
     if answers:
@@ -103,16 +106,16 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
     """Stop the server; what was acknowledged is done when it starts again."""
     from tinkex.presence import find_lock_holder
 
-    found = chosen_home(home)
+    found = resolve_home(home)
     holder = find_lock_holder(found)
     if holder is None:
         announce(context, f"no server runs in {found.root}", {"pid": None, "stopped": False})
         click.get_current_context().exit(1)
     pid = holder.pid
-    _tell(holder, signal.SIGTERM)
+    _send_signal(holder, signal.SIGTERM)
     if force:
         # A second signal is impatient; another one, because two of the same may arrive as one.
-        _tell(holder, signal.SIGINT)
+        _send_signal(holder, signal.SIGINT)
     ends_at = time.monotonic() + STOP_SECONDS
     while find_lock_holder(found) == holder:
         if time.monotonic() > ends_at:
@@ -120,11 +123,11 @@ def stop(context: Context, home: Path | None, force: bool) -> None:
                 f"the server with pid {pid} has not stopped within {STOP_SECONDS:g} s",
                 hint="Run `tinkex serve stop --force`.",
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_STOP_POLL_SECONDS)
     announce(context, f"the server with pid {pid} has stopped", {"pid": pid, "stopped": True})
 
 
-def _tell(holder: LockHolder, number: signal.Signals) -> None:
+def _send_signal(holder: LockHolder, number: signal.Signals) -> None:
     if not holder.is_alive:
         # Its processes end by themselves, and its pid may be another program's by now.
         return
@@ -147,7 +150,7 @@ def logs(context: Context, home: Path | None, lines: int, follow: bool) -> None:
     """Show the log of a server that runs in the background."""
     from tinkex.presence import read_state
 
-    found = chosen_home(home)
+    found = resolve_home(home)
     state = read_state(found)
     path = Path(state.log) if state is not None and state.log else found.log_file
     if not path.is_file() or (state is not None and state.log is None):
@@ -158,7 +161,7 @@ def logs(context: Context, home: Path | None, lines: int, follow: bool) -> None:
     if context.is_json:
         if follow:
             raise click.UsageError("--follow has no end, and JSON needs one; leave one of them out")
-        show(context, Facts({"log": str(path), "lines": _last_lines(path, lines)}))
+        show(context, PropertiesOutput({"log": str(path), "lines": _last_lines(path, lines)}))
         return
     for text in _read_log(path, lines, follow=follow):
         click.echo(text, nl=False)
@@ -177,7 +180,7 @@ def _read_log(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
             if text := file.read():
                 yield text
                 continue
-            time.sleep(_FOLLOW_SECONDS)
+            time.sleep(_LOG_POLL_SECONDS)
             if _is_replaced(path, file):
                 file.close()
                 file = path.open(encoding="utf-8", errors="replace")

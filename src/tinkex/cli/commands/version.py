@@ -10,14 +10,14 @@ import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
-from tinkex.cli.output import Facts, show
+from tinkex.cli.output import PropertiesOutput, show
 from tinkex.settings import find_dist_info, package_version
 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Extras that only those need who work on tinkex itself.
-_FOR_MAKERS = re.compile(r"""extra == ["'](?:dev|docs)["']""")
-_SHOWN_LETTERS = 12
+_DEVELOPER_EXTRAS = re.compile(r"""extra == ["'](?:dev|docs)["']""")
+_SHORT_COMMIT_CHARS = 12
 
 
 @click.command(cls=Command)
@@ -30,9 +30,11 @@ def version(context: Context, deps: bool) -> None:
     if deps:
         found["deps"] = [{"name": name, "version": number} for name, number in dependencies()]
     if context.is_json:
-        show(context, Facts(found))
+        show(context, PropertiesOutput(found))
         return
-    click.echo(f"tinkex {found['version']}" + (f" ({commit[:_SHOWN_LETTERS]})" if commit else ""))
+    click.echo(
+        f"tinkex {found['version']}" + (f" ({commit[:_SHORT_COMMIT_CHARS]})" if commit else "")
+    )
     for row in found.get("deps", ()):
         click.echo(f"{row['name']} - {row['version'] or 'not installed'}")
 
@@ -51,13 +53,15 @@ def find_commit(package: Path) -> str | None:
         shared = git / "commondir"
         common = (git / shared.read_text().strip()).resolve() if shared.exists() else git
         head = (git / "HEAD").read_text().strip()
-        found = _resolve(head.removeprefix("ref: "), common) if head.startswith("ref: ") else head
+        found = (
+            _resolve_ref(head.removeprefix("ref: "), common) if head.startswith("ref: ") else head
+        )
     except (OSError, UnicodeDecodeError):
         return None
     return found if found and _COMMIT.fullmatch(found) else None
 
 
-def _resolve(ref: str, git: Path) -> str | None:
+def _resolve_ref(ref: str, git: Path) -> str | None:
     """What a branch points to, whether git has packed it or not."""
     if (git / ref).is_file():
         return (git / ref).read_text().strip()
@@ -87,7 +91,7 @@ def dependencies() -> list[tuple[str, str | None]]:
     found: dict[str, str | None] = {}
     for line in requires("tinkex") or ():
         name = _REQUIREMENT.match(line)
-        if name is None or name[0] == "tinkex" or _FOR_MAKERS.search(line):
+        if name is None or name[0] == "tinkex" or _DEVELOPER_EXTRAS.search(line):
             continue
         try:
             found[name[0]] = version_of(name[0])

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tinkex.cli.context import Context, Format, Screen
-from tinkex.cli.format import format_count, property_name, wrapped
+from tinkex.cli.format import format_count, property_label, wrap_text
 from tinkex.cli.output.fitting import Column as Column
 
 
@@ -38,14 +38,14 @@ class Output(ABC):
         if format == "json":
             from tinkex.cli.output.plain import to_json
 
-            click.echo(to_json(self.to_dict(), is_ascii=not _takes_unicode()))
+            click.echo(to_json(self.to_dict(), is_ascii=not _can_print_unicode()))
             return
-        from tinkex.cli.output.tables import print_list
+        from tinkex.cli.output.tables import print_table
 
-        print_list(self.columns(), self.rows(), self.title(), screen or Screen())
+        print_table(self.columns(), self.rows(), self.title(), screen or Screen())
 
 
-class Facts(Output):
+class PropertiesOutput(Output):
     """What is known about one thing: a line per property."""
 
     def __init__(
@@ -58,7 +58,9 @@ class Facts(Output):
         self._data = dict(data)
         known = ((key, value) for key, value in self._data.items() if value is not None)
         self._rows = (
-            rows if rows is not None else [(property_name(key), str(value)) for key, value in known]
+            rows
+            if rows is not None
+            else [(property_label(key), str(value)) for key, value in known]
         )
         self._title = title
 
@@ -83,12 +85,12 @@ class Facts(Output):
         if format == "json":
             super().print(format, screen)
             return
-        from tinkex.cli.output.tables import print_facts
+        from tinkex.cli.output.tables import print_properties
 
-        print_facts(self.rows(), self.title(), screen or Screen())
+        print_properties(self.rows(), self.title(), screen or Screen())
 
 
-class Rows(Output):
+class TableOutput(Output):
     """A plain list: some keys of each row are columns, JSON has all of them."""
 
     def __init__(
@@ -130,9 +132,9 @@ def show(context: Context, result: Output) -> None:
 def announce(context: Context, sentence: str, data: Mapping[str, Any]) -> None:
     """Say that something was done: a sentence for people on stderr, data for programs."""
     if context.is_json:
-        Facts(data).print("json")
+        PropertiesOutput(data).print("json")
     else:
-        click.echo(wrapped(sentence, context.stderr), err=True)
+        click.echo(wrap_text(sentence, context.stderr), err=True)
 
 
 def list_title(num_shown: int, num_hidden: int, noun: str, about: str = "") -> str:
@@ -143,5 +145,5 @@ def list_title(num_shown: int, num_hidden: int, noun: str, about: str = "") -> s
     return f"{format_count(num_shown, noun)}{about}{more}"
 
 
-def _takes_unicode() -> bool:
+def _can_print_unicode() -> bool:
     return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinkex.cli.format import format_bool, format_optional, format_size, format_timestamp
-from tinkex.cli.output.base import Column, Facts, Output, list_title
+from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
 from tinkex.cli.output.runs import metadata_rows
 from tinkex.ids import parse_tinker_path
 
@@ -42,21 +42,21 @@ CHECKPOINT_COLUMNS = {
         Column("Created", 1), lambda saved: format_timestamp(saved.time), "when it was made"
     ),
     "expires": CheckpointColumn(
-        Column("Expires", 5), lambda saved: _expires(saved), "when it is deleted"
+        Column("Expires", 5), lambda saved: _format_expiry(saved), "when it is deleted"
     ),
     "path": CheckpointColumn(Column("Path"), lambda saved: saved.tinker_path, "its address"),
     "run": CheckpointColumn(
-        Column("Run ID", 4), lambda saved: _run_id(saved), "the run it belongs to"
+        Column("Run ID", 4), lambda saved: _get_run_id(saved), "the run it belongs to"
     ),
 }
 DEFAULT_CHECKPOINT_COLUMNS = ("id", "type", "size", "public", "created", "expires", "path")
 
 
-def _expires(saved: Checkpoint) -> str:
+def _format_expiry(saved: Checkpoint) -> str:
     return format_timestamp(saved.expires_at) if saved.expires_at else "Never"
 
 
-def _run_id(saved: Checkpoint) -> str:
+def _get_run_id(saved: Checkpoint) -> str:
     return parse_tinker_path(saved.tinker_path).run_id
 
 
@@ -101,7 +101,7 @@ class CheckpointList(Output):
         return list_title(len(found.items), found.num_hidden, "checkpoint", about)
 
 
-class CheckpointInfo(Facts):
+class CheckpointInfo(PropertiesOutput):
     """One checkpoint, and what its run says about it."""
 
     def __init__(self, saved: Checkpoint, run: TrainingRun) -> None:
@@ -113,7 +113,7 @@ class CheckpointInfo(Facts):
             ("Size", format_optional(saved.size_bytes, format_size)),
             ("Public", format_bool(saved.public)),
             ("Created", format_timestamp(saved.time)),
-            ("Expires", _expires(saved)),
+            ("Expires", _format_expiry(saved)),
             ("Training Run ID", run.training_run_id),
             ("Base Model", run.base_model),
             ("LoRA", lora or format_bool(run.is_lora)),

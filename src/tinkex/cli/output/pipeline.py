@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.cli.format import format_timestamp
 from tinkex.cli.output.base import Column, Output
-from tinkex.cli.output.plots import Plot
+from tinkex.cli.output.plots import RunPlot
 from tinkex.server.dashboard.curve import Point
 from tinkex.server.headlines import format_metric
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinkex.pipeline.run.report import StageOutcome
 
 
-def _change(metrics: Mapping[str, MetricChange]) -> str:
+def _format_change(metrics: Mapping[str, MetricChange]) -> str:
     """A stage's own metric, before and after."""
     for name, change in metrics.items():
         return f"{name} {format_metric(change.before)} -> {format_metric(change.after)}"
@@ -28,10 +28,12 @@ def _change(metrics: Mapping[str, MetricChange]) -> str:
 
 
 #: Columns that are aligned at their last digit.
-_NUMBERS = frozenset({"Step", "Saved", "Loss", "Before", "After", "Steps", "Tokens", "Seconds"})
+_NUMBER_COLUMNS = frozenset(
+    {"Step", "Saved", "Loss", "Before", "After", "Steps", "Tokens", "Seconds"}
+)
 
 
-class Stages(Output):
+class StageList(Output):
     """How far the stages of a directory are."""
 
     def __init__(self, out_dir: str, views: Sequence[StageSummary]) -> None:
@@ -49,7 +51,7 @@ class Stages(Output):
         """What people want to know first."""
         names = (("Stage", 0), ("Status", 0), ("Step", 1), ("Saved", 3), ("Loss", 1))
         more = (("Held out", 2), ("Changed", 4))
-        return [Column(name, rank, name in _NUMBERS) for name, rank in (*names, *more)]
+        return [Column(name, rank, name in _NUMBER_COLUMNS) for name, rank in (*names, *more)]
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per stage."""
@@ -60,7 +62,7 @@ class Stages(Output):
                 "" if view.step is None else f"{view.step:,}",
                 "" if view.saved_step is None else f"{view.saved_step:,}",
                 "" if view.loss is None else format_metric(view.loss),
-                _change(view.metrics),
+                _format_change(view.metrics),
                 format_timestamp(view.updated_at),
             ]
             for view in self._views
@@ -71,7 +73,7 @@ class Stages(Output):
         return f"Pipeline in {self._out_dir}"
 
 
-class Results(Output):
+class PipelineResults(Output):
     """What came of a run."""
 
     def __init__(self, out_dir: str, outcomes: Sequence[StageOutcome]) -> None:
@@ -93,7 +95,7 @@ class Results(Output):
         """Metrics before and after."""
         names = (("Stage", 0), ("", 3), ("Metric", 0), ("Before", 0), ("After", 0))
         more = (("Steps", 1), ("Tokens", 2), ("Seconds", 2))
-        return [Column(name, rank, name in _NUMBERS) for name, rank in (*names, *more)]
+        return [Column(name, rank, name in _NUMBER_COLUMNS) for name, rank in (*names, *more)]
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per metric."""
@@ -106,28 +108,28 @@ class Results(Output):
         return "Results on held-out data"
 
 
-class StagePlot(Plot):
+class StagePlot(RunPlot):
     """One metric of a stage over its steps."""
 
     def __init__(
         self,
         stage: str,
         metric: str,
-        told: Sequence[Mapping[str, Any]],
+        metric_rows: Sequence[Mapping[str, Any]],
         *,
         is_unicode: bool = True,
     ) -> None:
         super().__init__(stage, metric, [], is_unicode=is_unicode)
         self._stage = stage
-        self._told = told
+        self._metric_rows = metric_rows
 
     @property
     def points(self) -> list[Point]:
         """The steps that have the metric."""
         return [
             Point(row["step"], float(row[self._metric]))
-            for row in self._told
-            if is_number(row.get(self._metric))
+            for row in self._metric_rows
+            if is_finite_number(row.get(self._metric))
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,21 +139,23 @@ class StagePlot(Plot):
 
     def to_csv(self) -> bytes:
         """All numbers of all lines."""
-        names = ["step", *names_of(self._told)]
+        names = ["step", *recorded_metrics(self._metric_rows)]
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
         out.writerow(names)
-        for row in self._told:
-            out.writerow([repr(row[name]) if is_number(row.get(name)) else "" for name in names])
+        for row in self._metric_rows:
+            out.writerow(
+                [repr(row[name]) if is_finite_number(row.get(name)) else "" for name in names]
+            )
         return text.getvalue().encode()
 
 
-def names_of(told: Sequence[Mapping[str, Any]]) -> list[str]:
+def recorded_metrics(metric_rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metrics that some line has a number for."""
-    found = (name for row in told for name, value in row.items() if is_number(value))
+    found = (name for row in metric_rows for name, value in row.items() if is_finite_number(value))
     return [name for name in dict.fromkeys(found) if name != "step"]
 
 
-def is_number(value: object) -> bool:
+def is_finite_number(value: object) -> bool:
     """Whether a value can be drawn."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

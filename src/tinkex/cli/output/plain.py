@@ -13,23 +13,23 @@ from typing import Any
 
 def to_json(value: Any, *, is_ascii: bool = False) -> str:
     """A value as indented JSON."""
-    return json.dumps(to_plain(value), indent=2, ensure_ascii=is_ascii, allow_nan=False)
+    return json.dumps(to_jsonable(value), indent=2, ensure_ascii=is_ascii, allow_nan=False)
 
 
-def to_plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """A value made of what JSON has."""
     if isinstance(value, Enum):
-        return to_plain(value.value)
+        return to_jsonable(value.value)
     if value is None or isinstance(value, str | int | float):
         return None if isinstance(value, float) and not math.isfinite(value) else value
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [to_plain(item) for item in value]
-    return _to_plain_object(value)
+        return [to_jsonable(item) for item in value]
+    return _object_to_jsonable(value)
 
 
-def _to_plain_object(value: Any) -> Any:
+def _object_to_jsonable(value: Any) -> Any:
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
     if isinstance(value, date):
@@ -38,5 +38,5 @@ def _to_plain_object(value: Any) -> Any:
         return str(value)
     for name in ("model_dump", "to_dict", "tolist"):
         if hasattr(value, name):
-            return to_plain(getattr(value, name)())
+            return to_jsonable(getattr(value, name)())
     raise TypeError(f"{type(value).__name__} has no form in JSON")

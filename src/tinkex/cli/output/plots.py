@@ -13,10 +13,10 @@ import click
 
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.errors import CliError
-from tinkex.cli.format import format_count, plain_line, wrapped
+from tinkex.cli.format import escape_line, format_count, wrap_text
 from tinkex.cli.output.base import Column, Output
-from tinkex.cli.output.drawing import draw_lines
-from tinkex.cli.output.watching import speed_of
+from tinkex.cli.output.drawing import draw_text_chart
+from tinkex.cli.output.watching import step_speed
 from tinkex.installation import install_command
 from tinkex.server.dashboard.curve import Point, layout_curve
 from tinkex.server.headlines import format_metric, select_headlines
@@ -24,32 +24,32 @@ from tinkex.server.headlines import format_metric, select_headlines
 if TYPE_CHECKING:
     from tinkex.types import RunStep
 
-HEIGHT = 16
+CHART_HEIGHT = 16
 #: What every step has; the rest is what passes and optimizer told.
-OWN_METRICS: dict[str, Callable[[RunStep], float | None]] = {
+STEP_METRICS: dict[str, Callable[[RunStep], float | None]] = {
     "loss": lambda step: step.loss,
     "tokens": lambda step: step.num_tokens,
     "seconds": lambda step: step.seconds,
-    "tokens_per_second": lambda step: speed_of(step),
+    "tokens_per_second": lambda step: step_speed(step),
 }
 #: Names that stand for something of ours.
-_TAKEN = {*OWN_METRICS, "step", "finished_at"}
+_RESERVED_NAMES = {*STEP_METRICS, "step", "finished_at"}
 
 
 def metric_names(steps: Sequence[RunStep]) -> list[str]:
     """All that can be drawn of these steps."""
     told = dict.fromkeys((name for step in steps for name in step.metrics), 0.0)
     known = [*select_headlines(told), *told]
-    return [*OWN_METRICS, *(name for name in dict.fromkeys(known) if name not in _TAKEN)]
+    return [*STEP_METRICS, *(name for name in dict.fromkeys(known) if name not in _RESERVED_NAMES)]
 
 
-def value_of(step: RunStep, metric: str) -> float | None:
+def metric_value(step: RunStep, metric: str) -> float | None:
     """A metric of a step, if it has it."""
-    own = OWN_METRICS.get(metric)
+    own = STEP_METRICS.get(metric)
     return step.metrics.get(metric) if own is None else own(step)
 
 
-class Plot(Output):
+class RunPlot(Output):
     """One metric of a run over its steps."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Plot(Output):
     @property
     def points(self) -> list[Point]:
         """The steps that have the metric."""
-        pairs = ((step.step, value_of(step, self._metric)) for step in self._steps)
+        pairs = ((step.step, metric_value(step, self._metric)) for step in self._steps)
         return [Point(place, value) for place, value in pairs if value is not None]
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,8 +99,8 @@ class Plot(Output):
             super().print(format, screen)
             return
         width = (screen.width if screen is not None else None) or 80
-        lines = draw_lines(self.points, width, HEIGHT, is_unicode=self._is_unicode)
-        title = wrapped(plain_line(self.title()), screen or Screen())
+        lines = draw_text_chart(self.points, width, CHART_HEIGHT, is_unicode=self._is_unicode)
+        title = wrap_text(escape_line(self.title()), screen or Screen())
         click.echo("\n".join([title, *lines]))
 
     def write(self, path: Path) -> None:
@@ -112,19 +112,19 @@ class Plot(Output):
 
     def to_csv(self) -> bytes:
         """All numbers of all steps."""
-        told = metric_names(self._steps)[len(OWN_METRICS) :]
+        told = metric_names(self._steps)[len(STEP_METRICS) :]
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
-        out.writerow(["step", "finished_at", *OWN_METRICS, *told])
+        out.writerow(["step", "finished_at", *STEP_METRICS, *told])
         for step in self._steps:
-            values = (value_of(step, name) for name in (*OWN_METRICS, *told))
+            values = (metric_value(step, name) for name in (*STEP_METRICS, *told))
             cells = ["" if value is None else repr(value) for value in values]
             out.writerow([step.step, step.finished_at.isoformat(), *cells])
         return text.getvalue().encode()
 
     def to_svg(self) -> bytes:
         """A picture without any library."""
-        return svg_of(self.points, self.title()).encode()
+        return render_svg(self.points, self.title()).encode()
 
     def to_png(self) -> bytes:
         """A picture, if matplotlib is there."""
@@ -146,18 +146,18 @@ class Plot(Output):
         return out.getvalue()
 
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 480, 80, 40, 20, 40
+_SVG_WIDTH, _SVG_HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 480, 80, 40, 20, 40
 
 
-def svg_of(points: Sequence[Point], title: str) -> str:
+def render_svg(points: Sequence[Point], title: str) -> str:
     """A curve with its labels as an SVG file."""
     curve = layout_curve(points)
-    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    inner_width, inner_height = _SVG_WIDTH - _LEFT - _RIGHT, _SVG_HEIGHT - _TOP - _BOTTOM
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SVG_WIDTH} {_SVG_HEIGHT}" '
         'font-family="sans-serif" font-size="13">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="24" font-size="15">{escape(plain_line(title))}</text>',
+        f'<rect width="{_SVG_WIDTH}" height="{_SVG_HEIGHT}" fill="white"/>',
+        f'<text x="{_LEFT}" y="24" font-size="15">{escape(escape_line(title))}</text>',
     ]
     for tick in curve.y_ticks if curve else ():
         y = _TOP + inner_height * tick.place / 100
@@ -166,7 +166,7 @@ def svg_of(points: Sequence[Point], title: str) -> str:
     for tick in curve.x_ticks if curve else ():
         x = _LEFT + inner_width * tick.place / 100
         parts.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{tick.label}</text>'
+            f'<text x="{x:.1f}" y="{_SVG_HEIGHT - 14}" text-anchor="middle">{tick.label}</text>'
         )
     if curve is not None:
         parts.append(

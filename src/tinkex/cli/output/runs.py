@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinkex.cli.context import Format, Screen
-from tinkex.cli.format import format_bool, format_optional, format_timestamp, shortened
-from tinkex.cli.output.base import Column, Facts, Output, list_title
+from tinkex.cli.format import format_bool, format_optional, format_timestamp, truncate_cells
+from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
 from tinkex.server.headlines import format_metric, metric_label, select_headlines
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ RUN_COLUMNS = {
     "name": RunColumn(Column("Name", 2), lambda run: run.name or "", "name of the run"),
     "status": RunColumn(
         Column("Status", 1),
-        lambda run: status_of(run),
+        lambda run: format_run_status(run),
         "training, waiting, idle, finished, interrupted or failed",
     ),
     "step": RunColumn(
@@ -37,11 +37,11 @@ RUN_COLUMNS = {
         "optimizer steps",
     ),
     "metrics": RunColumn(
-        Column("Metrics", 2), lambda run: metrics_line(run.metrics), "those of the newest step"
+        Column("Metrics", 2), lambda run: format_metrics(run.metrics), "those of the newest step"
     ),
     "model": RunColumn(Column("Base Model", 5), lambda run: run.base_model, "base model"),
     "owner": RunColumn(Column("Owner", 6), lambda run: run.model_owner, "who made it"),
-    "lora": RunColumn(Column("LoRA", 7), lambda run: _lora(run), "rank of the adapter"),
+    "lora": RunColumn(Column("LoRA", 7), lambda run: _format_lora(run), "rank of the adapter"),
     "updated": RunColumn(
         Column("Last Update", 3), lambda run: format_timestamp(run.last_request_time), "last use"
     ),
@@ -60,30 +60,30 @@ DEFAULT_RUN_COLUMNS = ("id", "name", "status", "step", "metrics", "updated", "mo
 #: For servers that do not report the state of a run.
 OFFICIAL_RUN_COLUMNS = ("id", "model", "lora", "updated", "status")
 #: A terminal with so many columns has room for whole ids.
-_WIDE = 140
+_WIDE_TERMINAL = 140
 _SHORT_SESSION = 8
 #: How long a name may be in a list: on a very narrow, a narrow and a wide terminal.
-_LEAST_NAME_CELLS, _NAME_CELLS, _WIDE_NAME_CELLS = 8, 20, 40
+_MIN_NAME_CELLS, _NAME_CELLS, _WIDE_NAME_CELLS = 8, 20, 40
 #: What a short id, a status and the borders of both and of a name need.
-_BESIDE_NAME = 37
+_OTHER_COLUMNS_CELLS = 37
 #: What only tinkex servers report; JSON has it where it is known.
 _OWN_FIELDS = ("name", "state", "step", "metrics", "created_at")
 
 
-def status_of(run: TrainingRun) -> str:
+def format_run_status(run: TrainingRun) -> str:
     """A run's status in one word; OK if the server does not report its state."""
     if run.state is not None:
         return run.state.capitalize()
     return "Failed" if run.corrupted else "OK"
 
 
-def short_id(run_id: str) -> str:
+def shorten_run_id(run_id: str) -> str:
     """A run's id without the middle of its session's; commands understand it."""
     session, colon, rest = run_id.partition(":")
     return f"{session[:_SHORT_SESSION]}{colon}{rest}"
 
 
-def metrics_line(metrics: Mapping[str, float] | None) -> str:
+def format_metrics(metrics: Mapping[str, float] | None) -> str:
     """The metrics that say how training goes, in one line."""
     shown = select_headlines(metrics or {})
     return ", ".join(f"{name} {format_metric(value)}" for name, value in shown.items())
@@ -95,7 +95,7 @@ def run_to_dict(run: TrainingRun) -> dict[str, Any]:
     return {key: fields[key] for key in fields if key not in _OWN_FIELDS or fields[key] is not None}
 
 
-def default_columns(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
+def default_run_columns(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
     """The columns that say something about these runs."""
     if not any(run.state is not None for run in runs):
         return OFFICIAL_RUN_COLUMNS
@@ -103,7 +103,7 @@ def default_columns(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
     return tuple(name for name in DEFAULT_RUN_COLUMNS if is_named or name != "name")
 
 
-def _lora(run: TrainingRun) -> str:
+def _format_lora(run: TrainingRun) -> str:
     if run.is_lora and run.lora_rank:
         return f"Rank {run.lora_rank}"
     return format_bool(run.is_lora)
@@ -115,9 +115,9 @@ class RunList(Output):
     def __init__(self, runs: Listing[TrainingRun], columns: Sequence[str] | None = None) -> None:
         """Columns that were asked for by name are all shown, however narrow the screen."""
         self._runs = runs
-        self._names = tuple(columns or default_columns(runs.items))
+        self._names = tuple(columns or default_run_columns(runs.items))
         self._is_chosen = columns is not None
-        self._is_short = False
+        self._has_short_ids = False
         self._name_cells: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,19 +136,19 @@ class RunList(Output):
 
     def _cell(self, run: TrainingRun, column: str) -> str:
         text = RUN_COLUMNS[column].cell(run)
-        if column == "id" and self._is_short:
-            return short_id(text)
+        if column == "id" and self._has_short_ids:
+            return shorten_run_id(text)
         if column == "name" and self._name_cells is not None:
-            return shortened(text, self._name_cells)
+            return truncate_cells(text, self._name_cells)
         return text
 
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
         """Print it; a narrow terminal shows short forms of ids and names, so that columns fit."""
         is_terminal = screen is not None and screen.is_terminal and not self._is_chosen
         width = (screen.width if screen is not None else None) or 0
-        self._is_short = is_terminal and width < _WIDE
-        left = max(_LEAST_NAME_CELLS, min(width - _BESIDE_NAME, _NAME_CELLS))
-        most = left if self._is_short else _WIDE_NAME_CELLS
+        self._has_short_ids = is_terminal and width < _WIDE_TERMINAL
+        left = max(_MIN_NAME_CELLS, min(width - _OTHER_COLUMNS_CELLS, _NAME_CELLS))
+        most = left if self._has_short_ids else _WIDE_NAME_CELLS
         self._name_cells = most if is_terminal else None
         super().print(format, screen)
 
@@ -157,7 +157,7 @@ class RunList(Output):
         return list_title(len(self._runs.items), self._runs.num_hidden, "training run")
 
 
-class RunInfo(Facts):
+class RunInfo(PropertiesOutput):
     """One training run."""
 
     def __init__(self, run: TrainingRun) -> None:
@@ -165,7 +165,7 @@ class RunInfo(Facts):
         rows = [
             ("Run ID", run.training_run_id),
             *([("Name", run.name)] if run.name else []),
-            ("Status", status_of(run)),
+            ("Status", format_run_status(run)),
             *([("Step", f"{run.step:,}")] if run.step is not None else []),
             *_metric_rows(run),
             ("Base Model", run.base_model),
@@ -175,7 +175,7 @@ class RunInfo(Facts):
             ("Last Update", format_timestamp(run.last_request_time)),
             *_checkpoint_rows("Last Training Checkpoint", run.last_checkpoint),
             *_checkpoint_rows("Last Sampler Checkpoint", run.last_sampler_checkpoint),
-            *metadata_rows(_metadata_of(run)),
+            *metadata_rows(_unnamed_metadata(run)),
         ]
         super().__init__(run_to_dict(run), rows, f"Training Run: {run.training_run_id}")
 
@@ -185,7 +185,7 @@ def _metric_rows(run: TrainingRun) -> list[tuple[str, str]]:
     return [(metric_label(name), format_metric(value)) for name, value in shown.items()]
 
 
-def _metadata_of(run: TrainingRun) -> dict[str, str]:
+def _unnamed_metadata(run: TrainingRun) -> dict[str, str]:
     """What the owner attached, without the name, which has a row of its own."""
     attached = (run.user_metadata or {}).items()
     return {key: value for key, value in attached if (key, value) != ("name", run.name)}

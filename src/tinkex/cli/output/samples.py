@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex.cli.context import Format, Screen
-from tinkex.cli.format import format_count, plain_line
+from tinkex.cli.format import escape_line, format_count
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.plain import to_json
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SampleRequestInfo:
     """What was asked for."""
 
     base_model: str | None
@@ -28,13 +28,15 @@ class Asked:
     with_logprobs: bool = False
 
 
-class Samples(Output):
+class SampleOutput(Output):
     """What came out of one request."""
 
-    def __init__(self, response: SampleResponse, asked: Asked, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, response: SampleResponse, request: SampleRequestInfo, tokenizer: Tokenizer | None
+    ) -> None:
         """Without a tokenizer the token ids stand for the text."""
         self._response = response
-        self._asked = asked
+        self._request = request
         self._tokenizer = tokenizer
 
     @property
@@ -52,10 +54,10 @@ class Samples(Output):
         found = self._response
         data: dict[str, Any] = {
             "type": "sample",
-            "base_model": self._asked.base_model,
-            "model_path": self._asked.model_path,
-            "prompt_tokens": list(self._asked.prompt_tokens),
-            "sequences": [self._describe(sequence) for sequence in found.sequences],
+            "base_model": self._request.base_model,
+            "model_path": self._request.model_path,
+            "prompt_tokens": list(self._request.prompt_tokens),
+            "sequences": [self._sequence_to_dict(sequence) for sequence in found.sequences],
             "prompt_cache_hit_tokens": found.prompt_cache_hit_tokens,
         }
         if found.prompt_logprobs is not None:
@@ -81,16 +83,16 @@ class Samples(Output):
         text = self.to_text()
         # What a model says must not move the cursor; a file or a pipe gets it as it is.
         is_seen = screen is not None and screen.is_terminal
-        click.echo(harmless(text) if is_seen else text, color=True)
+        click.echo(escape_lines(text) if is_seen else text, color=True)
 
-    def written(self, format: Format) -> str:
+    def to_file_text(self, format: Format) -> str:
         """What a file gets."""
         return to_json(self.to_dict()) if format == "json" else self.to_text()
 
     def to_text(self) -> str:
         """The texts; several are told apart by a line above each."""
         sequences = self._response.sequences
-        parts = [self._lines(sequence) for sequence in sequences]
+        parts = [self._sequence_text(sequence) for sequence in sequences]
         if len(sequences) == 1:
             return parts[0]
         heads = [
@@ -100,15 +102,15 @@ class Samples(Output):
         ]
         return "\n\n".join(f"{head}\n{part}" for head, part in zip(heads, parts, strict=True))
 
-    def _lines(self, sequence: SampledSequence) -> str:
+    def _sequence_text(self, sequence: SampledSequence) -> str:
         text = self._text(sequence)
-        if not self._asked.with_logprobs or sequence.logprobs is None:
+        if not self._request.with_logprobs or sequence.logprobs is None:
             return text
         scored = zip(sequence.logprobs, sequence.tokens, strict=True)
-        lines = [f"{score:9.4f}  {token:>7}  {self._token(token)}" for score, token in scored]
+        lines = [f"{score:9.4f}  {token:>7}  {self._token_text(token)}" for score, token in scored]
         return "\n".join([text, "", "  logprob    token  text", *lines])
 
-    def _describe(self, sequence: SampledSequence) -> dict[str, Any]:
+    def _sequence_to_dict(self, sequence: SampledSequence) -> dict[str, Any]:
         data: dict[str, Any] = {
             "text": None if self._tokenizer is None else self._text(sequence),
             "tokens": sequence.tokens,
@@ -125,10 +127,10 @@ class Samples(Output):
             return " ".join(map(str, sequence.tokens))
         return self._tokenizer.decode(sequence.tokens, skip_special_tokens=True)
 
-    def _token(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return repr(self._tokenizer.decode([token])) if self._tokenizer is not None else ""
 
 
-def harmless(text: str) -> str:
+def escape_lines(text: str) -> str:
     """A text of several lines without anything that could move a cursor or change a colour."""
-    return "\n".join(plain_line(line.replace("\t", "    ")) for line in text.split("\n"))
+    return "\n".join(escape_line(line.replace("\t", "    ")) for line in text.split("\n"))

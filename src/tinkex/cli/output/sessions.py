@@ -6,27 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tinkex.cli.format import format_count, format_optional, format_size, format_timestamp
-from tinkex.cli.output.base import Column, Facts, Output, list_title
+from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
 from tinkex.cli.output.runs import metadata_rows
 
 #: How a session that its client ended is called.
-_ENDINGS = {"success": "Finished", "errored": "Errored", "interrupted": "Interrupted"}
-_STATES = {"active": "Active", "cancelled": "Cancelled", "failed": "Failed"}
-Session = Mapping[str, Any]
+_FINISH_LABELS = {"success": "Finished", "errored": "Errored", "interrupted": "Interrupted"}
+_STATE_LABELS = {"active": "Active", "cancelled": "Cancelled", "failed": "Failed"}
+SessionRow = Mapping[str, Any]
 
 
 class SessionColumn(NamedTuple):
     """A column that a list of sessions can show."""
 
     column: Column
-    cell: Callable[[Session], str]
+    cell: Callable[[SessionRow], str]
     summary: str
 
 
 SESSION_COLUMNS = {
     "id": SessionColumn(Column("Session ID"), lambda row: row["session_id"], "id of the session"),
     "name": SessionColumn(Column("Name", 2), lambda row: row.get("display_name") or "", "its name"),
-    "status": SessionColumn(Column("Status", 1), lambda row: state_of(row), "how it is doing"),
+    "status": SessionColumn(
+        Column("Status", 1), lambda row: format_session_state(row), "how it is doing"
+    ),
     "created": SessionColumn(
         Column("Created", 1), lambda row: format_timestamp(row.get("created_at")), "when it began"
     ),
@@ -48,22 +50,22 @@ SESSION_COLUMNS = {
 DEFAULT_SESSION_COLUMNS = ("id", "name", "status", "created", "checkpoints", "storage")
 
 
-def default_columns(sessions: Sequence[Session]) -> tuple[str, ...]:
+def default_session_columns(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
     """The columns that say something about these sessions."""
     is_named = any(session.get("display_name") for session in sessions)
     return tuple(name for name in DEFAULT_SESSION_COLUMNS if is_named or name != "name")
 
 
-def state_of(session: Session) -> str:
+def format_session_state(session: SessionRow) -> str:
     """A session's state in a word or two."""
     status = session.get("status") or {}
     kind = status.get("type", "")
     if kind == "client_finished":
-        return _ENDINGS.get((status.get("reason") or {}).get("type", ""), "Finished")
-    return _STATES.get(kind, "Unknown")
+        return _FINISH_LABELS.get((status.get("reason") or {}).get("type", ""), "Finished")
+    return _STATE_LABELS.get(kind, "Unknown")
 
 
-def why(session: Session) -> str | None:
+def session_end_detail(session: SessionRow) -> str | None:
     """What a session's end says about itself."""
     status = session.get("status") or {}
     return status.get("message") or status.get("detail")
@@ -73,12 +75,12 @@ class SessionList(Output):
     """A list of sessions; a server does not say how many there are in all."""
 
     def __init__(
-        self, sessions: Sequence[Session], has_more: bool, columns: Sequence[str] | None = None
+        self, sessions: Sequence[SessionRow], has_more: bool, columns: Sequence[str] | None = None
     ) -> None:
         """Columns that were asked for by name are all shown, however narrow the screen."""
         self._sessions = sessions
         self._has_more = has_more
-        self._names = tuple(columns or default_columns(sessions))
+        self._names = tuple(columns or default_session_columns(sessions))
         self._is_chosen = columns is not None
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,32 +107,32 @@ class SessionList(Output):
         return list_title(len(self._sessions), 0, "session")
 
 
-class SessionInfo(Facts):
+class SessionInfo(PropertiesOutput):
     """One session, and what it made."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionRow) -> None:
         rows = [
             ("Session ID", session["session_id"]),
             ("Name", session.get("display_name")),
-            ("Status", state_of(session)),
-            ("  - Detail", why(session)),
+            ("Status", format_session_state(session)),
+            ("  - Detail", session_end_detail(session)),
             ("Created", session.get("created_at") and format_timestamp(session["created_at"])),
             ("Owner", session.get("owner")),
             ("Project", session.get("project_id")),
             ("Checkpoints", session.get("checkpoints_count")),
-            *_many("Training Run", session["training_run_ids"]),
-            *_many("Sampler", session["sampler_ids"]),
+            *_id_rows("Training Run", session["training_run_ids"]),
+            *_id_rows("Sampler", session["sampler_ids"]),
             *metadata_rows(session.get("user_metadata")),
         ]
         known = [(name, str(value)) for name, value in rows if value is not None]
         super().__init__(session, known, f"Session: {session['session_id']}")
 
 
-def _many(noun: str, ids: Sequence[str]) -> list[tuple[str, str]]:
+def _id_rows(noun: str, ids: Sequence[str]) -> list[tuple[str, str]]:
     return [(f"{noun}s", str(len(ids))), *((f"  - {noun}", name) for name in ids)]
 
 
-class TraceExport(Facts):
+class TraceExport(PropertiesOutput):
     """A session's trace, and where it went."""
 
     def __init__(self, session_id: str, **found: Any) -> None:

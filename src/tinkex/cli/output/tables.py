@@ -11,20 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from tinkex.cli.context import Screen
-from tinkex.cli.format import plain_line, wrapped
-from tinkex.cli.output.fitting import SHORT, Column, fit, table_width
+from tinkex.cli.format import escape_line, wrap_text
+from tinkex.cli.output.fitting import UNBROKEN_CELL_WIDTH, Column, fit_columns, table_width
 
 #: Wider than any row; a pipe or a file has no edge.
-_NO_EDGE = 100_000
+_UNLIMITED_WIDTH = 100_000
 #: A value needs so much room beside its property; else it goes below.
-_LEAST_VALUE = 20
+_MIN_VALUE_WIDTH = 20
 
 
-def console_for(screen: Screen) -> Console:
+def make_console(screen: Screen) -> Console:
     """A console that writes to stdout as the screen allows."""
     return Console(
         file=sys.stdout,
-        width=screen.width or _NO_EDGE,
+        width=screen.width or _UNLIMITED_WIDTH,
         force_terminal=screen.is_terminal and screen.is_colored,
         no_color=not screen.is_colored,
         color_system="auto" if screen.is_colored else None,
@@ -34,47 +34,47 @@ def console_for(screen: Screen) -> Console:
     )
 
 
-def print_list(
+def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str | None, screen: Screen
 ) -> None:
     """A table of items; a block of lines for each where there is no room for a table."""
-    console = console_for(screen)
-    cells = [[plain_line(cell) for cell in row] for row in rows]
+    console = make_console(screen)
+    cells = [[escape_line(cell) for cell in row] for row in rows]
     if not cells:
-        _line(console, Text(title or "Nothing found"))
+        _print_line(console, Text(title or "Nothing found"))
         return
     widths = [
         max(cell_len(column.heading), *(cell_len(row[i]) for row in cells))
         for i, column in enumerate(columns)
     ]
-    _title(console, title, screen)
-    layout = fit(widths, [column.rank for column in columns], screen.width)
+    _print_title(console, title, screen)
+    layout = fit_columns(widths, [column.rank for column in columns], screen.width)
     headings = [column.heading for column in columns]
     if not layout.is_table:
         _print_blocks(console, headings, cells)
         return
     table = Table(header_style="bold")
-    for i in layout.kept:
-        style = "bold cyan" if i == layout.kept[0] else None
-        is_short = widths[i] <= SHORT
+    for i in layout.visible_columns:
+        style = "bold cyan" if i == layout.visible_columns[0] else None
+        is_short = widths[i] <= UNBROKEN_CELL_WIDTH
         justify: JustifyMethod = "right" if columns[i].is_number else "left"
         table.add_column(
             headings[i], style=style, justify=justify, overflow="fold", no_wrap=is_short
         )
     for row in cells:
-        table.add_row(*(Text(row[i]) for i in layout.kept))
+        table.add_row(*(Text(row[i]) for i in layout.visible_columns))
     console.print(table)
 
 
-def print_facts(rows: Sequence[Sequence[str]], title: str | None, screen: Screen) -> None:
+def print_properties(rows: Sequence[Sequence[str]], title: str | None, screen: Screen) -> None:
     """A table of properties; on a narrow screen one line for each."""
-    console = console_for(screen)
-    cells = [(plain_line(name), plain_line(value)) for name, value in rows]
+    console = make_console(screen)
+    cells = [(escape_line(name), escape_line(value)) for name, value in rows]
     names = max((cell_len(name) for name, _ in cells), default=0)
-    _title(console, title, screen)
-    if screen.width is not None and table_width([names, _LEAST_VALUE]) > screen.width:
+    _print_title(console, title, screen)
+    if screen.width is not None and table_width([names, _MIN_VALUE_WIDTH]) > screen.width:
         for name, value in cells:
-            _line(console, Text.assemble((f"{name}: ", "bold"), value))
+            _print_line(console, Text.assemble((f"{name}: ", "bold"), value))
         return
     table = Table(header_style="bold")
     table.add_column("Property", style="bold", no_wrap=True)
@@ -84,22 +84,22 @@ def print_facts(rows: Sequence[Sequence[str]], title: str | None, screen: Screen
     console.print(table)
 
 
-def _title(console: Console, title: str | None, screen: Screen) -> None:
+def _print_title(console: Console, title: str | None, screen: Screen) -> None:
     # Not the table's own title, which is broken at the table's width and filled with spaces.
     if title:
-        _line(console, Text(wrapped(plain_line(title), screen), style="bold"))
+        _print_line(console, Text(wrap_text(escape_line(title), screen), style="bold"))
 
 
 def _print_blocks(
     console: Console, headings: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> None:
     for row in cells:
-        _line(console, Text(row[0], style="bold cyan"))
+        _print_line(console, Text(row[0], style="bold cyan"))
         for heading, cell in zip(headings[1:], row[1:], strict=True):
-            _line(console, Text(f"  {heading}: {cell}"))
+            _print_line(console, Text(f"  {heading}: {cell}"))
 
 
-def _line(console: Console, text: Text) -> None:
+def _print_line(console: Console, text: Text) -> None:
     # Not broken here: a terminal that is too narrow breaks it where it must, and copying a long
     # id from there gives it back whole.
     console.print(text, soft_wrap=True)

@@ -7,34 +7,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.cli.format import format_bool, format_size
-from tinkex.cli.output.base import Facts
+from tinkex.cli.output.base import PropertiesOutput
 
 if TYPE_CHECKING:
     from tinkex.engine.models.uploads import HubUploadResult
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class FileTotals:
     """How much is at a place."""
 
     num_bytes: int
     num_files: int
 
     @classmethod
-    def of(cls, place: Path) -> Contents:
+    def measure(cls, place: Path) -> FileTotals:
         """Look at a file, or at all files below a folder."""
-        found = [place] if place.is_file() else [file for file in place.rglob("*") if _is(file)]
+        found = (
+            [place]
+            if place.is_file()
+            else [file for file in place.rglob("*") if _is_regular_file(file)]
+        )
         return cls(sum(file.stat().st_size for file in found), len(found))
 
 
-def _is(path: Path) -> bool:
+def _is_regular_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-class CheckpointDownload(Facts):
+class CheckpointDownload(PropertiesOutput):
     """A checkpoint that has arrived."""
 
-    def __init__(self, checkpoint_path: str, destination: Path, contents: Contents) -> None:
+    def __init__(self, checkpoint_path: str, destination: Path, contents: FileTotals) -> None:
         data = {
             "checkpoint_path": checkpoint_path,
             "destination": str(destination),
@@ -50,11 +54,11 @@ class CheckpointDownload(Facts):
         super().__init__(data, rows, f"Checkpoint Download: {checkpoint_path}")
 
 
-class CheckpointExport(Facts):
+class CheckpointExport(PropertiesOutput):
     """A checkpoint that other tools can load."""
 
     def __init__(
-        self, data: dict[str, Any], destination: Path, contents: Contents, base_model: str | None
+        self, data: dict[str, Any], destination: Path, contents: FileTotals, base_model: str | None
     ) -> None:
         """`data` says what was exported, and as what."""
         about = {
@@ -65,7 +69,7 @@ class CheckpointExport(Facts):
         }
         rows = [
             ("Checkpoint Path", data["checkpoint_path"]),
-            ("Format", _FORMATS[data["format"]]),
+            ("Format", _EXPORT_FORMATS[data["format"]]),
             ("Base Model", base_model or "N/A"),
             ("Total Size", format_size(contents.num_bytes)),
             ("Exported to", str(destination)),
@@ -73,10 +77,10 @@ class CheckpointExport(Facts):
         super().__init__(data | about, rows, f"Checkpoint Export: {data['checkpoint_path']}")
 
 
-_FORMATS = {"peft": "PEFT adapter", "merged": "full model, adapter merged in"}
+_EXPORT_FORMATS = {"peft": "PEFT adapter", "merged": "full model, adapter merged in"}
 
 
-class CheckpointPush(Facts):
+class CheckpointPush(PropertiesOutput):
     """A checkpoint that is on the hub now."""
 
     def __init__(self, checkpoint_path: str, pushed: HubUploadResult) -> None:

@@ -39,7 +39,7 @@ STORAGE_FIELDS = (
     "estimated_monthly_cost_usd",
 )
 #: What the kinds of use are called, and which of their fields is the amount.
-_KINDS = {
+_USAGE_KINDS = {
     "training": ("Trained", "token_count"),
     "sampling_prefill": ("Prompt", "token_count"),
     "sampling_sample": ("Sampled", "token_count"),
@@ -65,7 +65,7 @@ _STORAGE_COLUMNS = (
 )
 
 
-def flat_rows(found: BillingUsageResponse) -> list[dict[str, Any]]:
+def flatten_usage(found: BillingUsageResponse) -> list[dict[str, Any]]:
     """A flat row per event: what it says about its kind stands beside the rest."""
     rows = [event.model_dump(mode="json") for event in found.data]
     return [row | row.pop("event_info") for row in rows]
@@ -82,7 +82,7 @@ def session_rows(found: BillingUsageResponse) -> list[dict[str, Any]]:
     ]
 
 
-class UsageRows(Output):
+class UsageTable(Output):
     """What was used, hour by hour."""
 
     def __init__(self, found: BillingUsageResponse) -> None:
@@ -102,7 +102,7 @@ class UsageRows(Output):
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per event."""
-        return [_usage_cells(row) for row in flat_rows(self._found)]
+        return [_usage_cells(row) for row in flatten_usage(self._found)]
 
     def title(self) -> str:
         """How many there are."""
@@ -111,35 +111,35 @@ class UsageRows(Output):
 
 
 def _usage_cells(row: dict[str, Any]) -> list[str]:
-    name, field = _KINDS.get(row["type"], (row["type"], "amount"))
+    name, field = _USAGE_KINDS.get(row["type"], (row["type"], "amount"))
     amount = row.get(field)
     kind = f"{name} (cached)" if row.get("cached") else name
     return [
         datetime.fromisoformat(row["bucket_start"]).astimezone(UTC).strftime("%Y-%m-%d %H:00"),
         kind,
-        "" if amount is None else _amount(amount),
+        "" if amount is None else _format_amount(amount),
         row["base_model"] or "",
         row["session_id"] or "",
         row["user_name"] or row["user_id"] or "",
         row["project_id"] or "",
-        money(row["estimated_cost_usd"]),
+        format_usd(row["estimated_cost_usd"]),
     ]
 
 
-def _amount(amount: float) -> str:
+def _format_amount(amount: float) -> str:
     """A count as it is; gigabyte hours in as many digits as people read."""
     if isinstance(amount, int):
         return f"{amount:,}"
     return f"{amount:,.2f}" if amount >= 1 else f"{amount:.4g}"
 
 
-class StorageRows(Output):
+class StorageTable(Output):
     """What the checkpoints take, by project and owner."""
 
     def __init__(self, found: CurrentCheckpointStorageUsageResponse) -> None:
         self._found = found
 
-    def flat_rows(self) -> list[dict[str, Any]]:
+    def csv_rows(self) -> list[dict[str, Any]]:
         """A row per item, each with the price."""
         rate = {STORAGE_FIELDS[0]: self._found.effective_rate_usd_per_gigabyte_month}
         return [rate | item.model_dump() for item in self._found.data]
@@ -160,7 +160,7 @@ class StorageRows(Output):
                 item.user_email or item.user_name or item.org_user_urn or "",
                 f"{item.checkpoint_count:,}",
                 format_size(item.size_bytes),
-                money(item.estimated_monthly_cost_usd),
+                format_usd(item.estimated_monthly_cost_usd),
             ]
             for item in self._found.data
         ]
@@ -170,6 +170,6 @@ class StorageRows(Output):
         return "Current checkpoint storage" if self._found.data else "No checkpoints are stored"
 
 
-def money(amount: float | None) -> str:
+def format_usd(amount: float | None) -> str:
     """An amount of dollars; what is not known is N/A."""
     return "N/A" if amount is None else f"{amount:,.2f}" if amount >= 0.01 else f"{amount:.4g}"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.cli.format import format_count, format_size
 from tinkex.cli.output.base import Column, Output
-from tinkex.cli.output.usage import flat_rows, money
+from tinkex.cli.output.usage import flatten_usage, format_usd
 
 if TYPE_CHECKING:
     from tinkex.types import BillingUsageResponse, CurrentCheckpointStorageUsageResponse
     from tinkex.types.billing import QuotaUsage
 
-_AMOUNTS = ("trained_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
-_COLUMNS = (
+_TOKEN_FIELDS = ("trained_tokens", "prompt_tokens", "cached_prompt_tokens", "sampled_tokens")
+_SUMMARY_COLUMNS = (
     Column("Base Model"),
     Column("Trained", is_number=True),
     Column("Prompt", 1, is_number=True),
@@ -26,21 +26,25 @@ _COLUMNS = (
 )
 
 
-def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def sum_usage(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Tokens, checkpoints and cost of flat rows; the cost is not known if none of theirs is."""
-    found: dict[str, Any] = dict.fromkeys((*_AMOUNTS, "checkpoints"), 0)
+    found: dict[str, Any] = dict.fromkeys((*_TOKEN_FIELDS, "checkpoints"), 0)
     costs = [row["estimated_cost_usd"] for row in rows if row["estimated_cost_usd"] is not None]
     for row in rows:
-        name = _amount_of(row)
+        name = _amount_field(row)
         if name is not None:
             found[name] += row.get("token_count") or row.get("count") or 0
     return found | {"estimated_cost_usd": sum(costs) if costs else None}
 
 
-def _amount_of(row: dict[str, Any]) -> str | None:
+def _amount_field(row: dict[str, Any]) -> str | None:
     if row["type"] == "sampling_prefill":
         return "cached_prompt_tokens" if row.get("cached") else "prompt_tokens"
-    kinds = {"training": _AMOUNTS[0], "sampling_sample": _AMOUNTS[3], "checkpoint": "checkpoints"}
+    kinds = {
+        "training": _TOKEN_FIELDS[0],
+        "sampling_sample": _TOKEN_FIELDS[3],
+        "checkpoint": "checkpoints",
+    }
     return kinds.get(row["type"])
 
 
@@ -55,13 +59,13 @@ class UsageSummary(Output):
         start: datetime,
         end: datetime,
     ) -> None:
-        rows = flat_rows(used)
+        rows = flatten_usage(used)
         names = dict.fromkeys(row["base_model"] for row in rows if row["base_model"])
         self._models = [
-            {"base_model": name} | summed([row for row in rows if row["base_model"] == name])
+            {"base_model": name} | sum_usage([row for row in rows if row["base_model"] == name])
             for name in sorted(names)
         ]
-        self._all = summed(rows)
+        self._totals = sum_usage(rows)
         self._span = (start, end)
         self._quotas = quotas
         costs = [item.estimated_monthly_cost_usd for item in stored.data]
@@ -77,21 +81,21 @@ class UsageSummary(Output):
         start, end = self._span
         span = {"starting_on": start, "ending_before": end}
         quotas = {quota.name: {"used": quota.used, "limit": quota.limit} for quota in self._quotas}
-        sums = {"models": self._models, "total": self._all, "storage": self._stored}
+        sums = {"models": self._models, "total": self._totals, "storage": self._stored}
         return span | sums | {"quotas": quotas}
 
     def columns(self) -> Sequence[Column]:
         """Tokens and costs."""
-        return _COLUMNS
+        return _SUMMARY_COLUMNS
 
     def rows(self) -> Sequence[Sequence[str]]:
         """A row per model, and one of all if there are more."""
-        all_row = [{"base_model": "All models"} | self._all] if len(self._models) > 1 else []
+        all_row = [{"base_model": "All models"} | self._totals] if len(self._models) > 1 else []
         return [
             [
                 row["base_model"],
-                *(f"{row[name]:,}" for name in (*_AMOUNTS, "checkpoints")),
-                money(row["estimated_cost_usd"]),
+                *(f"{row[name]:,}" for name in (*_TOKEN_FIELDS, "checkpoints")),
+                format_usd(row["estimated_cost_usd"]),
             ]
             for row in [*self._models, *all_row]
         ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from tinkex.cli.context import Screen
-from tinkex.cli.format import format_count, format_duration, wrapped
-from tinkex.cli.output.plain import to_plain
+from tinkex.cli.format import format_count, format_duration, wrap_text
+from tinkex.cli.output.plain import to_jsonable
 from tinkex.server.headlines import format_metric, select_headlines
 
 if TYPE_CHECKING:
@@ -22,24 +22,24 @@ _NO_BREAK = "\xa0"
 _STATE_BY_STATUS = {"active": "training", "finished": "finished", "lost": "interrupted"}
 
 
-def state_of(page: RunMetricsResponse) -> str:
+def run_state(page: RunMetricsResponse) -> str:
     """The state of a run in one word."""
     return page.state or _STATE_BY_STATUS.get(page.status, page.status)
 
 
-def newest_metrics(page: RunMetricsResponse, step: RunStep | None) -> dict[str, float]:
+def headline_metrics(page: RunMetricsResponse, step: RunStep | None) -> dict[str, float]:
     """The metrics that say how training goes; without a step, the newest loss."""
     if step is not None:
-        return select_headlines(metrics_of(step))
+        return select_headlines(step_metrics(step))
     return {} if page.loss is None else {"loss": page.loss}
 
 
-def metrics_of(step: RunStep) -> dict[str, float]:
+def step_metrics(step: RunStep) -> dict[str, float]:
     """All metrics of a step, its loss among them."""
     return ({} if step.loss is None else {"loss": step.loss}) | step.metrics
 
 
-class View(Protocol):
+class RunView(Protocol):
     """Shows a run as it goes."""
 
     def show(self, page: RunMetricsResponse) -> None:
@@ -51,7 +51,7 @@ class View(Protocol):
         ...
 
 
-class Numbering:
+class StepNumbering:
     """Numbers steps without gaps, also when the server forgets old ones meanwhile."""
 
     def __init__(self) -> None:
@@ -66,17 +66,17 @@ class Numbering:
         return numbered
 
 
-def describe(page: RunMetricsResponse, number: int, step: RunStep | None) -> dict[str, Any]:
+def run_to_record(page: RunMetricsResponse, number: int, step: RunStep | None) -> dict[str, Any]:
     """How a run stands, for programs; with a step, as it was then."""
     return {
         "training_run_id": page.training_run_id,
         "status": page.status,
-        "state": state_of(page),
+        "state": run_state(page),
         "name": page.name,
         "step": number,
         "loss": page.loss if step is None else step.loss,
         "tokens": None if step is None else step.num_tokens,
-        "tokens_per_second": page.tokens_per_second if step is None else speed_of(step),
+        "tokens_per_second": page.tokens_per_second if step is None else step_speed(step),
         "seconds": None if step is None else step.seconds,
         "waiting": page.num_waiting,
         "running": page.num_running,
@@ -85,30 +85,30 @@ def describe(page: RunMetricsResponse, number: int, step: RunStep | None) -> dic
     }
 
 
-def speed_of(step: RunStep) -> float | None:
+def step_speed(step: RunStep) -> float | None:
     """Tokens per second within one step."""
     return step.num_tokens / step.seconds if step.seconds > 0 else None
 
 
-def headline(page: RunMetricsResponse, number: int, step: RunStep | None = None) -> str:
+def format_headline(page: RunMetricsResponse, number: int, step: RunStep | None = None) -> str:
     """How a run stands in one line."""
     parts = [
-        state_of(page),
+        run_state(page),
         format_count(number, "step"),
-        metrics_words(newest_metrics(page, step), ", "),
+        format_metric_list(headline_metrics(page, step), ", "),
         format_speed(page.tokens_per_second),
-        queue_words(page),
+        format_queue(page),
     ]
     return ", ".join(parts)
 
 
-def metrics_words(metrics: Mapping[str, float], separator: str = "  ") -> str:
+def format_metric_list(metrics: Mapping[str, float], separator: str = "  ") -> str:
     """Metrics with their names; a run without any has no loss yet."""
     words = [f"{name} {format_metric(value)}" for name, value in metrics.items()]
     return separator.join(words) or "loss -"
 
 
-def queue_words(page: RunMetricsResponse) -> str:
+def format_queue(page: RunMetricsResponse) -> str:
     """What of a run is waiting and being done."""
     if not page.num_waiting and not page.num_running:
         return "nothing queued"
@@ -120,12 +120,12 @@ def format_speed(tokens_per_second: float | None) -> str:
     return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
-class JsonLines:
+class JsonRunView:
     """One object per step; with --once one object in all."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
-        self._numbering = Numbering()
+        self._numbering = StepNumbering()
         self._status: str | None = None
 
     def show(self, page: RunMetricsResponse) -> None:
@@ -133,28 +133,28 @@ class JsonLines:
         numbered = self._numbering.number(page.steps)
         if self._once:
             last = numbered[-1] if numbered else (page.num_steps, None)
-            self._write(describe(page, *last))
+            self._write(run_to_record(page, *last))
             return
         for number, step in numbered:
-            self._write(describe(page, number, step))
+            self._write(run_to_record(page, number, step))
         if not numbered and page.status != self._status:
-            self._write(describe(page, page.num_steps, None))
+            self._write(run_to_record(page, page.num_steps, None))
         self._status = page.status
 
     def finish(self) -> None:
         """Everything was written."""
 
     def _write(self, data: dict[str, Any]) -> None:
-        click.echo(json.dumps(to_plain(data), allow_nan=False))
+        click.echo(json.dumps(to_jsonable(data), allow_nan=False))
 
 
-class PlainLines:
+class TextRunView:
     """One line per step; with --once one line in all."""
 
     def __init__(self, once: bool, stdout: Screen, stderr: Screen) -> None:
         self._once = once
         self._stdout, self._stderr = stdout, stderr
-        self._numbering = Numbering()
+        self._numbering = StepNumbering()
         self._last: tuple[RunMetricsResponse, int, RunStep | None] | None = None
 
     def show(self, page: RunMetricsResponse) -> None:
@@ -163,27 +163,31 @@ class PlainLines:
         before = self._last[1:] if self._last else (page.num_steps, None)
         self._last = (page, *(numbered[-1] if numbered else before))
         if self._once:
-            click.echo(_summary(*self._last, self._stdout))
+            click.echo(_format_summary(*self._last, self._stdout))
             return
         for number, step in numbered:
-            click.echo(step_line(number, step, page))
+            click.echo(format_step(number, step, page))
 
     def finish(self) -> None:
         """Say how it ended."""
         if self._last is not None and not self._once:
-            click.echo(_summary(*self._last, self._stderr), err=True)
+            click.echo(_format_summary(*self._last, self._stderr), err=True)
 
 
-def _summary(page: RunMetricsResponse, number: int, step: RunStep | None, screen: Screen) -> str:
+def _format_summary(
+    page: RunMetricsResponse, number: int, step: RunStep | None, screen: Screen
+) -> str:
     """How a run stands; a terminal that is too narrow gets a new line after a comma or colon."""
-    text = headline(page, number, step).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
-    return wrapped(f"{page.training_run_id}: {text}", screen).replace(_NO_BREAK, " ")
+    text = (
+        format_headline(page, number, step).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
+    )
+    return wrap_text(f"{page.training_run_id}: {text}", screen).replace(_NO_BREAK, " ")
 
 
-def step_line(number: int, step: RunStep, page: RunMetricsResponse) -> str:
+def format_step(number: int, step: RunStep, page: RunMetricsResponse) -> str:
     """A step in one line."""
     return (
-        f"step {number}  {metrics_words(newest_metrics(page, step))}  "
+        f"step {number}  {format_metric_list(headline_metrics(page, step))}  "
         f"{format_count(step.num_tokens, 'token')}  {format_duration(step.seconds)}  "
-        f"{format_speed(speed_of(step))}  {queue_words(page)}"
+        f"{format_speed(step_speed(step))}  {format_queue(page)}"
     )

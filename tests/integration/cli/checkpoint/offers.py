@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tinkex.cli.commands.checkpoint.download import folder_name
+from tinkex.cli.commands.checkpoint.download import checkpoint_folder_name
 from tinkex.ids import parse_tinker_path
 from tinkex.testing import Fault, StubServer
 
@@ -88,7 +88,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def folder_of(place: Path, path: str) -> Path:
     """Where a checkpoint's folder is made."""
-    return place / folder_name(parse_tinker_path(path))
+    return place / checkpoint_folder_name(parse_tinker_path(path))
 
 
 def names(place: Path) -> list[str]:

@@ -22,7 +22,7 @@ from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.cli.test_official_shapes import OFFICIAL, official
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.format import format_size
-from tinkex.cli.output.transfers import Contents
+from tinkex.cli.output.transfers import FileTotals
 from tinkex.testing import Fault
 
 # --- the good case ---------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_a_person_reads_where_it_went(scene: Scene, tinkex: Tinkex, place: Path)
     assert (done.exit_code, done.err) == (0, "")
     assert f"Checkpoint Download: {scene.training}" in done.out
     assert str(folder_of(place, scene.training)) in done.out
-    assert format_size(Contents.of(folder_of(place, scene.training)).num_bytes) in done.out
+    assert format_size(FileTotals.measure(folder_of(place, scene.training)).num_bytes) in done.out
 
 
 def test_without_output_it_goes_here(

@@ -27,7 +27,7 @@ from tests.integration.cli.checkpoint.offers import (
 )
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import PATIENCE, Connect, eventually
-from tinkex.cli.commands.checkpoint.fetching import KEPT, RESUMES
+from tinkex.cli.commands.checkpoint.fetching import INTERRUPTED_MESSAGE, RESUME_HINT
 from tinkex.client import archive as disk
 from tinkex.client import checkout, transfer
 from tinkex.client.partial_file import PartialFile
@@ -293,7 +293,7 @@ def test_ctrl_c_leaves_parts_alone_and_the_next_try_goes_on(
     server.inject("download", cut, times=1 if kind == "files" else 2, match=is_large)
     server.inject("download", Fault(delay_seconds=60.0), match=is_large)
     told = interrupted(scene, path, place, num_calls=3)
-    assert f"{KEPT}\n{RESUMES}\n" in told
+    assert f"{INTERRUPTED_MESSAGE}\n{RESUME_HINT}\n" in told
     assert "Error" not in told
     folder = folder_of(place, path)
     assert names(place) == [f".{folder.name}.partial"]

@@ -17,7 +17,7 @@ from tests.integration.cli.conftest import Tinkex
 from tests.integration.cli.run.conftest import NUM_STEPS, Trained
 from tests.integration.cli.talking import context_for
 from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve
-from tinkex.cli.commands.run.following import all_steps
+from tinkex.cli.commands.run.following import fetch_all_steps
 from tinkex.cli.context import Screen
 
 QUICK = ("--interval", "20ms")
@@ -111,7 +111,9 @@ def test_a_curve_is_drawn(trained: Trained, tinkex: Tinkex) -> None:
 def test_all_pages_are_fetched(trained: Trained) -> None:
     told: list[tuple[int, int]] = []
     client = trained.service.rest_client()
-    _, steps = all_steps(client, trained.run_id, lambda done, total: told.append((done, total)), 2)
+    _, steps = fetch_all_steps(
+        client, trained.run_id, lambda done, total: told.append((done, total)), 2
+    )
     assert [step.step for step in steps] == list(range(1, NUM_STEPS + 1))
     asked = [call.query["after"] for call in trained.server.calls("get_run_metrics")]
     assert asked == ["0", "2", "4"]

@@ -12,17 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tinkex.cli.commands.checkpoint.adapters import (
-    CARD_NAME,
-    CONFIG_NAME,
-    PRIVATE,
-    WEIGHTS_NAMES,
-    base_model_of,
-    card,
+    ADAPTER_CONFIG_NAME,
+    ADAPTER_WEIGHTS_NAMES,
+    MODEL_CARD_NAME,
+    SERVER_FILE_NAMES,
     check_adapter,
-    write_card,
+    format_model_card,
+    read_base_model,
+    write_model_card,
 )
-from tinkex.cli.commands.checkpoint.export import DTYPES, _take
-from tinkex.cli.commands.checkpoint.push_hf import tidy
+from tinkex.cli.commands.checkpoint.export import DTYPES, _copy_adapter
+from tinkex.cli.commands.checkpoint.push_hf import sanitize_repo_name
 from tinkex.cli.errors import CliError
 from tinkex.cli.main import run
 from tinkex.engine import config
@@ -34,62 +34,64 @@ PATH = "tinker://run/weights/0001"
 def adapter(tmp_path: Path) -> Path:
     folder = tmp_path / "adapter"
     folder.mkdir()
-    (folder / CONFIG_NAME).write_text('{"base_model_name_or_path": "org/base", "r": 8}')
-    (folder / WEIGHTS_NAMES[0]).write_bytes(b"weights")
+    (folder / ADAPTER_CONFIG_NAME).write_text('{"base_model_name_or_path": "org/base", "r": 8}')
+    (folder / ADAPTER_WEIGHTS_NAMES[0]).write_bytes(b"weights")
     return folder
 
 
 def test_an_adapter_has_settings_and_weights(adapter: Path) -> None:
     check_adapter(adapter, PATH)
-    (adapter / WEIGHTS_NAMES[0]).rename(adapter / WEIGHTS_NAMES[1])
+    (adapter / ADAPTER_WEIGHTS_NAMES[0]).rename(adapter / ADAPTER_WEIGHTS_NAMES[1])
     check_adapter(adapter, PATH)
-    (adapter / CONFIG_NAME).unlink()
+    (adapter / ADAPTER_CONFIG_NAME).unlink()
     with pytest.raises(CliError, match="holds no PEFT adapter"):
         check_adapter(adapter, PATH)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"base_model_name_or_path": null}', "\0"])
 def test_settings_that_name_no_base_model(text: str, adapter: Path) -> None:
-    assert base_model_of(adapter) == "org/base"
-    (adapter / CONFIG_NAME).write_text(text)
-    assert base_model_of(adapter) is None
-    assert "LoRA rank" not in card(adapter, PATH, "me/mine")
-    assert "base_model:" not in card(adapter, PATH, "me/mine")
+    assert read_base_model(adapter) == "org/base"
+    (adapter / ADAPTER_CONFIG_NAME).write_text(text)
+    assert read_base_model(adapter) is None
+    assert "LoRA rank" not in format_model_card(adapter, PATH, "me/mine")
+    assert "base_model:" not in format_model_card(adapter, PATH, "me/mine")
 
 
 @given(st.text(min_size=1, max_size=30))
 def test_a_page_names_any_base_model_without_breaking(base_model: str) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        (folder / CONFIG_NAME).write_text(json.dumps({"base_model_name_or_path": base_model}))
-        _, head, _ = card(folder, PATH, "me/mine").split("---\n", 2)
+        (folder / ADAPTER_CONFIG_NAME).write_text(
+            json.dumps({"base_model_name_or_path": base_model})
+        )
+        _, head, _ = format_model_card(folder, PATH, "me/mine").split("---\n", 2)
     line = next(line for line in head.splitlines() if line.startswith("base_model: "))
     assert json.loads(line.removeprefix("base_model: ")) == base_model
 
 
 def test_a_page_is_written_once(adapter: Path) -> None:
-    write_card(adapter, PATH, "me/mine")
-    first = (adapter / CARD_NAME).read_text()
+    write_model_card(adapter, PATH, "me/mine")
+    first = (adapter / MODEL_CARD_NAME).read_text()
     assert 'PeftModel.from_pretrained(base, "me/mine")' in first
     assert f'tinker_path: "{PATH}"' in first
-    write_card(adapter, PATH, "me/other")
-    assert (adapter / CARD_NAME).read_text() == first
+    write_model_card(adapter, PATH, "me/other")
+    assert (adapter / MODEL_CARD_NAME).read_text() == first
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_only_a_server_needs_stays_behind(is_ours: bool, adapter: Path) -> None:
-    for name in PRIVATE:
+    for name in SERVER_FILE_NAMES:
         (adapter / name).write_text("private")
     made = adapter.parent / "made"
-    _take(adapter, made, PRIVATE, is_ours=is_ours)
-    assert {path.name for path in made.iterdir()} == {CONFIG_NAME, WEIGHTS_NAMES[0]}
+    _copy_adapter(adapter, made, SERVER_FILE_NAMES, is_ours=is_ours)
+    assert {path.name for path in made.iterdir()} == {ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAMES[0]}
     assert adapter.exists() is not is_ours
 
 
 def test_a_file_that_cannot_be_copied_is_named(adapter: Path) -> None:
     (adapter / "broken").symlink_to(adapter / "nowhere")
     with pytest.raises(CliError, match="broken cannot be copied: "):
-        _take(adapter, adapter.parent / "made", PRIVATE, is_ours=False)
+        _copy_adapter(adapter, adapter.parent / "made", SERVER_FILE_NAMES, is_ours=False)
 
 
 def test_the_choices_are_those_of_the_engine() -> None:
@@ -99,7 +101,7 @@ def test_the_choices_are_those_of_the_engine() -> None:
 @given(st.text(max_size=200))
 @example("..")
 def test_the_hub_takes_every_tidied_name(text: str) -> None:
-    name = tidy(f"tinker-{text}-x")
+    name = sanitize_repo_name(f"tinker-{text}-x")
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,94}[A-Za-z0-9_]", name)
     assert "--" not in name
     assert ".." not in name

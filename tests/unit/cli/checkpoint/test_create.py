@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tinkex.checkpoint import atomic
 from tinkex.cli.context import Context, Screen
-from tinkex.cli.main import Outcome, run
+from tinkex.cli.main import CliResult, run
 from tinkex.client.config import Config
 from tinkex.errors import InternalServerError, RequestErrorCategory, RequestFailedError, TinkexError
 from tinkex.settings import package_version
@@ -94,7 +94,7 @@ class Bench:
         self.service.config = config
         return self.service
 
-    def run(self, *words: str, **facts: Any) -> Outcome:
+    def run(self, *words: str, **facts: Any) -> CliResult:
         context = Context(make_service=self._make, stdout=Screen(width=200), **facts)
         return run(["checkpoint", *words, "--output", str(self.output)], context)
 

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.cli.commands.checkpoint import deletion
-from tinkex.cli.commands.checkpoint.deletion import HOPELESS, NUM_AT_ONCE, Deletion, Outcome
+from tinkex.cli.commands.checkpoint.deletion import (
+    FATAL_ERRORS,
+    MAX_IN_FLIGHT,
+    BulkDeletion,
+    DeletionResult,
+)
 from tinkex.cli.context import Context
 from tinkex.cli.main import run
 from tinkex.errors import (
@@ -39,12 +44,14 @@ def done(error: BaseException | None = None) -> Future[None]:
     return future
 
 
-@given(verdicts=st.lists(st.booleans(), max_size=3 * NUM_AT_ONCE))
+@given(verdicts=st.lists(st.booleans(), max_size=3 * MAX_IN_FLIGHT))
 def test_every_path_has_one_outcome_and_failures_stop_nothing(verdicts: list[bool]) -> None:
     paths = [f"p{number}" for number in range(len(verdicts))]
     by_path = dict(zip(paths, verdicts, strict=True))
     counts: list[int] = []
-    outcome = Deletion(lambda path: done(None if by_path[path] else GONE), paths).run(counts.append)
+    outcome = BulkDeletion(lambda path: done(None if by_path[path] else GONE), paths).run(
+        counts.append
+    )
     assert list(outcome.deleted) == [path for path in paths if by_path[path]]
     assert [path for path, _ in outcome.failed] == [path for path in paths if not by_path[path]]
     assert (outcome.unknown, outcome.untried) == ([], [])
@@ -67,9 +74,9 @@ def test_only_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         return {first}, under_way - {first}
 
     monkeypatch.setattr("concurrent.futures.wait", answer_one)
-    outcome = Deletion(send, [str(n) for n in range(100)]).run()
+    outcome = BulkDeletion(send, [str(n) for n in range(100)]).run()
     assert len(outcome.deleted) == 100
-    assert max(most) == NUM_AT_ONCE
+    assert max(most) == MAX_IN_FLIGHT
 
 
 @pytest.mark.parametrize("error", [APIConnectionError("no answer"), AuthenticationError("no")])
@@ -81,16 +88,16 @@ def test_what_would_fail_for_all_is_not_tried_with_all(error: TinkexError) -> No
         return done(error)
 
     paths = [str(n) for n in range(100)]
-    outcome = Deletion(send, paths).run()
-    assert isinstance(error, HOPELESS)
+    outcome = BulkDeletion(send, paths).run()
+    assert isinstance(error, FATAL_ERRORS)
     assert outcome.shared_error is error
-    assert len(sent) == NUM_AT_ONCE
-    assert list(outcome.untried) == paths[NUM_AT_ONCE:]
+    assert len(sent) == MAX_IN_FLIGHT
+    assert list(outcome.untried) == paths[MAX_IN_FLIGHT:]
 
 
 def test_one_that_was_deleted_before_the_server_went_away_is_told() -> None:
     answers = iter([done(), done(APIConnectionError("no answer"))])
-    outcome = Deletion(lambda path: next(answers), ["a", "b"]).run()
+    outcome = BulkDeletion(lambda path: next(answers), ["a", "b"]).run()
     assert outcome.shared_error is None
     assert (outcome.deleted, outcome.exit_code) == (["a"], 1)
 
@@ -101,7 +108,7 @@ def test_a_path_that_cannot_be_sent_is_a_failure_of_its_own() -> None:
             raise InvalidInput("Invalid tinker path: 'bad'")
         return done()
 
-    outcome = Deletion(send, ["a", "bad", "b"]).run()
+    outcome = BulkDeletion(send, ["a", "bad", "b"]).run()
     assert outcome.deleted == ["a", "b"]
     assert outcome.to_dict()["failed"] == [
         {"tinker_path": "bad", "error": "Invalid tinker path: 'bad'"}
@@ -122,8 +129,8 @@ def interrupted_at(path: str, answer: Future[None]) -> Callable[[str], Future[No
 def test_an_interrupt_tells_what_was_and_was_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3-34."""
     monkeypatch.setattr(deletion, "SETTLE_SECONDS", 0.0)
-    outcome = Deletion(interrupted_at("c", Future()), ["a", "b", "c", "d"]).run()
-    assert outcome == Outcome(
+    outcome = BulkDeletion(interrupted_at("c", Future()), ["a", "b", "c", "d"]).run()
+    assert outcome == DeletionResult(
         deleted=["a"], failed=[], unknown=["b", "c"], untried=["d"], is_interrupted=True
     )
     assert outcome.exit_code == 130
@@ -138,7 +145,7 @@ def test_a_second_interrupt_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyboardInterrupt
 
     monkeypatch.setattr("concurrent.futures.wait", interrupt)
-    outcome = Deletion(lambda path: Future(), ["a", "b"]).run()
+    outcome = BulkDeletion(lambda path: Future(), ["a", "b"]).run()
     assert (outcome.unknown, outcome.is_interrupted) == (["a", "b"], True)
 
 

@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.checkpoint.download import folder_name
-from tinkex.cli.commands.checkpoint.fetching import Phases, check_free, say, scratch_beside
+from tinkex.cli.commands.checkpoint.download import checkpoint_folder_name
+from tinkex.cli.commands.checkpoint.fetching import (
+    DownloadProgressBars,
+    check_not_exists,
+    print_notice,
+    scratch_directory,
+)
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.errors import CliError
 from tinkex.cli.main import run
-from tinkex.cli.output.transfers import CheckpointDownload, Contents
+from tinkex.cli.output.transfers import CheckpointDownload, FileTotals
 from tinkex.ids import TinkerPath
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,30}", fullmatch=True)
@@ -21,29 +26,29 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,30}", fullmatch=True)
 
 def test_a_folder_is_called_as_the_official_one() -> None:
     path = TinkerPath("run-123", "weights", "final")
-    assert folder_name(path) == "run-123_weights_final"
+    assert checkpoint_folder_name(path) == "run-123_weights_final"
 
 
 def test_a_folder_has_no_colon_in_its_name() -> None:
     path = TinkerPath("82810c9f:train:0", "weights", "final")
-    assert folder_name(path) == "82810c9f_train_0_weights_final"
+    assert checkpoint_folder_name(path) == "82810c9f_train_0_weights_final"
 
 
 @given(NAMES, st.sampled_from(["weights", "sampler_weights", "external_weights"]), NAMES)
 def test_a_folder_stays_where_it_was_put(run_id: str, segment: str, name: str) -> None:
-    found = folder_name(TinkerPath(run_id, segment, name))
+    found = checkpoint_folder_name(TinkerPath(run_id, segment, name))
     assert (Path("here") / found).parent == Path("here")
     assert found not in {".", ".."}
 
 
 def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
-    check_free(tmp_path / "new", force=False)
-    check_free(tmp_path, force=True)
+    check_not_exists(tmp_path / "new", force=False)
+    check_not_exists(tmp_path, force=True)
     with pytest.raises(CliError, match="exists already"):
-        check_free(tmp_path, force=False)
+        check_not_exists(tmp_path, force=False)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CliError, match="exists already"):
-        check_free(tmp_path / "broken", force=False)
+        check_not_exists(tmp_path / "broken", force=False)
 
 
 def test_no_server_is_asked_where_a_place_is_taken(
@@ -63,7 +68,7 @@ def test_no_server_is_asked_where_a_place_is_taken(
 def test_scratch_is_gone_whatever_happens(tmp_path: Path) -> None:
     with (
         pytest.raises(KeyboardInterrupt),
-        scratch_beside(tmp_path / "deep" / "out") as scratch,
+        scratch_directory(tmp_path / "deep" / "out") as scratch,
     ):
         (scratch / "file").write_text("x")
         assert scratch.parent == tmp_path / "deep"
@@ -76,12 +81,12 @@ def test_contents_count_files_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").write_bytes(b"12345")
     (tmp_path / "c").write_bytes(b"678")
     (tmp_path / "link").symlink_to(tmp_path / "c")
-    assert Contents.of(tmp_path) == Contents(num_bytes=8, num_files=2)
-    assert Contents.of(tmp_path / "c") == Contents(num_bytes=3, num_files=1)
+    assert FileTotals.measure(tmp_path) == FileTotals(num_bytes=8, num_files=2)
+    assert FileTotals.measure(tmp_path / "c") == FileTotals(num_bytes=3, num_files=1)
 
 
 def test_the_official_keys_are_there() -> None:
-    shown = CheckpointDownload("tinker://r/weights/x", Path("here"), Contents(2048, 3))
+    shown = CheckpointDownload("tinker://r/weights/x", Path("here"), FileTotals(2048, 3))
     assert shown.to_dict() == {
         "checkpoint_path": "tinker://r/weights/x",
         "destination": "here",
@@ -93,20 +98,20 @@ def test_the_official_keys_are_there() -> None:
 
 @pytest.mark.parametrize("format", ["table", "json"])
 def test_programs_hear_only_json(format: str, capsys: pytest.CaptureFixture[str]) -> None:
-    say(Context(format=format), "busy")  # type: ignore[arg-type]
+    print_notice(Context(format=format), "busy")  # type: ignore[arg-type]
     assert capsys.readouterr().err == ("busy\n" if format == "table" else "")
 
 
 def test_bars_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen(is_terminal=True, width=100)
-    with Phases(Context(stderr=screen)) as phases:
-        phases.received(512, 2048)
-        phases.received(2048, 2048)
-        phases.unpacked(1, None)
-        phases.unpacked(7, 7)
+    with DownloadProgressBars(Context(stderr=screen)) as phases:
+        phases.on_bytes(512, 2048)
+        phases.on_bytes(2048, 2048)
+        phases.on_files(1, None)
+        phases.on_files(7, 7)
     shown = capsys.readouterr().err
     assert shown.index("Downloading") < shown.index("Unpacking")
     assert "7/7" in shown
-    with Phases(Context(stderr=Screen())) as phases:
-        phases.received(1, None)
+    with DownloadProgressBars(Context(stderr=Screen())) as phases:
+        phases.on_bytes(1, None)
     assert capsys.readouterr().err == ""

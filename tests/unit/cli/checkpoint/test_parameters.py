@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.checkpoint.parameters import Lifetime, Moment, in_utc
+from tinkex.cli.commands.checkpoint.parameters import IsoDateTime, Lifetime, to_utc
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,17 @@ def test_any_text_is_a_lifetime_or_a_sentence(text: str) -> None:
     ],
 )
 def test_a_moment_without_an_offset_is_in_utc(text: str, moment: datetime) -> None:
-    assert Moment().convert(text, None, None) == moment
+    assert IsoDateTime().convert(text, None, None) == moment
 
 
 @given(text=st.text(max_size=30) | st.just("0001-01-01T00:00+23:59"))
 def test_any_text_is_a_moment_or_a_sentence(text: str) -> None:
     try:
-        assert Moment().convert(text, None, None).tzinfo is UTC
+        assert IsoDateTime().convert(text, None, None).tzinfo is UTC
     except click.BadParameter as error:
         assert "is no date; write it as 2026-01-31" in error.message
 
 
 @given(moment=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)))
 def test_times_of_a_server_without_an_offset_can_be_compared(moment: datetime) -> None:
-    assert in_utc(moment) == moment.replace(tzinfo=UTC)
+    assert to_utc(moment) == moment.replace(tzinfo=UTC)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tinkex.cli.commands.checkpoint.selection import (
-    NUM_NAMED,
-    TYPES,
-    Chosen,
-    Filter,
-    describe,
-    total_size,
+    CHECKPOINT_TYPES,
+    MAX_LISTED,
+    CheckpointFilter,
+    SelectedCheckpoint,
+    describe_selection,
+    format_total_size,
 )
 from tinkex.types import Checkpoint
 
@@ -35,42 +35,48 @@ def saved(**facts: Any) -> Checkpoint:
 @pytest.mark.parametrize(
     ("wanted", "fits"),
     [
-        (Filter(), True),
-        (Filter(run_id="r"), True),
-        (Filter(checkpoint_type="training"), True),
-        (Filter(checkpoint_type="sampler"), False),
-        (Filter(before=NOON), False),
-        (Filter(before=NOON + timedelta(seconds=1)), True),
-        (Filter(after=NOON), False),
-        (Filter(after=NOON - timedelta(seconds=1)), True),
-        (Filter(after=NOON - timedelta(days=1), before=NOON - timedelta(hours=1)), False),
-        (Filter(checkpoint_type="training", before=NOON), False),
+        (CheckpointFilter(), True),
+        (CheckpointFilter(run_id="r"), True),
+        (CheckpointFilter(checkpoint_type="training"), True),
+        (CheckpointFilter(checkpoint_type="sampler"), False),
+        (CheckpointFilter(before=NOON), False),
+        (CheckpointFilter(before=NOON + timedelta(seconds=1)), True),
+        (CheckpointFilter(after=NOON), False),
+        (CheckpointFilter(after=NOON - timedelta(seconds=1)), True),
+        (CheckpointFilter(after=NOON - timedelta(days=1), before=NOON - timedelta(hours=1)), False),
+        (CheckpointFilter(checkpoint_type="training", before=NOON), False),
     ],
 )
-def test_all_conditions_must_hold(wanted: Filter, fits: bool) -> None:
-    assert wanted.fits(saved()) is fits
-    assert wanted.fits(saved(time=NOON.replace(tzinfo=None))) is fits
+def test_all_conditions_must_hold(wanted: CheckpointFilter, fits: bool) -> None:
+    assert wanted.matches(saved()) is fits
+    assert wanted.matches(saved(time=NOON.replace(tzinfo=None))) is fits
 
 
 def test_a_type_has_two_words() -> None:
-    assert (TYPES["weights"], TYPES["training"]) == ("training", "training")
-    assert (TYPES["sampler_weights"], TYPES["sampler"]) == ("sampler", "sampler")
-    assert (TYPES["external_weights"], TYPES["external"]) == ("external", "external")
+    assert (CHECKPOINT_TYPES["weights"], CHECKPOINT_TYPES["training"]) == ("training", "training")
+    assert (CHECKPOINT_TYPES["sampler_weights"], CHECKPOINT_TYPES["sampler"]) == (
+        "sampler",
+        "sampler",
+    )
+    assert (CHECKPOINT_TYPES["external_weights"], CHECKPOINT_TYPES["external"]) == (
+        "external",
+        "external",
+    )
 
 
 def test_an_empty_filter_knows_that_it_is() -> None:
-    assert Filter().is_empty
-    assert not Filter(run_id="r").is_empty
-    assert not Filter(after=NOON).is_empty
+    assert CheckpointFilter().is_empty
+    assert not CheckpointFilter(run_id="r").is_empty
+    assert not CheckpointFilter(after=NOON).is_empty
 
 
 def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
     """S3-G05."""
     chosen = [
-        Chosen("tinker://r/weights/0001", saved(size_bytes=1024)),
-        Chosen("tinker://r/weights/0002", saved(size_bytes=512, public=True)),
+        SelectedCheckpoint("tinker://r/weights/0001", saved(size_bytes=1024)),
+        SelectedCheckpoint("tinker://r/weights/0002", saved(size_bytes=512, public=True)),
     ]
-    shown = describe(chosen).splitlines()
+    shown = describe_selection(chosen).splitlines()
     assert shown[0] == "2 checkpoints (1.5 kB):"
     assert shown[1:3] == ["  tinker://r/weights/0001", "    training, 1.0 kB, 2026-01-31"]
     assert shown[4].endswith("512 B, 2026-01-31, public")
@@ -78,17 +84,26 @@ def test_the_question_names_paths_sizes_and_that_it_is_for_good() -> None:
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
-    assert total_size([Chosen("a")]) == "size unknown"
-    assert total_size([Chosen("a"), Chosen("b", saved(size_bytes=1))]) == "at least 1 B"
-    assert "tinker://r/weights/9\n    not found" in describe([Chosen("tinker://r/weights/9")])
-    assert "    training, 2026-01-31\n" in describe([Chosen("x", saved())])
+    assert format_total_size([SelectedCheckpoint("a")]) == "size unknown"
+    assert (
+        format_total_size([SelectedCheckpoint("a"), SelectedCheckpoint("b", saved(size_bytes=1))])
+        == "at least 1 B"
+    )
+    assert "tinker://r/weights/9\n    not found" in describe_selection(
+        [SelectedCheckpoint("tinker://r/weights/9")]
+    )
+    assert "    training, 2026-01-31\n" in describe_selection([SelectedCheckpoint("x", saved())])
 
 
 def test_many_are_counted_and_not_named() -> None:
-    shown = describe([Chosen(f"tinker://r/weights/{n}", saved()) for n in range(NUM_NAMED + 1234)])
-    assert len(shown.splitlines()) == 2 * NUM_NAMED + 3
+    shown = describe_selection(
+        [SelectedCheckpoint(f"tinker://r/weights/{n}", saved()) for n in range(MAX_LISTED + 1234)]
+    )
+    assert len(shown.splitlines()) == 2 * MAX_LISTED + 3
     assert "  and 1,234 more" in shown
 
 
 def test_a_path_of_a_server_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in describe([Chosen("tinker://\x1b[2J", saved()), Chosen("\x1b]8;;")])
+    assert "\x1b" not in describe_selection(
+        [SelectedCheckpoint("tinker://\x1b[2J", saved()), SelectedCheckpoint("\x1b]8;;")]
+    )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.cli.commands.drawing import Drawing, Source
-from tinkex.cli.commands.run.prompt import Prompt
-from tinkex.cli.commands.run.sample import Ask, _draw
+from tinkex.cli.commands.drawing import SampleSource, SamplingOptions
+from tinkex.cli.commands.run.prompt import PromptInput
+from tinkex.cli.commands.run.sample import SampleArguments, _request_samples
 from tinkex.testing import ToyTokenizer
 from tinkex.types import SampledSequence, SampleResponse
 
@@ -24,9 +24,9 @@ def drawn(text: str, *, as_chat: bool) -> None:
         get_tokenizer=lambda: tokenizer,
         sample=lambda *_, **__: SimpleNamespace(result=lambda: response),
     )
-    drawing = Drawing(max_tokens=8, temperature=1.0, top_k=-1, top_p=1.0)
-    ask = Ask(num_samples=1, tokenizer=None, as_chat=as_chat, with_logprobs=False)
-    _draw(sampler, Source("m"), Prompt(text="Hello"), drawing, ask)
+    drawing = SamplingOptions(max_tokens=8, temperature=1.0, top_k=-1, top_p=1.0)
+    ask = SampleArguments(num_samples=1, tokenizer=None, as_chat=as_chat, with_logprobs=False)
+    _request_samples(sampler, SampleSource("m"), PromptInput(text="Hello"), drawing, ask)
 
 
 def test_no_text_names_chat(capsys: pytest.CaptureFixture[str]) -> None:

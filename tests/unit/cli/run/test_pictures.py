@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tinkex.cli.context import Screen
 from tinkex.cli.errors import CliError
-from tinkex.cli.output.drawing import draw_lines
-from tinkex.cli.output.live import picture_of
-from tinkex.cli.output.plots import Plot, metric_names
-from tinkex.cli.output.watching import JsonLines, Numbering, PlainLines
+from tinkex.cli.output.drawing import draw_text_chart
+from tinkex.cli.output.live import render_run
+from tinkex.cli.output.plots import RunPlot, metric_names
+from tinkex.cli.output.watching import JsonRunView, StepNumbering, TextRunView
 from tinkex.types import RunMetricsResponse, RunStep
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -61,20 +61,24 @@ points = st.lists(
 def test_a_curve_fits_its_screen(
     values: list[float], width: int, height: int, is_unicode: bool
 ) -> None:
-    lines = draw_lines(list(enumerate(map(float, values), 1)), width, height, is_unicode=is_unicode)
+    lines = draw_text_chart(
+        list(enumerate(map(float, values), 1)), width, height, is_unicode=is_unicode
+    )
     assert len(lines) == max(height, 4) + 2
     assert max(map(len, lines)) <= max(width, 40)
     assert is_unicode or all(line.isascii() for line in lines)
 
 
 def test_a_curve_of_ten_rows_has_several_numbers_on_its_left() -> None:
-    lines = draw_lines([(1.0, 9.3), (2.0, 0.3)], 60, 10)
+    lines = draw_text_chart([(1.0, 9.3), (2.0, 0.3)], 60, 10)
     labels = [line.split("│")[0].strip() for line in lines if "│" in line]
     assert [label for label in labels if label] == ["8", "6", "4", "2"]
 
 
 def test_a_falling_curve_falls() -> None:
-    lines = draw_lines([(1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0)], 40, 8, is_unicode=False)
+    lines = draw_text_chart(
+        [(1.0, 4.0), (2.0, 3.0), (3.0, 2.0), (4.0, 1.0)], 40, 8, is_unicode=False
+    )
     columns = [line.index("*") for line in lines if "*" in line]
     assert columns == sorted(columns)
     assert columns[0] < columns[-1]
@@ -82,14 +86,14 @@ def test_a_falling_curve_falls() -> None:
 
 
 def test_what_no_scale_can_show_is_left_out() -> None:
-    assert draw_lines([], 40, 8) == []
-    assert draw_lines([(1.0, float("nan"))], 40, 8) == []
-    assert draw_lines([(1.0, 2.0), (2.0, float("inf"))], 40, 8)
+    assert draw_text_chart([], 40, 8) == []
+    assert draw_text_chart([(1.0, float("nan"))], 40, 8) == []
+    assert draw_text_chart([(1.0, 2.0), (2.0, float("inf"))], 40, 8)
 
 
 def test_all_numbers_are_in_the_table() -> None:
     steps = [step(1, 2.5), step(2, None, metrics={"grad_norm": 0.25, "step": 2.0})]
-    rows = list(csv.reader(io.StringIO(Plot(RUN, "loss", steps).to_csv().decode())))
+    rows = list(csv.reader(io.StringIO(RunPlot(RUN, "loss", steps).to_csv().decode())))
     assert rows[0] == [
         "step", "finished_at", "loss", "tokens", "seconds", "tokens_per_second", "grad_norm",
     ]  # fmt: skip
@@ -99,19 +103,19 @@ def test_all_numbers_are_in_the_table() -> None:
 
 
 def test_a_picture_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
-    plot = Plot("<run> & co", "loss", [step(n, 5.0 / n) for n in range(1, 30)])
+    plot = RunPlot("<run> & co", "loss", [step(n, 5.0 / n) for n in range(1, 30)])
     root = ElementTree.fromstring(plot.to_svg())
     assert root.tag.endswith("svg")
     assert "<run> & co" in "".join(root.itertext())
     assert any(part.tag.endswith("polyline") for part in root.iter())
     plot.write(tmp_path / "a" / "b.SVG")
     assert (tmp_path / "a" / "b.SVG").read_bytes() == plot.to_svg()
-    assert ElementTree.fromstring(Plot(RUN, "loss", []).to_svg()).tag.endswith("svg")
+    assert ElementTree.fromstring(RunPlot(RUN, "loss", []).to_svg()).tag.endswith("svg")
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
 def test_a_run_without_steps_is_no_mistake(format: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    Plot(RUN, "loss", []).print(format, Screen(width=60))
+    RunPlot(RUN, "loss", []).print(format, Screen(width=60))
     shown = capsys.readouterr().out
     if format == "json":
         assert json.loads(shown) == {"training_run_id": RUN, "metric": "loss", "points": []}
@@ -120,7 +124,7 @@ def test_a_run_without_steps_is_no_mistake(format: Any, capsys: pytest.CaptureFi
 
 
 def test_a_png_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    plot = Plot(RUN, "loss", [step(1), step(2)])
+    plot = RunPlot(RUN, "loss", [step(1), step(2)])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(CliError, match="needs matplotlib") as refused:
         plot.to_png()
@@ -129,14 +133,14 @@ def test_a_png_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_png_is_a_png() -> None:
     pytest.importorskip("matplotlib", reason="PNG files need the extra 'plot'")
-    assert Plot(RUN, "loss", [step(1), step(2)]).to_png().startswith(b"\x89PNG\r\n")
+    assert RunPlot(RUN, "loss", [step(1), step(2)]).to_png().startswith(b"\x89PNG\r\n")
 
 
 # --- watching ---------------------------------------------------------------------------------
 
 
 def test_every_step_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    view = JsonLines(once=False)
+    view = JsonRunView(once=False)
     view.show(page(step(1), step(2, 0.5)))
     view.show(page(num_waiting=3))
     view.show(page(step(3, 0.25)))
@@ -154,14 +158,14 @@ def test_every_step_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_once_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    JsonLines(once=True).show(page(step(1), step(2, 0.5)))
+    JsonRunView(once=True).show(page(step(1), step(2, 0.5)))
     assert json.loads(capsys.readouterr().out)["step"] == 2
-    JsonLines(once=True).show(page())
+    JsonRunView(once=True).show(page())
     assert json.loads(capsys.readouterr().out)["step"] == 0
 
 
 def test_plain_lines_say_step_loss_speed_and_queue(capsys: pytest.CaptureFixture[str]) -> None:
-    view = PlainLines(once=False, stdout=Screen(), stderr=Screen())
+    view = TextRunView(once=False, stdout=Screen(), stderr=Screen())
     view.show(page(step(7), num_waiting=2, num_running=1))
     view.show(page(status="lost", num_steps=1))
     view.finish()
@@ -175,18 +179,18 @@ def test_once_breaks_a_line_of_80_columns_between_figures(
 ) -> None:
     run_id = "82810c9f-dd83-49e2-8069-20d10792b196:train:12"
     shown = page(step(12_345), training_run_id=run_id, tokens_per_second=12_345.0)
-    PlainLines(once=True, stdout=Screen(True, width=80), stderr=Screen()).show(shown)
+    TextRunView(once=True, stdout=Screen(True, width=80), stderr=Screen()).show(shown)
     assert capsys.readouterr().out.splitlines() == [
         f"{run_id}: training, 12,345 steps,",
         "loss 1.0000, 12,345 tokens/s, nothing queued",
     ]
     # A pipe has no edge.
-    PlainLines(once=True, stdout=Screen(width=80), stderr=Screen()).show(shown)
+    TextRunView(once=True, stdout=Screen(width=80), stderr=Screen()).show(shown)
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_numbers_go_on_when_the_server_forgets_old_steps() -> None:
-    numbering = Numbering()
+    numbering = StepNumbering()
     assert [number for number, _ in numbering.number([step(9), step(10)])] == [9, 10]
     assert [number for number, _ in numbering.number([step(8)])] == [11]
 
@@ -197,8 +201,8 @@ def test_the_live_picture_fits(width: int) -> None:
 
     console = Console(width=width, file=io.StringIO())
     steps = [(number, step(number, 5.0 / number)) for number in range(1, 50)]
-    console.print(picture_of(page(num_steps=49), steps, width))
-    console.print(picture_of(page(), [], width))
+    console.print(render_run(page(num_steps=49), steps, width))
+    console.print(render_run(page(), [], width))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.run.prompt import Prompt, parse_tokens, read_prompt
+from tinkex.cli.commands.run.prompt import PromptInput, parse_tokens, read_prompt
 from tinkex.cli.errors import CliError
 from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
 from tinkex.errors import InvalidInput
@@ -57,7 +57,7 @@ def test_two_prompts_are_a_usage_error(
 def test_a_file_is_read_without_its_last_newline(tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("one\ntwo\n\n")
-    assert read_prompt(None, str(path), None) == Prompt(text="one\ntwo\n")
+    assert read_prompt(None, str(path), None) == PromptInput(text="one\ntwo\n")
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -65,7 +65,7 @@ def test_a_dash_reads_stdin(place: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
     given_prompts: list[str | None] = [None, None, None]
     given_prompts[place] = "-"
-    assert read_prompt(*given_prompts) == Prompt(text="from a pipe")
+    assert read_prompt(*given_prompts) == PromptInput(text="from a pipe")
 
 
 def test_a_file_of_numbers_is_text_and_that_is_said(
@@ -73,11 +73,11 @@ def test_a_file_of_numbers_is_text_and_that_is_said(
 ) -> None:
     path = tmp_path / "ids.json"
     path.write_text("[1, 2, 3]")
-    assert read_prompt(None, str(path), None) == Prompt(text="[1, 2, 3]")
+    assert read_prompt(None, str(path), None) == PromptInput(text="[1, 2, 3]")
     told = capsys.readouterr()
     assert told.out == ""
     assert f"--prompt-tokens {path} reads it as token ids" in told.err
-    assert read_prompt(None, None, str(path)) == Prompt(tokens=(1, 2, 3))
+    assert read_prompt(None, None, str(path)) == PromptInput(tokens=(1, 2, 3))
 
 
 @pytest.mark.parametrize("text", ["[]", "[1.5]", "[true]", '{"a": 1}', "12", "[1, 2"])
@@ -86,7 +86,7 @@ def test_other_files_get_no_notice(
 ) -> None:
     path = tmp_path / "prompt"
     path.write_text(text)
-    assert read_prompt(None, str(path), None) == Prompt(text=text)
+    assert read_prompt(None, str(path), None) == PromptInput(text=text)
     assert capsys.readouterr().err == ""
 
 
@@ -111,10 +111,10 @@ def test_what_cannot_be_a_prompt_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_text_is_encoded_and_token_ids_are_taken_as_they_are() -> None:
     tokenizer = toy_tokenizer()
-    assert Prompt(text="ab").encode(tokenizer, as_chat=False) == [97, 98]
-    assert Prompt(tokens=(5, 6)).encode(tokenizer, as_chat=False) == [5, 6]
-    assert Prompt(tokens=(5, 6)).encode(None, as_chat=False) == [5, 6]
-    chat = tokenizer.decode(Prompt(text="ab").encode(tokenizer, as_chat=True))
+    assert PromptInput(text="ab").encode(tokenizer, as_chat=False) == [97, 98]
+    assert PromptInput(tokens=(5, 6)).encode(tokenizer, as_chat=False) == [5, 6]
+    assert PromptInput(tokens=(5, 6)).encode(None, as_chat=False) == [5, 6]
+    chat = tokenizer.decode(PromptInput(text="ab").encode(tokenizer, as_chat=True))
     assert chat == "User: ab\n\nAssistant:"
 
 
@@ -127,4 +127,4 @@ def test_a_text_without_tokens_is_refused() -> None:
             return ""
 
     with pytest.raises((CliError, InvalidInput)):
-        Prompt(text="ab").encode(Mute(), as_chat=False)
+        PromptInput(text="ab").encode(Mute(), as_chat=False)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.lazy import Entry, LazyGroup
+from tinkex.cli.lazy import LazyCommand, LazyGroup
 
-_HERE = "tinkex.cli.commands.auth"
+_PACKAGE = "tinkex.cli.commands.auth"
 COMMANDS = {
-    "login": Entry(f"{_HERE}.login:login", "Check a key with the server and store it."),
-    "logout": Entry(f"{_HERE}.logout:logout", "Forget a stored key."),
-    "status": Entry(f"{_HERE}.status:status", "Say whether there is a key and the server takes it"),
-    "whoami": Entry(f"{_HERE}.whoami:whoami", "Show whose key is used."),
+    "login": LazyCommand(f"{_PACKAGE}.login:login", "Check a key with the server and store it."),
+    "logout": LazyCommand(f"{_PACKAGE}.logout:logout", "Forget a stored key."),
+    "status": LazyCommand(
+        f"{_PACKAGE}.status:status", "Say whether there is a key and the server takes it"
+    ),
+    "whoami": LazyCommand(f"{_PACKAGE}.whoami:whoami", "Show whose key is used."),
 }
 
 

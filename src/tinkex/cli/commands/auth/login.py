@@ -13,10 +13,10 @@ from tinkex.cli.errors import CliError
 from tinkex.cli.options import Command
 
 if TYPE_CHECKING:
-    from tinkex.cli.commands.auth.target import Target
+    from tinkex.cli.commands.auth.target import ProfileTarget
     from tinkex.wire.messages import ApiKeyReply
 
-_BY_PIPE = "Pass it through a pipe: tinkex auth login --api-key-stdin < FILE"
+_STDIN_HINT = "Pass it through a pipe: tinkex auth login --api-key-stdin < FILE"
 
 
 @click.command(cls=Command)
@@ -32,44 +32,46 @@ def login(context: Context, api_key_stdin: bool, is_default: bool) -> None:
     service.
     """
     from tinkex.cli.commands.auth.profile_file import store_key
-    from tinkex.cli.commands.auth.target import check_server, find_target
+    from tinkex.cli.commands.auth.target import check_profile_server, find_profile_target
 
-    target = find_target(context)
-    check_server(context, target)
-    key = context.api_key or (_from_stdin() if api_key_stdin else _from_person(context, target))
-    owner = _checked(context, target, key)
+    target = find_profile_target(context)
+    check_profile_server(context, target)
+    key = context.api_key or (
+        _read_key_from_stdin() if api_key_stdin else _prompt_for_key(context, target)
+    )
+    owner = _verify_key(context, target, key)
     is_first = target.file.default is None
     settings = {"base_url": target.base_url, "api_key": key}
     store_key(target.home, target.name, settings, is_default=is_default or is_first)
-    _report(context, target, owner, is_default or target.file.default in {None, target.name})
+    _report_login(context, target, owner, is_default or target.file.default in {None, target.name})
 
 
-def _from_stdin() -> str:
+def _read_key_from_stdin() -> str:
     text = "" if sys.stdin is None else sys.stdin.read()
-    return _given(text)
+    return _require_key(text)
 
 
-def _from_person(context: Context, target: Target) -> str:
+def _prompt_for_key(context: Context, target: ProfileTarget) -> str:
     if not context.is_stdin_terminal:
-        raise CliError("there is no terminal to ask for a key on", _BY_PIPE)
+        raise CliError("there is no terminal to ask for a key on", _STDIN_HINT)
     from getpass import getpass
 
     try:
-        return _given(getpass(f"API key for {target.base_url}: ", sys.stderr))
+        return _require_key(getpass(f"API key for {target.base_url}: ", sys.stderr))
     except EOFError:
-        return _given("")
+        return _require_key("")
 
 
-def _given(text: str) -> str:
+def _require_key(text: str) -> str:
     if not text.strip():
-        raise CliError("no key was given, so nothing was stored", _BY_PIPE)
+        raise CliError("no key was given, so nothing was stored", _STDIN_HINT)
     return text.strip()
 
 
-def _checked(context: Context, target: Target, key: str) -> ApiKeyReply | None:
+def _verify_key(context: Context, target: ProfileTarget, key: str) -> ApiKeyReply | None:
     """Whose the key is; a server that does not know names is asked for something small."""
-    from tinkex.cli.ask import ask, ask_api_key
-    from tinkex.cli.client import rest
+    from tinkex.cli.ask import call_endpoint, fetch_api_key_info
+    from tinkex.cli.client import rest_client
     from tinkex.errors import AuthenticationError
     from tinkex.wire.endpoints import CAPABILITIES
 
@@ -77,10 +79,10 @@ def _checked(context: Context, target: Target, key: str) -> ApiKeyReply | None:
     alone = target.environment._replace(home=Path(), profile=None, credential_command=None)
     asking = context._replace(profile=None, api_key=key, base_url=target.base_url)
     try:
-        with rest(asking, environment=alone, key_source="the prompt") as client:
-            owner = ask_api_key(client)
+        with rest_client(asking, environment=alone, key_source="the prompt") as client:
+            owner = fetch_api_key_info(client)
             if owner is None:
-                ask(client, CAPABILITIES)
+                call_endpoint(client, CAPABILITIES)
     except AuthenticationError as error:
         raise CliError(
             f"{target.base_url} refuses this key, so it was not stored",
@@ -89,23 +91,25 @@ def _checked(context: Context, target: Target, key: str) -> ApiKeyReply | None:
     return owner
 
 
-def _report(context: Context, target: Target, owner: ApiKeyReply | None, is_default: bool) -> None:
-    from tinkex.cli.commands.auth.owners import describe
+def _report_login(
+    context: Context, target: ProfileTarget, owner: ApiKeyReply | None, is_default: bool
+) -> None:
+    from tinkex.cli.commands.auth.owners import parse_key_owner
     from tinkex.cli.output import announce
 
-    who = describe(owner)
+    who = parse_key_owner(owner)
     path = target.home.profiles_file
-    warning = _overruled(target, is_default)
+    warning = _find_override(target, is_default)
     data: dict[str, Any] = {"profile": target.name, "path": path, "base_url": target.base_url}
     data |= {"default": is_default} | who.to_dict() | ({"warning": warning} if warning else {})
-    name = f" as {who.text}" if who.text else ""
+    name = f" as {who.description}" if who.description else ""
     sentence = (
         f"Logged in to {target.base_url}{name}. The key is in profile {target.name!r}, {path}"
     )
     announce(context, f"{sentence}\nWarning: {warning}" if warning else sentence, data)
 
 
-def _overruled(target: Target, is_default: bool) -> str | None:
+def _find_override(target: ProfileTarget, is_default: bool) -> str | None:
     """Why the key that was stored would not be the one that is used."""
     environment = target.environment
     if environment.api_key or environment.credential_command:

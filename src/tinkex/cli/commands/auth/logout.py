@@ -12,7 +12,7 @@ from tinkex.cli.errors import CliError
 from tinkex.cli.options import Command
 
 if TYPE_CHECKING:
-    from tinkex.cli.commands.auth.target import Target
+    from tinkex.cli.commands.auth.target import ProfileTarget
 
 
 @click.command(cls=Command)
@@ -27,29 +27,29 @@ def logout(context: Context, revoke: bool, is_all: bool) -> None:
     more: without another server, commands use the server of this machine again.
     """
     from tinkex.cli.commands.auth.profile_file import drop_key
-    from tinkex.cli.commands.auth.target import find_target
+    from tinkex.cli.commands.auth.target import find_profile_target
     from tinkex.cli.output import announce
 
-    target = find_target(context)
+    target = find_profile_target(context)
     names = [target.name] if not is_all else sorted(target.file.profiles)
     names = [name for name in names if "api_key" in target.file.profiles.get(name, {})]
     if not names:
-        _forget_stored(context, target, revoke)
+        _remove_official_key(context, target, revoke)
         return
     for name in names:
         if revoke:
-            _revoke(context, target, target.file.profiles[name])
+            _revoke_key(context, target, target.file.profiles[name])
         drop_key(target.home, name)
     shown = ", ".join(map(repr, names))
     what = "was revoked" if revoke else "is still valid on the server"
     announce(
         context,
-        f"Forgot the key of profile {shown}; it {what}. {_next_server(context)}".rstrip(),
+        f"Forgot the key of profile {shown}; it {what}. {_describe_next_server(context)}".rstrip(),
         {"profiles": names, "path": target.file.path, "revoked": revoke},
     )
 
 
-def _next_server(context: Context) -> str:
+def _describe_next_server(context: Context) -> str:
     """Which server the next command uses."""
     from tinkex.cli.access import find_access
 
@@ -59,7 +59,7 @@ def _next_server(context: Context) -> str:
     return f"Commands use {access.base_url}."
 
 
-def _forget_stored(context: Context, target: Target, revoke: bool) -> None:
+def _remove_official_key(context: Context, target: ProfileTarget, revoke: bool) -> None:
     """Forget the key that the official command line has stored."""
     from tinkex.cli.output import announce
     from tinkex.client.credentials import CredentialStore
@@ -74,7 +74,7 @@ def _forget_stored(context: Context, target: Target, revoke: bool) -> None:
             "`tinkex auth status` says which key is used, and where it comes from.",
         )
     if revoke:
-        _revoke(context, target, {"api_key": record.key})
+        _revoke_key(context, target, {"api_key": record.key})
     store.remove(stored.default)
     what = "was revoked" if revoke else "is still valid on the server"
     announce(
@@ -84,13 +84,13 @@ def _forget_stored(context: Context, target: Target, revoke: bool) -> None:
     )
 
 
-def _revoke(context: Context, target: Target, settings: Any) -> None:
-    from tinkex.cli.ask import ask
-    from tinkex.cli.client import rest
+def _revoke_key(context: Context, target: ProfileTarget, settings: Any) -> None:
+    from tinkex.cli.ask import call_endpoint
+    from tinkex.cli.client import rest_client
     from tinkex.wire.endpoints import DELETE_API_KEY
 
     url = context.base_url or settings.get("base_url") or target.base_url
     alone = target.environment._replace(home=Path(), profile=None, credential_command=None)
     asking = context._replace(profile=None, api_key=settings["api_key"], base_url=url)
-    with rest(asking, environment=alone, key_source=str(target.file.path)) as client:
-        ask(client, DELETE_API_KEY)
+    with rest_client(asking, environment=alone, key_source=str(target.file.path)) as client:
+        call_endpoint(client, DELETE_API_KEY)

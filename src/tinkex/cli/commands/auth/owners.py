@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class KeyOwner:
     """A key and who has it."""
 
     key_id: int | None = None
@@ -19,7 +19,7 @@ class Owner:
     organization: str | None = None
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """The owner in a few words; empty if nothing is known."""
         who = self.email or self.organization or ""
         if self.email and self.organization:
@@ -37,20 +37,20 @@ class Owner:
         }
 
 
-def describe(reply: ApiKeyReply | None) -> Owner:
+def parse_key_owner(reply: ApiKeyReply | None) -> KeyOwner:
     """The owner of a server's answer; servers differ in how much of it they fill in."""
     if reply is None:
-        return Owner()
+        return KeyOwner()
     details = reply.details or {}
-    return Owner(
+    return KeyOwner(
         key_id=reply.key_id,
         key_name=reply.name or None,
-        email=_text(details, "user_details", "email"),
-        organization=_text(details, "org_details", "name"),
+        email=_nested_text(details, "user_details", "email"),
+        organization=_nested_text(details, "org_details", "name"),
     )
 
 
-def _text(details: dict[str, Any], group: str, name: str) -> str | None:
+def _nested_text(details: dict[str, Any], group: str, name: str) -> str | None:
     found = details.get(group)
     value = found.get(name) if isinstance(found, dict) else None
     return value if isinstance(value, str) and value else None

@@ -8,10 +8,10 @@ import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
-from tinkex.cli.output import Facts, show
+from tinkex.cli.output import PropertiesOutput, show
 
 if TYPE_CHECKING:
-    from tinkex.cli.access import Access
+    from tinkex.cli.access import ServerAccess
 
 
 @click.command(cls=Command)
@@ -22,13 +22,13 @@ def status(context: Context) -> None:
     from tinkex.cli.format import format_bool
 
     access = find_access(context)
-    error = _problem(context, access)
+    error = _find_access_problem(context, access)
     found: dict[str, Any] = {
         "credentials_available": access.has_credential,
         "accessible": error is None,
         "base_url": access.base_url,
         "profile": access.config.profile,
-        "key": access.shown_key,
+        "key": access.masked_key,
         "source": access.source,
         "error": error,
     }
@@ -37,29 +37,29 @@ def status(context: Context) -> None:
         ("Accessible", format_bool(error is None)),
         ("Server", access.base_url or f"the local one of {access.home}, which does not run"),
         ("Profile", access.config.profile or "none"),
-        ("Key", access.shown_key or ("printed by a command" if access.source else "none")),
+        ("Key", access.masked_key or ("printed by a command" if access.source else "none")),
         ("Key from", access.source or "nowhere"),
         *([("Problem", error)] if error else []),
     ]
-    show(context, Facts(found, rows))
+    show(context, PropertiesOutput(found, rows))
     if error is not None:
         click.get_current_context().exit(1)
 
 
-def _problem(context: Context, access: Access) -> str | None:
+def _find_access_problem(context: Context, access: ServerAccess) -> str | None:
     """Why the server cannot be used; None if it can."""
-    from tinkex.cli.ask import ask
-    from tinkex.cli.client import rest
-    from tinkex.cli.errors import explain
+    from tinkex.cli.ask import call_endpoint
+    from tinkex.cli.client import rest_client
+    from tinkex.cli.errors import describe_error
     from tinkex.errors import TinkexError
     from tinkex.wire.endpoints import CAPABILITIES
 
     if access.base_url is None:
         return "No server runs here; the next command that needs one starts it."
     try:
-        with rest(context) as client:
-            ask(client, CAPABILITIES)
+        with rest_client(context) as client:
+            call_endpoint(client, CAPABILITIES)
     except TinkexError as error:
-        failure = explain(error)
+        failure = describe_error(error)
         return " ".join(filter(None, (failure.message.rstrip(".") + ".", failure.hint)))
     return None

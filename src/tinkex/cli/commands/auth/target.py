@@ -14,11 +14,11 @@ from tinkex.home import Home
 from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
 
 #: The profile that is made when none is named.
-FIRST_PROFILE = "default"
+DEFAULT_PROFILE_NAME = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ProfileTarget:
     """A profile, there or to be made."""
 
     name: str
@@ -31,17 +31,17 @@ class Target:
     environment: Environment = field(repr=False)
 
 
-def find_target(context: Context) -> Target:
+def find_profile_target(context: Context) -> ProfileTarget:
     """The profile that was named, that is used without a name, or the first one there will be."""
     environment = read_environment()
     home = Home(environment.home)
     file = read_profiles(home.profiles_file)
-    name = context.profile or environment.profile or file.default or FIRST_PROFILE
+    name = context.profile or environment.profile or file.default or DEFAULT_PROFILE_NAME
     settings = file.profiles.get(name, {})
     own, around = settings.get("base_url"), environment.base_url
     # A profile that the caller named goes before the variable, as in every other command.
     found = (own or around) if context.profile else (around or own)
-    return Target(
+    return ProfileTarget(
         name=name,
         base_url=normalise_url(context.base_url or found or HOSTED_BASE_URL),
         settings=settings,
@@ -51,7 +51,7 @@ def find_target(context: Context) -> Target:
     )
 
 
-def check_server(context: Context, target: Target) -> None:
+def check_profile_server(context: Context, target: ProfileTarget) -> None:
     """Refuse to turn a profile that nobody named into one of another server."""
     own = target.settings.get("base_url")
     if context.profile or own is None or normalise_url(own) == target.base_url:

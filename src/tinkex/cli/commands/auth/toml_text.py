@@ -11,30 +11,30 @@ from typing import Any
 
 from tinkex.errors import ConfigError
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def with_values(text: str, table: tuple[str, ...], values: Mapping[str, str | None]) -> str:
+def set_toml_values(text: str, table: tuple[str, ...], values: Mapping[str, str | None]) -> str:
     """The text with these values in a table, () for the top; None takes a value away.
 
     A text that is written in a way that cannot be changed line by line is refused.
     """
     before = tomllib.loads(text)
-    lines = _Lines(text)
+    lines = _TomlLines(text)
     for key, value in values.items():
-        lines.put(table, key, value)
+        lines.set_value(table, key, value)
     changed = lines.text()
     try:
         found = tomllib.loads(changed)
     except tomllib.TOMLDecodeError:
         found = {}
-    if found != _expected(before, table, values):
+    if found != _apply_values(before, table, values):
         name = ".".join(table) or "the top"
         raise ConfigError(f"{name} is written in a way that cannot be changed automatically")
     return changed
 
 
-def _expected(
+def _apply_values(
     before: Mapping[str, Any], table: tuple[str, ...], values: Mapping[str, str | None]
 ) -> dict[str, Any]:
     found = copy.deepcopy(dict(before))
@@ -48,7 +48,7 @@ def _expected(
     return found
 
 
-class _Lines:
+class _TomlLines:
     """A text as lines."""
 
     def __init__(self, text: str) -> None:
@@ -61,24 +61,26 @@ class _Lines:
     def text(self) -> str:
         return self._end.join([*self._lines, ""]) if self._lines else ""
 
-    def put(self, table: tuple[str, ...], key: str, value: str | None) -> None:
+    def set_value(self, table: tuple[str, ...], key: str, value: str | None) -> None:
         """Set a value, or take it away."""
-        begin, end = self._bounds(table)
+        begin, end = self._table_bounds(table)
         if begin is None:
             if value is None:
                 return
-            self._lines += ["", _header(table)] if self._lines else [_header(table)]
+            self._lines += ["", _format_header(table)] if self._lines else [_format_header(table)]
             begin = end = len(self._lines)
-        place = next((i for i in range(begin, end) if _key_of(self._lines[i]) == key), None)
+        place = next((i for i in range(begin, end) if _parse_key(self._lines[i]) == key), None)
         if place is not None:
-            comment = _comment(self._lines[place])
-            self._lines[place : place + 1] = [] if value is None else [_row(key, value) + comment]
+            comment = _trailing_comment(self._lines[place])
+            self._lines[place : place + 1] = (
+                [] if value is None else [_format_pair(key, value) + comment]
+            )
         elif value is not None:
-            self._insert(begin, end, _row(key, value), is_top=not table)
+            self._insert_row(begin, end, _format_pair(key, value), is_top=not table)
 
-    def _insert(self, begin: int, end: int, row: str, *, is_top: bool) -> None:
+    def _insert_row(self, begin: int, end: int, row: str, *, is_top: bool) -> None:
         rows = self._lines[begin:end]
-        keys = [i for i, line in enumerate(rows) if _key_of(line) is not None]
+        keys = [i for i, line in enumerate(rows) if _parse_key(line) is not None]
         if keys or not is_top:
             self._lines.insert(begin + (keys[-1] + 1 if keys else 0), row)
             return
@@ -87,7 +89,7 @@ class _Lines:
         place = begin + blank + 1 if end < len(self._lines) else end
         self._lines[place:place] = [row, ""] if end < len(self._lines) else [row]
 
-    def _bounds(self, table: tuple[str, ...]) -> tuple[int | None, int]:
+    def _table_bounds(self, table: tuple[str, ...]) -> tuple[int | None, int]:
         """The lines of a table without its header; None where it begins if it is not there."""
         headers = [i for i, line in enumerate(self._lines) if line.lstrip().startswith("[")]
         if not table:
@@ -99,25 +101,25 @@ class _Lines:
         return None, 0
 
 
-def _header(table: tuple[str, ...]) -> str:
-    return f"[{'.'.join(_written(part) for part in table)}]"
+def _format_header(table: tuple[str, ...]) -> str:
+    return f"[{'.'.join(_format_key(part) for part in table)}]"
 
 
-def _written(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _quoted(key)
+def _format_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _quote(key)
 
 
-def _row(key: str, value: str) -> str:
-    return f"{_written(key)} = {_quoted(value)}"
+def _format_pair(key: str, value: str) -> str:
+    return f"{_format_key(key)} = {_quote(value)}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     # A text of JSON is one of TOML too, but for one letter.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 def _is_header(line: str, table: tuple[str, ...]) -> bool:
-    found = _parsed(line)
+    found = _parse_line(line)
     for part in table:
         if not isinstance(found, dict) or list(found) != [part]:
             return False
@@ -125,19 +127,19 @@ def _is_header(line: str, table: tuple[str, ...]) -> bool:
     return found == {}
 
 
-def _key_of(line: str) -> str | None:
-    found = _parsed(line)
+def _parse_key(line: str) -> str | None:
+    found = _parse_line(line)
     return next(iter(found)) if found and not line.lstrip().startswith("[") else None
 
 
-def _comment(line: str) -> str:
+def _trailing_comment(line: str) -> str:
     for i, letter in enumerate(line):
-        if letter == "#" and _parsed(line[:i]) is not None:
+        if letter == "#" and _parse_line(line[:i]) is not None:
             return "  " + line[i:]
     return ""
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parse_line(line: str) -> dict[str, Any] | None:
     try:
         return tomllib.loads(line)
     except tomllib.TOMLDecodeError:

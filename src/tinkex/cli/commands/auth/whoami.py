@@ -8,7 +8,7 @@ import click
 
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
-from tinkex.cli.output import Facts, show
+from tinkex.cli.output import PropertiesOutput, show
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
@@ -22,11 +22,11 @@ def whoami(context: Context) -> None:
     A server with tokens names the user and the organization; one that knows keys alone names the
     owner of the key.
     """
-    from tinkex.cli.client import rest
+    from tinkex.cli.client import rest_client
     from tinkex.cli.format import format_optional
 
-    with rest(context) as client:
-        found = _identity(client)
+    with rest_client(context) as client:
+        found = _fetch_identity(client)
     rows = [
         ("Email", format_optional(found["email"])),
         ("User", format_optional(found["user_urn"])),
@@ -34,19 +34,19 @@ def whoami(context: Context) -> None:
     ]
     if found.get("key_name"):
         rows.append(("Key", found["key_name"]))
-    show(context, Facts(found, rows))
+    show(context, PropertiesOutput(found, rows))
 
 
-def _identity(client: RestClient) -> dict[str, Any]:
-    from tinkex.cli.ask import ask_api_key
-    from tinkex.cli.commands.auth.owners import describe
+def _fetch_identity(client: RestClient) -> dict[str, Any]:
+    from tinkex.cli.ask import fetch_api_key_info
+    from tinkex.cli.commands.auth.owners import parse_key_owner
     from tinkex.errors import ConfigError
 
     try:
         return client.whoami().result().model_dump()
     except ConfigError:
         # No tokens: the key itself may have a name.
-        reply = ask_api_key(client)
+        reply = fetch_api_key_info(client)
         if reply is None:
             raise
-    return {"user_urn": None, "org_urn": None} | describe(reply).to_dict()
+    return {"user_urn": None, "org_urn": None} | parse_key_owner(reply).to_dict()

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.client import service
-from tinkex.cli.commands.chat.reading import messages
-from tinkex.cli.commands.drawing import Drawing, Source, drawing_options
+from tinkex.cli.client import service_client
+from tinkex.cli.commands.chat.reading import read_messages
+from tinkex.cli.commands.drawing import SampleSource, SamplingOptions, sampling_options
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
-from tinkex.cli.progress import waiting
+from tinkex.cli.progress import spinner
 
 if TYPE_CHECKING:
-    from tinkex.cli.commands.chat.talk import Talk
+    from tinkex.cli.commands.chat.talk import ChatSession
 
 
 @click.command(cls=Command)
 @click.argument("model", required=False, type=CHECKPOINT, metavar="[MODEL_OR_PATH]")
 @click.option("--system", metavar="TEXT", help="What the model is told before everything.")
-@drawing_options(max_tokens=1024, temperature=0.7)
+@sampling_options(max_tokens=1024, temperature=0.7)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End an answer at this text.")
 @pass_context
 def chat(
@@ -34,26 +34,26 @@ def chat(
     added to it, else tinkex/tiny. Answers appear while they are made. /help lists the orders that
     can be typed. If stdin is not a terminal, every line is a message and is answered.
     """
-    source = Source.of(model, None)
-    drawing = Drawing(**{name: given[name] for name in Drawing._fields})
-    with service(context) as client:
-        from tinkex.cli.commands.chat.talk import Talk
+    source = SampleSource.from_options(model, None)
+    drawing = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
+    with service_client(context) as client:
+        from tinkex.cli.commands.chat.talk import ChatSession
 
-        source = source.found(client)
+        source = source.resolve(client)
         text = f"Loading the tokenizer of {source.name} ..." if context.is_stdin_terminal else ""
-        with waiting(text):
-            talk = Talk.begin(context, client, source, drawing, tokenizer)
+        with spinner(text):
+            talk = ChatSession.start(context, client, source, drawing, tokenizer)
         talk.conversation.system = system
         if context.is_stdin_terminal:
             click.echo(f"Talking with {source.name}; /help says what can be typed.", err=True)
-        _converse(context, talk)
+        _run_session(context, talk)
 
 
-def _converse(context: Context, talk: Talk) -> None:
-    from tinkex.cli.commands.chat.conversation import Quit
+def _run_session(context: Context, talk: ChatSession) -> None:
+    from tinkex.cli.commands.chat.conversation import QuitChat
 
-    for text in messages(context):
+    for text in read_messages(context):
         try:
-            talk.hear(text)
-        except Quit:
+            talk.handle(text)
+        except QuitChat:
             return

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from tinkex.cli.errors import CliError
-from tinkex.cli.files import check_output
+from tinkex.cli.files import resolve_output_file
 from tinkex.units import format_count
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 
-HELP = """\
+CHAT_HELP = """\
 /system TEXT  what the model is told before everything; without TEXT, nothing
 /reset        forget what was said
 /save FILE    add the conversation to a file that `tinkex train sft` reads
@@ -23,7 +23,7 @@ A \\ at the end of a line goes on in the next one; pasted lines are one message.
 Ctrl-C stops an answer. // at the beginning sends a message that begins with /."""
 
 
-class Quit(Exception):
+class QuitChat(Exception):
     """The person is done."""
 
 
@@ -32,9 +32,9 @@ class Conversation:
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system or None
-        self.messages: list[Message] = []
+        self.messages: list[ChatMessage] = []
 
-    def asked(self, text: str) -> list[Message]:
+    def with_user_message(self, text: str) -> list[ChatMessage]:
         """All that the model sees when this is said next."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.messages, {"role": "user", "content": text}]
@@ -46,21 +46,21 @@ class Conversation:
             {"role": "assistant", "content": answer},
         ]
 
-    def obey(self, line: str) -> str | None:
+    def run_slash_command(self, line: str) -> str | None:
         """Carry out an order; what to say about it, or None if it is no order."""
         word, _, rest = line.strip().partition(" ")
-        order = self._orders.get(word)
+        order = self._slash_commands.get(word)
         return None if order is None else order(rest.strip())
 
     @property
-    def _orders(self) -> dict[str, Callable[[str], str]]:
+    def _slash_commands(self) -> dict[str, Callable[[str], str]]:
         return {
             "/system": self._set_system,
             "/reset": self._reset,
             "/save": self._save,
             "/quit": self._quit,
             "/exit": self._quit,
-            "/help": lambda rest: HELP,
+            "/help": lambda rest: CHAT_HELP,
         }
 
     def _set_system(self, text: str) -> str:
@@ -72,7 +72,7 @@ class Conversation:
         return "Nothing was said so far."
 
     def _quit(self, rest: str) -> str:
-        raise Quit
+        raise QuitChat
 
     def _save(self, name: str) -> str:
         if not name:
@@ -81,7 +81,7 @@ class Conversation:
             return "There is nothing to save."
         path = Path(name).expanduser()
         try:
-            self._append(check_output(path))
+            self._append(resolve_output_file(path))
         except CliError as error:
             return error.message
         except OSError as error:
@@ -99,6 +99,6 @@ class Conversation:
         write_file_atomic(path, before + f"{row}\n".encode(), mode=0o644)
 
 
-def unknown_order(line: str) -> str:
+def unknown_command_message(line: str) -> str:
     """What to say about a word that begins like an order and is none."""
     return f"There is no {click.unstyle(line.split()[0])}; /help lists what there is."

@@ -11,17 +11,17 @@ import click
 
 from tinkex.cli.context import Context
 
-PROMPT, MORE = "> ", "... "
+INPUT_PROMPT, CONTINUATION_PROMPT = "> ", "... "
 #: Lines of a paste come faster than this.
 _PASTE_SECONDS = 0.05
 
 
-def messages(context: Context) -> Iterator[str]:
+def read_messages(context: Context) -> Iterator[str]:
     """What is said, one message at a time, until the end of stdin."""
-    return _typed(context) if context.is_stdin_terminal else _piped()
+    return _read_typed(context) if context.is_stdin_terminal else _read_piped()
 
 
-def _piped() -> Iterator[str]:
+def _read_piped() -> Iterator[str]:
     if sys.stdin is None:
         return
     if hasattr(sys.stdin, "reconfigure"):
@@ -31,13 +31,13 @@ def _piped() -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
-def _typed(context: Context) -> Iterator[str]:
+def _read_typed(context: Context) -> Iterator[str]:
     with contextlib.suppress(ImportError):
         # Its presence gives input() a line that can be edited, and a history.
         import readline  # noqa: F401
     while True:
         try:
-            text = _message(context)
+            text = _read_message(context)
         except EOFError:
             click.echo("", err=True)
             return
@@ -48,20 +48,20 @@ def _typed(context: Context) -> Iterator[str]:
             yield text
 
 
-def _message(context: Context) -> str:
+def _read_message(context: Context) -> str:
     """One message: lines that end with a backslash, or were pasted together, belong together."""
-    lines = [_line(context, PROMPT)]
+    lines = [_read_line(context, INPUT_PROMPT)]
     while True:
         if lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            lines.append(_line(context, MORE))
-        elif _is_more_there():
-            lines.append(_line(context, ""))
+            lines.append(_read_line(context, CONTINUATION_PROMPT))
+        elif _has_pending_input():
+            lines.append(_read_line(context, ""))
         else:
             return "\n".join(lines)
 
 
-def _line(context: Context, prompt: str) -> str:
+def _read_line(context: Context, prompt: str) -> str:
     if context.stdout.is_terminal:
         return input(prompt)
     # input() would write its prompt among the answers.
@@ -72,7 +72,7 @@ def _line(context: Context, prompt: str) -> str:
     return line.rstrip("\r\n")
 
 
-def _is_more_there() -> bool:
+def _has_pending_input() -> bool:
     try:
         return bool(select.select([sys.stdin], [], [], _PASTE_SECONDS)[0])
     except (OSError, ValueError):

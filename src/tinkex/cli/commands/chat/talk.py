@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinkex.cli.commands.chat.answers import Answer, Manner
-from tinkex.cli.commands.chat.conversation import Conversation, unknown_order
-from tinkex.cli.commands.drawing import Drawing, Source, tokenizer_of
+from tinkex.cli.commands.chat.answers import ReplyFormat, StreamedReply
+from tinkex.cli.commands.chat.conversation import Conversation, unknown_command_message
+from tinkex.cli.commands.drawing import SampleSource, SamplingOptions, load_tokenizer_for
 from tinkex.cli.context import Context
-from tinkex.cli.errors import CliError, report
-from tinkex.cli.output.samples import harmless
-from tinkex.cli.progress import tell
+from tinkex.cli.errors import CliError, print_error
+from tinkex.cli.output.samples import escape_lines
+from tinkex.cli.progress import print_status
 from tinkex.errors import TinkexError
 from tinkex.recipes.rendering import Renderer
 from tinkex.units import format_count
@@ -27,86 +27,90 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class ChatSession:
     """Somebody who hears, and somebody who answers."""
 
     context: Context
     sampler: SamplingClient
-    manner: Manner
-    drawing: Drawing
+    reply_format: ReplyFormat
+    options: SamplingOptions
     max_context_tokens: int | None = None
     """The most that the model can read and write together."""
     conversation: Conversation = field(default_factory=Conversation)
 
     @classmethod
-    def begin(
+    def start(
         cls,
         context: Context,
         client: ServiceClient,
-        source: Source,
-        drawing: Drawing,
+        source: SampleSource,
+        options: SamplingOptions,
         tokenizer: str | None,
-    ) -> Talk:
+    ) -> ChatSession:
         """Open a sampler and load its tokenizer."""
-        sampler = source.open(client)
-        renderer = Renderer(tokenizer_of(sampler, tokenizer))
+        sampler = source.create_client(client)
+        renderer = Renderer(load_tokenizer_for(sampler, tokenizer))
         if not renderer.has_template:
-            tell("This model has no chat template: messages are laid out as User: and Assistant:.")
+            print_status(
+                "This model has no chat template: messages are laid out as User: and Assistant:."
+            )
         base_model = sampler.get_base_model()
         models = client.get_server_capabilities().supported_models
         sizes = [one.max_context_length for one in models if one.model_name == base_model]
         return cls(
             context=context,
             sampler=sampler,
-            manner=Manner.of(renderer),
-            drawing=drawing,
+            manner=ReplyFormat.for_renderer(renderer),
+            drawing=options,
             max_context_tokens=sizes[0] if sizes else None,
         )
 
-    def hear(self, text: str) -> None:
+    def handle(self, text: str) -> None:
         """Carry out an order, or answer a message."""
         if text.startswith("//"):
             text = text[1:]
         elif text.startswith("/"):
-            said = self.conversation.obey(text)
+            said = self.conversation.run_slash_command(text)
             if said is None and self.context.is_stdin_terminal:
-                said = unknown_order(text)
+                said = unknown_command_message(text)
             if said is not None:
-                tell(said)
+                print_status(said)
                 return
-        self._answer_safely(text)
+        self._reply_or_report(text)
 
-    def _answer_safely(self, text: str) -> None:
+    def _reply_or_report(self, text: str) -> None:
         """A person may try again after a failure; a pipe cannot."""
         if not self.context.is_stdin_terminal:
-            self._answer(text)
+            self._reply(text)
             return
         try:
-            self._answer(text)
+            self._reply(text)
         except TinkexError as error:
-            report(error, self.context)
+            print_error(error, self.context)
 
-    def _answer(self, text: str) -> None:
-        prompt = self.manner.renderer.render_prompt(tuple(self.conversation.asked(text)))
-        drawing = self.drawing._replace(max_tokens=self._room(len(prompt)))
-        answer = Answer(self.sampler, prompt, drawing, self.manner)
+    def _reply(self, text: str) -> None:
+        prompt = self.reply_format.renderer.render_prompt(
+            tuple(self.conversation.with_user_message(text))
+        )
+        drawing = self.options._replace(max_tokens=self._max_reply_tokens(len(prompt)))
+        answer = StreamedReply(self.sampler, prompt, drawing, self.reply_format)
         began = time.monotonic()
         try:
-            self._say(answer)
+            self._print_stream(answer)
         except KeyboardInterrupt:
             if not self.context.is_stdin_terminal:
                 raise
-            answer.end = "interrupted"
-            tell("\n(stopped)")
+            answer.end_reason = "interrupted"
+            print_status("\n(stopped)")
         if self.context.is_json:
-            self._say_json(text, answer, time.monotonic() - began)
+            self._print_json(text, answer, time.monotonic() - began)
         if answer.text:
             self.conversation.add(text, answer.text)
 
-    def _room(self, num_prompt_tokens: int) -> int:
+    def _max_reply_tokens(self, num_prompt_tokens: int) -> int:
         """How long the answer may get."""
         if self.max_context_tokens is None:
-            return self.drawing.max_tokens
+            return self.options.max_tokens
         room = self.max_context_tokens - num_prompt_tokens
         if room < 1:
             raise CliError(
@@ -114,27 +118,27 @@ class Talk:
                 f"reads at most {self.max_context_tokens}",
                 "/reset forgets it.",
             )
-        return min(room, self.drawing.max_tokens)
+        return min(room, self.options.max_tokens)
 
-    def _say(self, answer: Answer) -> None:
+    def _print_stream(self, answer: StreamedReply) -> None:
         is_seen = self.context.stdout.is_terminal
-        for piece in answer.pieces():
+        for piece in answer.stream():
             if not self.context.is_json:
-                click.echo(harmless(piece) if is_seen else piece, nl=False, color=True)
+                click.echo(escape_lines(piece) if is_seen else piece, nl=False, color=True)
                 sys.stdout.flush()
         if not self.context.is_json:
             click.echo("")
-        if answer.end == "length" and self.context.is_stdin_terminal:
-            tell(
+        if answer.end_reason == "length" and self.context.is_stdin_terminal:
+            print_status(
                 f"(cut off after {format_count(len(answer.tokens), 'token')}; "
                 "--max-tokens allows more)"
             )
 
-    def _say_json(self, text: str, answer: Answer, seconds: float) -> None:
+    def _print_json(self, text: str, answer: StreamedReply, seconds: float) -> None:
         data = {
             "message": text,
             "text": answer.text,
-            "stop_reason": answer.end,
+            "stop_reason": answer.end_reason,
             "num_tokens": len(answer.tokens),
             "seconds": round(seconds, 3),
         }

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from tinkex.cli.errors import CliError
 
-CONFIG_NAME = "adapter_config.json"
-WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 #: What a server keeps beside an adapter for itself.
-PRIVATE = (
+SERVER_FILE_NAMES = (
     "manifest.json",
     "tinkex.json",
     "trainer_state.json",
     "optimizer.safetensors",
     "checkpoint_complete",
 )
-CARD_NAME = "README.md"
+MODEL_CARD_NAME = "README.md"
 
 
 def check_adapter(folder: Path, path: str) -> None:
@@ -27,34 +27,34 @@ def check_adapter(folder: Path, path: str) -> None:
             f"{path} is encrypted",
             "Run `tinkex checkpoint download --identity FILE` with it, and export that folder.",
         )
-    has_weights = any((folder / name).is_file() for name in WEIGHTS_NAMES)
-    if not has_weights or not (folder / CONFIG_NAME).is_file():
+    has_weights = any((folder / name).is_file() for name in ADAPTER_WEIGHTS_NAMES)
+    if not has_weights or not (folder / ADAPTER_CONFIG_NAME).is_file():
         raise CliError(
             f"{path} holds no PEFT adapter",
-            f"Expected {CONFIG_NAME} and {WEIGHTS_NAMES[0]} in it.",
+            f"Expected {ADAPTER_CONFIG_NAME} and {ADAPTER_WEIGHTS_NAMES[0]} in it.",
         )
 
 
-def base_model_of(folder: Path) -> str | None:
+def read_base_model(folder: Path) -> str | None:
     """The model an adapter was trained on, as its own settings name it."""
     try:
-        found = json.loads((folder / CONFIG_NAME).read_bytes())["base_model_name_or_path"]
+        found = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) and found else None
 
 
-def write_card(folder: Path, path: str, repo_id: str) -> None:
+def write_model_card(folder: Path, path: str, repo_id: str) -> None:
     """Write the page that the hub shows, unless the checkpoint brought one."""
-    place = folder / CARD_NAME
+    place = folder / MODEL_CARD_NAME
     if not place.exists():
-        place.write_text(card(folder, path, repo_id), encoding="utf-8")
+        place.write_text(format_model_card(folder, path, repo_id), encoding="utf-8")
 
 
-def card(folder: Path, path: str, repo_id: str) -> str:
+def format_model_card(folder: Path, path: str, repo_id: str) -> str:
     """The hub's page of an adapter: what it is, where it is from, how it is used."""
-    base = base_model_of(folder) or "unknown"
-    rank = _rank(folder)
+    base = read_base_model(folder) or "unknown"
+    rank = _read_rank(folder)
     # Quoted as JSON, which YAML reads too: a name may hold anything.
     lines = [
         "---",
@@ -89,9 +89,9 @@ def card(folder: Path, path: str, repo_id: str) -> str:
     return "\n".join(lines)
 
 
-def _rank(folder: Path) -> int | None:
+def _read_rank(folder: Path) -> int | None:
     try:
-        rank = json.loads((folder / CONFIG_NAME).read_bytes())["r"]
+        rank = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())["r"]
     except (ValueError, KeyError, TypeError):
         return None
     return rank if isinstance(rank, int) else None

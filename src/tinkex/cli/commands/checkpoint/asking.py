@@ -9,7 +9,7 @@ import click
 
 from tinkex.cli.context import Context
 from tinkex.cli.errors import FAILED
-from tinkex.cli.output import Facts
+from tinkex.cli.output import PropertiesOutput
 
 
 def yes_option() -> Callable[..., Any]:
@@ -17,8 +17,8 @@ def yes_option() -> Callable[..., Any]:
     return click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 
 
-def end_cancelled(context: Context, data: Mapping[str, Any]) -> NoReturn:
+def exit_cancelled(context: Context, data: Mapping[str, Any]) -> NoReturn:
     """End a command whose question was answered with no: nothing was done."""
     if context.is_json:
-        Facts({**data, "cancelled": True}).print("json")
+        PropertiesOutput({**data, "cancelled": True}).print("json")
     click.get_current_context().exit(FAILED)

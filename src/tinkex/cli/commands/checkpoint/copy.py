@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.commands.checkpoint.parameters import Lifetime
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_duration
 from tinkex.cli.options import Command
-from tinkex.cli.output import Facts, show
-from tinkex.cli.short_ids import full_path
+from tinkex.cli.output import PropertiesOutput, show
+from tinkex.cli.short_ids import expand_path
 
 
 @click.command(cls=Command)
@@ -36,8 +36,8 @@ def copy(
     PATH is its address, such as tinker://RUN_ID/weights/0001: one of your own, a public one, or
     one that the access token opens.
     """
-    path = full_path(context, path)
-    with rest(context, project_id=project_id) as client:
+    path = expand_path(context, path)
+    with rest_client(context, project_id=project_id) as client:
         # Where no project is named, Config may know one.
         project = client.holder.config.project_id
         copied = client.copy_weights(
@@ -55,4 +55,4 @@ def copy(
         "project_id": project,
         "ttl_seconds": ttl,
     }
-    show(context, Facts(data, rows, "Checkpoint copied"))
+    show(context, PropertiesOutput(data, rows, "Checkpoint copied"))

@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from tinkex.cli.client import service
+from tinkex.cli.client import service_client
 from tinkex.cli.commands.checkpoint.creation import (
     LORA_OPTIONS,
-    Plan,
-    make,
-    save,
+    CheckpointCreateOptions,
+    create_adapter,
+    save_weights,
     write_metadata,
 )
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.files import check_output
+from tinkex.cli.files import resolve_output_file
 from tinkex.cli.format import format_optional
 from tinkex.cli.options import Command
-from tinkex.cli.output import Facts, show
-from tinkex.cli.progress import tell, waiting
+from tinkex.cli.output import PropertiesOutput, show
+from tinkex.cli.progress import print_status, spinner
 
 
 @click.command(cls=Command)
@@ -60,32 +60,41 @@ def create(context: Context, **options: Any) -> None:
     \b
       tinkex checkpoint --base-model NAME --output made.json --rank 16
     """
-    plan = Plan(**options)
-    _check_mixture(plan)
-    output = check_output(plan.output)
+    plan = CheckpointCreateOptions(**options)
+    _check_option_combination(plan)
+    output = resolve_output_file(plan.output)
     # One operation may take several answers: the time that was given is for all of them.
     with (
-        service(context, poll_timeout_seconds=context.timeout_seconds) as client,
-        waiting("Starting a session ...") as shown,
+        service_client(context, poll_timeout_seconds=context.timeout_seconds) as client,
+        spinner("Starting a session ...") as shown,
     ):
-        metadata = save(plan, make(client, plan, shown.show), shown.show)
+        metadata = save_weights(plan, create_adapter(client, plan, shown.show), shown.show)
     write_metadata(output, metadata)
-    show(context, Facts({**metadata, "output": plan.output}, _rows(metadata, plan.output)))
+    show(
+        context,
+        PropertiesOutput(
+            {**metadata, "output": plan.output}, _metadata_rows(metadata, plan.output)
+        ),
+    )
 
 
-def _check_mixture(plan: Plan) -> None:
+def _check_option_combination(options: CheckpointCreateOptions) -> None:
     """Refuse, or name, options that mean nothing together."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     given = [name for name in LORA_OPTIONS if ctx.get_parameter_source(name) is typed]
-    if plan.source is not None and given:
+    if options.source_path is not None and given:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise click.UsageError(f"{flags}: for a new adapter only; {plan.source} has its own.")
-    if plan.source is None and plan.base_model and plan.model_path:
-        tell(f"--model-path {plan.model_path} is no tinker:// path: --base-model is used instead.")
+        raise click.UsageError(
+            f"{flags}: for a new adapter only; {options.source_path} has its own."
+        )
+    if options.source_path is None and options.base_model and options.model_path:
+        print_status(
+            f"--model-path {options.model_path} is no tinker:// path: --base-model is used instead."
+        )
 
 
-def _rows(metadata: dict[str, Any], output: Path) -> list[tuple[str, str]]:
+def _metadata_rows(metadata: dict[str, Any], output: Path) -> list[tuple[str, str]]:
     lora = metadata["lora"]
     parts = [part for part in ("mlp", "attn", "unembed") if lora[f"train_{part}"] is not False]
     return [

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tinkex.client.training import TrainingClient
 
 #: The name of the checkpoint; every one belongs to a run of its own.
-NAME = "checkpoint"
+CHECKPOINT_NAME = "checkpoint"
 #: What describes a new adapter; one that exists has its own.
 LORA_OPTIONS = ("rank", "seed", "train_mlp", "train_attn", "train_unembed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckpointCreateOptions:
     """Which adapter to make or restore, and where to write about it."""
 
     base_model: str | None
@@ -44,23 +44,23 @@ class Plan:
             raise click.UsageError(
                 "Nothing is left to train: --train-mlp, --train-attn or --train-unembed is needed."
             )
-        if self.source is not None:
-            parse_tinker_path(self.source)
+        if self.source_path is not None:
+            parse_tinker_path(self.source_path)
 
     @property
-    def source(self) -> str | None:
+    def source_path(self) -> str | None:
         """The checkpoint to start from; None makes a new adapter."""
         is_address = bool(self.model_path) and str(self.model_path).startswith(SCHEME)
         return self.model_path if is_address else None
 
     @property
-    def lora(self) -> dict[str, Any]:
+    def lora_settings(self) -> dict[str, Any]:
         """The adapter that is asked for."""
         return {name: getattr(self, name) for name in LORA_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class CreatedAdapter:
     """A training client, and what it trains."""
 
     client: TrainingClient
@@ -68,39 +68,45 @@ class Made:
     lora: dict[str, Any]
 
 
-def make(service: ServiceClient, plan: Plan, tell: Callable[[str], None]) -> Made:
+def create_adapter(
+    client: ServiceClient, options: CheckpointCreateOptions, on_status: Callable[[str], None]
+) -> CreatedAdapter:
     """Create the training client: a new adapter, or one that starts from a checkpoint."""
-    if plan.source is None:
-        model = str(plan.base_model or plan.model_path)
-        tell(f"Creating the training client: {model}, rank {plan.rank} ...")
-        return Made(
-            client=service.create_lora_training_client(model, **plan.lora),
+    if options.source_path is None:
+        model = str(options.base_model or options.model_path)
+        on_status(f"Creating the training client: {model}, rank {options.rank} ...")
+        return CreatedAdapter(
+            client=client.create_lora_training_client(model, **options.lora_settings),
             base_model=model,
-            lora=plan.lora,
+            lora=options.lora_settings,
         )
-    tell(f"Creating the training client from {plan.source} ...")
-    info = service.rest_client().get_weights_info_by_tinker_path(plan.source).result()
+    on_status(f"Creating the training client from {options.source_path} ...")
+    info = client.rest_client().get_weights_info_by_tinker_path(options.source_path).result()
     parts = {name: getattr(info, name) for name in ("train_mlp", "train_attn", "train_unembed")}
-    return Made(
-        client=service.create_training_client_from_state(plan.source, plan.base_model or None),
-        base_model=plan.base_model or info.base_model,
+    return CreatedAdapter(
+        client=client.create_training_client_from_state(
+            options.source_path, options.base_model or None
+        ),
+        base_model=options.base_model or info.base_model,
         lora={"rank": info.lora_rank, "seed": None, **parts},
     )
 
 
-def save(plan: Plan, made: Made, tell: Callable[[str], None]) -> dict[str, Any]:
+def save_weights(
+    options: CheckpointCreateOptions, adapter: CreatedAdapter, on_status: Callable[[str], None]
+) -> dict[str, Any]:
     """Save the weights, and say all that is known about them."""
-    tell("Saving weights ...")
-    response = made.client.save_weights_for_sampler(NAME).result()
+    on_status("Saving weights ...")
+    response = adapter.client.save_weights_for_sampler(CHECKPOINT_NAME).result()
     return {
-        "base_model": made.base_model,
-        "model_path": plan.model_path,
+        "base_model": adapter.base_model,
+        "model_path": options.model_path,
         # Never the base model: a server that did not name the new one did not name it.
-        "model_id": made.client.model_id or None,
+        "model_id": adapter.client.model_id or None,
         "weights_path": response.path,
         "saved_at": clock.utc_now().isoformat(timespec="seconds"),
-        "lora": made.lora,
-        "session_id": made.client.holder.known_session_id,
+        "lora": adapter.lora,
+        "session_id": adapter.client.holder.known_session_id,
         "cli_version": package_version(),
         "response": response.model_dump(),
     }

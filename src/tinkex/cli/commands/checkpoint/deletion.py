@@ -6,21 +6,21 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tinkex.cli.errors import FAILED, INTERRUPTED, explain
-from tinkex.cli.format import format_count, plain_line
+from tinkex.cli.errors import FAILED, INTERRUPTED, describe_error
+from tinkex.cli.format import escape_line, format_count
 from tinkex.errors import APIConnectionError, AuthenticationError, TinkexError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-NUM_AT_ONCE = 32
+MAX_IN_FLIGHT = 32
 #: How long an interrupted command waits for the answers to what it has sent.
 SETTLE_SECONDS = 2.0
 #: Failures that every other checkpoint would share.
-HOPELESS = (APIConnectionError, AuthenticationError)
+FATAL_ERRORS = (APIConnectionError, AuthenticationError)
 
 
-class Outcome(NamedTuple):
+class DeletionResult(NamedTuple):
     """What became of each checkpoint, by its path."""
 
     deleted: Sequence[str] = ()
@@ -40,14 +40,15 @@ class Outcome(NamedTuple):
     @property
     def shared_error(self) -> BaseException | None:
         """The one reason why nothing at all could be done; None if there is none."""
-        is_shared = all(isinstance(error, HOPELESS) for _, error in self.failed)
+        is_shared = all(isinstance(error, FATAL_ERRORS) for _, error in self.failed)
         has_done = self.deleted or self.unknown or self.is_interrupted
         return self.failed[0][1] if self.failed and is_shared and not has_done else None
 
     def to_dict(self) -> dict[str, Any]:
         """The official shape, and the paths of all."""
         failed = [
-            {"tinker_path": path, "error": explain(error).message} for path, error in self.failed
+            {"tinker_path": path, "error": describe_error(error).message}
+            for path, error in self.failed
         ]
         return {
             "deleted_count": len(self.deleted),
@@ -63,20 +64,23 @@ class Outcome(NamedTuple):
         lines = [f"Deleted {format_count(len(self.deleted), 'checkpoint')}."]
         if self.is_interrupted:
             lines.insert(0, "Interrupted.")
-            lines += [f"  {plain_line(path)}" for path in self.deleted]
+            lines += [f"  {escape_line(path)}" for path in self.deleted]
         groups = (
-            ("Failed to delete", [f"{path}: {explain(why).message}" for path, why in self.failed]),
+            (
+                "Failed to delete",
+                [f"{path}: {describe_error(why).message}" for path, why in self.failed],
+            ),
             ("No answer came, so it may or may not be deleted", self.unknown),
             ("Not deleted", self.untried),
         )
         for title, items in groups:
             if items:
                 lines.append(f"{title} ({len(items):,}):")
-                lines += [f"  {plain_line(item)}" for item in items]
+                lines += [f"  {escape_line(item)}" for item in items]
         return "\n".join(lines)
 
 
-class Deletion:
+class BulkDeletion:
     """Sends deletions, some at once, and remembers what was sent."""
 
     def __init__(self, send: Callable[[str], Future[None]], paths: Sequence[str]) -> None:
@@ -84,37 +88,37 @@ class Deletion:
         self._send = send
         self._paths = paths
         self._sent: dict[str, Future[None] | None] = {}
-        self._is_hopeless = False
+        self._has_fatal_error = False
         self._is_interrupted = False
 
-    def run(self, told: Callable[[int], None] = lambda num_done: None) -> Outcome:
+    def run(self, on_progress: Callable[[int], None] = lambda num_done: None) -> DeletionResult:
         """Delete all; `told` is given how many more are done. Ctrl-C ends it with an outcome."""
         # Late: help must be quick.
         from concurrent.futures import wait
 
         try:
-            self._send_all(told)
+            self._send_all(on_progress)
         except KeyboardInterrupt:
             self._is_interrupted = True
             with contextlib.suppress(KeyboardInterrupt):
                 wait([future for future in self._sent.values() if future], SETTLE_SECONDS)
-        return self._look()
+        return self._collect_results()
 
-    def _send_all(self, told: Callable[[int], None]) -> None:
+    def _send_all(self, on_progress: Callable[[int], None]) -> None:
         under_way: set[Future[None]] = set()
         for path in self._paths:
-            if len(under_way) >= NUM_AT_ONCE:
-                under_way = self._await_some(under_way, told)
-            if self._is_hopeless:
+            if len(under_way) >= MAX_IN_FLIGHT:
+                under_way = self._await_some(under_way, on_progress)
+            if self._has_fatal_error:
                 break
             # Noted before it is sent: an interrupt in between must not call it untouched.
             self._sent[path] = None
-            self._sent[path] = future = self._begin(path)
+            self._sent[path] = future = self._send_one(path)
             under_way.add(future)
         while under_way:
-            under_way = self._await_some(under_way, told)
+            under_way = self._await_some(under_way, on_progress)
 
-    def _begin(self, path: str) -> Future[None]:
+    def _send_one(self, path: str) -> Future[None]:
         try:
             return self._send(path)
         except TinkexError as error:
@@ -125,16 +129,18 @@ class Deletion:
             return refused
 
     def _await_some(
-        self, under_way: set[Future[None]], told: Callable[[int], None]
+        self, under_way: set[Future[None]], on_progress: Callable[[int], None]
     ) -> set[Future[None]]:
         from concurrent.futures import FIRST_COMPLETED, wait
 
         done, left = wait(under_way, return_when=FIRST_COMPLETED)
-        self._is_hopeless |= any(isinstance(future.exception(), HOPELESS) for future in done)
-        told(len(done))
+        self._has_fatal_error |= any(
+            isinstance(future.exception(), FATAL_ERRORS) for future in done
+        )
+        on_progress(len(done))
         return left
 
-    def _look(self) -> Outcome:
+    def _collect_results(self) -> DeletionResult:
         deleted: list[str] = []
         failed: list[tuple[str, BaseException]] = []
         unknown: list[str] = []
@@ -145,7 +151,7 @@ class Deletion:
                 failed.append((path, error))
             else:
                 deleted.append(path)
-        return Outcome(
+        return DeletionResult(
             deleted=deleted,
             failed=failed,
             unknown=unknown,

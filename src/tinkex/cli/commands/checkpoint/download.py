@@ -10,7 +10,7 @@ from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
-from tinkex.cli.short_ids import full_path
+from tinkex.cli.short_ids import expand_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 
@@ -48,17 +48,19 @@ def download(
     RUN_ID_weights_0001, with _ for every colon. The folder appears when everything has arrived and
     was checked. After an interruption the same command goes on where it stopped.
     """
-    from tinkex.cli.commands.checkpoint.fetching import check_free, fetch
-    from tinkex.cli.output.transfers import CheckpointDownload, Contents
+    from tinkex.cli.commands.checkpoint.fetching import check_not_exists, fetch_checkpoint
+    from tinkex.cli.output.transfers import CheckpointDownload, FileTotals
 
-    path = full_path(context, path)
-    name = folder_name(parse_tinker_path(path))
+    path = expand_path(context, path)
+    name = checkpoint_folder_name(parse_tinker_path(path))
     destination = output / (f"{name}.tar" if no_extract else name)
-    check_free(destination, force=force)
-    fetch(context, path, destination, force=force, extract=not no_extract, identity=identity)
-    show(context, CheckpointDownload(path, destination, Contents.of(destination)))
+    check_not_exists(destination, force=force)
+    fetch_checkpoint(
+        context, path, destination, force=force, extract=not no_extract, identity=identity
+    )
+    show(context, CheckpointDownload(path, destination, FileTotals.measure(destination)))
 
 
-def folder_name(path: TinkerPath) -> str:
+def checkpoint_folder_name(path: TinkerPath) -> str:
     """What a checkpoint's folder is called; a colon is not allowed in names everywhere."""
     return f"{path.run_id}_{path.segment}_{path.name}".replace(":", "_")

@@ -11,10 +11,10 @@ import click
 
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.errors import CliError, needs_extra
+from tinkex.cli.errors import CliError, missing_extra_error
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
-from tinkex.cli.short_ids import full_path
+from tinkex.cli.short_ids import expand_path
 from tinkex.errors import ConfigError
 from tinkex.ids import SCHEME, parse_tinker_path
 
@@ -44,7 +44,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.option("--dtype", type=click.Choice(DTYPES), help="What to save a merged model as.")
 @click.option("--force", is_flag=True, help="Replace the folder if it is there.")
 @pass_context
-def export(context: Context, path: str, output: Path, force: bool, **merging: Any) -> None:
+def export(context: Context, path: str, output: Path, force: bool, **merge_options: Any) -> None:
     """Export a checkpoint for PEFT or transformers.
 
     PATH is its address, such as tinker://RUN_ID/weights/0001, or the folder of one that was
@@ -52,40 +52,42 @@ def export(context: Context, path: str, output: Path, force: bool, **merging: An
     transformers loads alone. --merge needs the extra tinkex[torch].
     """
     from tinkex.cli.commands.checkpoint import adapters, fetching
-    from tinkex.cli.output.transfers import CheckpointExport, Contents
+    from tinkex.cli.output.transfers import CheckpointExport, FileTotals
     from tinkex.client.archive import publish_directory
     from tinkex.client.download import check_destination
 
-    is_merged, dtype = merging["merge"], merging["dtype"]
-    _check_usage(is_merged, merging)
-    fetching.check_free(output, force=force)
+    is_merged, dtype = merge_options["merge"], merge_options["dtype"]
+    _check_usage(is_merged, merge_options)
+    fetching.check_not_exists(output, force=force)
     output = check_destination(output, force=force)
-    path = full_path(context, path)
-    _check_apart(path, output)
-    merge = _merge_function() if is_merged else None
-    with fetching.scratch_beside(output) as scratch:
-        adapter = _adapter(context, path, scratch)
+    path = expand_path(context, path)
+    _check_disjoint(path, output)
+    merge = _import_merge() if is_merged else None
+    with fetching.scratch_directory(output) as scratch:
+        adapter = _get_adapter(context, path, scratch)
         adapters.check_adapter(adapter, path)
-        base_model = adapters.base_model_of(adapter)
+        base_model = adapters.read_base_model(adapter)
         made = scratch / "export"
         if merge is None:
-            _take(adapter, made, adapters.PRIVATE, is_ours=adapter.parent == scratch)
+            _copy_adapter(
+                adapter, made, adapters.SERVER_FILE_NAMES, is_ours=adapter.parent == scratch
+            )
         else:
-            base = merging["base_model_path"] or _find_base(base_model, path)
-            _merge(context, merge, (base, adapter, made), dtype)
+            base = merge_options["base_model_path"] or _find_base_model(base_model, path)
+            _run_merge(context, merge, (base, adapter, made), dtype)
         publish_directory(made, output, replace=force)
     data = {"checkpoint_path": path, "format": "merged" if is_merged else "peft", "dtype": dtype}
-    show(context, CheckpointExport(data, output, Contents.of(output), base_model))
+    show(context, CheckpointExport(data, output, FileTotals.measure(output), base_model))
 
 
-def _check_usage(is_merged: bool, merging: dict[str, Any]) -> None:
+def _check_usage(is_merged: bool, merge_options: dict[str, Any]) -> None:
     for name in ("base_model_path", "dtype"):
-        if merging[name] is not None and not is_merged:
+        if merge_options[name] is not None and not is_merged:
             flag = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{flag} is for --merge.")
 
 
-def _check_apart(path: str, output: Path) -> None:
+def _check_disjoint(path: str, output: Path) -> None:
     """Refuse to write a folder into itself, or in place of itself."""
     if path.startswith(SCHEME):
         return
@@ -94,21 +96,21 @@ def _check_apart(path: str, output: Path) -> None:
         raise CliError(f"{output} and {path} lie within each other", "Name another --output.")
 
 
-def _adapter(context: Context, path: str, scratch: Path) -> Path:
+def _get_adapter(context: Context, path: str, scratch: Path) -> Path:
     """The adapter's folder: the one that was named, or one that is downloaded now."""
     from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest
-    from tinkex.cli.commands.checkpoint.fetching import fetch
+    from tinkex.cli.commands.checkpoint.fetching import fetch_checkpoint
 
     if not path.startswith(SCHEME) and Path(path).is_dir():
         if (Path(path) / MANIFEST_NAME).is_file():
             check_manifest(Path(path))
         return Path(path)
     parse_tinker_path(path)
-    fetch(context, path, scratch / "adapter", is_kept=False)
+    fetch_checkpoint(context, path, scratch / "adapter", keeps_partial=False)
     return scratch / "adapter"
 
 
-def _take(adapter: Path, made: Path, private: Sequence[str], *, is_ours: bool) -> None:
+def _copy_adapter(adapter: Path, made: Path, private: Sequence[str], *, is_ours: bool) -> None:
     """Make a folder of what others need: moved if it was downloaded for this, else copied."""
     if is_ours:
         adapter.rename(made)
@@ -123,24 +125,24 @@ def _take(adapter: Path, made: Path, private: Sequence[str], *, is_ours: bool) -
         raise CliError(f"{source} cannot be copied: {reason}") from error
 
 
-def _merge_function() -> Callable[..., None]:
+def _import_merge() -> Callable[..., None]:
     """What merges; asked for before anything is downloaded, for it may not be installed."""
     try:
         from tinkex.engine.checkpoints.merging import merge_adapter
     except ModuleNotFoundError as error:
-        raise needs_extra(error, "torch") from error
+        raise missing_extra_error(error, "torch") from error
     return merge_adapter
 
 
-def _merge(
+def _run_merge(
     context: Context,
     merge: Callable[..., None],
     folders: tuple[Path, Path, Path],
     dtype: str | None,
 ) -> None:
-    from tinkex.cli.progress import bar
+    from tinkex.cli.progress import progress_bar
 
-    with bar(context, "Merging", unit="bytes") as shown:
+    with progress_bar(context, "Merging", unit="bytes") as shown:
 
         def tell(progress: MergeProgress) -> None:
             shown.update(progress.done_bytes, progress.total_bytes)
@@ -148,7 +150,7 @@ def _merge(
         merge(*folders, dtype=dtype, progress=tell)
 
 
-def _find_base(base_model: str | None, path: str) -> Path:
+def _find_base_model(base_model: str | None, path: str) -> Path:
     """The base model's folder: of the home's list, else of the hub's cache on this machine."""
     from tinkex.engine.models import sources
     from tinkex.engine.models.folders import read_model_folder

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.lazy import DefaultGroup, Entry
+from tinkex.cli.lazy import DefaultGroup, LazyCommand
 
-_HOME = "tinkex.cli.commands.checkpoint"
+_PACKAGE = "tinkex.cli.commands.checkpoint"
 COMMANDS = {
-    "copy": Entry(f"{_HOME}.copy:copy", "Copy a checkpoint, into another project if you like."),
-    "create": Entry(f"{_HOME}.create:create", "Make an adapter and save its weights."),
-    "delete": Entry(f"{_HOME}.delete:delete", "Delete checkpoints for good."),
-    "download": Entry(f"{_HOME}.download:download", "Download a checkpoint's files."),
-    "export": Entry(f"{_HOME}.export:export", "Export a checkpoint for PEFT or transformers."),
-    "info": Entry(f"{_HOME}.info:info", "Show one checkpoint."),
-    "list": Entry(f"{_HOME}.list:list_checkpoints", "List checkpoints, newest first."),
-    "publish": Entry(f"{_HOME}.publish:publish", "Let everybody use a checkpoint."),
-    "push-hf": Entry(f"{_HOME}.push_hf:push_hf", "Push a checkpoint to the Hugging Face Hub."),
-    "set-ttl": Entry(f"{_HOME}.set_ttl:set_ttl", "Say when a checkpoint expires."),
-    "unpublish": Entry(f"{_HOME}.publish:unpublish", "Make a published checkpoint private again."),
+    "copy": LazyCommand(
+        f"{_PACKAGE}.copy:copy", "Copy a checkpoint, into another project if you like."
+    ),
+    "create": LazyCommand(f"{_PACKAGE}.create:create", "Make an adapter and save its weights."),
+    "delete": LazyCommand(f"{_PACKAGE}.delete:delete", "Delete checkpoints for good."),
+    "download": LazyCommand(f"{_PACKAGE}.download:download", "Download a checkpoint's files."),
+    "export": LazyCommand(
+        f"{_PACKAGE}.export:export", "Export a checkpoint for PEFT or transformers."
+    ),
+    "info": LazyCommand(f"{_PACKAGE}.info:info", "Show one checkpoint."),
+    "list": LazyCommand(f"{_PACKAGE}.list:list_checkpoints", "List checkpoints, newest first."),
+    "publish": LazyCommand(f"{_PACKAGE}.publish:publish", "Let everybody use a checkpoint."),
+    "push-hf": LazyCommand(
+        f"{_PACKAGE}.push_hf:push_hf", "Push a checkpoint to the Hugging Face Hub."
+    ),
+    "set-ttl": LazyCommand(f"{_PACKAGE}.set_ttl:set_ttl", "Say when a checkpoint expires."),
+    "unpublish": LazyCommand(
+        f"{_PACKAGE}.publish:unpublish", "Make a published checkpoint private again."
+    ),
 }
 
 

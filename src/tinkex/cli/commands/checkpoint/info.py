@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.output.checkpoints import CheckpointInfo
-from tinkex.cli.short_ids import full_path
+from tinkex.cli.short_ids import expand_path
 from tinkex.ids import parse_tinker_path
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def info(context: Context, path: str) -> None:
 
     PATH is its address, such as tinker://RUN_ID/weights/0001.
     """
-    path = full_path(context, path)
+    path = expand_path(context, path)
     run_id = parse_tinker_path(path).run_id
-    with rest(context) as client:
+    with rest_client(context) as client:
         asked = client.get_training_run(run_id)
         saved = find_checkpoint(client, path)
         run = asked.result()

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from tinkex.cli.access import has_no_records
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.completing import RUN
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.output.checkpoints import CHECKPOINT_COLUMNS, CheckpointList
-from tinkex.cli.paging import Listing, fetch
-from tinkex.cli.progress import list_bar
+from tinkex.cli.paging import Listing, fetch_pages
+from tinkex.cli.progress import paged_progress_bar
 from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ def list_checkpoints(
     if run_id is None and has_no_records(context):
         show(context, CheckpointList(Listing([], 0), run_id, columns))
         return
-    with rest(context) as client:
+    with rest_client(context) as client:
         if run_id is not None:
             run_id = resolve_run(client, run_id)
-            found = _of_run(client, run_id, limit or 0)
+            found = _fetch_run_checkpoints(client, run_id, limit or 0)
         else:
-            found = all_checkpoints(context, client, DEFAULT_LIMIT if limit is None else limit)
+            found = fetch_checkpoints(context, client, DEFAULT_LIMIT if limit is None else limit)
     show(context, CheckpointList(found, run_id, columns))
 
 
-def all_checkpoints(context: Context, client: RestClient, limit: int = 0) -> Listing[Checkpoint]:
+def fetch_checkpoints(context: Context, client: RestClient, limit: int = 0) -> Listing[Checkpoint]:
     """The newest checkpoints of this key, 0 for all of them; long lists show a bar."""
 
     def ask(limit: int, offset: int) -> Listing[Checkpoint]:
@@ -55,10 +55,10 @@ def all_checkpoints(context: Context, client: RestClient, limit: int = 0) -> Lis
         total = page.cursor.total_count if page.cursor else offset + len(page.checkpoints)
         return Listing(page.checkpoints, total)
 
-    with list_bar(context, "Fetching checkpoints") as told:
-        return fetch(ask, limit, PAGE_SIZE, told)
+    with paged_progress_bar(context, "Fetching checkpoints") as told:
+        return fetch_pages(ask, limit, PAGE_SIZE, told)
 
 
-def _of_run(client: RestClient, run_id: str, limit: int) -> Listing[Checkpoint]:
+def _fetch_run_checkpoints(client: RestClient, run_id: str, limit: int) -> Listing[Checkpoint]:
     found = client.list_checkpoints(run_id).result().checkpoints
     return Listing(found[:limit] if limit else found, len(found))

@@ -36,7 +36,7 @@ class Lifetime(click.ParamType[int]):
             )
 
 
-class Moment(click.ParamType[datetime]):
+class IsoDateTime(click.ParamType[datetime]):
     """A date or a time in ISO 8601; without an offset it is in UTC."""
 
     name = "moment"
@@ -46,13 +46,13 @@ class Moment(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            return in_utc(datetime.fromisoformat(value.strip()))
+            return to_utc(datetime.fromisoformat(value.strip()))
         except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is no date; write it as 2026-01-31 or 2026-01-31T08:00:00Z", param, ctx
             )
 
 
-def in_utc(moment: datetime) -> datetime:
+def to_utc(moment: datetime) -> datetime:
     """A moment that can be compared with any other."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -10,17 +10,17 @@ import click
 
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.errors import CliError, needs_extra
+from tinkex.cli.errors import CliError, missing_extra_error
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
-from tinkex.cli.progress import waiting
-from tinkex.cli.short_ids import full_path
+from tinkex.cli.progress import spinner
+from tinkex.cli.short_ids import expand_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 if TYPE_CHECKING:
     from tinkex.engine.models.uploads import HubUpload, HubUploader
 
-_ODD = re.compile(r"[^A-Za-z0-9_.]+")
+_INVALID_CHARS = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 @click.command("push-hf", cls=Command)
@@ -59,7 +59,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.]+")
 @click.option("--no-model-card", is_flag=True, help="Write no README.md.")
 @click.option("--force", is_flag=True, help="Push even where another checkpoint is.")
 @pass_context
-def push_hf(context: Context, path: str, **wishes: Any) -> None:
+def push_hf(context: Context, path: str, **options: Any) -> None:
     """Push a checkpoint to the Hugging Face Hub.
 
     PATH is its address, such as tinker://RUN_ID/weights/0001. It arrives as an adapter that PEFT
@@ -69,60 +69,60 @@ def push_hf(context: Context, path: str, **wishes: Any) -> None:
     import tempfile
 
     from tinkex.cli.commands.checkpoint import adapters, fetching
-    from tinkex.cli.commands.checkpoint.fetching import say
+    from tinkex.cli.commands.checkpoint.fetching import print_notice
     from tinkex.cli.output.transfers import CheckpointPush
 
-    if wishes["create_pr"] and wishes["revision"]:
+    if options["create_pr"] and options["revision"]:
         raise click.UsageError("--create-pr is to the main branch; leave --revision out.")
-    path = full_path(context, path)
+    path = expand_path(context, path)
     address = parse_tinker_path(path)
-    uploader = _uploader()
+    uploader = _open_uploader()
     user = uploader.check_login()
-    target = _target(context, address, user, wishes)
-    if not wishes["force"] and not wishes["create_pr"]:
+    target = _resolve_target(context, address, user, options)
+    if not options["force"] and not options["create_pr"]:
         _check_origin(uploader, path, *target)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "adapter"
-        fetching.fetch(context, path, folder, is_kept=False)
+        fetching.fetch_checkpoint(context, path, folder, keeps_partial=False)
         adapters.check_adapter(folder, path)
-        if not wishes["no_model_card"]:
-            adapters.write_card(folder, path, target[0])
-        with waiting(f"Uploading to {target[0]} ..."):
-            pushed = uploader.upload(_push(folder, target, wishes))
-    if pushed.is_public != wishes["public"]:
+        if not options["no_model_card"]:
+            adapters.write_model_card(folder, path, target[0])
+        with spinner(f"Uploading to {target[0]} ..."):
+            pushed = uploader.upload(_build_push(folder, target, options))
+    if pushed.is_public != options["public"]:
         state = "public" if pushed.is_public else "private"
-        say(context, f"{pushed.repo_id} was there before and stays {state}.")
+        print_notice(context, f"{pushed.repo_id} was there before and stays {state}.")
     show(context, CheckpointPush(path, pushed))
 
 
-def _uploader() -> HubUploader:
+def _open_uploader() -> HubUploader:
     try:
         from tinkex.engine.models.uploads import HubUploader
     except ModuleNotFoundError as error:
-        raise needs_extra(error, "torch") from error
+        raise missing_extra_error(error, "torch") from error
     return HubUploader()
 
 
-def _target(
-    context: Context, address: TinkerPath, user: str, wishes: dict[str, Any]
+def _resolve_target(
+    context: Context, address: TinkerPath, user: str, options: dict[str, Any]
 ) -> tuple[str, str | None]:
     """The repository and the branch; those that were not named have names of the checkpoint's."""
-    from tinkex.cli.client import rest
+    from tinkex.cli.client import rest_client
 
-    repo_id, revision = wishes["repo_id"], wishes["revision"]
+    repo_id, revision = options["repo_id"], options["revision"]
     if repo_id is not None:
         return (repo_id if "/" in repo_id else f"{user}/{repo_id}"), revision
-    with rest(context) as client:
+    with rest_client(context) as client:
         base_model = client.get_weights_info_by_tinker_path(str(address)).result().base_model
-    name = tidy(f"tinker-{base_model.rpartition('/')[2]}-{address.run_id}")
-    if not wishes["create_pr"]:
-        revision = revision or tidy(address.checkpoint_id)
+    name = sanitize_repo_name(f"tinker-{base_model.rpartition('/')[2]}-{address.run_id}")
+    if not options["create_pr"]:
+        revision = revision or sanitize_repo_name(address.checkpoint_id)
     return f"{user}/{name}", revision
 
 
-def tidy(name: str) -> str:
+def sanitize_repo_name(name: str) -> str:
     """A name of which the hub takes every letter."""
-    single = re.sub(r"\.{2,}", "-", _ODD.sub("-", name))
+    single = re.sub(r"\.{2,}", "-", _INVALID_CHARS.sub("-", name))
     return re.sub(r"-{2,}", "-", single).strip("-._")[:96].rstrip("-._")
 
 
@@ -135,19 +135,19 @@ def _check_origin(uploader: HubUploader, path: str, repo_id: str, revision: str 
         )
 
 
-def _push(folder: Path, target: tuple[str, str | None], wishes: dict[str, Any]) -> HubUpload:
-    from tinkex.cli.commands.checkpoint.adapters import PRIVATE
+def _build_push(folder: Path, target: tuple[str, str | None], options: dict[str, Any]) -> HubUpload:
+    from tinkex.cli.commands.checkpoint.adapters import SERVER_FILE_NAMES
     from tinkex.engine.models.uploads import HubUpload
 
-    allowed = wishes["allow_patterns"]
+    allowed = options["allow_patterns"]
     return HubUpload(
         folder=folder,
         repo_id=target[0],
         revision=target[1],
-        is_public=wishes["public"],
-        commit_message=wishes["commit_message"],
-        create_pr=wishes["create_pr"],
+        is_public=options["public"],
+        commit_message=options["commit_message"],
+        create_pr=options["create_pr"],
         allow_patterns=allowed,
         # Whoever names files knows which; else what only a server needs stays here.
-        ignore_patterns=(*wishes["ignore_patterns"], *(() if allowed else PRIVATE)),
+        ignore_patterns=(*options["ignore_patterns"], *(() if allowed else SERVER_FILE_NAMES)),
     )

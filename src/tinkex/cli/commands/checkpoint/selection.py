@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from tinkex.cli.commands.checkpoint.list import all_checkpoints
-from tinkex.cli.commands.checkpoint.parameters import in_utc
+from tinkex.cli.commands.checkpoint.list import fetch_checkpoints
+from tinkex.cli.commands.checkpoint.parameters import to_utc
 from tinkex.cli.context import Context
-from tinkex.cli.format import UNKNOWN, format_count, format_size, format_timestamp, plain_line
+from tinkex.cli.format import UNKNOWN, escape_line, format_count, format_size, format_timestamp
 from tinkex.errors import NotFoundError, PermissionDeniedError
 from tinkex.ids import TYPE_BY_SEGMENT, parse_tinker_path
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tinkex.types import Checkpoint
 
 #: The words for a type, and the type: its own name, and the middle of its address.
-TYPES = {kind: kind for kind in TYPE_BY_SEGMENT.values()} | TYPE_BY_SEGMENT
+CHECKPOINT_TYPES = {kind: kind for kind in TYPE_BY_SEGMENT.values()} | TYPE_BY_SEGMENT
 #: How many are named before a question; the others are counted.
-NUM_NAMED = 20
+MAX_LISTED = 20
 
 
-class Filter(NamedTuple):
+class CheckpointFilter(NamedTuple):
     """What checkpoints must be like; None is anything."""
 
     run_id: str | None = None
@@ -37,9 +37,9 @@ class Filter(NamedTuple):
         asked = (self.run_id, self.checkpoint_type, self.before, self.after)
         return all(value is None for value in asked)
 
-    def fits(self, saved: Checkpoint) -> bool:
+    def matches(self, saved: Checkpoint) -> bool:
         """Whether a checkpoint of the right run is meant."""
-        made = in_utc(saved.time)
+        made = to_utc(saved.time)
         return (
             self.checkpoint_type in {None, saved.checkpoint_type}
             and (self.before is None or made < self.before)
@@ -47,23 +47,27 @@ class Filter(NamedTuple):
         )
 
 
-class Chosen(NamedTuple):
+class SelectedCheckpoint(NamedTuple):
     """A checkpoint that is meant, and what the server says about it."""
 
     path: str
-    saved: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
 
 
-def find_fitting(context: Context, client: RestClient, wanted: Filter) -> list[Chosen]:
+def find_matching(
+    context: Context, client: RestClient, filters: CheckpointFilter
+) -> list[SelectedCheckpoint]:
     """All checkpoints that fit."""
-    if wanted.run_id is not None:
-        found: Sequence[Checkpoint] = client.list_checkpoints(wanted.run_id).result().checkpoints
+    if filters.run_id is not None:
+        found: Sequence[Checkpoint] = client.list_checkpoints(filters.run_id).result().checkpoints
     else:
-        found = all_checkpoints(context, client).items
-    return [Chosen(saved.tinker_path, saved) for saved in found if wanted.fits(saved)]
+        found = fetch_checkpoints(context, client).items
+    return [
+        SelectedCheckpoint(saved.tinker_path, saved) for saved in found if filters.matches(saved)
+    ]
 
 
-def look_up(client: RestClient, paths: Sequence[str]) -> list[Chosen]:
+def fetch_selected(client: RestClient, paths: Sequence[str]) -> list[SelectedCheckpoint]:
     """What the server says about these; of one that it does not know, nothing."""
     run_ids = {parse_tinker_path(path).run_id for path in paths}
     asked = [client.list_checkpoints(run_id) for run_id in run_ids]
@@ -74,35 +78,35 @@ def look_up(client: RestClient, paths: Sequence[str]) -> list[Chosen]:
         except (NotFoundError, PermissionDeniedError):
             # Deleting will say so, of each one.
             continue
-    return [Chosen(path, known.get(path)) for path in paths]
+    return [SelectedCheckpoint(path, known.get(path)) for path in paths]
 
 
-def describe(chosen: Sequence[Chosen]) -> str:
+def describe_selection(selected: Sequence[SelectedCheckpoint]) -> str:
     """What will be deleted, in lines for people."""
-    lines = [f"{format_count(len(chosen), 'checkpoint')} ({total_size(chosen)}):"]
-    lines += [f"  {_describe_one(one)}" for one in chosen[:NUM_NAMED]]
-    if len(chosen) > NUM_NAMED:
-        lines.append(f"  and {len(chosen) - NUM_NAMED:,} more")
+    lines = [f"{format_count(len(selected), 'checkpoint')} ({format_total_size(selected)}):"]
+    lines += [f"  {_describe_checkpoint(one)}" for one in selected[:MAX_LISTED]]
+    if len(selected) > MAX_LISTED:
+        lines.append(f"  and {len(selected) - MAX_LISTED:,} more")
     return "\n".join([*lines, "This cannot be undone."])
 
 
-def total_size(chosen: Iterable[Chosen]) -> str:
+def format_total_size(selected: Iterable[SelectedCheckpoint]) -> str:
     """How large they are together, as far as that is known."""
-    sizes = [one.saved.size_bytes if one.saved else None for one in chosen]
+    sizes = [one.checkpoint.size_bytes if one.checkpoint else None for one in selected]
     known = [size for size in sizes if size is not None]
     if not known:
         return "size unknown"
     return ("" if len(known) == len(sizes) else "at least ") + format_size(sum(known))
 
 
-def _describe_one(one: Chosen) -> str:
-    if one.saved is None:
-        return f"{plain_line(one.path)}\n    not found"
-    size = format_size(one.saved.size_bytes)
+def _describe_checkpoint(one: SelectedCheckpoint) -> str:
+    if one.checkpoint is None:
+        return f"{escape_line(one.path)}\n    not found"
+    size = format_size(one.checkpoint.size_bytes)
     facts = [
-        one.saved.checkpoint_type,
+        one.checkpoint.checkpoint_type,
         *([size] if size != UNKNOWN else []),
-        format_timestamp(one.saved.time),
-        *(["public"] if one.saved.public else []),
+        format_timestamp(one.checkpoint.time),
+        *(["public"] if one.checkpoint.public else []),
     ]
-    return f"{plain_line(one.path)}\n    {', '.join(facts)}"
+    return f"{escape_line(one.path)}\n    {', '.join(facts)}"

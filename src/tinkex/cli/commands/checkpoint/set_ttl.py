@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.commands.checkpoint.parameters import Lifetime
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.format import format_duration
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce
-from tinkex.cli.short_ids import full_path
+from tinkex.cli.short_ids import expand_path
 
 
 @click.command("set-ttl", cls=Command)
@@ -28,8 +28,8 @@ def set_ttl(context: Context, path: str, ttl: int | None, remove: bool) -> None:
     """
     if (ttl is None) is not remove:
         raise click.UsageError("Give either --ttl TIME or --remove.")
-    path = full_path(context, path)
-    with rest(context) as client:
+    path = expand_path(context, path)
+    with rest_client(context) as client:
         client.set_checkpoint_ttl_from_tinker_path(path, ttl).result()
     sentence = "is kept for ever" if ttl is None else f"expires in {format_duration(ttl)}"
     announce(context, f"{path} {sentence}.", {"tinker_path": path, "ttl_seconds": ttl})

@@ -19,9 +19,9 @@ def doctor(context: Context) -> None:
     fails; a warning is no failure.
     """
     from tinkex.cli.commands.doctor.checks import CHECKS
-    from tinkex.cli.commands.doctor.findings import Report, run_checks
+    from tinkex.cli.commands.doctor.findings import DoctorReport, run_checks
 
-    report = Report(run_checks(CHECKS, context))
+    report = DoctorReport(run_checks(CHECKS, context))
     show(context, report)
     if not report.is_healthy:
         click.get_current_context().exit(1)

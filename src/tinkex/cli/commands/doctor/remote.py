@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from tinkex import clock
 from tinkex.cli.access import find_access
-from tinkex.cli.ask import ask
-from tinkex.cli.client import rest
-from tinkex.cli.commands.doctor.findings import Finding
+from tinkex.cli.ask import call_endpoint
+from tinkex.cli.client import rest_client
+from tinkex.cli.commands.doctor.findings import CheckResult
 from tinkex.cli.context import Context
-from tinkex.cli.errors import explain
+from tinkex.cli.errors import describe_error
 from tinkex.cli.format import format_count
 from tinkex.errors import TinkexError
 from tinkex.settings import HOSTED_BASE_URL
@@ -21,86 +21,86 @@ from tinkex.settings import HOSTED_BASE_URL
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
 
-_LOGIN = "Run `tinkex auth login`, or set TINKER_API_KEY."
+_LOGIN_HINT = "Run `tinkex auth login`, or set TINKER_API_KEY."
 #: A clock that is further off makes tokens look expired.
 MAX_SKEW_SECONDS = 60.0
 #: No clock that was ever set is older than this.
-_EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)
+_MIN_CLOCK = datetime(2025, 1, 1, tzinfo=UTC)
 
 
-def check_key(context: Context) -> Finding:
+def check_key(context: Context) -> CheckResult:
     """Whether there is a key, and where it comes from."""
     access = find_access(context)
     if access.source is not None:
-        shown = access.shown_key or "printed by a command"
-        return Finding("ok", f"{shown}, from {access.source}")
+        shown = access.masked_key or "printed by a command"
+        return CheckResult("ok", f"{shown}, from {access.source}")
     if access.home is not None:
-        return Finding("ok", "not needed: the local server makes its own")
+        return CheckResult("ok", "not needed: the local server makes its own")
     if access.base_url == HOSTED_BASE_URL:
-        return Finding("fail", f"none, and {access.base_url} needs one", _LOGIN)
-    return Finding("warn", f"none; {access.base_url} may need one", _LOGIN)
+        return CheckResult("fail", f"none, and {access.base_url} needs one", _LOGIN_HINT)
+    return CheckResult("warn", f"none; {access.base_url} may need one", _LOGIN_HINT)
 
 
-def check_server(context: Context) -> Finding:
+def check_server(context: Context) -> CheckResult:
     """Whether the server answers, how fast, and what it offers."""
     access = find_access(context)
     if access.base_url is None:
         text = f"none runs in {access.home}; the next command that needs one starts it"
-        return Finding("warn", text, "Run `tinkex serve` to start it now, or pass --base-url.")
+        return CheckResult("warn", text, "Run `tinkex serve` to start it now, or pass --base-url.")
     if access.base_url == HOSTED_BASE_URL and not access.has_credential:
-        return Finding("warn", f"{access.base_url} was not asked: there is no key", _LOGIN)
+        return CheckResult("warn", f"{access.base_url} was not asked: there is no key", _LOGIN_HINT)
     try:
-        with rest(context) as client:
-            return _answer(client, access.base_url)
+        with rest_client(context) as client:
+            return _measure_server(client, access.base_url)
     except TinkexError as error:
-        failure = explain(error)
-        return Finding("fail", failure.message, failure.hint)
+        failure = describe_error(error)
+        return CheckResult("fail", failure.message, failure.hint)
 
 
-def _answer(client: RestClient, url: str) -> Finding:
+def _measure_server(client: RestClient, url: str) -> CheckResult:
     from tinkex.wire.endpoints import CAPABILITIES, HEALTH
 
     # The first question also opens the connection and reads the flags.
-    models = ask(client, CAPABILITIES).supported_models
+    models = call_endpoint(client, CAPABILITIES).supported_models
     began = time.perf_counter()
-    ask(client, HEALTH)
+    call_endpoint(client, HEALTH)
     milliseconds = 1000 * (time.perf_counter() - began)
     offer = format_count(len(models), "model")
     text = f"{url} answers in {milliseconds:.0f} ms and offers {offer}"
     if not models:
         hint = "`tinkex model add smollm2-135m` adds a model to a server of yours."
-        return Finding("warn", text, hint)
-    return Finding("ok", text)
+        return CheckResult("warn", text, hint)
+    return CheckResult("ok", text)
 
 
-def check_clock(context: Context) -> Finding:
+def check_clock(context: Context) -> CheckResult:
     """Whether the clock is right, compared with the server's if that tells the time."""
     now = datetime.fromtimestamp(clock.wall_now(), UTC)
-    if now < _EARLIEST:
-        return Finding("fail", f"it says {now:%Y-%m-%d}", "Set the clock of this machine.")
+    if now < _MIN_CLOCK:
+        return CheckResult("fail", f"it says {now:%Y-%m-%d}", "Set the clock of this machine.")
     try:
-        theirs = _server_time(context)
+        theirs = _fetch_server_time(context)
     except TinkexError:
         # Another check says what is wrong with the server.
         theirs = None
     if theirs is None:
-        return Finding("ok", f"{now:%Y-%m-%d %H:%M} UTC, not compared with a server")
-    return judge_clock(clock.wall_now() - theirs.timestamp())
+        return CheckResult("ok", f"{now:%Y-%m-%d %H:%M} UTC, not compared with a server")
+    return check_clock_skew(clock.wall_now() - theirs.timestamp())
 
 
-def judge_clock(skew_seconds: float) -> Finding:
+def check_clock_skew(skew_seconds: float) -> CheckResult:
     """What a difference to the server's clock means."""
     if abs(skew_seconds) <= MAX_SKEW_SECONDS:
-        return Finding("ok", "agrees with the server's")
+        return CheckResult("ok", "agrees with the server's")
     side = "ahead of" if skew_seconds > 0 else "behind"
-    return Finding(
+    return CheckResult(
         "warn",
         f"{abs(skew_seconds):.0f} seconds {side} the server's",
         "Set the clock of this machine: tokens may look expired.",
     )
 
 
-def _server_time(context: Context) -> datetime | None:
+def _fetch_server_time(context: Context) -> datetime | None:
     from tinkex.wire.endpoints import HEALTH
 
     access = find_access(context)
@@ -108,7 +108,7 @@ def _server_time(context: Context) -> datetime | None:
         access.base_url == HOSTED_BASE_URL and not access.has_credential
     ):
         return None
-    with rest(context) as client:
+    with rest_client(context) as client:
         transport = client.holder.transport
         url = client.holder.config.base_url + HEALTH.url_path()
         reply = client.holder.start(transport.http.send("GET", url, {}, None, 4.0)).result()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 PAGE_SIZE = 1000
 
 
-def ask(
+def fetch_run_metrics(
     client: RestClient, run_id: str, limit: int = PAGE_SIZE, after: int | None = None
 ) -> RunMetricsResponse:
     """Some steps of a run; a server that tells none gets a sentence of its own."""
@@ -30,18 +30,18 @@ def ask(
         ) from error
 
 
-def all_steps(
+def fetch_all_steps(
     client: RestClient,
     run_id: str,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     page_size: int = PAGE_SIZE,
 ) -> tuple[RunMetricsResponse, list[RunStep]]:
     """How a run stands, and every step of it that the server remembers."""
-    page = ask(client, run_id, page_size, after=0)
+    page = fetch_run_metrics(client, run_id, page_size, after=0)
     steps = list(page.steps)
     while page.steps and len(page.steps) >= page_size:
-        told(len(steps), page.num_steps)
-        page = ask(client, run_id, page_size, after=steps[-1].cursor)
+        on_progress(len(steps), page.num_steps)
+        page = fetch_run_metrics(client, run_id, page_size, after=steps[-1].cursor)
         steps += page.steps
-    told(len(steps), len(steps))
+    on_progress(len(steps), len(steps))
     return page, steps

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.lazy import DefaultGroup, Entry
+from tinkex.cli.lazy import DefaultGroup, LazyCommand
 
-_HOME = "tinkex.cli.commands.run"
+_PACKAGE = "tinkex.cli.commands.run"
 COMMANDS = {
-    "info": Entry(f"{_HOME}.info:info", "Show one training run."),
-    "list": Entry(f"{_HOME}.list:list_runs", "List training runs, newest first."),
-    "plot": Entry(f"{_HOME}.plot:plot", "Draw how a training run went."),
-    "rename": Entry(f"{_HOME}.rename:rename", "Give a training run a name."),
-    "sample": Entry(f"{_HOME}.sample:sample", "Sample from a base model or a checkpoint."),
-    "watch": Entry(f"{_HOME}.watch:watch", "Follow a training run live."),
+    "info": LazyCommand(f"{_PACKAGE}.info:info", "Show one training run."),
+    "list": LazyCommand(f"{_PACKAGE}.list:list_runs", "List training runs, newest first."),
+    "plot": LazyCommand(f"{_PACKAGE}.plot:plot", "Draw how a training run went."),
+    "rename": LazyCommand(f"{_PACKAGE}.rename:rename", "Give a training run a name."),
+    "sample": LazyCommand(f"{_PACKAGE}.sample:sample", "Sample from a base model or a checkpoint."),
+    "watch": LazyCommand(f"{_PACKAGE}.watch:watch", "Follow a training run live."),
 }
 
 

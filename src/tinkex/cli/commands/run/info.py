@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
@@ -17,7 +17,7 @@ from tinkex.cli.short_ids import resolve_run
 @pass_context
 def info(context: Context, run_id: str) -> None:
     """Show one training run."""
-    with rest(context) as client:
+    with rest_client(context) as client:
         found = client.get_training_run(resolve_run(client, run_id)).result()
     from tinkex.cli.output.runs import RunInfo
 

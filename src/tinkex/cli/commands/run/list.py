@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tinkex.cli.access import has_no_records
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.output.runs import RUN_COLUMNS, RunList
-from tinkex.cli.paging import Listing, fetch
-from tinkex.cli.progress import list_bar
+from tinkex.cli.paging import Listing, fetch_pages
+from tinkex.cli.progress import paged_progress_bar
 
 if TYPE_CHECKING:
     from tinkex.types import TrainingRun
@@ -48,7 +48,10 @@ def list_runs(
     if has_no_records(context):
         show(context, RunList(Listing([], 0), columns))
         return
-    with rest(context) as client, list_bar(context, "Fetching training runs") as told:
+    with (
+        rest_client(context) as client,
+        paged_progress_bar(context, "Fetching training runs") as told,
+    ):
         listed = client.list_training_runs
         if search is not None:
             listed = partial(client.find_training_runs, search)
@@ -57,5 +60,5 @@ def list_runs(
             page = listed(limit, offset, scope, project_id).result()
             return Listing(page.training_runs, page.cursor.total_count)
 
-        found = fetch(ask, limit, PAGE_SIZE, told)
+        found = fetch_pages(ask, limit, PAGE_SIZE, told)
     show(context, RunList(found, columns))

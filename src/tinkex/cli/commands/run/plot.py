@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinkex.cli.client import rest
-from tinkex.cli.commands.run.following import all_steps
+from tinkex.cli.client import rest_client
+from tinkex.cli.commands.run.following import fetch_all_steps
 from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
-from tinkex.cli.progress import list_bar, tell
+from tinkex.cli.progress import paged_progress_bar, print_status
 from tinkex.cli.short_ids import resolve_run
 from tinkex.server.headlines import HEADLINE_METRICS, primary_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep
 
-KINDS = (".png", ".svg", ".csv")
+PLOT_SUFFIXES = (".png", ".svg", ".csv")
 
 
 def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -50,20 +50,21 @@ def _complete_metric(ctx: click.Context, param: click.Parameter, incomplete: str
 @pass_context
 def plot(context: Context, run_id: str, metric: str | None, output: Path | None) -> None:
     """Draw how a training run went."""
-    if output is not None and output.suffix.lower() not in KINDS:
+    if output is not None and output.suffix.lower() not in PLOT_SUFFIXES:
         raise click.BadParameter(
-            f"{output} is no {', '.join(KINDS[:-1])} or {KINDS[-1]} file.", param_hint="--output"
+            f"{output} is no {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]} file.",
+            param_hint="--output",
         )
-    with rest(context) as client, list_bar(context, "Fetching steps") as told:
+    with rest_client(context) as client, paged_progress_bar(context, "Fetching steps") as told:
         run_id = resolve_run(client, run_id)
-        page, steps = all_steps(client, run_id, told)
+        page, steps = fetch_all_steps(client, run_id, told)
     if not page.is_whole:
-        tell("Note: the server has forgotten the oldest steps of this run.")
-    from tinkex.cli.output.plots import Plot
+        print_status("Note: the server has forgotten the oldest steps of this run.")
+    from tinkex.cli.output.plots import RunPlot
 
     metric = metric or primary_metric(steps[-1].metrics if steps else {})
     _check_metric(metric, steps)
-    result = Plot(run_id, metric, steps, is_unicode=_takes_unicode())
+    result = RunPlot(run_id, metric, steps, is_unicode=_can_print_unicode())
     if output is None:
         show(context, result)
         return
@@ -81,5 +82,5 @@ def _check_metric(metric: str, steps: list[RunStep]) -> None:
         raise CliError(f"This run has no metric {metric!r}", f"It has: {', '.join(known)}.")
 
 
-def _takes_unicode() -> bool:
+def _can_print_unicode() -> bool:
     return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tinkex.cli.errors import CliError
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import print_status
 
 if TYPE_CHECKING:
     from tinkex.text import Tokenizer
 
 STDIN = "-"
-_FLAGS = ("--prompt", "--prompt-file", "--prompt-tokens")
+_PROMPT_FLAGS = ("--prompt", "--prompt-file", "--prompt-tokens")
 
 
-class Prompt(NamedTuple):
+class PromptInput(NamedTuple):
     """What to continue."""
 
     text: str | None = None
@@ -41,23 +41,25 @@ class Prompt(NamedTuple):
         return found
 
 
-def read_prompt(prompt: str | None, prompt_file: str | None, prompt_tokens: str | None) -> Prompt:
+def read_prompt(
+    prompt: str | None, prompt_file: str | None, prompt_tokens: str | None
+) -> PromptInput:
     """The one prompt that was given; a newline at the end of a file is not part of it."""
-    given = dict(zip(_FLAGS, (prompt, prompt_file, prompt_tokens), strict=True))
+    given = dict(zip(_PROMPT_FLAGS, (prompt, prompt_file, prompt_tokens), strict=True))
     named = [flag for flag, value in given.items() if value is not None]
     if not named:
         raise click.UsageError("There is no prompt: give --prompt or --prompt-file.")
     if len(named) > 1:
         raise click.UsageError(f"{' and '.join(named)} exclude each other: give one prompt.")
     if prompt_tokens is not None:
-        return Prompt(tokens=_read_tokens(prompt_tokens))
+        return PromptInput(tokens=_read_tokens(prompt_tokens))
     if prompt_file is not None:
-        return Prompt(text=_read_text_file(prompt_file))
+        return PromptInput(text=_read_text_file(prompt_file))
     assert prompt is not None
     text = _read_stdin() if prompt == STDIN else prompt
     if not text:
         raise click.UsageError("The prompt is empty.")
-    return Prompt(text=text)
+    return PromptInput(text=text)
 
 
 def parse_tokens(text: str) -> tuple[int, ...] | None:
@@ -93,7 +95,7 @@ def _read_text_file(name: str) -> str:
         raise click.UsageError(f"The prompt in {name} is empty.")
     if _is_number_list(text):
         shown = "what stdin gave" if name == STDIN else name
-        tell(
+        print_status(
             f"Note: {shown} is a list of numbers and is read as text; --prompt-tokens {name} "
             "reads it as token ids."
         )

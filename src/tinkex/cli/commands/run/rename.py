@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
@@ -22,7 +22,7 @@ def rename(context: Context, run_id: str, name: str) -> None:
     Names need not be unique. `tinkex run list --search TEXT` finds runs by a part of their name.
     """
     wanted = name.strip() or None
-    with rest(context) as client:
+    with rest_client(context) as client:
         run_id = resolve_run(client, run_id)
         client.rename_training_run(run_id, wanted).result()
     sentence = f"{run_id} has no name now." if wanted is None else f"{run_id} is called {wanted!r}."

@@ -8,27 +8,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tinkex.cli.client import service
-from tinkex.cli.commands.drawing import Drawing, Source, drawing_options, tokenizer_of
-from tinkex.cli.commands.run.prompt import Prompt, read_prompt
+from tinkex.cli.client import service_client
+from tinkex.cli.commands.drawing import (
+    SampleSource,
+    SamplingOptions,
+    load_tokenizer_for,
+    sampling_options,
+)
+from tinkex.cli.commands.run.prompt import PromptInput, read_prompt
 from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, on_interrupt
-from tinkex.cli.files import check_output
+from tinkex.cli.files import resolve_output_file
 from tinkex.cli.format import format_count, format_duration
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce, show
-from tinkex.cli.progress import tell, waiting
+from tinkex.cli.progress import print_status, spinner
 
 if TYPE_CHECKING:
-    from tinkex.cli.output.samples import Samples
+    from tinkex.cli.output.samples import SampleOutput
     from tinkex.client.sampling import SamplingClient
     from tinkex.text import Tokenizer
 
 MAX_SAMPLES = 1024
 
 
-class Ask(NamedTuple):
+class SampleArguments(NamedTuple):
     """What to sample, besides how."""
 
     num_samples: int
@@ -53,7 +58,7 @@ class Ask(NamedTuple):
     help="Token ids instead of text: 1,2,3 or [1,2,3], a file with them, or - for stdin.",
 )
 @click.option("--chat", "as_chat", is_flag=True, help="The prompt is what a user says in a chat.")
-@drawing_options(max_tokens=64, temperature=1.0)
+@sampling_options(max_tokens=64, temperature=1.0)
 @click.option(
     "--num-samples",
     type=click.IntRange(1, MAX_SAMPLES),
@@ -85,55 +90,65 @@ def sample(
     Without --base-model and --model-path it is smollm2-135m if the server has it, else the only
     model that was added to it, else tinkex/tiny, which every server of tinkex has.
     """
-    source = Source.of(base_model, model_path)
+    source = SampleSource.from_options(base_model, model_path)
     prompt = read_prompt(*(given[f"prompt{tail}"] for tail in ("", "_file", "_tokens")))
-    drawing = Drawing(**{name: given[name] for name in Drawing._fields})
-    ask = Ask(**{name: given[name] for name in Ask._fields})
+    drawing = SamplingOptions(**{name: given[name] for name in SamplingOptions._fields})
+    ask = SampleArguments(**{name: given[name] for name in SampleArguments._fields})
     settings: dict[str, Any] = {
         "http_pool": http_pool,
         "poll_timeout_seconds": context.timeout_seconds,
     }
     if output is not None:
-        output = check_output(output.expanduser())
-    with on_interrupt("Interrupted: no sample was kept."), service(context, **settings) as client:
-        source = source.found(client)
-        result = _draw(source.open(client), source, prompt, drawing, ask)
+        output = resolve_output_file(output.expanduser())
+    with (
+        on_interrupt("Interrupted: no sample was kept."),
+        service_client(context, **settings) as client,
+    ):
+        source = source.resolve(client)
+        result = _request_samples(source.create_client(client), source, prompt, drawing, ask)
     if output is None:
         show(context, result)
         return
-    _write(output, result.written(context.format))
+    _write_result(output, result.to_file_text(context.format))
     announce(context, f"Wrote {output}", {"output": output, "num_tokens": result.num_tokens})
 
 
-def _draw(
-    sampler: SamplingClient, source: Source, prompt: Prompt, drawing: Drawing, ask: Ask
-) -> Samples:
-    tokenizer = _tokenizer(sampler, prompt, ask)
-    tokens = prompt.encode(tokenizer, as_chat=ask.as_chat)
-    from tinkex.cli.output.samples import Asked, Samples
+def _request_samples(
+    sampler: SamplingClient,
+    source: SampleSource,
+    prompt: PromptInput,
+    options: SamplingOptions,
+    arguments: SampleArguments,
+) -> SampleOutput:
+    tokenizer = _load_tokenizer(sampler, prompt, arguments)
+    tokens = prompt.encode(tokenizer, as_chat=arguments.as_chat)
+    from tinkex.cli.output.samples import SampleOutput, SampleRequestInfo
     from tinkex.types import ModelInput
 
     # Checked before anything is said: bad settings are a mistake, not a failed sample.
-    params, model_input = drawing.params(), ModelInput.from_ints(tokens)
-    wanted = format_count(ask.num_samples, "sample")
-    length = format_count(drawing.max_tokens, "token")
+    params, model_input = options.to_sampling_params(), ModelInput.from_ints(tokens)
+    wanted = format_count(arguments.num_samples, "sample")
+    length = format_count(options.max_tokens, "token")
     text = f"Sampling {wanted} of up to {length} from {source.name} ..."
     began = time.monotonic()
-    with waiting(text):
+    with spinner(text):
         response = sampler.sample(
-            model_input, ask.num_samples, params, include_prompt_logprobs=ask.with_logprobs
+            model_input,
+            arguments.num_samples,
+            params,
+            include_prompt_logprobs=arguments.with_logprobs,
         ).result()
-    asked = Asked(
+    asked = SampleRequestInfo(
         base_model=source.base_model,
         model_path=source.model_path,
         prompt_tokens=tokens,
-        with_logprobs=ask.with_logprobs,
+        with_logprobs=arguments.with_logprobs,
     )
-    result = Samples(response, asked, tokenizer)
+    result = SampleOutput(response, asked, tokenizer)
     drawn = format_count(result.num_tokens, "token")
-    tell(f"Done: {drawn} in {format_duration(time.monotonic() - began)}.")
+    print_status(f"Done: {drawn} in {format_duration(time.monotonic() - began)}.")
     if result.is_empty:
-        tell(_explain_empty(as_chat=ask.as_chat))
+        print_status(_explain_empty(as_chat=arguments.as_chat))
     return result
 
 
@@ -145,21 +160,23 @@ def _explain_empty(*, as_chat: bool) -> str:
     return f"{said} A model that was trained on conversations answers with --chat."
 
 
-def _tokenizer(sampler: SamplingClient, prompt: Prompt, ask: Ask) -> Tokenizer | None:
+def _load_tokenizer(
+    sampler: SamplingClient, prompt: PromptInput, arguments: SampleArguments
+) -> Tokenizer | None:
     """The tokenizer; token ids can do without one, text cannot."""
-    if prompt.tokens is not None and ask.as_chat:
+    if prompt.tokens is not None and arguments.as_chat:
         raise click.UsageError("--chat needs a text, not --prompt-tokens.")
     try:
-        return tokenizer_of(sampler, ask.tokenizer)
+        return load_tokenizer_for(sampler, arguments.tokenizer)
     except CliError as error:
-        if prompt.tokens is None or ask.tokenizer is not None:
+        if prompt.tokens is None or arguments.tokenizer is not None:
             raise
         reason = error.message.removesuffix(".")
-        tell(f"Note: {reason}; token ids are shown instead of text.")
+        print_status(f"Note: {reason}; token ids are shown instead of text.")
         return None
 
 
-def _write(path: Path, text: str) -> None:
+def _write_result(path: Path, text: str) -> None:
     from tinkex.checkpoint.atomic import write_file_atomic
 
     write_file_atomic(path, f"{text}\n".encode(), mode=0o644)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinkex.cli.client import rest
-from tinkex.cli.commands.run.following import PAGE_SIZE, ask
+from tinkex.cli.client import rest_client
+from tinkex.cli.commands.run.following import PAGE_SIZE, fetch_run_metrics
 from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import INTERRUPTED
 from tinkex.cli.options import Argument, Command, Duration
-from tinkex.cli.progress import tell
+from tinkex.cli.progress import print_status
 from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
-    from tinkex.cli.output.watching import View
+    from tinkex.cli.output.watching import RunView
     from tinkex.client.rest import RestClient
     from tinkex.types import RunMetricsResponse
 
@@ -54,13 +54,13 @@ def watch(context: Context, run_id: str, once: bool, interval: float, last: int 
     first = last or (FIRST_POINTS if _is_live(context, once) else FIRST_LINES)
     try:
         # It outlives short outages of the server, like the run itself.
-        with rest(context, outage_seconds=60.0) as client, _view(context, once) as view:
+        with rest_client(context, outage_seconds=60.0) as client, _open_view(context, once) as view:
             run_id = resolve_run(client, run_id)
-            for page in _pages(client, run_id, first, None if once else interval):
+            for page in _poll_pages(client, run_id, first, None if once else interval):
                 view.show(page)
             view.finish()
     except KeyboardInterrupt:
-        tell("\nStopped watching; the run itself was not touched.")
+        print_status("\nStopped watching; the run itself was not touched.")
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -69,7 +69,7 @@ def _is_live(context: Context, once: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _view(context: Context, once: bool) -> Iterator[View]:
+def _open_view(context: Context, once: bool) -> Iterator[RunView]:
     """What fits the context: JSON lines, a live picture, or plain lines."""
     if _is_live(context, once):
         from tinkex.cli.output.live import live_view
@@ -77,30 +77,30 @@ def _view(context: Context, once: bool) -> Iterator[View]:
         with live_view(context.stdout) as view:
             yield view
         return
-    from tinkex.cli.output.watching import JsonLines, PlainLines
+    from tinkex.cli.output.watching import JsonRunView, TextRunView
 
-    plain = PlainLines(once, context.stdout, context.stderr)
-    yield JsonLines(once) if context.is_json else plain
+    plain = TextRunView(once, context.stdout, context.stderr)
+    yield JsonRunView(once) if context.is_json else plain
 
 
-def _pages(
+def _poll_pages(
     client: RestClient, run_id: str, first: int, interval: float | None
 ) -> Iterator[RunMetricsResponse]:
     """How it stands, again and again, each time with the steps that are new."""
-    page = ask(client, run_id, first)
+    page = fetch_run_metrics(client, run_id, first)
     # The first page ends with the newest step, however many it has.
     cursor, has_all = 0, True
     while True:
         yield page
         cursor = page.steps[-1].cursor if page.steps else cursor
-        if interval is None or (is_over(page) and has_all):
+        if interval is None or (is_finished(page) and has_all):
             return
         if has_all:
             time.sleep(interval)
-        page = ask(client, run_id, PAGE_SIZE, after=cursor)
+        page = fetch_run_metrics(client, run_id, PAGE_SIZE, after=cursor)
         has_all = len(page.steps) < PAGE_SIZE
 
 
-def is_over(page: RunMetricsResponse) -> bool:
+def is_finished(page: RunMetricsResponse) -> bool:
     """Whether nothing will come any more: the client is gone and its work is done."""
     return page.status != "active" and page.num_waiting + page.num_running == 0

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import show
-from tinkex.cli.progress import bar, waiting
+from tinkex.cli.progress import progress_bar, spinner
 from tinkex.cli.short_ids import resolve_session
 
 if TYPE_CHECKING:
     from tinkex.client.rest import RestClient
 
-SUFFIX = ".pftrace"
+TRACE_SUFFIX = ".pftrace"
 
 
 @click.command("export-trace", cls=Command)
@@ -28,7 +28,7 @@ SUFFIX = ".pftrace"
     "--output",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help=f"The file, or a directory for it; ./SESSION_ID{SUFFIX} if not given.",
+    help=f"The file, or a directory for it; ./SESSION_ID{TRACE_SUFFIX} if not given.",
 )
 @click.option("--url-only", is_flag=True, help="Print the download URL and fetch nothing.")
 @pass_context
@@ -38,19 +38,19 @@ def export_trace(context: Context, session_id: str, output: Path | None, url_onl
     The server writes down when each training and sampling request waited and ran. Open the file in
     https://ui.perfetto.dev. It gets its name when all of it has arrived.
     """
-    from tinkex.cli.commands.session.searching import no_session
+    from tinkex.cli.commands.session.searching import session_not_found_error
     from tinkex.cli.output.sessions import TraceExport
     from tinkex.errors import NotFoundError
 
     try:
-        with rest(context) as client:
+        with rest_client(context) as client:
             session_id = resolve_session(client, session_id)
-            place = _place(session_id, output)
-            with waiting(f"Exporting the trace of session {session_id} ..."):
+            place = _output_path(session_id, output)
+            with spinner(f"Exporting the trace of session {session_id} ..."):
                 url = client.export_session_trace(session_id).result()
-            size = None if url_only else _download(context, client, url, place)
+            size = None if url_only else _download_trace(context, client, url, place)
     except NotFoundError as error:
-        raise no_session(session_id) from error
+        raise session_not_found_error(session_id) from error
     if not url_only:
         show(context, TraceExport(session_id, destination=str(place), file_size_bytes=size))
     elif context.is_json:
@@ -60,20 +60,20 @@ def export_trace(context: Context, session_id: str, output: Path | None, url_onl
         click.echo(url)
 
 
-def _place(session_id: str, output: Path | None) -> Path:
-    name = Path(session_id).name + SUFFIX
+def _output_path(session_id: str, output: Path | None) -> Path:
+    name = Path(session_id).name + TRACE_SUFFIX
     if output is None:
         return Path.cwd() / name
     return output / name if output.is_dir() else output
 
 
-def _download(context: Context, client: RestClient, url: str, place: Path) -> int:
+def _download_trace(context: Context, client: RestClient, url: str, place: Path) -> int:
     """Fetch a URL; download_file resumes, and compares the size with what was announced."""
     from tinkex.client.download import download_file
 
     holder = client.holder
     timeout = holder.config.timeout_seconds
-    with bar(context, "Downloading trace", unit="bytes") as told:
+    with progress_bar(context, "Downloading trace", unit="bytes") as told:
         work = download_file(
             lambda url, headers: holder.transport.stream(url, headers, timeout),
             url,

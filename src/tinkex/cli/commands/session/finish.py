@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.ask import ask
-from tinkex.cli.client import rest
+from tinkex.cli.ask import call_endpoint
+from tinkex.cli.client import rest_client
 from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
@@ -29,7 +29,7 @@ def finish(context: Context, session_id: str, status: str, detail: str | None) -
 
     Its client, should it still run, can do no more work in it. Checkpoints and training runs stay.
     """
-    from tinkex.cli.commands.session.searching import no_session
+    from tinkex.cli.commands.session.searching import session_not_found_error
     from tinkex.client.session import FINISH_REASONS
     from tinkex.errors import NotFoundError
     from tinkex.wire.endpoints import FINISH_SESSION
@@ -37,11 +37,11 @@ def finish(context: Context, session_id: str, status: str, detail: str | None) -
 
     message = FinishSessionRequest(reason=FINISH_REASONS[status], detail=detail)
     try:
-        with rest(context) as client:
+        with rest_client(context) as client:
             session_id = resolve_session(client, session_id)
-            ask(client, FINISH_SESSION, message, {"session_id": session_id})
+            call_endpoint(client, FINISH_SESSION, message, {"session_id": session_id})
     except NotFoundError as error:
-        raise no_session(session_id) from error
+        raise session_not_found_error(session_id) from error
     announce(
         context,
         f"Session {session_id} is finished.",

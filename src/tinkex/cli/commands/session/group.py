@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.lazy import Entry, LazyGroup
+from tinkex.cli.lazy import LazyCommand, LazyGroup
 
-_HERE = "tinkex.cli.commands.session"
+_PACKAGE = "tinkex.cli.commands.session"
 COMMANDS = {
-    "export-trace": Entry(
-        f"{_HERE}.export_trace:export_trace", "Save a session's timeline as a Perfetto trace."
+    "export-trace": LazyCommand(
+        f"{_PACKAGE}.export_trace:export_trace", "Save a session's timeline as a Perfetto trace."
     ),
-    "finish": Entry(f"{_HERE}.finish:finish", "End a session on the server."),
-    "info": Entry(f"{_HERE}.info:info", "Show one session."),
-    "list": Entry(f"{_HERE}.list:list_sessions", "List sessions, newest first."),
+    "finish": LazyCommand(f"{_PACKAGE}.finish:finish", "End a session on the server."),
+    "info": LazyCommand(f"{_PACKAGE}.info:info", "Show one session."),
+    "list": LazyCommand(f"{_PACKAGE}.list:list_sessions", "List sessions, newest first."),
 }
 
 

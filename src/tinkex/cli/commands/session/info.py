@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.completing import SESSION, SESSION_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
@@ -29,7 +29,7 @@ def info(context: Context, session_id: str, scope: Literal["owned", "accessible"
     from tinkex.cli.commands.session.searching import find_session
     from tinkex.cli.output.sessions import SessionInfo
 
-    with rest(context) as client:
+    with rest_client(context) as client:
         session_id = resolve_session(client, session_id)
         found = find_session(client, session_id, scope)
     show(context, SessionInfo(found))

@@ -7,18 +7,18 @@ from typing import Any
 import click
 
 from tinkex.cli.access import has_no_records
-from tinkex.cli.client import rest
+from tinkex.cli.client import rest_client
 from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.output.sessions import SESSION_COLUMNS, SessionList
-from tinkex.cli.progress import list_bar
+from tinkex.cli.progress import paged_progress_bar
 
 STATUSES = ("active", "finished", "failed", "cancelled")
 
 
-class Pair(click.ParamType[tuple[str, str]]):
+class KeyValuePair(click.ParamType[tuple[str, str]]):
     """A key and its value with = between them."""
 
     name = "pair"
@@ -48,7 +48,11 @@ class Pair(click.ParamType[tuple[str, str]]):
 )
 @click.option("--name", metavar="WORDS", help="Only with these words in their name.")
 @click.option(
-    "--metadata", type=Pair(), multiple=True, metavar="KEY=VALUE", help="Only with this metadata."
+    "--metadata",
+    type=KeyValuePair(),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only with this metadata.",
 )
 @click.option(
     "--scope",
@@ -59,14 +63,14 @@ class Pair(click.ParamType[tuple[str, str]]):
 )
 @pass_context
 def list_sessions(
-    context: Context, limit: int, columns: tuple[str, ...] | None, **wanted: Any
+    context: Context, limit: int, columns: tuple[str, ...] | None, **filters: Any
 ) -> None:
     """List sessions, newest first."""
     if has_no_records(context):
         show(context, SessionList([], False, columns))
         return
-    from tinkex.cli.commands.session.searching import Wanted, find_sessions
+    from tinkex.cli.commands.session.searching import SessionFilter, find_sessions
 
-    with rest(context) as client, list_bar(context, "Fetching sessions") as told:
-        found = find_sessions(client, Wanted(**wanted), limit, told)
+    with rest_client(context) as client, paged_progress_bar(context, "Fetching sessions") as told:
+        found = find_sessions(client, SessionFilter(**filters), limit, told)
     show(context, SessionList(found.sessions, found.has_more, columns))

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 PAGE_SIZE = 200
 #: Answers of a server that has no search.
 NO_SEARCH = frozenset({404, 405, 501})
-Scope = Literal["owned", "accessible"]
-Told = Callable[[int, int], None]
+SessionScope = Literal["owned", "accessible"]
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SessionFilter:
     """Which sessions are asked for."""
 
-    scope: Scope = "owned"
+    scope: SessionScope = "owned"
     statuses: tuple[str, ...] = ()
     project_ids: tuple[str, ...] = ()
     name: str | None = None
@@ -39,38 +39,42 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SessionPage:
     """The first sessions of a list."""
 
     sessions: list[dict[str, Any]]
     has_more: bool
 
 
-def find_sessions(client: RestClient, wanted: Wanted, limit: int, told: Told) -> Found:
+def find_sessions(
+    client: RestClient, filters: SessionFilter, limit: int, on_progress: ProgressCallback
+) -> SessionPage:
     """The newest sessions that fit, 0 for all of them."""
     try:
-        return _search(client, wanted, limit, told)
+        return _search_sessions(client, filters, limit, on_progress)
     except APIStatusError as error:
         if error.status not in NO_SEARCH:
             raise
-        if wanted.is_filtered:
+        if filters.is_filtered:
             raise CliError(
                 "this server has no search for sessions",
                 "Leave out --status, --project-id, --name and --metadata to list them all.",
             ) from error
-    return _list(client, wanted.scope, limit)
+    return _list_sessions(client, filters.scope, limit)
 
 
-def find_session(client: RestClient, session_id: str, scope: Scope = "owned") -> dict[str, Any]:
+def find_session(
+    client: RestClient, session_id: str, scope: SessionScope = "owned"
+) -> dict[str, Any]:
     """One session: what it made, and how it is doing if the server says so."""
     try:
         made = client.get_session(session_id, scope).result()
     except NotFoundError as error:
-        raise no_session(session_id) from error
+        raise session_not_found_error(session_id) from error
     about = {"session_id": session_id} | made.model_dump()
-    request = _request(Wanted(scope=scope), 1, session_id=session_id)
+    request = _build_request(SessionFilter(scope=scope), 1, session_id=session_id)
     try:
-        page = _ask(client, request).sessions
+        page = _call_search(client, request).sessions
     except APIStatusError as error:
         if error.status not in NO_SEARCH:
             raise
@@ -79,25 +83,27 @@ def find_session(client: RestClient, session_id: str, scope: Scope = "owned") ->
     return about | {key: value for key, value in summary.items() if key not in about}
 
 
-def no_session(session_id: str) -> CliError:
+def session_not_found_error(session_id: str) -> CliError:
     """What to say when there is no such session."""
     return CliError(f"Session not found: {session_id}", "`tinkex session list` shows yours.")
 
 
-def _search(client: RestClient, wanted: Wanted, limit: int, told: Told) -> Found:
+def _search_sessions(
+    client: RestClient, filters: SessionFilter, limit: int, on_progress: ProgressCallback
+) -> SessionPage:
     sessions: list[dict[str, Any]] = []
     cursor = None
     while True:
         size = min(PAGE_SIZE, limit - len(sessions)) if limit else PAGE_SIZE
-        page = _ask(client, _request(wanted, size, cursor=cursor))
+        page = _call_search(client, _build_request(filters, size, cursor=cursor))
         sessions += [row.model_dump() for row in page.sessions]
         cursor = page.next_cursor
-        told(len(sessions), max(limit, len(sessions) + (cursor is not None)))
+        on_progress(len(sessions), max(limit, len(sessions) + (cursor is not None)))
         if cursor is None or not page.sessions or (limit and len(sessions) >= limit):
-            return Found(sessions, cursor is not None)
+            return SessionPage(sessions, cursor is not None)
 
 
-def _list(client: RestClient, scope: Scope, limit: int) -> Found:
+def _list_sessions(client: RestClient, scope: SessionScope, limit: int) -> SessionPage:
     ids: list[str] = []
     while True:
         # One more than wanted says whether there are more.
@@ -107,17 +113,17 @@ def _list(client: RestClient, scope: Scope, limit: int) -> Found:
         if not page or (limit and len(ids) > limit):
             break
     shown = ids[:limit] if limit else ids
-    return Found([{"session_id": name} for name in shown], len(shown) < len(ids))
+    return SessionPage([{"session_id": name} for name in shown], len(shown) < len(ids))
 
 
-def _ask(client: RestClient, request: SessionSearchRequest) -> Any:
+def _call_search(client: RestClient, request: SessionSearchRequest) -> Any:
     with warnings.catch_warnings():
         # The service may change it; then the plain list is there.
         warnings.simplefilter("ignore", ExperimentalWarning)
         return client.search_sessions(request).result()
 
 
-def _request(wanted: Wanted, limit: int, **more: Any) -> SessionSearchRequest:
+def _build_request(filters: SessionFilter, limit: int, **more: Any) -> SessionSearchRequest:
     from tinkex import types
 
     owners: dict[str, types.SearchOwner] = {
@@ -131,11 +137,11 @@ def _request(wanted: Wanted, limit: int, **more: Any) -> SessionSearchRequest:
         "cancelled": types.CancelledSessionStatusQuery(),
     }
     return types.SessionSearchRequest(
-        owner=owners[wanted.scope],
-        statuses=[kinds[name] for name in wanted.statuses] or None,
-        project_ids=list(wanted.project_ids) or None,
-        display_name=wanted.name,
-        user_metadata=dict(wanted.metadata),
+        owner=owners[filters.scope],
+        statuses=[kinds[name] for name in filters.statuses] or None,
+        project_ids=list(filters.project_ids) or None,
+        display_name=filters.name,
+        user_metadata=dict(filters.metadata),
         limit=limit,
         **more,
     )

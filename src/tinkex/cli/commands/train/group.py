@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.lazy import Entry, LazyGroup
+from tinkex.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "dpo": Entry(
+    "dpo": LazyCommand(
         "tinkex.cli.commands.train.recipes:dpo", "Learn to prefer the better of two answers."
     ),
-    "rl": Entry(
+    "rl": LazyCommand(
         "tinkex.cli.commands.train.recipes:rl", "Learn from a reward function of your own."
     ),
-    "sft": Entry("tinkex.cli.commands.train.recipes:sft", "Learn to say what the data says."),
+    "sft": LazyCommand("tinkex.cli.commands.train.recipes:sft", "Learn to say what the data says."),
 }
 
 

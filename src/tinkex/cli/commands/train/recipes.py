@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tinkex.cli.commands.train.options import recipe_options, setting
+from tinkex.cli.commands.train.options import recipe_option, recipe_options
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 
@@ -22,15 +22,15 @@ def sft(context: Context, /, **settings: Any) -> None:
     of ShareGPT (conversations with from and value) and of Alpaca (instruction, input, output), and
     {"question": ..., "answer": ...}, are conversations too.
     """
-    from tinkex.cli.commands.train.training import train
+    from tinkex.cli.commands.train.training import run_recipe
     from tinkex.recipes import sft as recipe
     from tinkex.recipes.plan import SftPlan
 
-    train(context, SftPlan, recipe, settings)
+    run_recipe(context, SftPlan, recipe, settings)
 
 
 @click.command(cls=Command)
-@setting("--beta", type=float, default=0.1, help="Less lets the model move further.")
+@recipe_option("--beta", type=float, default=0.1, help="Less lets the model move further.")
 @recipe_options(learning_rate=1e-5)
 @pass_context
 def dpo(context: Context, /, **settings: Any) -> None:
@@ -39,24 +39,26 @@ def dpo(context: Context, /, **settings: Any) -> None:
     DATA has rows {"prompt": ..., "chosen": ..., "rejected": ...}; a prompt is text or messages.
     Without a prompt, chosen and rejected are conversations that differ in their last message.
     """
-    from tinkex.cli.commands.train.training import train
+    from tinkex.cli.commands.train.training import run_recipe
     from tinkex.recipes import dpo as recipe
     from tinkex.recipes.plan import DpoPlan
 
-    train(context, DpoPlan, recipe, settings)
+    run_recipe(context, DpoPlan, recipe, settings)
 
 
 @click.command(cls=Command)
-@setting(
+@recipe_option(
     "--reward",
     required=True,
     metavar="FILE.py:FUNCTION",
     help="Called with (row, text); returns a number, more is better.",
 )
-@setting("--group-size", type=int, default=8, help="How many answers to a prompt are compared.")
-@setting("--answer-tokens", type=int, default=128, help="How long an answer may be.")
-@setting("--temperature", type=float, default=1.0, help="How answers are drawn.")
-@setting(
+@recipe_option(
+    "--group-size", type=int, default=8, help="How many answers to a prompt are compared."
+)
+@recipe_option("--answer-tokens", type=int, default=128, help="How long an answer may be.")
+@recipe_option("--temperature", type=float, default=1.0, help="How answers are drawn.")
+@recipe_option(
     "--loss",
     type=click.Choice(["importance_sampling", "ppo", "cispo"]),
     default="importance_sampling",
@@ -70,8 +72,8 @@ def rl(context: Context, /, **settings: Any) -> None:
     DATA has rows {"prompt": ..., ...}; a prompt is text or messages, and the reward function sees
     the whole row.
     """
-    from tinkex.cli.commands.train.training import train
+    from tinkex.cli.commands.train.training import run_recipe
     from tinkex.recipes import rl as recipe
     from tinkex.recipes.plan import RlPlan
 
-    train(context, RlPlan, recipe, settings)
+    run_recipe(context, RlPlan, recipe, settings)

@@ -13,12 +13,12 @@ import click
 
 from tinkex.cli.context import Context
 
-STDOUT = "-"
+STDOUT_PATH = "-"
 
 
-def check_csv(context: Context, *places: str | None) -> None:
+def check_csv_targets(context: Context, *places: str | None) -> None:
     """Refuse what would put two things on stdout."""
-    named = places.count(STDOUT)
+    named = places.count(STDOUT_PATH)
     if named > 1:
         raise click.UsageError("only one table fits on stdout; give one of them a file")
     if named and context.is_json:
@@ -32,7 +32,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], place: 
     writer = csv.DictWriter(text, [*columns, *dict.fromkeys(extra)], restval="")
     writer.writeheader()
     writer.writerows(rows)
-    if place == STDOUT:
+    if place == STDOUT_PATH:
         sys.stdout.write(text.getvalue())
         return
     path = Path(place)

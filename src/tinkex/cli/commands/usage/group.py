@@ -5,18 +5,18 @@ from __future__ import annotations
 import click
 
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.lazy import Entry, LazyGroup
+from tinkex.cli.lazy import LazyCommand, LazyGroup
 
-_HERE = "tinkex.cli.commands.usage"
-_TOKENS = "Show what was used, hour by hour."
-_STORAGE = "Show what the stored checkpoints take now."
+_PACKAGE = "tinkex.cli.commands.usage"
+_TOKENS_SUMMARY = "Show what was used, hour by hour."
+_STORAGE_SUMMARY = "Show what the stored checkpoints take now."
 USAGE_COMMANDS = {
-    "storage": Entry(f"{_HERE}.storage:storage", _STORAGE),
-    "tokens": Entry(f"{_HERE}.tokens:tokens", _TOKENS),
+    "storage": LazyCommand(f"{_PACKAGE}.storage:storage", _STORAGE_SUMMARY),
+    "tokens": LazyCommand(f"{_PACKAGE}.tokens:tokens", _TOKENS_SUMMARY),
 }
 BILLING_COMMANDS = {
-    "checkpoint-storage": Entry(f"{_HERE}.storage:checkpoint_storage", _STORAGE),
-    "usage": Entry(f"{_HERE}.tokens:billing_usage", _TOKENS),
+    "checkpoint-storage": LazyCommand(f"{_PACKAGE}.storage:checkpoint_storage", _STORAGE_SUMMARY),
+    "usage": LazyCommand(f"{_PACKAGE}.tokens:billing_usage", _TOKENS_SUMMARY),
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-LONGEST = timedelta(days=14)
+MAX_PERIOD = timedelta(days=14)
 #: How far back to look if nobody says.
-USUAL = timedelta(days=7)
+DEFAULT_PERIOD = timedelta(days=7)
 _HOUR = timedelta(hours=1)
-_EXAMPLE = "write a day as 2026-01-31 or an hour as 2026-01-31T13:00:00Z"
+_HOUR_EXAMPLE = "write a day as 2026-01-31 or an hour as 2026-01-31T13:00:00Z"
 
 
 class FullHour(click.ParamType[datetime]):
@@ -26,33 +26,35 @@ class FullHour(click.ParamType[datetime]):
         try:
             found = datetime.fromisoformat(value.strip())
         except ValueError:
-            self.fail(f"{value!r} is no date or time; {_EXAMPLE}", param, ctx)
+            self.fail(f"{value!r} is no date or time; {_HOUR_EXAMPLE}", param, ctx)
         if found.tzinfo is None and len(value.strip()) <= len("2026-01-31"):
             found = found.replace(tzinfo=UTC)
         if found.tzinfo is None:
-            self.fail(f"{value!r} has no time zone; {_EXAMPLE}", param, ctx)
+            self.fail(f"{value!r} has no time zone; {_HOUR_EXAMPLE}", param, ctx)
         found = found.astimezone(UTC)
         if found.minute or found.second or found.microsecond:
-            self.fail(f"{value!r} is no full hour; {_EXAMPLE}", param, ctx)
+            self.fail(f"{value!r} is no full hour; {_HOUR_EXAMPLE}", param, ctx)
         return found
 
 
-def span(
-    start: datetime | None, end: datetime | None, now: datetime, usual: timedelta = USUAL
+def resolve_period(
+    start: datetime | None, end: datetime | None, now: datetime, default: timedelta = DEFAULT_PERIOD
 ) -> tuple[datetime, datetime]:
     """Both ends, the missing ones filled in; the running hour is part of it."""
     this_hour = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-    end = end or min(this_hour + _HOUR, (start or this_hour) + LONGEST)
-    start = start or end - usual
+    end = end or min(this_hour + _HOUR, (start or this_hour) + MAX_PERIOD)
+    start = start or end - default
     if start >= end:
-        raise click.UsageError(f"the span ends at {_text(end)}, before it begins at {_text(start)}")
-    if end - start > LONGEST:
+        raise click.UsageError(
+            f"the span ends at {_format_utc(end)}, before it begins at {_format_utc(start)}"
+        )
+    if end - start > MAX_PERIOD:
         days = (end - start) / timedelta(days=1)
         raise click.UsageError(
-            f"the span from {_text(start)} to {_text(end)} has {days:.4g} days; 14 is the most"
+            f"the span from {_format_utc(start)} to {_format_utc(end)} has {days:.4g} days; 14 is the most"
         )
     return start, end
 
 
-def _text(when: datetime) -> str:
+def _format_utc(when: datetime) -> str:
     return when.isoformat().replace("+00:00", "Z")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tinkex.cli.client import admin
-from tinkex.cli.commands.usage.csv_file import STDOUT, check_csv, write_csv
+from tinkex.cli.client import admin_client
+from tinkex.cli.commands.usage.csv_file import STDOUT_PATH, check_csv_targets, write_csv
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 from tinkex.cli.output import announce, show
@@ -26,17 +26,17 @@ def storage(context: Context, project_id: str | None, csv_place: str | None) -> 
     A row for each project and owner. The monthly cost is what 720 hours of it would cost, where a
     server has prices.
     """
-    check_csv(context, csv_place)
-    with admin(context) as client:
+    check_csv_targets(context, csv_place)
+    with admin_client(context) as client:
         found = client.get_current_checkpoint_storage_usage(project_id).result()
-    from tinkex.cli.output.usage import STORAGE_FIELDS, StorageRows
+    from tinkex.cli.output.usage import STORAGE_FIELDS, StorageTable
 
-    result = StorageRows(found)
+    result = StorageTable(found)
     if csv_place is None:
         show(context, result)
         return
-    write_csv(result.flat_rows(), STORAGE_FIELDS, csv_place)
-    if csv_place != STDOUT:
+    write_csv(result.csv_rows(), STORAGE_FIELDS, csv_place)
+    if csv_place != STDOUT_PATH:
         data = {"csv": csv_place, "rows": len(found.data)}
         announce(context, f"Wrote {csv_place}", data)
 

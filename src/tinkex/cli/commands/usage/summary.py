@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tinkex import clock
-from tinkex.cli.client import admin
-from tinkex.cli.commands.usage.spans import span
+from tinkex.cli.client import admin_client
+from tinkex.cli.commands.usage.spans import resolve_period
 from tinkex.cli.context import Context
 from tinkex.cli.output import show
 from tinkex.cli.output.usage_summary import UsageSummary
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 def show_summary(context: Context, days: int) -> None:
     """Print a line per model, and what storage takes."""
-    start, end = span(None, None, clock.utc_now(), timedelta(days=days))
-    with admin(context) as client:
+    start, end = resolve_period(None, None, clock.utc_now(), timedelta(days=days))
+    with admin_client(context) as client:
         used = client.get_billing_usage(start, end).result()
         stored = client.get_current_checkpoint_storage_usage().result()
-        quotas = _quotas(client)
+        quotas = _fetch_quotas(client)
     show(context, UsageSummary(used, stored, quotas, start, end))
 
 
-def _quotas(client: AdminClient) -> list[QuotaUsage]:
+def _fetch_quotas(client: AdminClient) -> list[QuotaUsage]:
     """The quotas of the caller; none where a server does not know them."""
     try:
         return client.get_quotas().result().quotas

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tinkex import clock
-from tinkex.cli.client import admin
-from tinkex.cli.commands.usage.csv_file import STDOUT, check_csv, write_csv
-from tinkex.cli.commands.usage.spans import FullHour, span
+from tinkex.cli.client import admin_client
+from tinkex.cli.commands.usage.csv_file import STDOUT_PATH, check_csv_targets, write_csv
+from tinkex.cli.commands.usage.spans import FullHour, resolve_period
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
@@ -56,30 +56,32 @@ def tokens(
     A row for each hour, kind of use, model and session: tokens trained, read and sampled,
     checkpoints made, storage. Costs are estimates where a server has prices, and no invoice.
     """
-    check_csv(context, csv_place, sessions_place)
-    start, end = span(start, end, clock.utc_now())
-    with admin(context) as client:
+    check_csv_targets(context, csv_place, sessions_place)
+    start, end = resolve_period(start, end, clock.utc_now())
+    with admin_client(context) as client:
         found = client.get_billing_usage(start, end).result()
-    from tinkex.cli.output.usage import UsageRows
+    from tinkex.cli.output.usage import UsageTable
 
     places = {"csv": csv_place, "sessions_csv": sessions_place}
     written = {name: place for name, place in places.items() if place is not None}
     if not written:
-        show(context, UsageRows(found))
+        show(context, UsageTable(found))
         return
-    _write(found, csv_place, sessions_place)
-    if STDOUT not in written.values():
+    _write_csv_files(found, csv_place, sessions_place)
+    if STDOUT_PATH not in written.values():
         rows = {"rows": len(found.data), "sessions": len(found.sessions)}
         announce(context, f"Wrote {' and '.join(written.values())}", written | rows)
 
 
-def _write(found: BillingUsageResponse, csv_place: str | None, sessions_place: str | None) -> None:
-    from tinkex.cli.output.usage import SESSION_FIELDS, USAGE_FIELDS, flat_rows, session_rows
+def _write_csv_files(
+    found: BillingUsageResponse, csv_place: str | None, sessions_place: str | None
+) -> None:
+    from tinkex.cli.output.usage import SESSION_FIELDS, USAGE_FIELDS, flatten_usage, session_rows
 
     if sessions_place is not None:
         write_csv(session_rows(found), SESSION_FIELDS, sessions_place)
     if csv_place is not None:
-        write_csv(flat_rows(found), USAGE_FIELDS, csv_place)
+        write_csv(flatten_usage(found), USAGE_FIELDS, csv_place)
 
 
 #: The same command under its official name.
