@@ -269,7 +269,7 @@ async def _unpack(archive: Path, fresh: Path, report: ProgressCallback) -> None:
         num_files = done
         report(done, None)
 
-    unpacking = asyncio.to_thread(extract_archive, archive, fresh, told_files=tell)
+    unpacking = asyncio.to_thread(extract_archive, archive, fresh, on_files=tell)
     work = asyncio.ensure_future(unpacking)
     try:
         await asyncio.shield(work)

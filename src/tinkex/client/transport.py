@@ -49,7 +49,7 @@ from tinkex.wire.faults import parse_error_body
 from tinkex.wire.messages import Empty
 
 ReplyT = TypeVar("ReplyT")
-APIErrorT = TypeVar("PageT", bound=APIError)
+APIErrorT = TypeVar("APIErrorT", bound=APIError)
 logger = get_logger(__name__)
 
 #: The version of the protocol this client speaks; servers decide by it what to answer.

@@ -156,7 +156,7 @@ class Housekeeper:
         # Whoever was promised to load weights gets them, and again after a crash.
         if needed.isdisjoint(found):
             return found
-        return find(db, now, needed=needed)
+        return find(db, now, in_use=needed)
 
     def _remove_orphans(self) -> None:
         """Remove directories that a crash left between their writing and their row."""

@@ -147,7 +147,7 @@ class _SplitRotaryFunction(torch.autograd.Function):
         dx_TAD = _RotaryAngles(*turn).backward(torch.cat((dq_THD, dk_TGD), dim=1))
         if y_TND is not None:
             x_TAD = y_TND[:, : dx_TAD.shape[1]]
-            dx_TAD = ctx.heads.norm.pull(x_TAD, size_TA1, dx_TAD)
+            dx_TAD = ctx.heads.norm.backward(x_TAD, size_TA1, dx_TAD)
         return torch.cat((dx_TAD, dv_TGD), dim=1), None, None
 
 

@@ -124,7 +124,7 @@ class _ExpertWeightsFunction(torch.autograd.Function):
     def backward(ctx: Any, dy_SN: Tensor) -> tuple[Tensor | None, None, None, None]:
         x_SK, *kept = ctx.saved_tensors
         with_input = ctx.needs_input_grad[0]
-        dx_SK = ctx.table.pull(x_SK, dy_SN, kept, ctx.routed, with_input=with_input)
+        dx_SK = ctx.table.backward(x_SK, dy_SN, kept, ctx.routed, needs_input_grad=with_input)
         return dx_SK, None, None, None
 
 

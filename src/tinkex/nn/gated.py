@@ -94,8 +94,8 @@ class _GatedActivationFunction(torch.autograd.Function):
         # Both halves are written where they belong; autograd would join them afterwards.
         dboth = torch.empty_like(both)
         dgate, dup = dboth.chunk(2, dim=-1)
-        torch.mul(ctx.activation.run(gate), dy, out=dup)
-        ctx.activation.pull(dy * up, gate, grad_input=dgate)
+        torch.mul(ctx.activation.forward(gate), dy, out=dup)
+        ctx.activation.backward(dy * up, gate, grad_input=dgate)
         return dboth, None
 
 

@@ -113,7 +113,7 @@ class HostedModel:
             step_TD = self._fused_decoder.hidden_states(tokens_T, positions_T, context)
             if step_TD is not None:
                 return step_TD
-        with activate(context, save_memory=checkpoint_activations):
+        with activate(context, checkpoint_activations=checkpoint_activations):
             out = self._decoder(
                 input_ids=tokens_T.unsqueeze(0),
                 position_ids=positions_T.unsqueeze(0),

@@ -106,7 +106,7 @@ class _MergedLoraLinearFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         x_MK, *kept = ctx.saved_tensors
         dy_MN = dy.reshape(-1, dy.shape[-1])
-        dx_MK = ctx.group.pull(ctx.rows, x_MK, dy_MN, kept, with_input=ctx.needs_input_grad[0])
+        dx_MK = ctx.group.backward(ctx.rows, x_MK, dy_MN, kept, needs_input_grad=ctx.needs_input_grad[0])
         return (dx_MK.view(ctx.shape) if dx_MK is not None else None), None, None, None
 
 

@@ -61,7 +61,7 @@ class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         x, size = ctx.saved_tensors
-        return ctx.norm.pull(x, size, dy), None
+        return ctx.norm.backward(x, size, dy), None
 
 
 def rms_norm_candidates(module: nn.Module) -> list[FrozenRMSNorm]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinkex.errors import TinkexError
 
-ResultT = TypeVar("Made")
+ResultT = TypeVar("ResultT")
 #: Gradients are added up in buffers of about this many numbers.
 _BUCKET_NUMEL = 1 << 23
 _TIMEOUT = timedelta(minutes=30)

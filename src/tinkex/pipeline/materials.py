@@ -39,7 +39,7 @@ from tinkex.units import format_count
 LOG = get_logger(__name__)
 #: Below out_dir: rows as tokens, made once.
 TOKENS_DIR = "tokens"
-ResultT = TypeVar("Made")
+ResultT = TypeVar("ResultT")
 
 
 def build_stage(

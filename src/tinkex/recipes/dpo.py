@@ -173,7 +173,7 @@ class DpoMethod(RecipeMethod[DpoPlan, PreferenceRow]):
                 score = self._reference.compute_logprobs
                 scoring = (score(chosen.model_input), score(rejected.model_input))
                 pairs.append(PreferencePair(chosen, rejected, scoring))
-        data = [each.datum() for pair in pairs for each in (pair.chosen, pair.rejected)]
+        data = [each.to_datum() for pair in pairs for each in (pair.chosen, pair.rejected)]
         forward = self.context.training.forward(data, "cross_entropy") if data else None
         return ScoredPairBatch(pairs, forward)
 

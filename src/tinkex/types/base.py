@@ -39,7 +39,7 @@ def decode_hook(type_: Any, data: Any) -> Any:
 _PRELOADED: set[Any] = set()
 #: Reentrant: to learn a type runs its module's code, which may come back here.
 _PRELOAD_LOCK = threading.RLock()
-_PreloadT = TypeVar("_TypeT")
+_PreloadT = TypeVar("_PreloadT")
 
 
 def preload_type(type_: _PreloadT) -> _PreloadT:

@@ -312,12 +312,11 @@ def test_packed_copies_stay_within_their_memory() -> None:
     def packed(num_bytes: int) -> int:
         host = HostedModel(build("llama"), packed_bytes=num_bytes)
         groups = {m.group for m in host.model.modules() if isinstance(m, MergedLinearPart)}
-        groups |= {
-            m.into for m in host.model.modules() if isinstance(m, (FusedAttention, FusedGatedMLP))
-        }
-        groups |= {
-            m.out for m in host.model.modules() if isinstance(m, (FusedAttention, FusedGatedMLP))
-        }
+        for m in host.model.modules():
+            if isinstance(m, FusedAttention):
+                groups |= {m.qkv_proj, m.o_proj}
+            elif isinstance(m, FusedGatedMLP):
+                groups |= {m.gate_up_proj, m.down_proj}
         head = host.lm_head.num_bytes if host.lm_head.has_packed_copy else 0
         return head + sum(one.num_bytes for one in groups if one.has_packed_copy)
 

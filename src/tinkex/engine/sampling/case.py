@@ -34,7 +34,7 @@ class SequenceState:
         "random_stream",
         "index",
         "logprobs",
-        "reason",
+        "stop_reason",
         "tokens",
     )
 

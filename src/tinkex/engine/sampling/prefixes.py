@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int64]
-Value = TypeVar("Kept")
+Value = TypeVar("Value")
 
 #: Prompts are told apart by so many first tokens; fewer in common are not worth a copy.
 MIN_PREFIX_TOKENS = 16

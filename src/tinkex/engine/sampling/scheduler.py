@@ -42,7 +42,7 @@ class SchedulableRequest(Protocol):
         ...
 
 
-SchedulableT = TypeVar("HeldRequest", bound=SchedulableRequest)
+SchedulableT = TypeVar("SchedulableT", bound=SchedulableRequest)
 
 
 def fair_order(requests: Iterable[SchedulableT]) -> list[SchedulableT]:
@@ -111,7 +111,7 @@ class QueuedRequest(Protocol):
         ...
 
 
-QueuedT = TypeVar("Request", bound=QueuedRequest)
+QueuedT = TypeVar("QueuedT", bound=QueuedRequest)
 
 
 class ArrivalQueue(dict[str, QueuedT]):

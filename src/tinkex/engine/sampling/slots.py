@@ -11,7 +11,7 @@ MIN_CAPACITY = 64
 #: How many more tokens than it has a newcomer should have room for.
 _HEADROOM_TOKENS = 32
 
-Item = TypeVar("Tenant")
+Item = TypeVar("Item")
 
 
 def capacity_for(num_tokens: int) -> int:

@@ -82,10 +82,10 @@ class _VarlenAttentionFunction(torch.autograd.Function):
         q_THK, k_TGK, v_TGK, out_THK, lse_TH = ctx.saved_tensors
         dq_THK, dk_TGK = torch.empty_like(q_THK), torch.empty_like(k_TGK)
         dv_TGK = torch.empty_like(k_TGK)
-        told = ctx.documents.told(q_THK, k_TGK, v_TGK, ctx.scale)
+        told = ctx.documents.kernel_args(q_THK, k_TGK, v_TGK, ctx.scale)
         call_kernel(
             *("attend_back", *told, out_THK, lse_TH, dout_THK.contiguous()),
-            *(dq_THK, dk_TGK, dv_TGK, *ctx.documents.scratch(q_THK)),
+            *(dq_THK, dk_TGK, dv_TGK, *ctx.documents.allocate_scratch(q_THK)),
         )
         return dq_THK, dk_TGK, dv_TGK, None, None
 

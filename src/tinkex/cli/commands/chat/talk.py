@@ -60,8 +60,8 @@ class ChatSession:
         return cls(
             context=context,
             sampler=sampler,
-            manner=ReplyFormat.for_renderer(renderer),
-            drawing=options,
+            reply_format=ReplyFormat.for_renderer(renderer),
+            options=options,
             max_context_tokens=sizes[0] if sizes else None,
         )
 
