@@ -16,17 +16,17 @@ from tinkex.cli.options import scan_output_flags
 
 COMMANDS = {
     "auth": LazyCommand(
-        "tinkex.cli.commands.auth.group:auth", "Store keys of servers, and see which one is used."
+        "tinkex.cli.commands.auth:auth", "Store keys of servers, and see which one is used."
     ),
     "billing": LazyCommand(
-        "tinkex.cli.commands.usage.group:billing",
+        "tinkex.cli.commands.usage:billing",
         "Show usage under the names of the official command line.",
     ),
     "chat": LazyCommand(
         "tinkex.cli.commands.chat.command:chat", "Talk with a model or a checkpoint."
     ),
     "checkpoint": LazyCommand(
-        "tinkex.cli.commands.checkpoint.group:checkpoint", "Save, list and manage checkpoints."
+        "tinkex.cli.commands.checkpoint:checkpoint", "Save, list and manage checkpoints."
     ),
     "completion": LazyCommand(
         "tinkex.cli.commands.completion:completion", "Print a script for the completion of a shell."
@@ -35,7 +35,7 @@ COMMANDS = {
         "tinkex.cli.commands.config:config", "Show settings, and where they come from."
     ),
     "doctor": LazyCommand(
-        "tinkex.cli.commands.doctor.command:doctor", "Check this installation, and say what to do."
+        "tinkex.cli.commands.doctor:doctor", "Check this installation, and say what to do."
     ),
     "key": LazyCommand(
         "tinkex.cli.commands.key:key", "Make, list and revoke keys of a server, and set quotas."
@@ -45,21 +45,21 @@ COMMANDS = {
         "tinkex.cli.commands.pipeline:pipeline", "Train a model from nothing, stage by stage."
     ),
     "run": LazyCommand(
-        "tinkex.cli.commands.run.group:run", "List training runs and sample from them."
+        "tinkex.cli.commands.run:run", "List training runs and sample from them."
     ),
     "sample": LazyCommand(
         "tinkex.cli.commands.run.sample:sample", "Sample from a base model or a checkpoint."
     ),
     "serve": LazyCommand("tinkex.cli.commands.serve:serve", "Run a server on this machine."),
     "session": LazyCommand(
-        "tinkex.cli.commands.session.group:session",
+        "tinkex.cli.commands.session:session",
         "List sessions, end them and export their timelines.",
     ),
     "train": LazyCommand(
-        "tinkex.cli.commands.train.group:train", "Fine-tune a model with a JSONL file."
+        "tinkex.cli.commands.train:train", "Fine-tune a model with a JSONL file."
     ),
     "usage": LazyCommand(
-        "tinkex.cli.commands.usage.group:usage", "Show tokens trained and sampled, and storage."
+        "tinkex.cli.commands.usage:usage", "Show tokens trained and sampled, and storage."
     ),
     "version": LazyCommand("tinkex.cli.commands.version:version", "Print the version of tinkex."),
 }

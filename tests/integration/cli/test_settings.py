@@ -164,7 +164,7 @@ def test_the_hosted_service_without_a_key(tinkex: Tinkex) -> None:
 def test_the_servers_clock(scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not compared" in remote.check_clock(Context()).message
     late = datetime.now(UTC) - timedelta(hours=1)
-    monkeypatch.setattr(remote, "_server_time", lambda context: late)
+    monkeypatch.setattr(remote, "_fetch_server_time", lambda context: late)
     assert remote.check_clock(Context()).status == "warn"
 
 

@@ -120,7 +120,7 @@ def test_a_home_with_room_with_little_and_with_none(
 
 def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.check_python(Context()).status == "ok"
-    monkeypatch.setattr(machine, "LEAST_PYTHON", (99, 0))
+    monkeypatch.setattr(machine, "MIN_PYTHON", (99, 0))
     assert machine.check_python(Context()).status == "fail"
 
 

@@ -132,7 +132,7 @@ def test_only_the_entry_ends_the_process() -> None:
     ends = {"sys.exit", "os._exit", "os.abort", "os.kill"}
     found = {in_cli(path): sorted(attributes(path) & ends) for path in SOURCES}
     # A server that is told to stop is another process, and so is a Python that is looked at.
-    others = {"commands/serve_control.py", "commands/doctor/machine.py"}
+    others = {"commands/serve.py", "commands/doctor/checks.py"}
     assert {name for name, used in found.items() if used} - others == {"main.py"}
 
 

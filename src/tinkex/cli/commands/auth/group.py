@@ -9,11 +9,11 @@ from tinkex.cli.lazy import LazyCommand, LazyGroup
 _PACKAGE = "tinkex.cli.commands.auth"
 COMMANDS = {
     "login": LazyCommand(f"{_PACKAGE}.login:login", "Check a key with the server and store it."),
-    "logout": LazyCommand(f"{_PACKAGE}.logout:logout", "Forget a stored key."),
+    "logout": LazyCommand(f"{_PACKAGE}.login:logout", "Forget a stored key."),
     "status": LazyCommand(
         f"{_PACKAGE}.status:status", "Say whether there is a key and the server takes it"
     ),
-    "whoami": LazyCommand(f"{_PACKAGE}.whoami:whoami", "Show whose key is used."),
+    "whoami": LazyCommand(f"{_PACKAGE}.status:whoami", "Show whose key is used."),
 }
 
 

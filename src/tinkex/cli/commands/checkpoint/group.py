@@ -9,7 +9,7 @@ from tinkex.cli.lazy import DefaultGroup, LazyCommand
 _PACKAGE = "tinkex.cli.commands.checkpoint"
 COMMANDS = {
     "copy": LazyCommand(
-        f"{_PACKAGE}.copy:copy", "Copy a checkpoint, into another project if you like."
+        f"{_PACKAGE}.edit:copy", "Copy a checkpoint, into another project if you like."
     ),
     "create": LazyCommand(f"{_PACKAGE}.create:create", "Make an adapter and save its weights."),
     "delete": LazyCommand(f"{_PACKAGE}.delete:delete", "Delete checkpoints for good."),
@@ -17,15 +17,15 @@ COMMANDS = {
     "export": LazyCommand(
         f"{_PACKAGE}.export:export", "Export a checkpoint for PEFT or transformers."
     ),
-    "info": LazyCommand(f"{_PACKAGE}.info:info", "Show one checkpoint."),
+    "info": LazyCommand(f"{_PACKAGE}.list:info", "Show one checkpoint."),
     "list": LazyCommand(f"{_PACKAGE}.list:list_checkpoints", "List checkpoints, newest first."),
-    "publish": LazyCommand(f"{_PACKAGE}.publish:publish", "Let everybody use a checkpoint."),
+    "publish": LazyCommand(f"{_PACKAGE}.edit:publish", "Let everybody use a checkpoint."),
     "push-hf": LazyCommand(
         f"{_PACKAGE}.push_hf:push_hf", "Push a checkpoint to the Hugging Face Hub."
     ),
-    "set-ttl": LazyCommand(f"{_PACKAGE}.set_ttl:set_ttl", "Say when a checkpoint expires."),
+    "set-ttl": LazyCommand(f"{_PACKAGE}.edit:set_ttl", "Say when a checkpoint expires."),
     "unpublish": LazyCommand(
-        f"{_PACKAGE}.publish:unpublish", "Make a published checkpoint private again."
+        f"{_PACKAGE}.edit:unpublish", "Make a published checkpoint private again."
     ),
 }
 

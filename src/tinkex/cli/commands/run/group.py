@@ -8,10 +8,10 @@ from tinkex.cli.lazy import DefaultGroup, LazyCommand
 
 _PACKAGE = "tinkex.cli.commands.run"
 COMMANDS = {
-    "info": LazyCommand(f"{_PACKAGE}.info:info", "Show one training run."),
+    "info": LazyCommand(f"{_PACKAGE}.list:info", "Show one training run."),
     "list": LazyCommand(f"{_PACKAGE}.list:list_runs", "List training runs, newest first."),
     "plot": LazyCommand(f"{_PACKAGE}.plot:plot", "Draw how a training run went."),
-    "rename": LazyCommand(f"{_PACKAGE}.rename:rename", "Give a training run a name."),
+    "rename": LazyCommand(f"{_PACKAGE}.list:rename", "Give a training run a name."),
     "sample": LazyCommand(f"{_PACKAGE}.sample:sample", "Sample from a base model or a checkpoint."),
     "watch": LazyCommand(f"{_PACKAGE}.watch:watch", "Follow a training run live."),
 }

@@ -9,10 +9,10 @@ from tinkex.cli.lazy import LazyCommand, LazyGroup
 _PACKAGE = "tinkex.cli.commands.session"
 COMMANDS = {
     "export-trace": LazyCommand(
-        f"{_PACKAGE}.export_trace:export_trace", "Save a session's timeline as a Perfetto trace."
+        f"{_PACKAGE}.list:export_trace", "Save a session's timeline as a Perfetto trace."
     ),
-    "finish": LazyCommand(f"{_PACKAGE}.finish:finish", "End a session on the server."),
-    "info": LazyCommand(f"{_PACKAGE}.info:info", "Show one session."),
+    "finish": LazyCommand(f"{_PACKAGE}.list:finish", "End a session on the server."),
+    "info": LazyCommand(f"{_PACKAGE}.list:info", "Show one session."),
     "list": LazyCommand(f"{_PACKAGE}.list:list_sessions", "List sessions, newest first."),
 }
 

@@ -11,12 +11,12 @@ _PACKAGE = "tinkex.cli.commands.usage"
 _TOKENS_SUMMARY = "Show what was used, hour by hour."
 _STORAGE_SUMMARY = "Show what the stored checkpoints take now."
 USAGE_COMMANDS = {
-    "storage": LazyCommand(f"{_PACKAGE}.storage:storage", _STORAGE_SUMMARY),
-    "tokens": LazyCommand(f"{_PACKAGE}.tokens:tokens", _TOKENS_SUMMARY),
+    "storage": LazyCommand(f"{_PACKAGE}.reports:storage", _STORAGE_SUMMARY),
+    "tokens": LazyCommand(f"{_PACKAGE}.reports:tokens", _TOKENS_SUMMARY),
 }
 BILLING_COMMANDS = {
-    "checkpoint-storage": LazyCommand(f"{_PACKAGE}.storage:checkpoint_storage", _STORAGE_SUMMARY),
-    "usage": LazyCommand(f"{_PACKAGE}.tokens:billing_usage", _TOKENS_SUMMARY),
+    "checkpoint-storage": LazyCommand(f"{_PACKAGE}.reports:checkpoint_storage", _STORAGE_SUMMARY),
+    "usage": LazyCommand(f"{_PACKAGE}.reports:billing_usage", _TOKENS_SUMMARY),
 }
 
 
