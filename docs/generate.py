@@ -30,10 +30,10 @@ from tinkex.cli.commands.serve import serve
 from tinkex.cli.main import main as tinkex_command
 from tinkex.cli.options import GlobalOption
 from tinkex.client.config import Config
-from tinkex.pipeline import arguments
-from tinkex.server import metrics
+from tinkex.pipeline import trainer_arguments
 from tinkex.server.config import ServerConfig
 from tinkex.server.config_sources import variable_name
+from tinkex.server.http import prometheus
 from tinkex.wire import endpoints
 
 DOCS = Path(__file__).parent
@@ -162,7 +162,7 @@ def trainer_tables() -> str:
     """Every option of the pipeline's trainers, group by group; those of one stage at the end."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     heading = ""
-    for option in fields(arguments.TrainerArguments):
+    for option in fields(trainer_arguments.TrainerArguments):
         heading = TRAINER_GROUPS.get(option.name, heading)
         stage = option.metadata.get("only")
         row = (f"`--{option.name}`", trainer_default(option), option.metadata["help"])
@@ -177,9 +177,11 @@ def trainer_default(option: Field[Any]) -> str:
     """What an option is if it is not given; by stage where they differ."""
     if option.default is MISSING:
         return "required"
-    told = [own.get(option.name, option.default) for own in arguments.STAGE_DEFAULTS.values()]
+    told = [
+        own.get(option.name, option.default) for own in trainer_arguments.STAGE_DEFAULTS.values()
+    ]
     if len(set(told)) > 1:
-        pairs = zip(arguments.STAGE_DEFAULTS, told, strict=True)
+        pairs = zip(trainer_arguments.STAGE_DEFAULTS, told, strict=True)
         return ", ".join(f"{stage} {value}" for stage, value in pairs)
     if isinstance(option.default, tuple):
         return ", ".join(option.default)
@@ -189,7 +191,7 @@ def trainer_default(option: Field[Any]) -> str:
 def metrics_table() -> str:
     """Every metric of the server."""
     rows = []
-    for metric in vars(metrics).values():
+    for metric in vars(prometheus).values():
         if not isinstance(metric, MetricWrapperBase):
             continue
         family = metric.describe()[0]

@@ -1,6 +1,6 @@
 """Step checkpoints for any training script: saved whole, found by number, loaded strictly.
 
-The files of a step and what makes them valid are described in tinkex.pipeline.steps.
+The files of a step are described in tinkex.pipeline.checkpoints.step_directory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch  # noqa: TID253
 
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.state import capture_rng, restore_rng
-from tinkex.pipeline.step_files import StepContent, read_step, write_step
-from tinkex.pipeline.steps import (
+from tinkex.pipeline.checkpoints.step_directory import (
     find_step_problem,
     is_valid_step,
     latest_step,
     prune_steps,
     remove_interrupted_saves,
 )
+from tinkex.pipeline.checkpoints.step_files import StepContent, read_step, write_step
+from tinkex.pipeline.train_state import capture_rng, restore_rng
 from tinkex.pipeline.weights import load_weights, named_weights
 
 __all__ = [

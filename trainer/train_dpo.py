@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tinkex.pipeline.trainers import main
+from tinkex.pipeline.entry import main
 
 if __name__ == "__main__":
     sys.exit(main("dpo"))

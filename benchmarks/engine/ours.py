@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.engine.shapes import LEARNING_RATE, RANK, THREADS
 from benchmarks.engine.workloads import Example, Prompt
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass, SamplerSource
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.types import (
     AdamParams,
     Datum,

@@ -1,4 +1,4 @@
-"""Our side: `tinkex.pipeline.loop.train` itself, watched through its data and its metrics."""
+"""Our side: `tinkex.pipeline.train.loop.train` itself, watched through its data and its metrics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.pipeline.timeline import Timeline
-from tinkex.pipeline.loop import train
-from tinkex.pipeline.saving import Saver
-from tinkex.pipeline.stage import BatchSource, MicroBatch
-from tinkex.pipeline.training import make_train_plan
+from tinkex.pipeline.checkpoints.saver import Saver
+from tinkex.pipeline.stage_interface import BatchSource, MicroBatch
+from tinkex.pipeline.train.loop import train
+from tinkex.pipeline.train_stage import make_train_plan
 
 
 class _Watched:

@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from tinkex.pipeline import tokenizer as tokenizers
-from tinkex.pipeline.arguments import TrainerArguments, parse_arguments
+from tinkex.pipeline.checkpoints.export import export_folder
 from tinkex.pipeline.distributed import DistributedContext
-from tinkex.pipeline.export import export_folder
-from tinkex.pipeline.materials import build_stage
+from tinkex.pipeline.stage_setup import build_stage
 from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.pipeline.trainer_arguments import TrainerArguments, parse_arguments
 
 SEQ_LEN = 512
 VOCAB_SIZE = 6400

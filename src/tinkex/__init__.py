@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from tinkex import types as types
     from tinkex.as_tinker import install_as_tinker as install_as_tinker
     from tinkex.client.admin import AdminClient as AdminClient
+    from tinkex.client.compat import RequestOptions as RequestOptions
+    from tinkex.client.compat import Timeout as Timeout
     from tinkex.client.config import Config as Config
     from tinkex.client.custom_loss import LossHandle as LossHandle
     from tinkex.client.custom_loss import PerDatumLossFn as PerDatumLossFn
     from tinkex.client.future import APIFuture as APIFuture
     from tinkex.client.http import HttpResponse
-    from tinkex.client.options import RequestOptions as RequestOptions
-    from tinkex.client.options import Timeout as Timeout
+    from tinkex.client.metrics import Metrics as Metrics
+    from tinkex.client.metrics import QueueChanged as QueueChanged
+    from tinkex.client.metrics import RequestDone as RequestDone
+    from tinkex.client.metrics import Timing as Timing
     from tinkex.client.queue_state import QueueState as QueueState
     from tinkex.client.rest import RestClient as RestClient
+    from tinkex.client.retry import RetryConfig as RetryConfig
     from tinkex.client.sampling import SamplingClient as SamplingClient
-    from tinkex.client.sampling_retry import RetryConfig as RetryConfig
     from tinkex.client.service import ServiceClient as ServiceClient
-    from tinkex.client.timings import Metrics as Metrics
-    from tinkex.client.timings import QueueChanged as QueueChanged
-    from tinkex.client.timings import RequestDone as RequestDone
-    from tinkex.client.timings import Timing as Timing
     from tinkex.client.training import TrainingClient as TrainingClient
     from tinkex.errors import APIConnectionError as APIConnectionError
     from tinkex.errors import APIError as APIError
@@ -101,13 +101,13 @@ _NAMES_BY_MODULE = {
     "tinkex.client.config": "Config",
     "tinkex.client.custom_loss": "LossHandle PerDatumLossFn",
     "tinkex.client.future": "APIFuture",
-    "tinkex.client.options": "RequestOptions Timeout",
+    "tinkex.client.compat": "RequestOptions Timeout",
     "tinkex.client.queue_state": "QueueState",
     "tinkex.client.rest": "RestClient",
     "tinkex.client.sampling": "SamplingClient",
-    "tinkex.client.sampling_retry": "RetryConfig",
+    "tinkex.client.retry": "RetryConfig",
     "tinkex.client.service": "ServiceClient",
-    "tinkex.client.timings": "Metrics QueueChanged RequestDone Timing",
+    "tinkex.client.metrics": "Metrics QueueChanged RequestDone Timing",
     "tinkex.client.training": "TrainingClient",
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "

@@ -84,7 +84,7 @@ _OTHER_MODULES: Mapping[str, Mapping[str, str]] = {
     "lib.experimental": {"tinkex": "ExperimentalWarning"},
     "lib.internal_client_holder": {
         "tinkex.client.holder": "InternalClientHolder=Holder",
-        "tinkex.client.loop": (
+        "tinkex.client.io_loop": (
             "InternalClientHolderThreadSingleton=LoopSingleton "
             "_internal_client_holder_thread_singleton=LOOP_SINGLETON"
         ),

@@ -31,7 +31,7 @@ from tinkex.wire.proto import (
     encode_forward_backward_request,
     encode_sample_response,
 )
-from tinkex.wire.proto.wire_format import encode_varint, read_singular, to_uint32
+from tinkex.wire.proto.protobuf import encode_varint, read_singular, to_uint32
 
 
 # --- our values as the official package's ---------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.acceptance.processes.serving import PATIENCE
 from tinkex.home import Home
-from tinkex.presence import find_lock_holder
+from tinkex.server_discovery import find_lock_holder
 
 ROOT = Path(__file__).parents[2]
 #: Nothing of whoever runs the tests, and no package index.

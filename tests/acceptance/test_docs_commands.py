@@ -18,7 +18,7 @@ import pytest
 from tests.integration.store.postgres import PostgresServer, find_programs
 from tests.ports import free_port
 from tinkex.home import Home
-from tinkex.presence import find_lock_holder
+from tinkex.server_discovery import find_lock_holder
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "server").glob("*.md"))

@@ -19,21 +19,22 @@ from transformers.utils import logging as transformers_log
 from tests.integration.engine.made import make_layout, make_model, make_spec, make_state, sites_of
 from tests.integration.small_disk import leave_free
 from tests.unit.engine.gguf_files import write_gguf
-from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.manifest import check_manifest, write_manifest
 from tinkex.checkpoint.retention import StepRetention
-from tinkex.engine.checkpoints import merging, snapshots
-from tinkex.engine.checkpoints.files import write_checkpoint
-from tinkex.engine.fake import files as fake_files
+from tinkex.engine.checkpoints import merge as merge_module
+from tinkex.engine.checkpoints import snapshots
+from tinkex.engine.checkpoints.adapter_files import write_checkpoint
+from tinkex.engine.fake import storage as fake_files
 from tinkex.engine.fake.bigram import Bigram, BigramTrainer
-from tinkex.engine.models.folders import read_model_folder
-from tinkex.engine.models.gguf import converting
+from tinkex.engine.models.gguf import convert as convert_module
+from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.errors import TinkexError
-from tinkex.pipeline import step_files
-from tinkex.pipeline.export import write_legacy
-from tinkex.pipeline.step_files import StepContent, write_step
-from tinkex.pipeline.steps import is_valid_step
-from tinkex.pipeline.writer import StepWriter
+from tinkex.pipeline.checkpoints import step_files
+from tinkex.pipeline.checkpoints.export import write_legacy
+from tinkex.pipeline.checkpoints.saver import StepWriter
+from tinkex.pipeline.checkpoints.step_directory import is_valid_step
+from tinkex.pipeline.checkpoints.step_files import StepContent, write_step
+from tinkex.system.atomic import new_directory
 
 #: How much more is free in each attempt, where it is not a page.
 STEP_BYTES = {"converted model": 512 * 1024}
@@ -94,10 +95,10 @@ def engine_writers(source: Path) -> dict[str, Write]:
         return run
 
     def convert(target: Path) -> None:
-        converting.convert_gguf(gguf, target / "made")
+        convert_module.convert_gguf(gguf, target / "made")
 
     def merge(target: Path) -> None:
-        merging.merge_adapter(source / "base", source / "adapter", target / "made")
+        merge_module.merge_adapter(source / "base", source / "adapter", target / "made")
         read_model_folder(target / "made")
 
     def export(target: Path) -> None:
@@ -139,7 +140,7 @@ def main() -> None:
     transformers_log.disable_progress_bar()
     # Both refuse early when space is short; here the disk fills up after that look.
     step_files._MARGIN_BYTES = -(1 << 30)
-    converting._SPARE_BYTES = -(1 << 30)
+    convert_module._SPARE_BYTES = -(1 << 30)
     table: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as source:
         writers: dict[str, Write] = {

@@ -18,9 +18,9 @@ from typing import Any
 import pyqwest
 import pytest
 
-from tinkex.client.download import download_directory, download_file
-from tinkex.client.partial_file import PartialFile
-from tinkex.client.transfer import ResponseStream
+from tinkex.client.download.directory import download_directory, download_file
+from tinkex.client.download.partial_file import PartialFile
+from tinkex.client.download.transfer import ResponseStream
 from tinkex.errors import APIConnectionError, DownloadError, InvalidInput
 
 DATA = bytes(range(251)) * 20_000  # 5 MB, so that it takes several blocks

@@ -17,10 +17,10 @@ import pytest
 import zstandard
 
 from tinkex.checkpoint import manifest as manifest_module
-from tinkex.client import download as download_module
 from tinkex.client import http as http_module
 from tinkex.client.config import Config
-from tinkex.client.download import download_directory, download_file
+from tinkex.client.download import directory as download_module
+from tinkex.client.download.directory import download_directory, download_file
 from tinkex.client.http import HttpClient, HttpStream
 from tinkex.errors import APIResponseValidationError, DownloadError
 

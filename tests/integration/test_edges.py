@@ -26,7 +26,7 @@ from tests.integration.conftest import (
     eventually,
 )
 from tinkex import AdamParams, Datum, ServiceClient
-from tinkex.client.sampling_retry import RetryConfig
+from tinkex.client.retry import RetryConfig
 from tinkex.testing import Fault, StubServer
 
 ADAM = AdamParams(learning_rate=1e-3)

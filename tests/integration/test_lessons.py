@@ -29,8 +29,8 @@ from tests.integration.conftest import (
 )
 from tinkex import SamplingClient, ServiceClient, TinkexError, TrainingClient, types
 from tinkex.auth import raise_if_tinker_not_accessible
-from tinkex.client import dispatch, polling
-from tinkex.client.loop import IO_LOOP
+from tinkex.client import polling, remote_model
+from tinkex.client.io_loop import IO_LOOP
 from tinkex.testing import Call, Fault, StubServer
 
 ADAM = tinkex.AdamParams(learning_rate=0.1)
@@ -103,7 +103,7 @@ def test_encoding_and_decoding_of_batches_keep_off_the_io_thread(
 
         monkeypatch.setattr(place, name, noted)
 
-    note_thread(dispatch, "encode_forward_backward_request")
+    note_thread(remote_model, "encode_forward_backward_request")
     note_thread(polling, "decode_result")
     output = client.forward([datum([1] * 2000)] * 50, "cross_entropy").result(PATIENCE)
     assert (

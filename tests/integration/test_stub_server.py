@@ -23,7 +23,7 @@ from tests.integration.conftest import PATIENCE
 from tinkex import types
 from tinkex.testing import Fault, StubServer
 from tinkex.types.base import decode_hook
-from tinkex.wire.compression import compress_zstd
+from tinkex.wire.codec import compress_zstd
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 from tinkex.wire.proto import (
     decode_forward_backward_output,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tinkex.engine.models.folders import read_model_folder
+from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.engine.models.sources import DEFAULT_MODEL, add_built_in_models, choose_default_model
 from tinkex.models import TINY, TINY_FOLDER, built_in
 from tinkex.pipeline.tiny.tasks import FAMILIES

@@ -23,7 +23,7 @@ import pytest
 import tinkex
 import tinkex.types
 from tinkex.client.config import Config
-from tinkex.client.lanes import SamplingLimits
+from tinkex.client.rate_limits import SamplingLimits
 from tinkex.settings import Environment
 from tinkex.types import ClientConfigResponse
 

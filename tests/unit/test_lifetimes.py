@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tinkex.errors import InvalidInput
-from tinkex.lifetimes import MAX_TTL_SECONDS, check_ttl
+from tinkex.ids import MAX_TTL_SECONDS, check_ttl
 
 
 @pytest.mark.parametrize("ttl_seconds", [None, 1, 86400, MAX_TTL_SECONDS])

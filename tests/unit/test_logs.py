@@ -14,7 +14,7 @@ from tinkex.logs import ROOT, OncePerMinute, attach_logger, detach_logger, get_l
 
 def test_warnings_reach_a_person_who_configured_nothing() -> None:
     script = (
-        "from tinkex.logs import get_logger; log = get_logger('tinkex.client.road');"
+        "from tinkex.logs import get_logger; log = get_logger('tinkex.client.ordered_queue');"
         "log.info('quiet'); log.warning('still trying')"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -22,8 +22,8 @@ def test_warnings_reach_a_person_who_configured_nothing() -> None:
 
 
 def test_loggers_are_named_after_their_module() -> None:
-    assert get_logger("tinkex.client.road").parent is not None
-    assert get_logger("tinkex.client.road").name == "tinkex.client.road"
+    assert get_logger("tinkex.client.ordered_queue").parent is not None
+    assert get_logger("tinkex.client.ordered_queue").name == "tinkex.client.ordered_queue"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import (
+from tinkex.server_discovery import (
     LockHolder,
     ServerState,
     find_lock_holder,

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import CheckpointError
+from tinkex.system.atomic import write_file_atomic
 from tinkex.types.base import preload_type
 
 MANIFEST_NAME = "manifest.json"

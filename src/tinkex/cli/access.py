@@ -72,7 +72,7 @@ def has_no_records(context: Context) -> bool:
     """
     from tinkex.cli.client import build_config
     from tinkex.home import Home
-    from tinkex.presence import find_lock_holder
+    from tinkex.server_discovery import find_lock_holder
     from tinkex.settings import read_variables
 
     config = build_config(context)
@@ -90,7 +90,7 @@ def has_no_records(context: Context) -> bool:
 
 def _find_local_access(config: Config, root: Path) -> ServerAccess:
     from tinkex.home import Home
-    from tinkex.presence import find_server
+    from tinkex.server_discovery import find_server
 
     home = Home(root)
     server = find_server(home)

@@ -76,7 +76,7 @@ def admin_client(context: Context, **settings: Any) -> Iterator[AdminClient]:
 
 def _create_service(config: Config, *, needs_worker: bool) -> ServiceClient:
     with _explain_import_error():
-        from tinkex.client.local import with_local_server
+        from tinkex.client.local_server import with_local_server
         from tinkex.client.service import ServiceClient
 
     return ServiceClient(config=with_local_server(config, needs_worker=needs_worker))

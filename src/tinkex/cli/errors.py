@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tinkex import errors as sdk
-from tinkex.checkpoint.disk import DISK_FULL_MESSAGE, is_disk_full
 from tinkex.cli.format import escape_line, wrap_text
 from tinkex.errors import ConfigError, TinkexError
+from tinkex.system.disk_errors import DISK_FULL_MESSAGE, is_disk_full
 
 if TYPE_CHECKING:
     from tinkex.cli.context import Context

@@ -44,9 +44,7 @@ COMMANDS = {
     "pipeline": LazyCommand(
         "tinkex.cli.commands.pipeline:pipeline", "Train a model from nothing, stage by stage."
     ),
-    "run": LazyCommand(
-        "tinkex.cli.commands.run:run", "List training runs and sample from them."
-    ),
+    "run": LazyCommand("tinkex.cli.commands.run:run", "List training runs and sample from them."),
     "sample": LazyCommand(
         "tinkex.cli.commands.run.sample:sample", "Sample from a base model or a checkpoint."
     ),
@@ -55,9 +53,7 @@ COMMANDS = {
         "tinkex.cli.commands.session:session",
         "List sessions, end them and export their timelines.",
     ),
-    "train": LazyCommand(
-        "tinkex.cli.commands.train:train", "Fine-tune a model with a JSONL file."
-    ),
+    "train": LazyCommand("tinkex.cli.commands.train:train", "Fine-tune a model with a JSONL file."),
     "usage": LazyCommand(
         "tinkex.cli.commands.usage:usage", "Show tokens trained and sampled, and storage."
     ),

@@ -47,7 +47,7 @@ class StatusSpinner:
         if self._context.is_json or not self._context.stderr.is_terminal:
             print_status(text)
             return
-        from tinkex.cli.bars import make_spinner
+        from tinkex.cli.progress_bars import make_spinner
 
         self.close()
         self._progress = make_spinner(self._context.stderr)
@@ -121,7 +121,7 @@ def progress_bar(
     if context.is_json or not context.stderr.is_terminal:
         yield ProgressBar()
         return
-    from tinkex.cli.bars import make_progress_bars
+    from tinkex.cli.progress_bars import make_progress_bars
 
     with make_progress_bars(context.stderr, unit) as progress:
         yield ProgressBar(progress, progress.add_task(label, total=total))

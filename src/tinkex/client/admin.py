@@ -6,8 +6,8 @@ from datetime import date, datetime
 from typing import Literal
 
 from tinkex import types
-from tinkex.client.calls import SessionlessClient
 from tinkex.client.future import APIFuture
+from tinkex.client.rest_base import SessionlessClient
 from tinkex.errors import InvalidInput
 from tinkex.types.billing import QuotaUsageResponse
 from tinkex.wire import endpoints as api

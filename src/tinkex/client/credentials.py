@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tinkex.client.private_files import file_lock, replace_file
+from tinkex.client.profiles import file_lock, replace_file
 from tinkex.clock import now
 from tinkex.errors import APIResponseValidationError, ClientClosed, ConfigError, InvalidInput
 from tinkex.logs import get_logger

@@ -14,21 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from tinkex import types
-from tinkex.client.budget import ByteBudget
 from tinkex.client.config import Config
-from tinkex.client.flags import ServerFlags
 from tinkex.client.future import APIFuture
-from tinkex.client.hooks import CallbackThread
 from tinkex.client.http import FORK_GUARD, HttpClient, HttpTransport
 from tinkex.client.identity import ClientIdentity
-from tinkex.client.lanes import SamplingLimits, get_sampling_limits
-from tinkex.client.local import with_local_server
-from tinkex.client.loop import IO_LOOP
+from tinkex.client.io_loop import IO_LOOP, CallbackThread
+from tinkex.client.local_server import with_local_server
+from tinkex.client.metrics import Metrics, QueueChanged, Timing
 from tinkex.client.polling import Poller
 from tinkex.client.queue_state import QueueState, QueueStateNotifier, QueueStateObserver
-from tinkex.client.session import SessionHeartbeat, create_session, finish_session
+from tinkex.client.rate_limits import ByteBudget, SamplingLimits, get_sampling_limits
+from tinkex.client.session import ServerFlags, SessionHeartbeat, create_session, finish_session
 from tinkex.client.telemetry import Telemetry
-from tinkex.client.timings import Metrics, QueueChanged, Timing
 from tinkex.client.transport import Transport
 from tinkex.errors import ClientClosed, TinkexError
 from tinkex.ids import path_segment

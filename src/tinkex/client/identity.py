@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tinkex.client.config import Config
 from tinkex.client.credentials import JWT_PREFIX, Credential, TokenSource, find_credential
 from tinkex.client.http import HttpClient
-from tinkex.client.loop import IO_LOOP
+from tinkex.client.io_loop import IO_LOOP
 from tinkex.client.transport import Transport
 from tinkex.errors import ConfigError, FailureClass, TinkexError
 from tinkex.settings import HOSTED_BASE_URL

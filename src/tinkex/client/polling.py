@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tinkex.client.budget import ByteBudget
 from tinkex.client.http import HttpResponse
 from tinkex.client.queue_state import QueueState, QueueStateNotifier
+from tinkex.client.rate_limits import ByteBudget
 from tinkex.client.retry import (
     BILLING_WAIT_SECONDS,
     MIN_LONG_POLL_SECONDS,
@@ -38,8 +38,7 @@ from tinkex.errors import (
 from tinkex.logs import get_logger
 from tinkex.types import FutureRetrieveRequest
 from tinkex.wire.endpoints import RETRIEVE_FUTURE, Endpoint
-from tinkex.wire.faults import parse_error_body
-from tinkex.wire.results import decode_result, has_proto_result
+from tinkex.wire.results import decode_result, has_proto_result, parse_error_body
 
 logger = get_logger(__name__)
 

@@ -11,15 +11,14 @@ from typing import Any
 
 from tinkex import types
 from tinkex.client.admin import AdminClient, AuditEvent
-from tinkex.client.calls import page_query
-from tinkex.client.checkout import DownloadOptions, download_archive, download_checkpoint
+from tinkex.client.compat import warn_moved
 from tinkex.client.credentials import decode_jwt_claims
-from tinkex.client.deprecations import warn_moved
+from tinkex.client.download.checkpoint import DownloadOptions, download_archive, download_checkpoint
 from tinkex.client.future import APIFuture, map_future
-from tinkex.client.runs import AccessScope, RunsClient
+from tinkex.client.rest_base import page_query
+from tinkex.client.rest_runs import AccessScope, RunsClient
 from tinkex.errors import APIResponseValidationError, ConfigError, ExperimentalWarning
-from tinkex.ids import TinkerPath, parse_tinker_path
-from tinkex.lifetimes import check_ttl
+from tinkex.ids import TinkerPath, check_ttl, parse_tinker_path
 from tinkex.wire import endpoints as api
 from tinkex.wire.messages import AssignProjectRequest, WeightsInfoRequest
 

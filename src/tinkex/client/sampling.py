@@ -13,11 +13,11 @@ from tinkex import types
 from tinkex.client.config import Config
 from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder, SessionPlan
+from tinkex.client.metrics import Metrics
 from tinkex.client.queue_state import QueueState, QueueStateLogger
-from tinkex.client.sample_runner import SampleSubmitter
-from tinkex.client.sampling_retry import RetryConfig
+from tinkex.client.retry import RetryConfig
+from tinkex.client.sample_submission import SampleSubmitter
 from tinkex.client.telemetry import Telemetry
-from tinkex.client.timings import Metrics
 from tinkex.client.tokenizers import load_model_tokenizer
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path

@@ -7,18 +7,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from tinkex import types
+from tinkex.client.compat import warn_moved
 from tinkex.client.config import Config
-from tinkex.client.creation import create_model, create_model_from_checkpoint, upload_loss
 from tinkex.client.custom_loss import LossHandle, PerDatumLossFn, trace_loss
-from tinkex.client.deprecations import warn_moved
 from tinkex.client.future import APIFuture
 from tinkex.client.holder import FinishStatus, Holder, SessionPlan
 from tinkex.client.http import HttpTransport
+from tinkex.client.metrics import Metrics
+from tinkex.client.model_creation import create_model, create_model_from_checkpoint, upload_loss
 from tinkex.client.rest import RestClient
+from tinkex.client.retry import RetryConfig
 from tinkex.client.sampling import SamplingClient
-from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
-from tinkex.client.timings import Metrics
 from tinkex.client.training import TrainingClient
 from tinkex.errors import ClientClosed, InvalidInput
 from tinkex.wire.endpoints import CAPABILITIES, HEALTH

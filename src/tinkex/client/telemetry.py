@@ -14,7 +14,7 @@ from typing import Any
 
 from tinkex import clock, types
 from tinkex.client.credentials import redact
-from tinkex.client.loop import IO_LOOP
+from tinkex.client.io_loop import IO_LOOP
 from tinkex.client.retry import NO_RETRY
 from tinkex.client.transport import WIRE_VERSION, Transport
 from tinkex.errors import TinkexError

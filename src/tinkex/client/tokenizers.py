@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tinkex.checkpoint.atomic import new_directory, remove_directory
 from tinkex.client.holder import Holder
 from tinkex.errors import APIStatusError, CheckpointError, InvalidInput
 from tinkex.home import Home
 from tinkex.logs import get_logger
 from tinkex.settings import read_environment
+from tinkex.system.atomic import new_directory, remove_directory
 from tinkex.text import Tokenizer, load_tokenizer, resolve_tokenizer_id
 from tinkex.tokenizer_files import check_tokenizer_files
 from tinkex.wire.endpoints import GET_TOKENIZER

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tinkex import types
-from tinkex.client.adapter import RemoteModel, check_save_arguments
+from tinkex.client.compat import warn_loss_type_input, warn_moved, warn_unused_name
 from tinkex.client.custom_loss import (
     CustomLossFnV1,
     LossHandle,
@@ -14,13 +14,13 @@ from tinkex.client.custom_loss import (
     check_loss_inputs,
     check_loss_session,
 )
-from tinkex.client.deprecations import warn_loss_type_input, warn_moved, warn_unused_name
 from tinkex.client.future import APIFuture, map_future
 from tinkex.client.holder import Holder
+from tinkex.client.metrics import Metrics
+from tinkex.client.remote_model import RemoteModel, check_save_arguments
+from tinkex.client.retry import RetryConfig
 from tinkex.client.sampling import SamplingClient
-from tinkex.client.sampling_retry import RetryConfig
 from tinkex.client.telemetry import Telemetry
-from tinkex.client.timings import Metrics
 from tinkex.client.tokenizers import load_model_tokenizer
 from tinkex.errors import APIResponseValidationError, InvalidInput
 from tinkex.ids import parse_tinker_path

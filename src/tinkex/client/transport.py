@@ -19,6 +19,7 @@ import msgspec
 
 from tinkex.client.config import Config
 from tinkex.client.http import HttpClient, HttpResponse, HttpStream
+from tinkex.client.metrics import MetricsRecorder, RequestDone
 from tinkex.client.retry import (
     UNREACHABLE_STATUSES,
     FailureKind,
@@ -29,7 +30,6 @@ from tinkex.client.retry import (
     parse_should_retry,
     wait_before_retry,
 )
-from tinkex.client.timings import MetricsRecorder, RequestDone
 from tinkex.errors import (
     APIConnectionError,
     APIError,
@@ -45,8 +45,8 @@ from tinkex.settings import package_version
 from tinkex.types import ClientConfigResponse
 from tinkex.wire.codec import decode_json, encode_json
 from tinkex.wire.endpoints import BodyFormat, Endpoint
-from tinkex.wire.faults import parse_error_body
 from tinkex.wire.messages import Empty
+from tinkex.wire.results import parse_error_body
 
 ReplyT = TypeVar("ReplyT")
 APIErrorT = TypeVar("APIErrorT", bound=APIError)

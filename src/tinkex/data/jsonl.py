@@ -54,7 +54,8 @@ def parse_line(path: Path, line: JsonlLine, parse: Callable[[Any], RowT]) -> Row
         value = msgspec.json.decode(line.content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"{where} is not JSON ({error}): {truncated_repr(line.content.decode(errors='replace'))}",
+            f"{where} is not JSON ({error}): "
+            f"{truncated_repr(line.content.decode(errors='replace'))}",
             hint="Repair the line or remove it; each line is one JSON object.",
         ) from error
     try:

@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.adapters import TrainableAdapter
-from tinkex.engine.collate import ExampleRef, PackedBatch, pack_examples, split_micro_batches
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.examples import TrainingExample
 from tinkex.engine.losses import LossValue, compute_loss, get_loss, sum_metrics
-from tinkex.engine.pass_run import PassOutcome, PassSteps
-from tinkex.engine.protocol import EngineFailure
+from tinkex.engine.micro_batches import ExampleRef, PackedBatch, pack_examples, split_micro_batches
+from tinkex.engine.protocol import EngineFailure, PassOutcome, PassSteps
 from tinkex.errors import RequestErrorCategory
 from tinkex.logs import get_logger
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import HostedModel
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.unembed import TargetLogprobs
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
+from tinkex.nn.target_logprobs import TargetLogprobs
 from tinkex.types import ForwardBackwardInput, ForwardBackwardOutput
 
 LOG = get_logger(__name__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tinkex.engine.models.room import choose_evictions
-from tinkex.jobs.bench import WorkerContext
-from tinkex.jobs.recovery import ModelUnavailable, ResidentModels
+from tinkex.engine.memory_limits import choose_evictions
+from tinkex.jobs.resident_models import ModelUnavailable, ResidentModels
 from tinkex.jobs.snapshots import SnapshotWriter
+from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import runs
 from tinkex.store.records import JobRecord, RunRecord

@@ -8,15 +8,22 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tinkex import clock
-from tinkex.checkpoint.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.errors import StoreError
-from tinkex.jobs.bench import WorkerContext
-from tinkex.jobs.kinds import JobKind
-from tinkex.jobs.payloads import LoadPayload
+from tinkex.jobs.job_types import JobKind, LoadPayload
+from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
-from tinkex.store import checkpoints, history, jobs, processes, retention, runs, sessions
+from tinkex.store import (
+    checkpoints,
+    coordination,
+    jobs,
+    retention,
+    runs,
+    session_retention,
+    sessions,
+)
 from tinkex.store.database import Connection
 from tinkex.store.retention import RetentionPolicy
+from tinkex.system.atomic import SCRATCH_PREFIX, remove_directory
 from tinkex.wire.codec import decode_json
 
 LOG = get_logger(__name__)
@@ -89,14 +96,16 @@ class Housekeeper:
         unseen_since = now - self._policy.session_seconds
         database.write(lambda db: sessions.expire_unseen(db, unseen_since=unseen_since, now=now))
         before, after = now - DEAD_PROCESS_SECONDS, now + DEAD_PROCESS_SECONDS
-        database.write(lambda db: processes.delete_dead_processes(db, before=before, after=after))
+        database.write(
+            lambda db: coordination.delete_dead_processes(db, before=before, after=after)
+        )
         while database.write(self._sweep).has_more and not self._stop_event.is_set():
             continue
         self._remove_deleted_checkpoints(now)
         self._unload_unused_models(now)
         if now >= self._next_history_at:
             self._next_history_at = now + HISTORY_INTERVAL_SECONDS
-            history.delete_old(database, self._policy.retention, now)
+            session_retention.delete_old(database, self._policy.retention, now)
         retention.vacuum(database)
         self._log_clock_jump(clock.wall_now() - now)
 

@@ -1,30 +1,144 @@
-"""Does work: one operation, or several passes together; a failure never stops the caller."""
+"""Work that changes a model, or computes on it: how a request becomes the engine's verb."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from tinkex.engine.protocol import Pass, StepRefused
+import msgspec
+
+from tinkex import types
+from tinkex.engine.protocol import AdapterSpec, EngineFailure, Pass, StepRefused
 from tinkex.errors import InvalidInput, RequestErrorCategory, StoreError
-from tinkex.jobs import saving, training
-from tinkex.jobs.bench import ModelTask, WorkerContext
-from tinkex.jobs.effects import set_run_state
-from tinkex.jobs.kinds import JobKind
-from tinkex.jobs.outcomes import Completed, Failed, JobOutcome, to_failed
-from tinkex.store.records import RunState
+from tinkex.jobs import job_types, save_operations
+from tinkex.jobs.job_types import (
+    TOTAL_WEIGHT_METRIC,
+    Completed,
+    Failed,
+    JobKind,
+    JobOutcome,
+    to_failed,
+)
+from tinkex.jobs.result_log import count_usage, set_run_state
+from tinkex.jobs.worker_context import ModelTask, WorkerContext
+from tinkex.store.records import RunRecord, RunState
+from tinkex.types.base import preload_type
+from tinkex.wire.codec import encode_json
+from tinkex.wire.proto import encode_forward_backward_output
+
+
+def adapter_spec(run: RunRecord) -> AdapterSpec:
+    """How a model's adapter is made."""
+    return msgspec.convert(run.spec, preload_type(AdapterSpec))
+
+
+# --- passes ------------------------------------------------------------------------------------
+def parse_pass(task: ModelTask) -> Pass:
+    """A pass as the engine takes it; raises if the payload is none."""
+    is_forward_only = task.job.kind == JobKind.FORWARD
+    work = job_types.decode_pass_payload(
+        task.payload, is_proto=task.job.is_proto, is_forward_only=is_forward_only
+    )
+    return Pass(adapter_id=task.run.id, request=work, is_forward_only=is_forward_only)
+
+
+def make_pass_outcome(
+    task: ModelTask, request: Pass, result: types.ForwardBackwardOutput | EngineFailure
+) -> JobOutcome:
+    """What the engine said about one pass."""
+    if isinstance(result, EngineFailure):
+        return Failed(message=result.message, category=result.category)
+    run = task.run
+    num_tokens = sum(datum.model_input.length for datum in request.request.data)
+    counted = count_usage(
+        task.job, run_id=run.id, base_model=run.base_model, kind="training", amount=num_tokens
+    )
+    return Completed(
+        result=encode_forward_backward_output(result),
+        is_model_change=not request.is_forward_only,
+        num_tokens=num_tokens,
+        metrics=dict(result.metrics) | _total_weight_metric(request.request.data),
+        effects=(counted,),
+    )
+
+
+def _total_weight_metric(data: Sequence[types.Datum]) -> dict[str, float]:
+    """What a loss is divided by to compare steps; nothing if it does not weigh its tokens."""
+    weights = [datum.loss_fn_inputs.get("weights") for datum in data]
+    if all(one is None for one in weights):
+        return {}
+    # An example without weights counts every target once.
+    totals = (
+        math.prod(datum.loss_fn_inputs["target_tokens"].shape)
+        if one is None
+        else abs(one.array).sum()
+        for datum, one in zip(data, weights, strict=True)
+    )
+    return {TOTAL_WEIGHT_METRIC: float(sum(totals))}
+
+
+# --- other operations ----------------------------------------------------------------------------
+def create_model(context: WorkerContext, task: ModelTask) -> Completed:
+    """Make a model."""
+    run = task.run
+    context.engine.create(run.id, adapter_spec(run))
+    return Completed(
+        result=encode_json(types.CreateModelResponse(model_id=run.id)),
+        is_model_change=True,
+        effects=(set_run_state(run.id, RunState.READY),),
+    )
+
+
+def load_weights(context: WorkerContext, task: ModelTask) -> Completed:
+    """Load weights into a model; as a model's first operation, make it of them."""
+    run, engine = task.run, context.engine
+    request = job_types.decode_payload(task.payload, job_types.LoadPayload)
+    directory = context.home.checkpoint_directory(request.checkpoint_id)
+    context.verified_checkpoints.verify(directory, request.path)
+    is_first = not engine.has_adapter(run.id)
+    if is_first:
+        engine.create(run.id, adapter_spec(run))
+    try:
+        engine.load(run.id, directory, with_optimizer=request.with_optimizer)
+    except Exception:
+        if is_first:
+            engine.drop(run.id)
+        raise
+    reply = types.LoadWeightsResponse(path=request.path, model_id=run.id, type="load_weights")
+    effects = (set_run_state(run.id, RunState.READY),) if is_first else ()
+    return Completed(result=encode_json(reply), is_model_change=True, effects=effects)
+
+
+def optim_step(context: WorkerContext, task: ModelTask) -> Completed:
+    """Take an optimizer step."""
+    request = job_types.decode_payload(task.payload, types.OptimStepRequest)
+    metrics: Mapping[str, float] = context.engine.optim_step(task.run.id, request.optim_params)
+    # JSON has no NaN, and clients refuse what would stand there instead.
+    told = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    reply = types.OptimStepResponse(metrics=told)
+    return Completed(result=encode_json(reply), is_model_change=True, metrics=metrics)
+
+
+def unload_model(context: WorkerContext, task: ModelTask) -> Completed:
+    """Forget a model's live state; its checkpoints stay."""
+    run = task.run
+    context.engine.drop(run.id)
+    reply = types.UnloadModelResponse(model_id=run.id, type="unload_model")
+    return Completed(result=encode_json(reply), effects=(set_run_state(run.id, RunState.UNLOADED),))
+
 
 Operation: TypeAlias = Callable[[WorkerContext, ModelTask], Completed]
 
 OPERATIONS: Mapping[str, Operation] = {
-    JobKind.CREATE_MODEL: training.create_model,
-    JobKind.LOAD_WEIGHTS: training.load_weights,
-    JobKind.OPTIM_STEP: training.optim_step,
-    JobKind.UNLOAD_MODEL: training.unload_model,
-    JobKind.SAVE_WEIGHTS: saving.save_weights,
-    JobKind.SAVE_WEIGHTS_FOR_SAMPLER: saving.save_weights_for_sampler,
-    JobKind.SAVE_WEIGHTS_EXTERNAL: saving.save_weights_external,
+    JobKind.CREATE_MODEL: create_model,
+    JobKind.LOAD_WEIGHTS: load_weights,
+    JobKind.OPTIM_STEP: optim_step,
+    JobKind.UNLOAD_MODEL: unload_model,
+    JobKind.SAVE_WEIGHTS: save_operations.save_weights,
+    JobKind.SAVE_WEIGHTS_FOR_SAMPLER: save_operations.save_weights_for_sampler,
+    JobKind.SAVE_WEIGHTS_EXTERNAL: save_operations.save_weights_external,
 }
 CUSTOM_LOSS_UNSUPPORTED = Failed(
     message="this server does not run uploaded losses; forward_backward_custom computes them in "
@@ -74,7 +188,7 @@ class PassBatch:
             return None
         rest = iter(results)
         return [
-            training.make_pass_outcome(task, item, next(rest)) if isinstance(item, Pass) else item
+            make_pass_outcome(task, item, next(rest)) if isinstance(item, Pass) else item
             for task, item in zip(self._tasks, self._parsed, strict=True)
         ]
 
@@ -91,7 +205,7 @@ class PassBatch:
 
 def _try_parse_pass(task: ModelTask) -> Pass | Failed:
     try:
-        return training.parse_pass(task)
+        return parse_pass(task)
     except Exception as error:  # noqa: BLE001 - a failed job must not stop the loop
         return to_failed(error, task.job.kind)
 

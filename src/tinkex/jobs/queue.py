@@ -20,10 +20,9 @@ from tinkex.errors import (
     PromiseExpiredError,
     RateLimitError,
 )
-from tinkex.jobs.bells import WakeupSender
-from tinkex.jobs.kinds import PASS_KINDS, JobKind
-from tinkex.jobs.outcomes import CANCELLED
+from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, JobKind
 from tinkex.jobs.quotas import QuotaChecks
+from tinkex.jobs.wakeup import WakeupSender
 from tinkex.store import jobs
 from tinkex.store.database import Connection, Database
 from tinkex.store.records import JobRecord, NewJob

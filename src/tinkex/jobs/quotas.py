@@ -8,12 +8,12 @@ from typing import NamedTuple
 from tinkex import clock
 from tinkex.errors import PermissionDeniedError, RateLimitError
 from tinkex.ids import TinkerPath
-from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.job_types import JobKind
 from tinkex.store import quotas, runs
+from tinkex.store.accounting import HOUR_SECONDS
 from tinkex.store.database import Connection
 from tinkex.store.quotas import Quotas
 from tinkex.store.records import NewJob
-from tinkex.store.usage import HOUR_SECONDS
 from tinkex.units import format_count
 
 _ASK_OPERATOR = "or ask the operator of the server to raise the quota"

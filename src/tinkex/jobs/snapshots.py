@@ -7,14 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tinkex.checkpoint.atomic import new_directory, remove_directory, remove_scratch
 from tinkex.checkpoint.manifest import write_manifest
-from tinkex.jobs.bench import WorkerContext
-from tinkex.jobs.kinds import JobKind
-from tinkex.jobs.recovery import ResidentModel, new_snapshot_directory
+from tinkex.jobs.job_types import JobKind
+from tinkex.jobs.resident_models import ResidentModel, new_snapshot_directory
+from tinkex.jobs.worker_context import WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import runs
 from tinkex.store.database import Connection
+from tinkex.system.atomic import new_directory, remove_directory, remove_scratch
 
 LOG = get_logger(__name__)
 #: Copies that are being written may take this part of the memory budget, or be one alone.

@@ -16,23 +16,22 @@ from tinkex import clock
 from tinkex.engine.protocol import Engine
 from tinkex.errors import RequestErrorCategory, StoreError, TinkexError
 from tinkex.home import Home
+from tinkex.jobs.active_samples import ActiveSamples
 from tinkex.jobs.adapter_memory import AdapterMemory
-from tinkex.jobs.backlog import BatchLimits, FairQueue
-from tinkex.jobs.bells import WakeupListener
-from tinkex.jobs.bench import ModelTask, WorkerContext
+from tinkex.jobs.fair_queue import BatchLimits, FairQueue
 from tinkex.jobs.housekeeping import Housekeeper, HousekeepingPolicy
-from tinkex.jobs.kinds import PASS_KINDS
-from tinkex.jobs.leasing import WorkerLease
-from tinkex.jobs.ledger import ResultEntry, ResultLog
+from tinkex.jobs.job_types import CANCELLED, PASS_KINDS, Failed, JobOutcome
+from tinkex.jobs.lease import WorkerLease
 from tinkex.jobs.operations import CUSTOM_LOSS_UNSUPPORTED, PassBatch, run_operation
-from tinkex.jobs.outcomes import CANCELLED, Failed, JobOutcome
-from tinkex.jobs.pace import AdaptiveBatchSize
 from tinkex.jobs.queue import CANCEL_PREFIX
 from tinkex.jobs.quotas import QuotaChecks
-from tinkex.jobs.recovery import ResidentModels
-from tinkex.jobs.sampling import ActiveSamples
-from tinkex.jobs.serving import ServedModels
+from tinkex.jobs.resident_models import ResidentModels
+from tinkex.jobs.result_log import ResultEntry, ResultLog
+from tinkex.jobs.scheduling import AdaptiveBatchSize
+from tinkex.jobs.served_models import ServedModels
 from tinkex.jobs.snapshots import SnapshotPolicy, SnapshotWriter
+from tinkex.jobs.wakeup import WakeupListener
+from tinkex.jobs.worker_context import ModelTask, WorkerContext
 from tinkex.logs import get_logger
 from tinkex.store import jobs, runs
 from tinkex.store.database import Connection, Database

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import DEVICE_CHOICES, is_device
+from tinkex.pipeline.trainer_arguments import DEVICE_CHOICES, is_device
 from tinkex.settings import read_set_variables
 
 T = TypeVar("T")

@@ -8,7 +8,10 @@ Shape letters: T tokens, D hidden width, H query heads, G key heads, K head widt
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import AttentionOptions
-from tinkex.pipeline.fused import add_rms_norm, rms_norm, split_qkv_rotary, swiglu
+from tinkex.nn.forward_context import AttentionOptions
+from tinkex.nn.ops import varlen_attention as native
+from tinkex.nn.ops.functional import add_rms_norm, rms_norm, split_qkv_rotary, swiglu
+from tinkex.nn.ops.training_kernels import QKRotary
+from tinkex.nn.packed_attention import PackedAttention
 from tinkex.pipeline.model import is_moe
-from tinkex.pipeline.native import attention as native
-from tinkex.pipeline.native.layers import QKRotary
-from tinkex.pipeline.native.memory import retain_freed_memory
 
 
 class HiddenStates(NamedTuple):
@@ -158,3 +160,27 @@ def _mlp(mlp: Any, h_TD: Tensor) -> Tensor:
 def _moe_forward(mlp: Any, h_TD: Tensor) -> tuple[Tensor, Tensor]:
     logits_TE, scores, chosen = mlp.gate(h_TD)
     return mlp.experts(h_TD, chosen, scores), logits_TE
+
+
+#: glibc's names for what mallopt sets.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_NEVER_TRIM = (1 << 31) - 1
+#: The most that glibc takes; larger tensors still come and go with system calls.
+_MAX_MMAP_THRESHOLD = 1 << 25
+
+
+@cache
+def retain_freed_memory() -> bool:
+    """Let freed memory stay in this process, for an update needs again what the last one freed.
+
+    The system hands out fresh memory page by page, which costs more than most of what is done in
+    it. True if the C library does as it is told; once is enough.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(
+        mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD) and mallopt(_TRIM_THRESHOLD, _NEVER_TRIM)
+    )

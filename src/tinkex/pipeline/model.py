@@ -24,7 +24,7 @@ from transformers import (
 
 from tinkex.engine.models.weight_files import describe_header_problem
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.pipeline.arguments import TrainerArguments
+from tinkex.pipeline.trainer_arguments import TrainerArguments
 from tinkex.pipeline.weights import load_weights
 from tinkex.units import format_count
 
@@ -184,7 +184,8 @@ def _load_folder(path: Path) -> PreTrainedModel:
         raise
     except _LOAD_ERRORS as error:
         raise ConfigError(
-            f"{path} holds no model that can be read: {_find_damaged_file(path) or _describe_error(error)}",
+            f"{path} holds no model that can be read: "
+            f"{_find_damaged_file(path) or _describe_error(error)}",
             hint="Name a model folder with config.json and model.safetensors.",
         ) from error
     model, report = made

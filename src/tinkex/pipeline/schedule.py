@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tinkex.pipeline.stage import ScheduleName, TrainPlan
+from tinkex.pipeline.stage_interface import ScheduleName, TrainPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

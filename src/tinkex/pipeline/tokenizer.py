@@ -15,10 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tinkex.checkpoint.atomic import new_directory
-from tinkex.data.jsonl import digest_file, parse_line, read_lines
-from tinkex.errors import ConfigError
-from tinkex.pipeline.chat import (
+from tinkex.data.chatml import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
     IM_END,
@@ -27,8 +24,11 @@ from tinkex.pipeline.chat import (
     TAG_TOKENS,
     render_spans,
 )
-from tinkex.pipeline.programs import run_program
-from tinkex.pipeline.schemas import ConversationRow, PreferencePairRow, TextRow, parse_any_row
+from tinkex.data.jsonl import digest_file, parse_line, read_lines
+from tinkex.data.stage_rows import ConversationRow, PreferencePairRow, TextRow, parse_any_row
+from tinkex.errors import ConfigError
+from tinkex.pipeline.entry import run_program
+from tinkex.system.atomic import new_directory
 
 TOKENIZER_FILE = "tokenizer.json"
 #: What the folder was made from, to know whether it has to be made again.

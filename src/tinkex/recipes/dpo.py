@@ -18,10 +18,10 @@ from typing import NamedTuple
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
+from tinkex.data.rendering import RenderedExample
+from tinkex.data.rows import PreferenceRow, parse_preference
 from tinkex.recipes.method import NoticeFn, RecipeContext, RecipeMethod, SubmittedStep, iter_batches
 from tinkex.recipes.plan import DpoPlan
-from tinkex.recipes.rendering import RenderedExample
-from tinkex.recipes.rows import PreferenceRow, parse_preference
 from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
 from tinkex.types import AdamParams, ForwardBackwardOutput
 

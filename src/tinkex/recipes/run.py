@@ -12,18 +12,32 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from tinkex.client.future import APIFuture
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
+from tinkex.data.rendering import Renderer
 from tinkex.errors import InvalidInput
+from tinkex.headline_metrics import select_headlines
 from tinkex.logs import get_logger
-from tinkex.recipes.journal import RunDirectory, SavedProgress
-from tinkex.recipes.method import NoticeFn, NoticeLog, RecipeContext, RecipeMethod, SubmittedStep
-from tinkex.recipes.opening import create_training_client, find_max_tokens, server_identity
+from tinkex.recipes.method import (
+    NoticeFn,
+    NoticeLog,
+    RecipeContext,
+    RecipeMethod,
+    SubmittedStep,
+    create_training_client,
+    find_max_tokens,
+    server_identity,
+)
 from tinkex.recipes.plan import Plan, settings_digest
-from tinkex.recipes.rendering import Renderer
-from tinkex.recipes.report import RecipeResult, SampledAnswer, StepReport, Throughput
-from tinkex.recipes.reporting import MetricsReporter
-from tinkex.recipes.samples import choose_prompts, generate_samples
+from tinkex.recipes.report import (
+    MetricsReporter,
+    RecipeResult,
+    SampledAnswer,
+    StepReport,
+    Throughput,
+    choose_prompts,
+    generate_samples,
+)
+from tinkex.recipes.run_directory import RunDirectory, SavedProgress
 from tinkex.recipes.schedule import count_steps, learning_rate, warmup_steps
-from tinkex.server.headlines import select_headlines
 from tinkex.types import AdamParams, SaveWeightsResponse
 
 PlanT = TypeVar("PlanT", bound=Plan)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from tinkex.client.service import ServiceClient
 from tinkex.data.jsonl import JsonlFile
+from tinkex.data.rendering import RenderedExample
+from tinkex.data.rows import ChatRow, PromptCompletionRow, parse_sft
 from tinkex.recipes.method import NoticeFn, RecipeMethod, SubmittedStep, iter_batches
 from tinkex.recipes.plan import SftPlan
-from tinkex.recipes.rendering import RenderedExample
-from tinkex.recipes.rows import ChatRow, PromptCompletionRow, parse_sft
 from tinkex.recipes.run import RecipeData, Run, RunOptions, log_notice
 from tinkex.types import AdamParams
 

@@ -1,4 +1,4 @@
-"""The application of an API process: the endpoint table, served."""
+"""Who answers which row of the endpoint table, and what is served besides."""
 
 from __future__ import annotations
 
@@ -15,10 +15,44 @@ from litestar.types import ControllerRouterHandler
 
 from tinkex.errors import RequestErrorCategory
 from tinkex.ids import CHECKPOINT_ID_SHAPE, PATH_SHAPE
-from tinkex.server.binding import build_routes
-from tinkex.server.call import Handler, RawResponse, Services
-from tinkex.server.refusals import error_response, internal_error_response
-from tinkex.server.routes.table import EXTRA_HANDLERS, ROUTES
+from tinkex.server.dashboard.pages import HANDLERS as PAGES
+from tinkex.server.http.downloads import HANDLERS as DOWNLOADS
+from tinkex.server.http.error_responses import error_response, internal_error_response
+from tinkex.server.http.request_context import Handler, RawResponse, Services
+from tinkex.server.http.router import build_routes
+from tinkex.server.http.routes import (
+    checkpoints,
+    futures,
+    monitoring,
+    runs,
+    sampling,
+    service,
+    sessions,
+    tokenizers,
+    training,
+    usage,
+    weights,
+)
+from tinkex.server.http.routes import runs as runs_module
+
+ROUTES: Mapping[str, Handler] = {
+    **service.ROUTES,
+    **futures.ROUTES,
+    **training.ROUTES,
+    **weights.ROUTES,
+    **sampling.ROUTES,
+    **runs.ROUTES,
+    **runs_module.RUN_METRICS_ROUTES,
+    **checkpoints.ROUTES,
+    **tokenizers.ROUTES,
+    **sessions.ROUTES,
+    **usage.ROUTES,
+}
+"""Every endpoint's handler by its name in the table."""
+
+EXTRA_HANDLERS: Sequence[ControllerRouterHandler] = (*monitoring.HANDLERS, *DOWNLOADS, *PAGES)
+"""Routes that are no rows of the table."""
+
 
 #: How often it is noted in the store which results reached their clients.
 FLUSH_SECONDS = 1.5

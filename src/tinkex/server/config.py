@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Mapping
@@ -12,12 +13,14 @@ from typing import Any
 from tinkex.engine.config import EngineConfig
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.jobs.backlog import BatchLimits
+from tinkex.jobs.fair_queue import BatchLimits
 from tinkex.jobs.queue import QueueLimits
 from tinkex.logs import LEVELS
 from tinkex.store.quotas import Quotas
 
 ENGINES = ("local", "fake")
+#: The tenant of the key that a home is created with.
+DEFAULT_TENANT = "default"
 _DEVICE = re.compile(r"auto|[a-z]+(:\d+)?")
 _NOT_NEGATIVE = (
     "max_connections",
@@ -281,3 +284,20 @@ class ServerConfig:
             gap_seconds=self.gap_seconds,
             max_pass_tokens=self.engine_config.micro_batch_tokens,
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_ip_address(host: str) -> bool:
+    """Whether this is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -16,17 +16,17 @@ from tinkex.installation import install_command, missing_libraries
 from tinkex.logs import get_logger
 from tinkex.server.config import ServerConfig
 from tinkex.server.model_list import BaseModelList
-from tinkex.server.pulse import PeriodicTask
+from tinkex.server.periodic import PeriodicTask
 from tinkex.settings import package_version
 from tinkex.store import jobs
 from tinkex.store.database import Database, redact_url
 from tinkex.store.migrations import migrate
 
 if TYPE_CHECKING:
-    from tinkex.engine.local import TorchEngine
     from tinkex.engine.protocol import Engine
+    from tinkex.engine.torch_engine import TorchEngine
     from tinkex.jobs.worker import Worker, WorkerConfig
-    from tinkex.server.call import Services
+    from tinkex.server.http.request_context import Services
 
 LOG = get_logger(__name__)
 #: How often a process says that it is alive, or that it has work.
@@ -48,7 +48,8 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
             migrate(database)
         except StoreUnavailable as error:
             error.hint = (
-                f"The store is {redact_url(config.store_url)}: see that it is there, that it may be "
+                f"The store is {redact_url(config.store_url)}: see that it is there, that it "
+                "may be "
                 "written, and that tinkex made it; or restore it from a backup."
             )
             raise
@@ -60,11 +61,11 @@ def open_store(config: ServerConfig) -> Iterator[Database]:
 @contextlib.contextmanager
 def open_services(config: ServerConfig) -> Iterator[Services]:
     """What an API process works with, until the block ends."""
-    from tinkex.jobs.bells import WakeupListener
+    from tinkex.jobs.future_waiters import FutureWaiters
     from tinkex.jobs.queue import JobQueue
     from tinkex.jobs.quotas import QuotaChecks
-    from tinkex.jobs.waiting import FutureWaiters
-    from tinkex.server.call import Services
+    from tinkex.jobs.wakeup import WakeupListener
+    from tinkex.server.http.request_context import Services
     from tinkex.store.settings import get_or_create_secret
 
     with contextlib.ExitStack() as stack:
@@ -124,7 +125,7 @@ def _make_torch_engine(config: ServerConfig, model_list: BaseModelList) -> Torch
     # It takes some seconds, and nothing else would be said meanwhile.
     LOG.info("loading PyTorch and checking the base models: %s", ", ".join(sources) or "none")
     try:
-        from tinkex.engine.local import TorchEngine
+        from tinkex.engine.torch_engine import TorchEngine
     except ModuleNotFoundError as error:
         if (error.name or "tinkex").partition(".")[0] == "tinkex":
             raise
@@ -148,7 +149,7 @@ def _register_tokenizers(config: ServerConfig) -> None:
     These are the models that no `tinkex model add` has registered: the built-in ones and those of
     `models`. Failing is not a reason to stop: our own SDK fetches tokenizers from the server.
     """
-    from tinkex.engine.models.hub_cache import register_tokenizer, unregister_tokenizer
+    from tinkex.engine.models.hub_tokenizers import register_tokenizer, unregister_tokenizer
     from tinkex.engine.models.sources import is_folder_location, merge_sources
     from tinkex.models import built_in
     from tinkex.settings import expand_path

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import sqlalchemy as sa
 
 from tinkex.errors import ConfigError, StoreUnavailable
-from tinkex.store.faults import as_store_error
+from tinkex.store.dialects import as_store_error
 
 T = TypeVar("T")
 Connection: TypeAlias = sa.Connection

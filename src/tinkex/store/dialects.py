@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
+
+from tinkex.errors import InvalidInput, StoreBusy, StoreFull, StoreUnavailable, TinkexError
 
 
 def insert_or_ignore(
@@ -34,3 +37,34 @@ def _build_insert_or_ignore(
 def dialect_insert(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """An insert that can say what happens when the row is there already."""
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+
+
+_DISK_FULL_TEXTS = (
+    "database or disk is full",
+    "no space left",
+    "disk i/o error",
+    "could not extend file",
+)
+_BUSY_TEXTS = (
+    "database is locked",
+    "database table is locked",
+    "deadlock detected",
+    "lock timeout",
+)
+
+
+def as_store_error(error: sa.exc.SQLAlchemyError | sqlite3.Error) -> TinkexError:
+    """The database's error as one of ours, in one sentence."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    first = str(cause).partition("\n")[0]
+    text = first.lower()
+    if any(part in text for part in _DISK_FULL_TEXTS):
+        # SQLite speaks of I/O when there is no room for what it keeps beside the file.
+        return StoreFull("the disk of the server is full or broken; free space, then try again")
+    if isinstance(error, sa.exc.TimeoutError) or any(part in text for part in _BUSY_TEXTS):
+        return StoreBusy("the server's database is busy; try again")
+    if isinstance(error, sa.exc.DataError):
+        return InvalidInput(f"a value cannot be stored: {first}")
+    if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
+        return StoreUnavailable(f"the server's database cannot be used: {first}")
+    return StoreUnavailable(f"the server's database refused: {first}")

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tinkex.errors import InvalidInput
 from tinkex.ids import new_id
-from tinkex.store import audit
+from tinkex.store import accounting
 from tinkex.store.dialects import insert_or_ignore
 from tinkex.store.records import ApiKeyRecord, AuditRecord, TenantRecord
 from tinkex.store.schema import api_keys, tenants
@@ -83,7 +83,7 @@ def insert_key(
 def _insert_audit(db: sa.Connection, key: ApiKeyRecord, event: str, now: float) -> None:
     details = {"key_id": key.id, "name": key.name, "hint": key.hint}
     entry = AuditRecord(tenant_id=key.tenant_id, at=now, event=event, details=details)
-    audit.insert_audit(db, entry)
+    accounting.insert_audit(db, entry)
 
 
 def _find_one(db: sa.Connection, condition: sa.ColumnElement[bool]) -> ApiKeyRecord | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
-from tinkex.store import m001
+from tinkex.store import initial_schema
 from tinkex.store.database import Database
 
 #: Kept apart from the other tables: it says which of them are there.
@@ -18,7 +18,7 @@ _version_table = sa.Table(
 
 def m001_tables(db: sa.Connection) -> None:
     """Make the tables."""
-    for statement in m001.statements(db.dialect.name):
+    for statement in initial_schema.statements(db.dialect.name):
         db.exec_driver_sql(statement)
 
 

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from tinkex.errors import ConfigError
 from tinkex.ids import TinkerPath
+from tinkex.store.accounting import HOUR_SECONDS
 from tinkex.store.records import RunState
 from tinkex.store.schema import checkpoints, jobs, runs, sessions, tenants, usage
-from tinkex.store.usage import HOUR_SECONDS
 
 #: What `tokens_per_hour` counts.
 _TOKEN_KINDS = ("training", "prefill", "prefill_cached", "sample")

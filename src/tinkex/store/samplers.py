@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import sqlalchemy as sa
 
 from tinkex.store.dialects import insert_or_ignore
 from tinkex.store.records import SamplerRecord
-from tinkex.store.schema import samplers
+from tinkex.store.schema import completions, samplers
 
 _TOUCH = sa.update(samplers).where(
     samplers.c.id == sa.bindparam("touched"), samplers.c.used_at <= sa.bindparam("before")
@@ -45,3 +48,39 @@ def add_clone(db: sa.Connection, sampler_id: str) -> int:
         .values(num_clones=samplers.c.num_clones + 1)
     )
     return int(db.execute(statement.returning(samplers.c.num_clones)).scalar_one())
+
+
+class SampleCompletion(NamedTuple):
+    """A sample that is over; no size is a failure."""
+
+    job_id: str
+    result_bytes: int | None
+
+
+def list_completions(
+    db: sa.Connection, sampler_id: str, clone: int, cursor: int, limit: int
+) -> tuple[list[SampleCompletion], int]:
+    """What came after the cursor, in its order, and the cursor after that."""
+    query = (
+        sa.select(completions.c.no, completions.c.job_id, completions.c.result_bytes)
+        .where(
+            completions.c.sampler_id == sampler_id,
+            completions.c.clone == clone,
+            completions.c.no > cursor,
+        )
+        .order_by(completions.c.no)
+        .limit(limit)
+    )
+    rows = db.execute(query).all()
+    return [SampleCompletion(row.job_id, row.result_bytes) for row in rows], (
+        rows[-1].no if rows else cursor
+    )
+
+
+def delete_completions(db: sa.Connection, sampler_id: str, job_ids: Sequence[str]) -> None:
+    """Forget completions that their client has seen."""
+    db.execute(
+        sa.delete(completions).where(
+            completions.c.sampler_id == sampler_id, completions.c.job_id.in_(job_ids)
+        )
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
+from tinkex import types
 from tinkex.store.records import SessionRecord
 from tinkex.store.schema import checkpoints, sessions
 
@@ -77,3 +81,121 @@ def expire_unseen(db: sa.Connection, *, unseen_since: float, now: float) -> int:
         )
         .values(expired_at=now)
     ).rowcount
+
+
+class SessionWithStorage(NamedTuple):
+    """A session, and what it has saved that is still there."""
+
+    session: SessionRecord
+    num_checkpoints: int
+    checkpoint_bytes: int
+
+
+class SessionSearchPage(NamedTuple):
+    """A page, and where the next one begins; None if this is the last."""
+
+    sessions: list[SessionWithStorage]
+    next_cursor: types.SessionSearchCursor | None
+
+
+def search(
+    db: sa.Connection, tenant_id: str, owner_urn: str, request: types.SessionSearchRequest
+) -> SessionSearchPage:
+    """A page of a tenant's sessions that fit; `owner_urn` is what the tenant is called outside."""
+    owner = request.owner
+    # There are no teams here: nobody may list another tenant's sessions.
+    if isinstance(owner, types.UserSearchOwner) and owner_urn not in owner.owner_urns:
+        return SessionSearchPage([], None)
+    query = (
+        sa.select(*SESSION_COLUMNS)
+        .where(sessions.c.tenant_id == tenant_id, *_conditions(db, tenant_id, request))
+        .order_by(sessions.c.created_at.desc(), sessions.c.id.desc())
+        .limit(request.limit + 1)
+    )
+    found = [SessionRecord.from_row(row) for row in db.execute(query)]
+    shown = found[: request.limit]
+    cursor = _cursor_after(shown[-1]) if len(found) > len(shown) else None
+    return SessionSearchPage(_add_storage(db, shown), cursor)
+
+
+def _cursor_after(session: SessionRecord) -> types.SessionSearchCursor:
+    return types.SessionSearchCursor(
+        last_created_at=datetime.fromtimestamp(session.created_at, UTC),
+        last_session_id=session.id,
+    )
+
+
+def _add_storage(db: sa.Connection, found: Sequence[SessionRecord]) -> list[SessionWithStorage]:
+    query = (
+        sa.select(checkpoints.c.session_id, sa.func.count(), sa.func.sum(checkpoints.c.size_bytes))
+        .where(
+            checkpoints.c.session_id.in_([session.id for session in found]),
+            checkpoints.c.deleted_at.is_(None),
+            ~checkpoints.c.is_ephemeral,
+        )
+        .group_by(checkpoints.c.session_id)
+    )
+    saved = {row[0]: (row[1], int(row[2])) for row in db.execute(query)}
+    return [SessionWithStorage(session, *saved.get(session.id, (0, 0))) for session in found]
+
+
+def _conditions(
+    db: sa.Connection, tenant_id: str, request: types.SessionSearchRequest
+) -> list[sa.ColumnElement[bool]]:
+    found = [_has_metadata(db, key, value) for key, value in request.user_metadata.items()]
+    if request.project_ids is not None:
+        found.append(sessions.c.project_id.in_(request.project_ids))
+    if request.session_id is not None or request.display_name is not None:
+        found.append(_is_named(request))
+    if request.statuses is not None:
+        found.append(sa.or_(*(_has_status(query) for query in request.statuses)))
+    if request.cursor is not None:
+        found.append(_is_after(request.cursor, tenant_id))
+    return found
+
+
+def _has_metadata(db: sa.Connection, key: str, value: str) -> sa.ColumnElement[bool]:
+    if db.dialect.name != "sqlite":
+        metadata = sa.type_coerce(sessions.c.user_metadata, postgresql.JSONB)
+        return metadata.contains({key: value})
+    # Not a path expression: a key may hold any letter, and paths cannot say all of them.
+    entry = sa.func.json_each(sessions.c.user_metadata).table_valued("key", "type", "value")
+    return sa.exists().where(entry.c.key == key, entry.c.type == "text", entry.c.value == value)
+
+
+def _is_named(request: types.SessionSearchRequest) -> sa.ColumnElement[bool]:
+    """Of an id and a name one is enough."""
+    either = []
+    if request.session_id is not None:
+        either.append(sessions.c.id == request.session_id)
+    if request.display_name is not None:
+        words = request.display_name.lower().split()
+        has_all = [sessions.c.search_name.contains(word, autoescape=True) for word in words]
+        either.append(sa.and_(sa.true(), *has_all))
+    return sa.or_(*either)
+
+
+def _has_status(query: types.SessionStatusQuery) -> sa.ColumnElement[bool]:
+    if isinstance(query, types.ClientFinishedSessionStatusQuery):
+        if query.reasons is None:
+            return sessions.c.finished_at.is_not(None)
+        return sessions.c.finish_reason.in_(query.reasons)
+    if isinstance(query, types.FailedSessionStatusQuery):
+        # A failed request fails no session here.
+        return sa.false()
+    is_lost = sessions.c.expired_at.is_not(None)
+    is_wanted = is_lost if isinstance(query, types.CancelledSessionStatusQuery) else ~is_lost
+    return sa.and_(sessions.c.finished_at.is_(None), is_wanted)
+
+
+def _is_after(cursor: types.SessionSearchCursor, tenant_id: str) -> sa.ColumnElement[bool]:
+    # The cursor's time is rounded: the session itself knows better when it began.
+    last = sessions.alias("last")
+    known = sa.select(last.c.created_at).where(
+        last.c.id == cursor.last_session_id, last.c.tenant_id == tenant_id
+    )
+    began = sa.func.coalesce(known.scalar_subquery(), cursor.last_created_at.timestamp())
+    return sa.or_(
+        sessions.c.created_at < began,
+        sa.and_(sessions.c.created_at == began, sessions.c.id < cursor.last_session_id),
+    )

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tinkex.types import ForwardBackwardRequest
-from tinkex.wire.compression import decompress_zstd
+from tinkex.wire.codec import decompress_zstd
 from tinkex.wire.proto import decode_forward_backward_request
 
 #: What a request may grow to when it is unpacked.

@@ -8,8 +8,8 @@ from tinkex.testing.dialects import Dialect
 from tinkex.testing.promises import Job, JobState
 from tinkex.types import ForwardBackwardOutput, SampleResponse
 from tinkex.wire.codec import encode_json
-from tinkex.wire.faults import make_error_body
 from tinkex.wire.proto import encode_forward_backward_output, encode_sample_response
+from tinkex.wire.results import make_error_body
 
 #: Results above this may be announced by their size first.
 MAX_INLINE_BYTES = 256 * 1024

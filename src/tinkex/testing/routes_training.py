@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from tinkex import types
-from tinkex.engine.fake.batches import run_pass
 from tinkex.engine.fake.bigram import BigramTrainer, OptimStepParams
+from tinkex.engine.fake.scoring import run_pass
 from tinkex.errors import InvalidInput
 from tinkex.testing.answers import Answer, Refusal, json_answer
 from tinkex.testing.calls import Call

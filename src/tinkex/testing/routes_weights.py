@@ -8,8 +8,7 @@ from typing import Any
 
 from tinkex import clock, types
 from tinkex.errors import InvalidInput
-from tinkex.ids import TinkerPath, check_name, new_id
-from tinkex.lifetimes import check_ttl
+from tinkex.ids import TinkerPath, check_name, check_ttl, new_id
 from tinkex.testing.answers import JSON_TYPE, Answer, Refusal, json_answer
 from tinkex.testing.calls import Call
 from tinkex.testing.downloads import archive_url, file_urls

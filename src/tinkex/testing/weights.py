@@ -16,8 +16,7 @@ import msgspec
 from tinkex import clock
 from tinkex.engine.fake.bigram import Bigram, Moments
 from tinkex.errors import InvalidInput
-from tinkex.ids import TinkerPath
-from tinkex.lifetimes import check_ttl
+from tinkex.ids import TinkerPath, check_ttl
 from tinkex.testing.answers import Refusal
 
 ARCHIVE_NAME = "archive.tar"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tinkex.errors import (
         RequestErrorCategory as RequestErrorCategory,
     )
-    from tinkex.types.accounts import (
+    from tinkex.types.billing import (
         AuditLogEntry as AuditLogEntry,
         AuditLogResponse as AuditLogResponse,
         AuthTokenResponse as AuthTokenResponse,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         TrainingRunsResponse as TrainingRunsResponse,
         WeightsInfoResponse as WeightsInfoResponse,
     )
-    from tinkex.types.config import (
+    from tinkex.types.sessions import (
         ClientConfigRequest as ClientConfigRequest,
         ClientConfigResponse as ClientConfigResponse,
         ClientDynamicConfigResponse as ClientDynamicConfigResponse,
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
         OptimizerConfig as OptimizerConfig,
         OptimizerConfigBase as OptimizerConfigBase,
     )
-    from tinkex.types.run_metrics import (
+    from tinkex.types.training import (
         RunMetricsResponse as RunMetricsResponse,
         RunSessionStatus as RunSessionStatus,
         RunStep as RunStep,
@@ -152,7 +152,7 @@ if TYPE_CHECKING:
         SessionSummary as SessionSummary,
         UserSearchOwner as UserSearchOwner,
     )
-    from tinkex.types.session_status import (
+    from tinkex.types.session_search import (
         ClientSessionFinishErrored as ClientSessionFinishErrored,
         ClientSessionFinishInterrupted as ClientSessionFinishInterrupted,
         ClientSessionFinishReason as ClientSessionFinishReason,
@@ -215,24 +215,18 @@ _NAMES_BY_MODULE = {
     "tinkex.errors": """
         RequestErrorCategory
     """,
-    "tinkex.types.accounts": """
-        AuditLogEntry AuditLogResponse AuthTokenResponse WhoamiResponse
-    """,
     "tinkex.types.billing": """
-        BillingEventInfo BillingUsageEvent BillingUsageResponse BillingUsageSession
-        CheckpointBillingEvent CurrentCheckpointStorageUsageItem
-        CurrentCheckpointStorageUsageResponse GetBillingUsageRequest
-        GetCurrentCheckpointStorageUsageRequest
+        AuditLogEntry AuditLogResponse AuthTokenResponse BillingEventInfo
+        BillingUsageEvent BillingUsageResponse BillingUsageSession CheckpointBillingEvent
+        CurrentCheckpointStorageUsageItem CurrentCheckpointStorageUsageResponse
+        GetBillingUsageRequest GetCurrentCheckpointStorageUsageRequest
         SamplingPrefillBillingEvent SamplingSampleBillingEvent StorageBillingEvent
-        TrainingBillingEvent UnknownBillingEvent
+        TrainingBillingEvent UnknownBillingEvent WhoamiResponse
     """,
     "tinkex.types.checkpoints": """
-        Checkpoint CheckpointType CheckpointsListResponse CopyWeightsRequest CopyWeightsResponse
-        Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath TrainingRun
-        TrainingRunsResponse WeightsInfoResponse
-    """,
-    "tinkex.types.config": """
-        ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse
+        Checkpoint CheckpointType CheckpointsListResponse CopyWeightsRequest
+        CopyWeightsResponse Cursor ExternalWeightsUrlsResponse ParsedCheckpointTinkerPath
+        TrainingRun TrainingRunsResponse WeightsInfoResponse
     """,
     "tinkex.types.custom_loss": """
         CreateCustomLossRequest CreateCustomLossResponse CustomLossGraph CustomLossInput
@@ -246,45 +240,43 @@ _NAMES_BY_MODULE = {
     """,
     "tinkex.types.inputs": """
         Datum DmelChunk EncodedTextChunk ImageAssetPointerChunk ImageChunk LossFnInputs
-        ModelInput ModelInputChunk PromptProvenanceSpan ProvenanceSpans SampledProvenanceSpan
+        ModelInput ModelInputChunk PromptProvenanceSpan ProvenanceSpans
+        SampledProvenanceSpan
     """,
     "tinkex.types.models": """
         CreateModelRequest CreateModelResponse GetInfoRequest GetInfoResponse
-        GetServerCapabilitiesResponse HealthResponse LoadWeightsRequest LoadWeightsResponse
-        ModelData SaveWeightsExternalRequest SaveWeightsExternalResponse
-        SaveWeightsExternalResponseInternal SaveWeightsForSamplerRequest
-        SaveWeightsForSamplerResponse SaveWeightsForSamplerResponseInternal SaveWeightsRequest
-        SaveWeightsResponse SupportedModel UnloadModelRequest UnloadModelResponse
+        GetServerCapabilitiesResponse HealthResponse LoadWeightsRequest
+        LoadWeightsResponse ModelData SaveWeightsExternalRequest
+        SaveWeightsExternalResponse SaveWeightsExternalResponseInternal
+        SaveWeightsForSamplerRequest SaveWeightsForSamplerResponse
+        SaveWeightsForSamplerResponseInternal SaveWeightsRequest SaveWeightsResponse
+        SupportedModel UnloadModelRequest UnloadModelResponse
     """,
     "tinkex.types.optimizers": """
         AdamOptimizerConfig AdamParams DimuonOptimizerConfig DimuonParams OptimParams
         OptimParamsBase OptimizerConfig OptimizerConfigBase
     """,
-    "tinkex.types.run_metrics": """
-        RunMetricsResponse RunSessionStatus RunStep
-    """,
     "tinkex.types.sampling": """
-        PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams StopReason
-        TopkLogprobs
+        PromptAltTokens SampleRequest SampleResponse SampledSequence SamplingParams
+        StopReason TopkLogprobs
     """,
     "tinkex.types.session_search": """
         AccessibleSearchOwner ActiveSessionStatusQuery CancelledSessionStatusQuery
-        ClientFinishedSessionStatusQuery FailedSessionStatusQuery OwnSearchOwner SearchOwner
-        SessionSearchCursor SessionSearchRequest SessionSearchResponse SessionStatusQuery
-        SessionSummary UserSearchOwner
-    """,
-    "tinkex.types.session_status": """
-        ClientSessionFinishErrored ClientSessionFinishInterrupted ClientSessionFinishReason
+        ClientFinishedSessionStatusQuery ClientSessionFinishErrored
+        ClientSessionFinishInterrupted ClientSessionFinishReason
         ClientSessionFinishReasonType ClientSessionFinishSuccess ClientSessionFinished
-        SessionActive SessionCancelled SessionFailed SessionFailedReason
-        SessionFailedRequestReason SessionFailedSamplingSessionReason
-        SessionFailedTrainingRunReason SessionStatus
+        FailedSessionStatusQuery OwnSearchOwner SearchOwner SessionActive SessionCancelled
+        SessionFailed SessionFailedReason SessionFailedRequestReason
+        SessionFailedSamplingSessionReason SessionFailedTrainingRunReason
+        SessionSearchCursor SessionSearchRequest SessionSearchResponse SessionStatus
+        SessionStatusQuery SessionSummary UserSearchOwner
     """,
     "tinkex.types.sessions": """
+        ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse
         CreateSamplingSessionRequest CreateSamplingSessionResponse CreateSessionRequest
-        CreateSessionResponse GetSamplerResponse GetSessionResponse JoinSamplingSessionRequest
-        JoinSamplingSessionResponse ListSessionsResponse SessionHeartbeatRequest
-        SessionHeartbeatResponse
+        CreateSessionResponse GetSamplerResponse GetSessionResponse
+        JoinSamplingSessionRequest JoinSamplingSessionResponse ListSessionsResponse
+        SessionHeartbeatRequest SessionHeartbeatResponse
     """,
     "tinkex.types.telemetry": """
         EventType GenericEvent SessionEndEvent SessionStartEvent Severity TelemetryBatch
@@ -296,6 +288,7 @@ _NAMES_BY_MODULE = {
     "tinkex.types.training": """
         ForwardBackwardInput ForwardBackwardOutput ForwardBackwardRequest ForwardRequest
         LoraConfig LossFnOutput LossFnType ModelID OptimStepRequest OptimStepResponse
+        RunMetricsResponse RunSessionStatus RunStep
     """,
 }
 _MODULE_BY_NAME = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, dataclass_t
 import msgspec
 
 from tinkex.errors import InvalidInput
-from tinkex.types.refusals import explain_mismatch, explain_unknown
+from tinkex.types.validation_errors import explain_mismatch, explain_unknown
 
 
 def encode_hook(value: Any) -> Any:

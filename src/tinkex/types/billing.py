@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec import field
 
 from tinkex.types.base import Message, Reply
 from tinkex.types.open_types import OpenRecord, open_union
@@ -180,3 +181,43 @@ class CurrentCheckpointStorageUsageResponse(Reply):
     """The price of storage."""
     data: list[CurrentCheckpointStorageUsageItem]
     """One item per project and owner."""
+
+
+class AuthTokenResponse(Reply):
+    """A short-lived token for a credential."""
+
+    jwt: str
+
+
+class WhoamiResponse(Reply):
+    """Who the credential belongs to."""
+
+    user_urn: str
+    """The caller."""
+    org_urn: str
+    """The organization the caller acts in."""
+    email: str | None = None
+    """The caller's address, if the caller is a person."""
+
+
+class AuditLogEntry(Reply):
+    """One thing that was done."""
+
+    timestamp: datetime
+    """When."""
+    event: str
+    """What, as resource_action."""
+    event_details: dict[str, Any] = field(default_factory=dict)
+    """By whom, to what, and anything else that was noted."""
+    model_id: str | None = None
+    """Deprecated: see `event_details`."""
+    tinker_path: str | None = None
+    """Deprecated: see `event_details`."""
+    purpose: str | None = None
+    """Deprecated: see `event_details`."""
+
+
+class AuditLogResponse(Reply):
+    """What was done, in order."""
+
+    entries: list[AuditLogEntry]

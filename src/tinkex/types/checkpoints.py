@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Literal, Self, TypeAlias, cast
+from urllib.parse import quote
 
 from tinkex.ids import parse_tinker_path
+from tinkex.settings import HOSTED_CONSOLE_URL
 from tinkex.types.base import Message, Reply
 from tinkex.types.optimizers import AdamOptimizerConfig, AnyOptimizerConfig
 
@@ -164,3 +166,16 @@ class CopyWeightsResponse(Reply):
 
     tinker_path: str
     """The copy's address."""
+
+
+def checkpoint_console_url(training_run_id: str, checkpoint_id: str) -> str:
+    """The page of a checkpoint."""
+    run, checkpoint = quote(training_run_id, safe=""), quote(checkpoint_id, safe="")
+    return f"{HOSTED_CONSOLE_URL}/checkpoints/{run}/{checkpoint}"
+
+
+def playground_url(tinker_path: str) -> str:
+    """The page to talk to a checkpoint."""
+    return (
+        f"{HOSTED_CONSOLE_URL}/playground?mode=checkpoint&checkpoint={quote(tinker_path, safe='')}"
+    )

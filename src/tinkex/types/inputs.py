@@ -10,9 +10,14 @@ import msgspec
 
 from tinkex.errors import InvalidInput
 from tinkex.types.base import Message
-from tinkex.types.refusals import explain_mismatch, split_problem, value_at
-from tinkex.types.tensor_header import read_tensor_shape
-from tinkex.types.tensors import TensorData, TensorDtype, is_numpy_array, is_torch_tensor
+from tinkex.types.tensors import (
+    TensorData,
+    TensorDtype,
+    is_numpy_array,
+    is_torch_tensor,
+    read_tensor_shape,
+)
+from tinkex.types.validation_errors import explain_mismatch, split_problem, value_at
 
 MAX_TOKEN = 2**31 - 1
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN)]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tinkex.ids import parse_tinker_path
 from tinkex.types.base import Message, Reply
-from tinkex.types.console import checkpoint_console_url, playground_url
+from tinkex.types.checkpoints import checkpoint_console_url, playground_url
 from tinkex.types.optimizers import AdamOptimizerConfig, AnyOptimizerConfig
 from tinkex.types.training import LoraConfig, ModelID
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tinkex.errors import InvalidInput
 from tinkex.types.base import decode_hook, preload_type
-from tinkex.types.refusals import explain_value
+from tinkex.types.validation_errors import explain_value
 
 
 class _OpenUnionMeta(type):

@@ -18,7 +18,7 @@ from tests.acceptance.cli.conftest import TINKEX, User
 from tests.acceptance.cli.proxies import stuck
 from tests.acceptance.server.places import BASE_MODEL, PATIENCE
 from tests.acceptance.server.processes import eventually
-from tinkex.cli.commands.checkpoint.fetching import INTERRUPTED_MESSAGE, RESUME_HINT
+from tinkex.cli.commands.checkpoint.download import INTERRUPTED_MESSAGE, RESUME_HINT
 
 ROOT = Path(__file__).parents[3]
 #: The command itself, only that its models need no tokenizer from elsewhere.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.cli.conftest import Ours, User
 from tests.acceptance.server.processes import RealServer
-from tinkex.server.call import ACCEPTED_KEY_TTL_SECONDS
+from tinkex.server.http.request_context import ACCEPTED_KEY_TTL_SECONDS
 
 WRONG = "tml-wrong-0123456789"
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tinkex.home import Home
-from tinkex.presence import HEALTH_PATH, get_http_status, is_process_alive
+from tinkex.server_discovery import HEALTH_PATH, get_http_status, is_process_alive
 
 #: Nothing here takes this long; it only says that nothing hangs.
 PATIENCE = 180.0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, eventually, post, promise_of, run_tinkex
-from tinkex.presence import find_lock_holder
+from tinkex.server_discovery import find_lock_holder
 
 
 @pytest.fixture

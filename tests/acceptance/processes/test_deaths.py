@@ -21,7 +21,7 @@ from tests.acceptance.processes.serving import (
     promise_of,
 )
 from tests.ports import free_port
-from tinkex.presence import HEALTH_PATH, find_lock_holder, get_http_status, is_process_alive
+from tinkex.server_discovery import HEALTH_PATH, find_lock_holder, get_http_status, is_process_alive
 
 
 def test_an_api_process_that_dies_is_replaced_on_the_same_port(serve: Serve, home: Path) -> None:

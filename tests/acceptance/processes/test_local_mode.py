@@ -18,7 +18,7 @@ from tests.acceptance.processes.serving import PATIENCE, answers, eventually, ru
 from tests.ports import free_port
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import find_lock_holder, find_server, is_process_alive, read_state
+from tinkex.server_discovery import find_lock_holder, find_server, is_process_alive, read_state
 
 MODEL = "tinkex/bigram"
 PROBE = """

@@ -14,7 +14,7 @@ import tinkex
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, run_tinkex
 from tests.integration.engine.folders import save_tiny
-from tinkex.engine.models.hub_cache import hub_cache_directory
+from tinkex.engine.models.hub_tokenizers import hub_cache_directory
 from tinkex.errors import BadRequestError
 from tinkex.models import TINY
 

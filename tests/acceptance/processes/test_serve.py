@@ -13,7 +13,7 @@ import pytest
 import tinkex
 from tests.acceptance.processes.conftest import Serve
 from tests.acceptance.processes.serving import PATIENCE, answers, eventually, run_tinkex
-from tinkex.presence import read_state
+from tinkex.server_discovery import read_state
 
 MODEL = "tinkex/bigram"
 

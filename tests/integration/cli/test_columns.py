@@ -19,13 +19,16 @@ import pytest
 from tinkex import types
 from tinkex.cli.context import Screen
 from tinkex.cli.output import Output
-from tinkex.cli.output.checkpoints import CheckpointInfo, CheckpointList
-from tinkex.cli.output.models import ModelList
-from tinkex.cli.output.runs import RunInfo, RunList
+from tinkex.cli.output.checkpoints import (
+    CheckpointDownload,
+    CheckpointInfo,
+    CheckpointList,
+    FileTotals,
+)
+from tinkex.cli.output.runs import ModelList, RunInfo, RunList
 from tinkex.cli.output.sessions import SessionInfo, SessionList
-from tinkex.cli.output.transfers import CheckpointDownload, FileTotals
-from tinkex.cli.output.usage_summary import UsageSummary
-from tinkex.cli.paging import Listing
+from tinkex.cli.output.usage import UsageSummary
+from tinkex.cli.raw_requests import Listing
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 WIDTHS = (40, 80, 200)

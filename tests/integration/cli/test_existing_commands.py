@@ -11,7 +11,7 @@ from tests.integration.cli.conftest import Tinkex
 from tests.unit.engine.model_folders import write_folder
 from tinkex import clock
 from tinkex.models import TINY
-from tinkex.presence import ServerState
+from tinkex.server_discovery import ServerState
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_server_that_runs_says_how_long_ago_it_started(
 ) -> None:
     began = clock.now() - 7200
     state = ServerState(url="http://127.0.0.1:9", pid=1, version="1", started_at=began)
-    monkeypatch.setattr("tinkex.presence.find_server", lambda home: state)
+    monkeypatch.setattr("tinkex.server_discovery.find_server", lambda home: state)
     shown = tinkex("serve", "status").out
     assert "2 hours ago" in shown
     assert "running" in shown

@@ -67,7 +67,7 @@ def test_the_commands_that_a_run_suggests_work(
     shutil.copytree(TINY_FOLDER, folder)
     served: list[Path] = []
     monkeypatch.setattr(
-        "tinkex.cli.commands.pipeline_board.serve_tensorboard",
+        "tinkex.cli.commands.pipeline.serve_tensorboard",
         lambda context, logdir, host, port: served.append(logdir),
     )
     for words in commands[:-1]:

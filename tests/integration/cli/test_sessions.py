@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import KEY, PATIENCE, Connect, Serve
-from tinkex.cli.commands.session import searching
+from tinkex.cli.commands.session import find
 from tinkex.client import rest
 from tinkex.testing import Fault
 
@@ -80,7 +80,7 @@ def test_long_lists_come_in_pages(
     server = serve(api_keys={KEY})
     for _ in range(5):
         connect(server).create_sampling_client(base_model="tinkex/bigram")
-    monkeypatch.setattr(searching, "PAGE_SIZE", 2)
+    monkeypatch.setattr(find, "PAGE_SIZE", 2)
     where = ("--base-url", server.url, "--api-key", KEY, "--json")
     assert tinkex("session", "list", "--limit", "0", *where).json["total"] == 5
     found = tinkex("session", "list", "--limit", "3", *where).json

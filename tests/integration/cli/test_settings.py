@@ -12,7 +12,7 @@ import pytest
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import BASE_MODEL, KEY, Serve
 from tests.unit.engine.model_folders import write_folder
-from tinkex.cli.commands.doctor import checks, findings, remote
+from tinkex.cli.commands.doctor import checks, runner
 from tinkex.cli.context import Context
 from tinkex.models import TINY
 from tinkex.testing import Fault
@@ -140,7 +140,7 @@ def test_a_server_that_says_nothing(
     scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.server.inject("client_config", Fault(delay_seconds=2.0), times=None)
-    monkeypatch.setattr(findings, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(runner, "CHECK_SECONDS", 0.3)
     found = diagnosis(tinkex("doctor", "--json").out)
     assert "no answer within" in found["server"]["message"]
 
@@ -162,10 +162,10 @@ def test_the_hosted_service_without_a_key(tinkex: Tinkex) -> None:
 
 
 def test_the_servers_clock(scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "not compared" in remote.check_clock(Context()).message
+    assert "not compared" in checks.check_clock(Context()).message
     late = datetime.now(UTC) - timedelta(hours=1)
-    monkeypatch.setattr(remote, "_fetch_server_time", lambda context: late)
-    assert remote.check_clock(Context()).status == "warn"
+    monkeypatch.setattr(checks, "_fetch_server_time", lambda context: late)
+    assert checks.check_clock(Context()).status == "warn"
 
 
 # --- models -------------------------------------------------------------------------------------

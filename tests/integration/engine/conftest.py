@@ -11,7 +11,7 @@ import torch
 
 from tests.integration.engine.folders import save_tiny
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import TorchEngine
+from tinkex.engine.torch_engine import TorchEngine
 
 #: What clients call the tiny model.
 NAME = "tiny"

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from tests.integration.nn.tiny import VOCAB_SIZE
-from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, Pass
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.types import AdamParams, Datum, ForwardBackwardInput, ForwardBackwardOutput, ModelInput
 
 NAME = "tiny"

@@ -26,8 +26,8 @@ import sqlalchemy as sa
 from tests.integration.jobs.conftest import BASE_MODEL
 from tests.integration.jobs.doomed_worker import DoomedDatabase
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, PassRun
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.home import Home
 from tinkex.jobs.snapshots import SnapshotPolicy
 from tinkex.jobs.worker import Worker, WorkerConfig

@@ -22,14 +22,14 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tinkex.engine.checkpoints.files import target_kinds
+from tinkex.engine.adapters import LORA_ALPHA, AdapterState
+from tinkex.engine.checkpoints.adapter_files import target_kinds
 from tinkex.engine.protocol import AdapterSpec
-from tinkex.engine.state import LORA_ALPHA, AdapterState
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import HostedModel
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, LoraTarget, TargetKind
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
 
 BASE = "tiny/model"
 VOCAB_SIZE = 101

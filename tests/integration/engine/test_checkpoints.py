@@ -12,8 +12,8 @@ import torch
 
 from tests.integration.engine.conftest import MakeEngine
 from tests.integration.engine.doing import datum, forward_backward, spec, step, weights
-from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import AdapterSpec, SamplerSource
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.errors import CheckpointError, InvalidInput
 
 NUM_STEPS = 3

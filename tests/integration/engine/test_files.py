@@ -25,16 +25,16 @@ from tests.integration.engine.made import (
     make_state,
     sites_of,
 )
-from tinkex.engine.checkpoints.files import (
+from tinkex.engine.adapters import AdapterState
+from tinkex.engine.checkpoints.adapter_files import (
     read_adapter,
     read_adapter_weights,
     read_optimizer,
     write_checkpoint,
 )
 from tinkex.engine.checkpoints.snapshots import read_snapshot, write_snapshot
-from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
-from tinkex.nn.sites import LoraLayout, LoraTarget, TargetKind
+from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
 
 WEIGHTS, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 SNAPSHOT = "snapshot.safetensors"

@@ -21,9 +21,9 @@ from transformers import (
 from tests.integration.engine.made import load_plain
 from tests.unit.engine.gguf_files import TOKENS, write_gguf
 from tests.unit.engine.sentence_piece_files import LINES, THEIRS, vocabulary
-from tinkex.engine.models.gguf.converting import convert_gguf
-from tinkex.engine.models.gguf.positions import llama3_factors
-from tinkex.engine.models.gguf.vocabulary import tokenizer_files
+from tinkex.engine.models.gguf.convert import convert_gguf
+from tinkex.engine.models.gguf.rope import llama3_factors
+from tinkex.engine.models.gguf.tokenizer import tokenizer_files
 
 SIZES: dict[str, Any] = {
     "vocab_size": len(TOKENS),

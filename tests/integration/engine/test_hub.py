@@ -19,8 +19,8 @@ import pytest
 from tests.integration.conftest import PATIENCE
 from tests.integration.small_server import SmallServer
 from tests.unit.engine.model_folders import CONFIG, NUM_PARAMETERS, safetensors
-from tinkex.engine.models.hub import Hub
-from tinkex.engine.models.shelf import locate_model_folder
+from tinkex.engine.models.hub_download import Hub
+from tinkex.engine.models.registry import locate_model_folder
 from tinkex.engine.models.weight_files import UnusableModel
 
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
@@ -226,7 +226,7 @@ def test_how_much_has_arrived_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    monkeypatch.setattr("tinkex.engine.models.hub.LOG_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("tinkex.engine.models.hub_download.LOG_INTERVAL_SECONDS", 0.02)
     Hub(little().url, cache).find(MODEL)
     assert re.search(rf"model '{MODEL}': \d+ B of \d+ B", caplog.text)
 
@@ -238,7 +238,7 @@ def test_a_progress_bar_replaces_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    monkeypatch.setattr("tinkex.engine.models.hub.PROGRESS_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
     told: list[tuple[int, int]] = []
     Hub(little().url, cache, lambda *figures: told.append(figures)).find(MODEL)
     num_bytes = sum(map(len, (FILES[name] for name in NEEDED)))
@@ -252,7 +252,7 @@ def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
 ) -> None:
     server = little()
     server.stuck = "model.safetensors"
-    monkeypatch.setattr("tinkex.engine.models.hub.PROGRESS_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
 
     def interrupt(done: int, total: int) -> None:
         if server.stuck in server.fetched:

@@ -22,14 +22,13 @@ from safetensors.torch import load_file
 
 from tests.integration.engine.doomed_worker import COMMITS, VERBS, Doom, Life
 from tests.integration.jobs.conftest import BASE_MODEL, House, count
-from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import TorchEngine
-from tinkex.engine.pass_run import GeneratorPassRun
-from tinkex.engine.protocol import AdapterSpec, OptimParams, Pass
+from tinkex.engine.protocol import AdapterSpec, GeneratorPassRun, OptimParams, Pass
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.store.records import JobRecord
 from tinkex.store.schema import checkpoints, jobs, runs, steps
+from tinkex.system.atomic import SCRATCH_PREFIX
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
 NUM_STEPS = 18

@@ -12,9 +12,9 @@ import torch
 from tests.integration.engine import doing
 from tests.integration.engine.folders import save_tiny
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import TorchEngine
-from tinkex.engine.models.folders import read_model_folder
+from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.engine.protocol import Pass, SamplerSource
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.types import (
     ForwardBackwardOutput,
     ModelInput,

@@ -24,10 +24,10 @@ from tests.integration.engine.made import (
     plain_logprobs,
     sites_of,
 )
-from tinkex.engine.checkpoints import merge_plan, merging
-from tinkex.engine.checkpoints.deltas import read_deltas
-from tinkex.engine.checkpoints.files import write_checkpoint
-from tinkex.engine.checkpoints.merging import MergeProgress, merge_adapter
+from tinkex.engine.checkpoints import merge, merge_plan
+from tinkex.engine.checkpoints.adapter_files import write_checkpoint
+from tinkex.engine.checkpoints.merge import MergeProgress, merge_adapter
+from tinkex.engine.checkpoints.merge_plan import read_deltas
 from tinkex.errors import CheckpointError, ConfigError, InvalidInput
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
@@ -62,7 +62,7 @@ class Case:
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no folder lend itself to be merged piece by piece."""
-    monkeypatch.setattr(merging, "find_plan", lambda *args: None)
+    monkeypatch.setattr(merge, "find_plan", lambda *args: None)
 
 
 def refuse_whole(*args: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_merged_model_is_the_base_with_the_adapter(
     train_unembed: bool,
     shard: str,
 ) -> None:
-    monkeypatch.setattr(merging, "_merge_whole", refuse_whole)
+    monkeypatch.setattr(merge, "_merge_whole", refuse_whole)
     model = make_model(kind, tied=tied)
     case = Case(tmp_path, model, train_unembed=train_unembed, shard=shard)
     merge_adapter(case.base, case.adapter, case.out)
@@ -98,7 +98,7 @@ def test_a_merged_model_is_the_base_with_the_adapter(
 def test_experts_are_merged_wherever_their_weights_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shard: str
 ) -> None:
-    monkeypatch.setattr(merging, "_merge_whole", refuse_whole)
+    monkeypatch.setattr(merge, "_merge_whole", refuse_whole)
     case = Case(tmp_path, make_model(kind), shard=shard)
     merge_adapter(case.base, case.adapter, case.out)
     case.check()
@@ -162,7 +162,7 @@ def test_pieces_of_any_size_make_the_same_file(
 ) -> None:
     case = Case(tmp_path, make_model("gpt_oss", tied=True))
     merge_adapter(case.base, case.adapter, case.out)
-    monkeypatch.setattr(merging, "CHUNK_NUMBERS", 100)
+    monkeypatch.setattr(merge, "CHUNK_NUMBERS", 100)
     merge_adapter(case.base, case.adapter, tmp_path / "small")
     left, right = (load_file(path / "model.safetensors") for path in (case.out, tmp_path / "small"))
     assert left.keys() == right.keys()
@@ -289,7 +289,7 @@ def test_numbers_too_large_for_the_dtype_are_refused_and_leave_nothing(
     path = case.adapter / "adapter_model.safetensors"
     save_file({name: tensor * 1e4 for name, tensor in load_file(path).items()}, path)
     if is_whole:
-        monkeypatch.setattr(merging, "find_plan", lambda *args: None)
+        monkeypatch.setattr(merge, "find_plan", lambda *args: None)
     with pytest.raises(InvalidInput, match=r"torch.float16 cannot hold; merge with dtype float32"):
         merge_adapter(case.base, case.adapter, case.out, dtype="float16")
     assert left_behind(case) == []

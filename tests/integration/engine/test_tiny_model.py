@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tinkex.data import chatml
 from tinkex.models import TINY_FOLDER
-from tinkex.pipeline import chat, tokenizer
-from tinkex.pipeline.evaluation import EvalPrompt, exact_match
+from tinkex.pipeline import tokenizer
+from tinkex.pipeline.train.evaluation import EvalPrompt, exact_match
 
 #: A few of each family that it has to know, in words that a newcomer would use.
 ANSWERS = {
@@ -27,6 +28,6 @@ ANSWERS = {
 def test_it_answers(question: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
     text = tokenizer.load_tokenizer(TINY_FOLDER)
-    [prompt] = text.encode_batch([chat.render_prompt([{"role": "user", "content": question}])])
+    [prompt] = text.encode_batch([chatml.render_prompt([{"role": "user", "content": question}])])
     case = EvalPrompt(tuple(prompt), ANSWERS[question], 12)
     assert exact_match(model, text, [case]) == 1.0

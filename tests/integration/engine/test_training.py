@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.engine.conftest import MakeEngine
 from tests.integration.engine.doing import datum, forward_backward, spec, step, weights, work
-from tinkex.engine.local import TorchEngine
 from tinkex.engine.protocol import EngineFailure, Pass, StepRefused
+from tinkex.engine.torch_engine import TorchEngine
 from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardOutput, ModelInput
 

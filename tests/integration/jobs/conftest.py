@@ -16,8 +16,7 @@ from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import AdapterSpec
 from tinkex.home import Home
 from tinkex.ids import new_id
-from tinkex.jobs.kinds import JobKind
-from tinkex.jobs.payloads import LoadPayload
+from tinkex.jobs.job_types import JobKind, LoadPayload
 from tinkex.jobs.queue import JobQueue, QueueLimits
 from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.store import jobs, keys, runs, samplers, sessions

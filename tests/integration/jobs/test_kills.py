@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from tests.forks import forks_of
 from tests.integration.jobs import doomed_worker
 from tests.integration.jobs.conftest import House, count
-from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import read_manifest
 from tinkex.store.records import JobRecord
 from tinkex.store.schema import checkpoints, jobs, runs, steps
+from tinkex.system.atomic import SCRATCH_PREFIX
 from tinkex.wire.proto import decode_forward_backward_output, decode_sample_response
 
 NUM_STEPS = 10

@@ -9,8 +9,7 @@ import pytest
 
 from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.pass_run import PassOutcome, PassSteps
-from tinkex.engine.protocol import Pass
+from tinkex.engine.protocol import Pass, PassOutcome, PassSteps
 from tinkex.store.records import JobRecord, JobState
 from tinkex.wire.proto import decode_forward_backward_output
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex.engine.fake.engine import FakeEngine
-from tinkex.engine.pass_run import GeneratorPassRun
-from tinkex.engine.protocol import FinishedSample, Pass, SamplerSource
+from tinkex.engine.protocol import FinishedSample, GeneratorPassRun, Pass, SamplerSource
 from tinkex.types import SampleRequest
 
 PASS_SECONDS, STEP_SECONDS, NUM_STEPS = 0.2, 0.01, 30

@@ -15,11 +15,11 @@ from tests.integration.jobs.conftest import BASE_MODEL, House, count
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import WriteSnapshot
 from tinkex.errors import StoreBusy
-from tinkex.jobs import ledger
+from tinkex.jobs import result_log
 from tinkex.jobs.housekeeping import HousekeepingPolicy
-from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.snapshots import SnapshotPolicy
-from tinkex.store import checkpoints, jobs, leases, runs
+from tinkex.store import checkpoints, coordination, jobs, runs
 from tinkex.store.database import Connection
 from tinkex.store.records import RunState
 from tinkex.store.schema import jobs as job_table
@@ -96,7 +96,7 @@ def test_what_was_done_after_a_failed_commit_is_not_written(
     run_id = house.fresh()
     made = [house.optim_step(run_id, place) for place in range(1, 20)]
     is_fifth = lambda db, entries, now: entries[0].job.id == made[4].id  # noqa: E731
-    monkeypatch.setattr(ledger, "_finish", fail_once(ledger._store_results, is_fifth))
+    monkeypatch.setattr(result_log, "_finish", fail_once(result_log._store_results, is_fifth))
     house.start()
     house.ends()
     assert house.run(run_id).applied == 5  # the making and four steps
@@ -112,8 +112,8 @@ def test_a_snapshot_is_never_ahead_of_what_is_on_record(
     house = Troubled(tmp_path, snapshots=SnapshotPolicy(max_changes=2))
     try:
         run_id = house.fresh()
-        finish = fail_once(ledger._store_results, finishes(JobKind.OPTIM_STEP))
-        monkeypatch.setattr(ledger, "_finish", finish)
+        finish = fail_once(result_log._store_results, finishes(JobKind.OPTIM_STEP))
+        monkeypatch.setattr(result_log, "_finish", finish)
         house.start()
         step = house.optim_step(run_id, 1)
         house.ends()
@@ -134,7 +134,7 @@ def test_a_worker_that_was_replaced_leaves_snapshots_alone(
         run_id = house.fresh()
         house.result(house.optim_step(run_id, 1))
         house.database.write(
-            lambda db: leases.acquire_lease(db, "worker", "test", until=time.time() + 20.0)
+            lambda db: coordination.acquire_lease(db, "worker", "test", until=time.time() + 20.0)
         )
         house.stop()
         assert house.run(run_id).snapshot is None

@@ -14,7 +14,7 @@ from tests.integration.jobs.conftest import BASE_MODEL, House
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.jobs.housekeeping import HousekeepingPolicy
-from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.job_types import JobKind
 from tinkex.store.schema import checkpoints
 from tinkex.wire.codec import encode_json
 

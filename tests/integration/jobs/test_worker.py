@@ -14,8 +14,8 @@ from tests.integration.jobs.conftest import BASE_MODEL, House, count
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import WriteSnapshot
-from tinkex.jobs.backlog import BatchLimits
-from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.fair_queue import BatchLimits
+from tinkex.jobs.job_types import JobKind
 from tinkex.jobs.snapshots import SnapshotPolicy
 from tinkex.store.records import JobRecord, NewJob
 from tinkex.store.schema import checkpoints, jobs, steps, usage

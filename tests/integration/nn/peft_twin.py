@@ -12,11 +12,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import HostedModel
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, TargetKind
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_layout import LoraLayout, TargetKind
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
 
 RANK = 4
 SCALE = 32 / RANK

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tinkex.nn.head import LMHead
-from tinkex.nn.running import LoraRows
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, LoraTarget, TargetKind
-from tinkex.nn.unembed import TargetLogprobs
+from tinkex.nn.forward_context import LoraRows
+from tinkex.nn.lm_head import LMHead
+from tinkex.nn.lora_layout import LoraLayout, LoraTarget, TargetKind
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.target_logprobs import TargetLogprobs
 
 WIDTH, VOCAB = 24, 101
 NUM_ROWS = 40

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinkex.nn.attention import causal_attention
-from tinkex.nn.cached import CachedAttention, DecodeRows, PrefillRows
-from tinkex.nn.kept import KVBlock, KVCacheSpec, KVShape, PromptKV
-from tinkex.nn.running import AttentionOptions
+from tinkex.nn.cached_attention import CachedAttention, DecodeRows, PrefillRows
+from tinkex.nn.forward_context import AttentionOptions
+from tinkex.nn.kv_cache import KVBlock, KVCacheSpec, KVShape, PromptKV
+from tinkex.nn.packed_attention import causal_attention
 
 HEADS, KEYS, WIDTH = 6, 2, 8
 KIND = KVCacheSpec([KVShape(KEYS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"))

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from tests.integration.nn.architectures import build
 from tests.integration.nn.tiny import VOCAB_SIZE, tiny_host
-from tinkex.engine.sampling.adapter import SamplerAdapter
-from tinkex.nn import decoding
-from tinkex.nn.cached import AttentionSegment, CachedAttention, DecodeRows, PrefillRows
-from tinkex.nn.decoding import FusedDecoder
-from tinkex.nn.host import HostedModel
-from tinkex.nn.kept import KVBlock, KVCacheSpec, KVShape, PromptKV
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.sampled import AdapterSpan, DecodeLora
-from tinkex.nn.sites import LoraPair
+from tinkex.engine.sampling.request_state import SamplerAdapter
+from tinkex.nn import fused_decode
+from tinkex.nn.cached_attention import AttentionSegment, CachedAttention, DecodeRows, PrefillRows
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.fused_decode import FusedDecoder
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.kv_cache import KVBlock, KVCacheSpec, KVShape, PromptKV
+from tinkex.nn.lora_decode import AdapterSpan, DecodeLora
+from tinkex.nn.lora_layout import LoraPair
 
 KIND = KVCacheSpec([KVShape(2, 16, 16)] * 2, torch.float32, torch.device("cpu"))
 CAPACITY = 80
@@ -154,13 +154,13 @@ def test_a_model_is_taken_at_its_word_only_if_it_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outcomes = []
-    real = decoding.matches_reference
+    real = fused_decode.matches_reference
 
     def proven(*args: Any) -> bool:
         outcomes.append(real(*args))
         return outcomes[-1]
 
-    monkeypatch.setattr("tinkex.nn.host.proven", proven)
+    monkeypatch.setattr("tinkex.nn.hosted_model.proven", proven)
     tiny_host()
     HostedModel(build("granite", hidden_size=64, intermediate_size=96))
     assert outcomes == [True, False], "granite multiplies what each layer adds"
@@ -174,8 +174,8 @@ def test_numbers_of_lower_precision_are_left_to_torch(steps: Steps) -> None:
 def test_positions_beyond_those_known_are_looked_up_too(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinkex.nn.angles._FIRST_POSITIONS", 4)
+    monkeypatch.setattr("tinkex.nn.ops.rotary._FIRST_POSITIONS", 4)
     few, _ = run(tiny_host(), DecodeLora([]))
-    monkeypatch.setattr("tinkex.nn.angles._FIRST_POSITIONS", 512)
+    monkeypatch.setattr("tinkex.nn.ops.rotary._FIRST_POSITIONS", 512)
     many, _ = run(tiny_host(), DecodeLora([]))
     assert torch.equal(few, many)

@@ -19,15 +19,14 @@ from tests.integration.nn.architectures import (
 )
 from tests.integration.nn.peft_twin import RANK, SCALE, Answer, Twins, run, trained_weights
 from tinkex.errors import ConfigError
-from tinkex.nn.attending import FusedAttention
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.gated import FusedGatedMLP
-from tinkex.nn.host import HostedModel
-from tinkex.nn.linear import MergedLinearPart
-from tinkex.nn.norms import FrozenRMSNorm
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, TargetKind
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.fused_layers import FusedAttention, FusedGatedMLP
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_layout import LoraLayout, TargetKind
+from tinkex.nn.lora_linear import MergedLinearPart
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.ops.rms_norm import FrozenRMSNorm
+from tinkex.nn.packed_attention import PackedAttention
 
 LENGTHS = (13, 4, 21, 21, 1)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tinkex.errors import InvalidInput
-from tinkex.nn import optim
-from tinkex.nn.optim import NonFiniteGradient, adamw_step
+from tinkex.nn import adamw
+from tinkex.nn.adamw import NonFiniteGradient, adamw_step
 from tinkex.types import AdamParams
 
 #: Not a multiple of the block that tests set.
@@ -20,7 +20,7 @@ SIZE = 1003
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optim, "_BLOCK", 128)
+    monkeypatch.setattr(adamw, "_BLOCK", 128)
 
 
 def drawn(seed: int, scale: float = 1.0) -> Tensor:

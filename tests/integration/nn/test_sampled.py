@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinkex.engine.sampling.adapter import SamplerAdapter
-from tinkex.nn.sampled import AdapterSpan, DecodeLora
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraPair, LoraTarget, TargetKind
+from tinkex.engine.sampling.request_state import SamplerAdapter
+from tinkex.nn.lora_decode import AdapterSpan, DecodeLora
+from tinkex.nn.lora_layout import LoraPair, LoraTarget, TargetKind
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
 
 SITES = [
     LoraTarget(kind=TargetKind.ATTENTION, paths=("q", "k"), in_features=6, out_features=(8, 4)),

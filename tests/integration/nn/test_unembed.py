@@ -21,12 +21,12 @@ from tests.integration.nn.scoring import (
     several_targets,
 )
 from tests.integration.nn.tiny import tiny_host, tiny_qwen3
-from tinkex.nn import head as head_module
-from tinkex.nn import unembed
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import SegmentedLora
-from tinkex.nn.unembed import TargetLogprobs
+from tinkex.nn import lm_head as head_module
+from tinkex.nn import target_logprobs
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.lora_training import SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
+from tinkex.nn.target_logprobs import TargetLogprobs
 
 SCENES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -42,8 +42,8 @@ SCENES: dict[str, dict[str, Any]] = {
 def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A way to cut and keep."""
     name: str = request.param
-    monkeypatch.setattr(unembed, "_CHUNK_ROWS", PLANS[name][1])
-    monkeypatch.setattr(unembed, "_CHUNK_BYTES", 0)
+    monkeypatch.setattr(target_logprobs, "_CHUNK_ROWS", PLANS[name][1])
+    monkeypatch.setattr(target_logprobs, "_CHUNK_BYTES", 0)
     return name
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tinkex.nn.host import HostedModel
+from tinkex.nn.hosted_model import HostedModel
 
 VOCAB_SIZE = 211
 

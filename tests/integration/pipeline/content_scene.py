@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tinkex.pipeline import samples
-from tinkex.pipeline.arguments import TrainerArguments, parse_arguments
-from tinkex.pipeline.data.tokens import TokenFile, open_token_file
+from tinkex.data import sample_rows
 from tinkex.pipeline.model import ModelSizes, make_config, make_model
 from tinkex.pipeline.stages.base import DataSplit, StageInputs
+from tinkex.pipeline.token_file import TokenFile, open_token_file
 from tinkex.pipeline.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer_folder
+from tinkex.pipeline.trainer_arguments import TrainerArguments, parse_arguments
 
 SIZES = ModelSizes(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, max_seq_len=96)
 SIZE_WORDS = (
@@ -28,7 +28,7 @@ ROWS = {"pretrain": 80, "sft": 80, "dpo": 60, "r1": 60}
 
 def write_samples(folder: Path, rows: Mapping[str, int] = ROWS) -> dict[str, Path]:
     """Sample data, a few rows of it."""
-    return samples.write_sample_files(folder, 7, rows)
+    return sample_rows.write_sample_files(folder, 7, rows)
 
 
 def make_tokenizer(folder: Path, data: Sequence[Path]) -> TextTokenizer:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from tinkex.pipeline.digests import digest_weights
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
 
 LEGACY = {"pretrain": "pretrain", "sft": "full_sft", "dpo": "rlhf", "r1": "reason"}
 

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import pytest
 
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.config import read_config
-from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.run.ended import RunStopped
-from tinkex.pipeline.run.flags import parse_flags
-from tinkex.pipeline.run.records import StageRecord, read_record
+from tinkex.pipeline.run.plan import parse_flags
 from tinkex.pipeline.run.report import StageOutcome, summary_line, table_rows, write_table
-from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import RunOutput
+from tinkex.pipeline.run.run_errors import RunStopped
+from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.runner import run_pipeline
+from tinkex.pipeline.run.stage_records import StageRecord, read_record
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")

@@ -19,16 +19,15 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.errors import InvalidInput
-from tinkex.pipeline.data.batches import (
+from tinkex.pipeline.batches import (
     PackedSource,
     PairSource,
     TokenBatch,
     _has_targets,
     find_trainable_rows,
 )
-from tinkex.pipeline.data.packing import DocumentPieces
-from tinkex.pipeline.data.tokens import TokenFile, open_token_file
-from tinkex.pipeline.materials import open_splits
+from tinkex.pipeline.stage_setup import open_splits
+from tinkex.pipeline.token_file import DocumentPieces, TokenFile, open_token_file
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 ASK = {"role": "user", "content": "ab"}

@@ -17,7 +17,7 @@ import torch
 
 from tests.integration.pipeline.ranks_script import run_ranks
 from tests.integration.pipeline.tiny_stage import TinyStage, outcome, run, told
-from tinkex.pipeline.steps import latest_step
+from tinkex.pipeline.checkpoints.step_directory import latest_step
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = "tests.integration.pipeline.ranks_script"

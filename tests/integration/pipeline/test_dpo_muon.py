@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tinkex.data import chatml
 from tinkex.models import TINY_FOLDER
-from tinkex.pipeline import chat, tokenizer
-from tinkex.pipeline.evaluation import EvalPrompt, exact_match
+from tinkex.pipeline import tokenizer
+from tinkex.pipeline.entry import main
 from tinkex.pipeline.model import load_model
 from tinkex.pipeline.tiny import rows
 from tinkex.pipeline.tiny.tasks import TinyTask
-from tinkex.pipeline.trainers import main
+from tinkex.pipeline.train.evaluation import EvalPrompt, exact_match
 
 #: Those that the model of the package answers without fail, and that go first if it is hurt.
 FAMILIES = ("greet", "unknown", "sound", "opposite")
@@ -22,7 +23,7 @@ FAMILIES = ("greet", "unknown", "sound", "opposite")
 
 def share_right(folder: Path, tasks: Sequence[TinyTask]) -> float:
     text = tokenizer.load_tokenizer(folder)
-    asked = [chat.render_prompt([{"role": "user", "content": task.question}]) for task in tasks]
+    asked = [chatml.render_prompt([{"role": "user", "content": task.question}]) for task in tasks]
     cases = [
         EvalPrompt(tuple(ids), task.answer, 16)
         for ids, task in zip(text.encode_batch(asked), tasks, strict=True)

@@ -21,19 +21,19 @@ from tests.integration.pipeline.content_scene import (
     write_rows,
     write_samples,
 )
-from tinkex.pipeline.data.tokens import Document, TokenFile, open_token_file
-from tinkex.pipeline.evaluation import (
+from tinkex.pipeline.forward import PackedForward
+from tinkex.pipeline.stages.distill import DistillStage
+from tinkex.pipeline.stages.dpo import DpoStage
+from tinkex.pipeline.stages.language_modeling import SftStage
+from tinkex.pipeline.token_file import Document, TokenFile, open_token_file
+from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.pipeline.train.evaluation import (
     EvalPrompt,
     _generate,
     eval_prompts,
     extract_answer,
     preference_metrics,
 )
-from tinkex.pipeline.forward import PackedForward
-from tinkex.pipeline.stages.distill import DistillStage
-from tinkex.pipeline.stages.dpo import DpoStage
-from tinkex.pipeline.stages.sft import SftStage
-from tinkex.pipeline.tokenizer import TextTokenizer
 
 
 @pytest.fixture(scope="module")

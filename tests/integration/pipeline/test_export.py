@@ -17,14 +17,14 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.models.folders import read_model_folder
 from tinkex.engine.models.loading import load_base_model as load_in_engine
+from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.errors import ConfigError
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import SegmentedLora
-from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.lora_training import SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
+from tinkex.pipeline.checkpoints.export import export_folder, legacy_name, write_legacy
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.model import load_model, make_config
 from tinkex.pipeline.tokenizer import TextTokenizer

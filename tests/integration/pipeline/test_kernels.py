@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy, rms_norm, scaled_dot_product_attention, silu
 
-from tinkex.pipeline import fused, head
-from tinkex.pipeline.native import attention, layers
-from tinkex.pipeline.native.layers import QKRotary
+from tinkex.nn.ops import cross_entropy as cross_entropy_module
+from tinkex.nn.ops import functional, training_kernels, varlen_attention
+from tinkex.nn.ops.training_kernels import QKRotary
 
 EPS = 1e-6
 ROWS, WIDTH = 67, 24
@@ -34,7 +34,7 @@ def threads(number: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled() -> None:
-    if not layers.can_use_training_kernels(torch.zeros(8)):
+    if not training_kernels.can_use_training_kernels(torch.zeros(8)):
         pytest.skip("no C compiler on this machine compiles the kernels")
 
 
@@ -66,7 +66,7 @@ def check(
 
 def test_a_sum_and_its_norm_with_the_gradients_of_all_three() -> None:
     check(
-        lambda x, delta, weight: fused.add_rms_norm(x, delta, weight, EPS),
+        lambda x, delta, weight: functional.add_rms_norm(x, delta, weight, EPS),
         lambda x, delta, weight: (x + delta, rms_norm(x + delta, (WIDTH,), weight, EPS)),
         (random(ROWS, WIDTH), random(ROWS, WIDTH, seed=1), random(WIDTH)),
     )
@@ -74,7 +74,7 @@ def test_a_sum_and_its_norm_with_the_gradients_of_all_three() -> None:
 
 def test_a_sum_that_nobody_else_needs_pulls_as_well() -> None:
     check(
-        lambda x, delta, weight: (fused.add_rms_norm(x, delta, weight, EPS)[1],),
+        lambda x, delta, weight: (functional.add_rms_norm(x, delta, weight, EPS)[1],),
         lambda x, delta, weight: (rms_norm(x + delta, (WIDTH,), weight, EPS),),
         (random(ROWS, WIDTH), random(ROWS, WIDTH, seed=1), random(WIDTH)),
     )
@@ -82,7 +82,7 @@ def test_a_sum_that_nobody_else_needs_pulls_as_well() -> None:
 
 def test_a_norm_alone() -> None:
     check(
-        lambda x, weight: (fused.rms_norm(x, weight, EPS),),
+        lambda x, weight: (functional.rms_norm(x, weight, EPS),),
         lambda x, weight: (rms_norm(x, (WIDTH,), weight, EPS),),
         (random(ROWS, WIDTH), random(WIDTH)),
     )
@@ -92,7 +92,7 @@ def test_gates() -> None:
     both = random(ROWS, 2 * WIDTH) * 20.0
     both[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -0.0])
     check(
-        lambda both: (fused.swiglu(both),),
+        lambda both: (functional.swiglu(both),),
         lambda both: (silu(both.chunk(2, -1)[0]) * both.chunk(2, -1)[1],),
         (both,),
     )
@@ -122,7 +122,7 @@ def test_heads_are_normed_turned_and_split(has_norms: bool) -> None:
         q_weight, k_weight = weights or (None, None)
         how = QKRotary(QUERIES, KEYS, EPS, *angles(), q_weight, k_weight)
         assert how.can_use_kernel(all_TNK)
-        return fused.split_qkv_rotary(all_TNK, how)
+        return functional.split_qkv_rotary(all_TNK, how)
 
     weights = (random(HEAD), random(HEAD, seed=1)) if has_norms else ()
     check(ours, by_formula, (random(ROWS, QUERIES + 2 * KEYS, HEAD), *weights))
@@ -130,11 +130,11 @@ def test_heads_are_normed_turned_and_split(has_norms: bool) -> None:
 
 def attention_of(lengths: Sequence[int]) -> tuple[Callable[..., Made], Callable[..., Made]]:
     """Ours, and torch's for each document alone."""
-    documents = attention.PackedDocuments(lengths)
+    documents = varlen_attention.PackedDocuments(lengths)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Made:
-        assert attention.can_use_varlen_kernel(q, k, v)
-        return (attention.varlen_attention(q, k, v, documents, 0.3),)
+        assert varlen_attention.can_use_varlen_kernel(q, k, v)
+        return (varlen_attention.varlen_attention(q, k, v, documents, 0.3),)
 
     def theirs(q: Tensor, k: Tensor, v: Tensor) -> Made:
         parts = zip(*(one.split(list(lengths)) for one in (q, k, v)), strict=True)
@@ -184,7 +184,9 @@ def test_attention_is_the_same_whoever_else_is_there_and_whoever_computes_it() -
 def test_losses_of_large_logits() -> None:
     targets, weights = torch.arange(ROWS) % 40, random(ROWS).abs()
     check(
-        lambda hidden, weight: (head.weighted_cross_entropy(hidden, weight, targets, weights),),
+        lambda hidden, weight: (
+            cross_entropy_module.weighted_cross_entropy(hidden, weight, targets, weights),
+        ),
         lambda hidden, weight: (
             (cross_entropy(hidden @ weight.t(), targets, reduction="none") * weights).sum(),
         ),
@@ -197,7 +199,9 @@ def test_what_is_not_finite_is_not_hidden() -> None:
     hidden = random(ROWS, WIDTH)
     hidden[3, 5] = float("nan")
     targets = torch.zeros(ROWS, dtype=torch.int64)
-    assert head.weighted_cross_entropy(hidden, random(40, WIDTH), targets, torch.ones(ROWS)).isnan()
+    assert cross_entropy_module.weighted_cross_entropy(
+        hidden, random(40, WIDTH), targets, torch.ones(ROWS)
+    ).isnan()
 
 
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
@@ -205,7 +209,7 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
     found = []
     for number in (1, 2, 3):
         with threads(number):
-            found.append(pulled(lambda *given: fused.add_rms_norm(*given, EPS), inputs))
+            found.append(pulled(lambda *given: functional.add_rms_norm(*given, EPS), inputs))
     for one, other in zip(found[0], found[1], strict=True):
         assert torch.equal(one, other)
     for one, other in zip(found[0], found[2], strict=True):

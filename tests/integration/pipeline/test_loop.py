@@ -23,13 +23,13 @@ from tests.integration.pipeline.tiny_stage import (
     told,
 )
 from tinkex.errors import InvalidInput
-from tinkex.nn.optim import NonFiniteGradient
-from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import ConsoleSink
-from tinkex.pipeline.stage import StageLoss
-from tinkex.pipeline.step_files import read_step
-from tinkex.pipeline.steps import PIN_FILE, latest_step, list_steps
-from tinkex.pipeline.writer import TensorSnapshot
+from tinkex.nn.adamw import NonFiniteGradient
+from tinkex.pipeline.checkpoints.saver import TensorSnapshot
+from tinkex.pipeline.checkpoints.step_directory import PIN_FILE, latest_step, list_steps
+from tinkex.pipeline.checkpoints.step_files import read_step
+from tinkex.pipeline.stage_interface import StageLoss
+from tinkex.pipeline.train.loop import train
+from tinkex.pipeline.train.metrics import ConsoleSink
 
 
 def steps_of(out_dir: Path) -> list[int]:

@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.integration.pipeline.tiny_stage import TinyModel
 from tinkex.errors import CheckpointError
-from tinkex.pipeline.optim import Muon, make_optimizer, orthogonalize, split_parameters
-from tinkex.pipeline.stage import TrainPlan
+from tinkex.pipeline.optimizers import Muon, make_optimizer, orthogonalize, split_parameters
+from tinkex.pipeline.stage_interface import TrainPlan
 
 
 def plan(**changes: object) -> TrainPlan:

@@ -26,20 +26,20 @@ from tests.integration.pipeline.tiny_stage import (
 )
 from tests.integration.small_disk import run_on_small_disk
 from tinkex.checkpoint.retention import StepRetention
-from tinkex.nn.optim import NonFiniteGradient
-from tinkex.pipeline import steps
-from tinkex.pipeline.holding import LOCK_FILE, lock_directory
-from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import JsonlSink, MultiSink, make_sink
-from tinkex.pipeline.stage import StageLoss
-from tinkex.pipeline.step_files import StepContent, write_step
-from tinkex.pipeline.steps import (
+from tinkex.nn.adamw import NonFiniteGradient
+from tinkex.pipeline.checkpoints import step_directory
+from tinkex.pipeline.checkpoints.step_directory import (
     REPLACED_PREFIX,
     is_valid_step,
     latest_step,
     list_steps,
     prune_steps,
 )
+from tinkex.pipeline.checkpoints.step_files import StepContent, write_step
+from tinkex.pipeline.stage_interface import StageLoss
+from tinkex.pipeline.train.loop import train
+from tinkex.pipeline.train.metrics import JsonlSink, MultiSink, make_sink
+from tinkex.pipeline.trainer_lock import LOCK_FILE, lock_directory
 
 NO_END: dict[str, Any] = {"schedule": "constant"}
 
@@ -151,7 +151,7 @@ def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
         state={"epoch": 0, "step_in_epoch": 0, "global_step": 0},
     )
     old = write_step(tmp_path, 1, content)
-    check = steps.find_step_problem
+    check = step_directory.find_step_problem
 
     def prune_first(path: Path, *, is_deep: bool = False) -> str | None:
         if old.is_dir():
@@ -159,7 +159,7 @@ def test_the_latest_step_is_found_although_the_listed_ones_were_pruned(
             shutil.rmtree(old)
         return check(path, verify_digests=is_deep)
 
-    monkeypatch.setattr(steps, "problem_of", prune_first)
+    monkeypatch.setattr(step_directory, "problem_of", prune_first)
     found = latest_step(tmp_path)
     assert found is not None
     assert found.name == "step_00000002"

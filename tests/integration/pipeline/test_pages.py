@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.pipeline.arguments import option_names
+from tinkex.data.stage_rows import STAGE_PARSERS
+from tinkex.pipeline.checkpoints.step_directory import CONFIG_FILE, REQUIRED_FILES, RNG_FILE
 from tinkex.pipeline.config import STAGES, variable_names
-from tinkex.pipeline.schemas import STAGE_PARSERS
-from tinkex.pipeline.steps import CONFIG_FILE, REQUIRED_FILES, RNG_FILE
+from tinkex.pipeline.trainer_arguments import option_names
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")

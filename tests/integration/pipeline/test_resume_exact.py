@@ -23,7 +23,7 @@ from tests.integration.pipeline.tiny_stage import (
     told,
 )
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.pipeline.steps import is_valid_step, latest_step, list_steps
+from tinkex.pipeline.checkpoints.step_directory import is_valid_step, latest_step, list_steps
 
 Outcome = tuple[str, list[dict[str, Any]]]
 

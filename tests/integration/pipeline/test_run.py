@@ -13,8 +13,8 @@ import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError, InvalidInput
-from tinkex.pipeline.holding import lock_directory
-from tinkex.pipeline.run.records import StageStatus
+from tinkex.pipeline.run.stage_records import StageStatus
+from tinkex.pipeline.trainer_lock import lock_directory
 
 __all__ = ["scene"]
 
@@ -339,10 +339,9 @@ def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(scene: Scen
 
 def test_several_processes_are_started_by_torchrun(scene: Scene) -> None:
     from tinkex.pipeline.config import read_config
-    from tinkex.pipeline.run.flags import RunFlags
-    from tinkex.pipeline.run.plan import make_run_plan
-    from tinkex.pipeline.run.stages import PRETRAIN
-    from tinkex.pipeline.run.starts import StageStart
+    from tinkex.pipeline.run.plan import RunFlags, make_run_plan
+    from tinkex.pipeline.run.stage_records import StageStart
+    from tinkex.pipeline.run.stage_specs import PRETRAIN
 
     for told in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
         plan = make_run_plan(read_config(environ=scene.environ | told), RunFlags())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
-from tinkex.pipeline.run.records import StageStatus
+from tinkex.pipeline.run.stage_records import StageStatus
 
 __all__ = ["scene"]
 PROJECT = Path(__file__).parents[3]

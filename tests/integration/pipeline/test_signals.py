@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.pipeline.tiny_stage import TinyStage, outcome, run
-from tinkex.pipeline.steps import latest_step
+from tinkex.pipeline.checkpoints.step_directory import latest_step
 
 ROOT = Path(__file__).parents[3]
 

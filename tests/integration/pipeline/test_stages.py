@@ -26,12 +26,11 @@ from tests.integration.pipeline.content_scene import (
     write_samples,
 )
 from tinkex.errors import ConfigError
+from tinkex.nn.ops.cross_entropy import CHUNK_ROWS, target_logprobs, weighted_cross_entropy
 from tinkex.pipeline.forward import PackedForward
-from tinkex.pipeline.head import CHUNK_ROWS, target_logprobs, weighted_cross_entropy
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage
-from tinkex.pipeline.stages.pretrain import PretrainStage
-from tinkex.pipeline.stages.sft import SftStage
+from tinkex.pipeline.stages.language_modeling import PretrainStage, SftStage
 from tinkex.pipeline.tokenizer import TextTokenizer
 
 LENGTHS = (9, 9, 5, 17, 1)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError
-from tinkex.pipeline.run.overview import list_stage_summaries, newest_step, read_metrics
-from tinkex.pipeline.run.records import StageResult
+from tinkex.pipeline.run.stage_records import StageResult
+from tinkex.pipeline.run.status import list_stage_summaries, newest_step, read_metrics
 
 __all__ = ["scene"]
 

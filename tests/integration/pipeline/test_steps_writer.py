@@ -18,17 +18,17 @@ import tinkex
 from tests.integration.pipeline.tiny_stage import TinyModel
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.errors import CheckpointError
-from tinkex.pipeline import step_files
-from tinkex.pipeline.step_files import (
+from tinkex.pipeline.checkpoints import step_files
+from tinkex.pipeline.checkpoints.saver import StepWriter, TensorSnapshot
+from tinkex.pipeline.checkpoints.step_directory import REPLACED_PREFIX, list_steps
+from tinkex.pipeline.checkpoints.step_files import (
     StepContent,
     check_disk_space,
     count_tensor_bytes,
     read_step,
     write_step,
 )
-from tinkex.pipeline.steps import REPLACED_PREFIX, list_steps
 from tinkex.pipeline.weights import named_weights
-from tinkex.pipeline.writer import StepWriter, TensorSnapshot
 
 STATE = {"epoch": 0, "step_in_epoch": 0, "global_step": 1}
 
@@ -119,7 +119,7 @@ def test_a_replacement_that_fails_leaves_the_old_step(
     def fail(directory: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tinkex.checkpoint.atomic.fsync_tree", fail)
+    monkeypatch.setattr("tinkex.system.atomic.fsync_tree", fail)
     with pytest.raises(CheckpointError, match="No space left on device"):
         write_step(tmp_path, 1, content(2.0))
     assert read_step(path).weights["weight"].tolist() == [1.0] * 8

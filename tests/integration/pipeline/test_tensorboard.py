@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.integration.pipeline.tiny_stage import TinyStage, make_plan
-from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import make_sink
-from tinkex.pipeline.tensorboard import RECORD_FILE, TensorBoard, start_tensorboard
+from tinkex.pipeline.train.loop import train
+from tinkex.pipeline.train.metrics import make_sink
+from tinkex.pipeline.train.tensorboard import RECORD_FILE, TensorBoard, start_tensorboard
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: tinkex[pipeline] has it")
 
@@ -49,7 +49,7 @@ def test_it_answers_with_its_directory_and_is_gone_after_the_block(tmp_path: Pat
         # A second run for the same curves uses it, and does not take it away.
         program = (
             "import sys; from pathlib import Path\n"
-            "from tinkex.pipeline.tensorboard import start_tensorboard\n"
+            "from tinkex.pipeline.train.tensorboard import start_tensorboard\n"
             "server = start_tensorboard(Path(sys.argv[1]))\n"
             "print(server.url, server.pid, server.is_reused); server.stop()"
         )

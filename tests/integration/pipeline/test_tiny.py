@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tinkex.engine.models.folders import read_model_folder
-from tinkex.pipeline.digests import digest_weights
+from tinkex.engine.models.model_folder import read_model_folder
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.text import load_tokenizer, render_chat
 
 ROOT = Path(__file__).parents[3]

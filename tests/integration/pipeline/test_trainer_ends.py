@@ -20,13 +20,13 @@ from tests.integration.pipeline.content_scene import (
     write_rows,
     write_samples,
 )
-from tinkex.checkpoint.atomic import SCRATCH_PREFIX
-from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.holding import lock_directory
-from tinkex.pipeline.stage import TrainResult
-from tinkex.pipeline.steps import latest_step
-from tinkex.pipeline.trainers import main
-from tinkex.pipeline.training import write_result
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
+from tinkex.pipeline.checkpoints.step_directory import latest_step
+from tinkex.pipeline.entry import main
+from tinkex.pipeline.stage_interface import TrainResult
+from tinkex.pipeline.train_stage import write_result
+from tinkex.pipeline.trainer_lock import lock_directory
+from tinkex.system.atomic import SCRATCH_PREFIX
 
 ROOT = Path(__file__).parents[3]
 SHORT = ("--max_steps", "2", "--batch_size", "2", "--eval_samples", "2")

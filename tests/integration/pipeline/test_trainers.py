@@ -18,11 +18,11 @@ from tests.integration.pipeline.content_scene import (
     write_rows,
     write_samples,
 )
-from tinkex.pipeline.arguments import parse_arguments
-from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.materials import choose_dtype, has_bfloat16
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
+from tinkex.pipeline.entry import main
 from tinkex.pipeline.model import make_config, model_sizes
-from tinkex.pipeline.trainers import main
+from tinkex.pipeline.stage_setup import choose_dtype, has_bfloat16
+from tinkex.pipeline.trainer_arguments import parse_arguments
 
 ROOT = Path(__file__).parents[3]
 LEGACY = {"pretrain": "pretrain_32", "sft": "full_sft_32", "dpo": "rlhf_32", "r1": "reason_32"}
@@ -213,7 +213,7 @@ def test_a_script_is_its_trainer(script: str) -> None:
 
 
 def test_a_wrong_word_does_not_wait_for_torch() -> None:
-    probe = "import sys, tinkex.pipeline.trainers; print('torch' in sys.modules)"
+    probe = "import sys, tinkex.pipeline.entry; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )

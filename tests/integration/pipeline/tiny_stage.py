@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from tests.forks import forks_of
 from tinkex.errors import TinkexError
-from tinkex.pipeline.loop import train
-from tinkex.pipeline.metrics import JsonlSink
-from tinkex.pipeline.stage import StageLoss, TrainPlan, TrainResult
+from tinkex.pipeline.stage_interface import StageLoss, TrainPlan, TrainResult
+from tinkex.pipeline.train.loop import train
+from tinkex.pipeline.train.metrics import JsonlSink
 from tinkex.pipeline.weights import named_weights
 
 # torch loads a good deal with the first optimizer; here it does so once for all children.

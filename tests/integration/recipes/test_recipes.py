@@ -16,9 +16,9 @@ from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Serve
 from tests.integration.recipes.conftest import KINDS, losses, make_plan, start, write_data
 from tinkex import AdamParams, ServiceClient
 from tinkex.data.jsonl import JsonlFile
+from tinkex.data.rendering import Renderer
+from tinkex.data.rows import parse_preference
 from tinkex.ids import parse_tinker_path
-from tinkex.recipes.rendering import Renderer
-from tinkex.recipes.rows import parse_preference
 from tinkex.testing import Fault, StubServer, ToyTokenizer
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from tinkex.server.handover import read_child_setup
+from tinkex.server.process.child_setup import read_child_setup
 
 if __name__ == "__main__":
     beating = read_child_setup().heartbeat

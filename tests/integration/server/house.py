@@ -13,13 +13,13 @@ import httpx
 from litestar.testing import TestClient
 
 from tinkex.home import Home
-from tinkex.jobs.bells import WakeupListener, WakeupSender
+from tinkex.jobs.future_waiters import FutureWaiters
 from tinkex.jobs.queue import JobQueue
 from tinkex.jobs.quotas import QuotaChecks
-from tinkex.jobs.waiting import FutureWaiters
+from tinkex.jobs.wakeup import WakeupListener, WakeupSender
 from tinkex.server.app import create_app
-from tinkex.server.call import Handler, Services
 from tinkex.server.config import ServerConfig
+from tinkex.server.http.request_context import Handler, Services
 from tinkex.store import jobs, keys, schema, settings
 from tinkex.store.database import Connection, Database
 from tinkex.store.migrations import migrate

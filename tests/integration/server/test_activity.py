@@ -11,8 +11,8 @@ import pytest
 
 from tinkex.errors import StoreBusy
 from tinkex.home import Home
-from tinkex.server.api_process import IGNORED_PATHS, ActivityMiddleware
-from tinkex.server.pulse import PeriodicTask
+from tinkex.server.periodic import PeriodicTask
+from tinkex.server.process.api_process import IGNORED_PATHS, ActivityMiddleware
 
 
 async def ask(activity: ActivityMiddleware, path: str, kind: str = "http") -> None:

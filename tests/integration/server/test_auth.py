@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.integration.server.house import KEY, OTHER_KEY, House, open_house
-from tinkex.server import auth
-from tinkex.server.auth import issue_token
-from tinkex.server.call import CallerIdentity
-from tinkex.server.routes.table import ROUTES
+from tinkex.server.app import ROUTES
+from tinkex.server.http import auth
+from tinkex.server.http.auth import issue_token
+from tinkex.server.http.request_context import CallerIdentity
 from tinkex.store import keys
 from tinkex.wire.endpoints import ENDPOINTS
 

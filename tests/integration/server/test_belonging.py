@@ -9,7 +9,7 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.server.belonging import bind_home_to_store
+from tinkex.server.process.home_setup import bind_home_to_store
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
 

@@ -28,8 +28,12 @@ from tinkex.errors import (
     StoreBusy,
     UnprocessableEntityError,
 )
-from tinkex.server.call import RawResponse, RequestContext, Services
-from tinkex.server.tenant_slots import MAX_ACTIVE_REQUESTS
+from tinkex.server.http.request_context import (
+    MAX_ACTIVE_REQUESTS,
+    RawResponse,
+    RequestContext,
+    Services,
+)
 from tinkex.types import (
     Datum,
     ForwardBackwardInput,
@@ -38,8 +42,7 @@ from tinkex.types import (
     ModelInput,
     TensorData,
 )
-from tinkex.wire.codec import encode_json
-from tinkex.wire.compression import compress_zstd
+from tinkex.wire.codec import compress_zstd, encode_json
 from tinkex.wire.endpoints import SMALL_BODY_BYTES
 from tinkex.wire.proto import encode_forward_backward_request
 

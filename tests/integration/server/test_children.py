@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.server.children import ChildProcess, ProcessSpec
 from tinkex.server.config import ServerConfig
-from tinkex.server.handover import ChildSetup
-from tinkex.server.restarts import RestartPolicy
+from tinkex.server.process.child_process import ChildProcess, ProcessSpec
+from tinkex.server.process.child_setup import ChildSetup
+from tinkex.server.process.restart_policy import RestartPolicy
 
 QUICK = RestartPolicy(first_wait_seconds=0.001, max_startup_failures=3)
 

@@ -10,7 +10,11 @@ import pytest
 import uvicorn
 
 from tests.integration.conftest import PATIENCE
-from tinkex.server.corked import MAX_BUFFERED_BYTES, WriteBufferingProtocol, WriteBufferingTransport
+from tinkex.server.http.connection_protocol import (
+    MAX_BUFFERED_BYTES,
+    WriteBufferingProtocol,
+    WriteBufferingTransport,
+)
 
 Pieces = list[bytes]
 

@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
 from tests.integration.server.house import BASE_MODEL, KEY, House, open_house
 from tests.integration.server.live import on_socket
 from tests.integration.server.things import Belongings, belongings, create_model
-from tinkex.server.openapi import build_document, document_path
-from tinkex.server.routes.table import ROUTES
+from tinkex.server.app import ROUTES
+from tinkex.server.http.openapi import build_document, document_path
 from tinkex.wire.endpoints import ENDPOINTS
 
 CHECKS = [

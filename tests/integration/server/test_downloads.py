@@ -20,11 +20,11 @@ from tests.integration.server.live import on_socket
 from tests.integration.server.things import FILES, ready_model, saved, share, url_of
 from tinkex import RestClient
 from tinkex.checkpoint.manifest import write_manifest
-from tinkex.checkpoint.verified import VerifiedCheckpoints
-from tinkex.client.download import download_directory
-from tinkex.client.transfer import ResponseStream
+from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.client.download.directory import download_directory
+from tinkex.client.download.transfer import ResponseStream
 from tinkex.server.app import create_app
-from tinkex.server.signing import FileArea, FileRef, sign_url
+from tinkex.server.http.downloads import FileArea, FileRef, sign_url
 from tinkex.store import checkpoints, jobs, steps
 from tinkex.store.records import CheckpointRecord, StepRecord
 

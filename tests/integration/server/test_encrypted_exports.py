@@ -27,13 +27,13 @@ from tinkex.checkpoint.manifest import (
     downloadable_names,
     write_manifest,
 )
-from tinkex.checkpoint.verified import VerifiedCheckpoints
+from tinkex.checkpoint.verification import VerifiedCheckpoints
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.errors import InternalServerError, RequestErrorCategory
 from tinkex.ids import parse_tinker_path
 from tinkex.jobs.worker import Worker, WorkerConfig
-from tinkex.server.copies import copy_files
-from tinkex.server.signing import FileArea, FileRef, sign_url
+from tinkex.server.http.checkpoint_copies import copy_files
+from tinkex.server.http.downloads import FileArea, FileRef, sign_url
 from tinkex.store import checkpoints
 from tinkex.store.database import Database
 

@@ -10,7 +10,7 @@ import pytest
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.home import Home
 from tinkex.server.config import ServerConfig
-from tinkex.server.keys_file import ensure_keys
+from tinkex.server.process.home_setup import ensure_keys
 from tinkex.server.wiring import open_store
 from tinkex.store import keys
 from tinkex.store.database import Database

@@ -11,8 +11,8 @@ import pytest
 
 from tests.integration.conftest import PATIENCE, eventually
 from tests.integration.server.house import OTHER_KEY, House, open_house
-from tinkex.jobs import waiting
-from tinkex.jobs.bells import WakeupListener
+from tinkex.jobs import future_waiters
+from tinkex.jobs.wakeup import WakeupListener
 from tinkex.server import app as server_app
 from tinkex.store import jobs, samplers
 from tinkex.store.jobs import CLONE_STRIDE
@@ -42,7 +42,7 @@ def retrieve(house: House, job: JobRecord, **options: Any) -> Any:
 @pytest.fixture
 def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     """A house that holds questions for long, and where nobody looks unless a bell rings."""
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(future_waiters, "LOOK_SECONDS", 3600.0)
     with open_house(tmp_path / "home", long_poll_seconds=40.0) as opened:
         yield opened
 
@@ -193,7 +193,7 @@ def test_a_bell_wakes_who_waits(patient: House) -> None:
 def test_without_a_bell_a_slow_look_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(future_waiters, "LOOK_SECONDS", 0.01)
     with open_house(tmp_path, long_poll_seconds=40.0) as house, ThreadPoolExecutor() as pool:
         job = house.promise()
         asked = pool.submit(retrieve, house, job)

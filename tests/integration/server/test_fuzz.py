@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.integration.server.asgi import Reply, ask
 from tests.integration.server.house import API, House, open_house
 from tinkex.types import Datum, ForwardBackwardInput, ForwardBackwardRequest, ModelInput, TensorData
-from tinkex.wire.compression import compress_zstd
+from tinkex.wire.codec import compress_zstd
 from tinkex.wire.endpoints import ENDPOINTS, BodyFormat
 from tinkex.wire.proto import encode_forward_backward_request
 

@@ -16,9 +16,14 @@ import pytest
 import uvicorn
 
 from tests.integration.conftest import PATIENCE, eventually
-from tinkex.server import connections as registry
-from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
-from tinkex.server.guarded import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, LimitedHttpProtocol
+from tinkex.server.http import connections as registry
+from tinkex.server.http.connection_protocol import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    LimitedHttpProtocol,
+)
+from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LONG = 8 * 1024 * 1024

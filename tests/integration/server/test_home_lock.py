@@ -14,9 +14,9 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.home import Home
-from tinkex.presence import LockHolder
-from tinkex.server import home_lock
-from tinkex.server.home_lock import HomeLock
+from tinkex.server.process import home_setup
+from tinkex.server.process.home_setup import HomeLock
+from tinkex.server_discovery import LockHolder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only /proc shows processes")
 
@@ -25,7 +25,7 @@ HOLDS = "import sys, fcntl, time; print('held', flush=True); time.sleep(600)"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr(home_lock, "AFTERLIFE_SECONDS", 1.0)
+    monkeypatch.setattr(home_setup, "AFTERLIFE_SECONDS", 1.0)
     found = Home(tmp_path / "home")
     found.create()
     return found
@@ -60,7 +60,7 @@ def gone() -> LockHolder:
 
 
 def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
-    with holding(home, gone().encode(), "tinkex.server.api_process") as orphan:
+    with holding(home, gone().encode(), "tinkex.server.process.api_process") as orphan:
         lock = HomeLock.acquire(home)
         assert orphan.wait(60) != 0
     lock.release()
@@ -68,13 +68,13 @@ def test_a_process_that_outlives_its_supervisor_is_ended(home: Home) -> None:
 
 def test_a_pid_that_another_program_has_by_now_keeps_nobody_out(home: Home) -> None:
     reused = LockHolder(os.getpid(), "1")
-    with holding(home, reused.encode(), "tinkex.server.worker_process"):
+    with holding(home, reused.encode(), "tinkex.server.process.worker_process"):
         HomeLock.acquire(home).release()
 
 
 def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
     with (
-        holding(home, LockHolder.current().encode(), "tinkex.server.api_process") as child,
+        holding(home, LockHolder.current().encode(), "tinkex.server.process.api_process") as child,
         pytest.raises(ConfigError, match=f"a server with pid {os.getpid()} runs in"),
     ):
         HomeLock.acquire(home)

@@ -18,8 +18,8 @@ from tests.integration.conftest import PATIENCE
 from tests.integration.server.asgi import Reply, ask
 from tests.integration.server.house import API, KEY, House, open_house
 from tinkex.server.app import create_app
-from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
-from tinkex.server.guarded import LimitedHttpProtocol
+from tinkex.server.http.connection_protocol import LimitedHttpProtocol
+from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
 from tinkex.wire.endpoints import ENDPOINTS, BodyFormat
 
 #: Without the one that would revoke the key of all these requests.

@@ -13,7 +13,7 @@ from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House, open_ho
 from tests.integration.server.things import Belongings, belongings, share
 from tinkex import types
 from tinkex.ids import TinkerPath
-from tinkex.server.routes.table import ROUTES
+from tinkex.server.app import ROUTES
 from tinkex.wire.endpoints import ENDPOINTS
 from tinkex.wire.proto import encode_forward_backward_request
 

@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.presence import get_http_status
-from tinkex.server.listening import is_loopback, listen, listener_url
+from tinkex.server.config import is_loopback
+from tinkex.server.process.listen_socket import listen, listener_url
+from tinkex.server_discovery import get_http_status
 
 
 @pytest.mark.parametrize(

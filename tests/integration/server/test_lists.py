@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House
 from tests.integration.server.things import create_model, ready_model, saved, share, url_of
 from tinkex.ids import PATH_SHAPE
-from tinkex.store import checkpoints, runs, schema, sessions, usage
+from tinkex.store import accounting, checkpoints, runs, schema, sessions
 from tinkex.store.records import RunState
 
 HOUR = 3600
@@ -406,7 +406,7 @@ def test_usage_is_reported_by_the_hour(house: House) -> None:
             ("sample", 9, now),
             ("checkpoint", 1, now),
         ):
-            usage.add_usage(
+            accounting.add_usage(
                 db,
                 tenant_id=house.tenant_id,
                 session_id=session_id,

@@ -16,12 +16,12 @@ from tests.integration.server.house import House, open_house
 from tests.integration.server.things import ready_model, saved
 from tests.integration.store.rows import add_session, add_tenant, new_job
 from tinkex import clock
-from tinkex.jobs.bells import WakeupListener, WakeupSender
-from tinkex.server import on_demand
+from tinkex.jobs.wakeup import WakeupListener, WakeupSender
 from tinkex.server.config import ServerConfig
-from tinkex.server.on_demand import open_worker_placeholder
+from tinkex.server.process import worker_on_demand
+from tinkex.server.process.worker_on_demand import open_worker_placeholder
 from tinkex.server.wiring import open_store, open_worker
-from tinkex.store import jobs, processes, sessions
+from tinkex.store import coordination, jobs, sessions
 from tinkex.store.database import Database
 
 
@@ -56,7 +56,9 @@ def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Da
     stand_in.close()
     # Twice, for whoever ends the server does not know whether the worker has started.
     stand_in.close()
-    assert database.read(lambda db: processes.list_alive_processes(db, "worker", since=0.0)) == []
+    assert (
+        database.read(lambda db: coordination.list_alive_processes(db, "worker", since=0.0)) == []
+    )
 
 
 def test_a_new_store_an_unfinished_job_and_changed_models_need_the_worker_at_once(
@@ -79,7 +81,7 @@ async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
     monkeypatch: pytest.MonkeyPatch,
     tell: Callable[[Database], None],
 ) -> None:
-    monkeypatch.setattr(on_demand, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_on_demand, "LOOK_SECONDS", 0.01)
     stand_in = open_worker_placeholder(config)
     assert stand_in is not None
     with contextlib.closing(stand_in):
@@ -94,7 +96,7 @@ async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
 def test_sessions_expire_without_a_worker_too(
     config: ServerConfig, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_demand, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_on_demand, "LOOK_SECONDS", 0.01)
     session = add_session(database, add_tenant(database), seen_at=time.time() - 1000.0)
     stand_in = open_worker_placeholder(config)
     assert stand_in is not None

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tests.integration.server.house import BASE_MODEL, OTHER_KEY, House, open_house
 from tests.integration.server.things import create_model, ready_model, saved
-from tinkex.store import quotas, usage
+from tinkex.store import accounting, quotas
 from tinkex.store.schema import sessions
 
 
@@ -21,7 +21,7 @@ def save(house: House, run_id: str, seq_id: int, **fields: Any) -> Any:
 
 def use_tokens(house: House, amount: int) -> None:
     house.write(
-        lambda db: usage.add_usage(
+        lambda db: accounting.add_usage(
             db,
             tenant_id=house.tenant_id,
             session_id="s",

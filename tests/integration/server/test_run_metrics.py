@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tests.integration.server.house import OTHER_KEY, House
 from tests.integration.server.things import ready_model
-from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.job_types import JobKind
 from tinkex.store import schema, sessions, steps
 from tinkex.store.records import StepRecord
 

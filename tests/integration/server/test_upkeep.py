@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.server.asgi import ask
 from tests.integration.server.house import KEY, House
 from tinkex.errors import StoreUnavailable
-from tinkex.jobs.bells import WakeupListener
-from tinkex.server.openapi import document_path
-from tinkex.server.routes.table import ROUTES
+from tinkex.jobs.wakeup import WakeupListener
+from tinkex.server.app import ROUTES
+from tinkex.server.http.openapi import document_path
 from tinkex.store.database import Database
 from tinkex.wire.endpoints import ENDPOINTS
 

@@ -10,9 +10,9 @@ from tests.integration.server.things import FILES, ready_model, saved, share
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.errors import StoreUnavailable
 from tinkex.ids import parse_tinker_path
-from tinkex.jobs.payloads import LoadPayload
-from tinkex.server.transactions import write
-from tinkex.store import audit, checkpoints, jobs, runs, sessions
+from tinkex.jobs.job_types import LoadPayload
+from tinkex.server.http.store_access import write
+from tinkex.store import accounting, checkpoints, jobs, runs, sessions
 from tinkex.store.records import RunState
 from tinkex.wire.codec import decode_json
 
@@ -30,7 +30,7 @@ def load_payload(house: House, request_id: str) -> LoadPayload:
 
 def events(house: House, tenant_id: str | None = None) -> list[str]:
     found = house.read(
-        lambda db: audit.list_audit(
+        lambda db: accounting.list_audit(
             db, tenant_id or house.tenant_id, since=0, until=time.time() + 60, events=None
         )
     )
@@ -348,7 +348,7 @@ def test_a_copy_whose_answer_was_lost_keeps_its_files(
         await write(*args)
         raise StoreUnavailable("the connection was lost after the commit")
 
-    monkeypatch.setattr("tinkex.server.routes.weights.write", write_and_fail)
+    monkeypatch.setattr("tinkex.server.http.routes.weights.write", write_and_fail)
 
     assert copy(house, source_path=str(source.path)).status_code >= 500
     known = house.read(checkpoints.list_ids)

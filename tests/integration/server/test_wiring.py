@@ -8,11 +8,11 @@ import pytest
 
 from tests.integration.conftest import eventually
 from tinkex.errors import StoreError
-from tinkex.jobs.bells import WakeupListener
+from tinkex.jobs.wakeup import WakeupListener
 from tinkex.server import wiring
 from tinkex.server.config import ServerConfig
 from tinkex.server.wiring import open_store, open_worker, redact_url
-from tinkex.store import processes
+from tinkex.store import coordination
 from tinkex.store.database import Database
 from tinkex.store.records import ProcessRecord
 
@@ -62,4 +62,4 @@ def test_a_worker_that_has_left_does_not_come_back(tmp_path: Path) -> None:
 
 def workers(database: Database) -> list[ProcessRecord]:
     """Those of whom the store says that they work."""
-    return database.read(lambda db: processes.list_alive_processes(db, "worker", since=0.0))
+    return database.read(lambda db: coordination.list_alive_processes(db, "worker", since=0.0))

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 
 from tests.integration.server.house import BASE_MODEL, KEY, House
-from tinkex.checkpoint.atomic import new_directory
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.ids import new_id
 from tinkex.store import checkpoints, runs, sessions
 from tinkex.store.records import CheckpointRecord, RunState
+from tinkex.system.atomic import new_directory
 
 FILES = {"adapter_config.json": b'{"r": 4}', "adapter_model.safetensors": bytes(range(256)) * 40}
 SPEC = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tests.integration.store.rows import NOW, add_session, add_tenant, make_step
-from tinkex.store import audit, repeats, steps, usage
+from tinkex.store import accounting, idempotency, steps
 from tinkex.store.database import Database
 from tinkex.store.records import AuditRecord
 
@@ -41,7 +41,7 @@ def test_metrics_keep_what_json_cannot_say(database: Database) -> None:
 
 def _use(database: Database, kind: str, amount: int, now: float, run_id: str | None = "r") -> None:
     database.write(
-        lambda db: usage.add_usage(
+        lambda db: accounting.add_usage(
             db,
             tenant_id="t",
             session_id="s",
@@ -55,21 +55,25 @@ def _use(database: Database, kind: str, amount: int, now: float, run_id: str | N
 
 
 def test_usage_is_added_up_by_the_hour(database: Database) -> None:
-    hour = usage.HOUR_SECONDS
+    hour = accounting.HOUR_SECONDS
     start = NOW - NOW % hour
     _use(database, "training", 5, start)
     _use(database, "training", 3_000_000_000, start + hour - 1)
     _use(database, "training", 7, start + hour)
     _use(database, "sample", 1, start, run_id=None)
-    found = database.read(lambda db: usage.list_usage(db, "t", start, start + hour))
+    found = database.read(lambda db: accounting.list_usage(db, "t", start, start + hour))
     assert [(row.kind, row.run_id, row.amount) for row in found] == [
         ("sample", "", 1),
         ("training", "r", 3_000_000_005),
     ]
     assert {row.hour for row in found} == {start // hour}
-    assert len(database.read(lambda db: usage.list_usage(db, "t", start, start + hour + 1))) == 3
-    assert database.read(lambda db: usage.list_usage(db, "u", 0, 2 * NOW)) == []
-    assert database.read(lambda db: usage.usage_totals(db, "t", "r")) == {"training": 3_000_000_012}
+    assert (
+        len(database.read(lambda db: accounting.list_usage(db, "t", start, start + hour + 1))) == 3
+    )
+    assert database.read(lambda db: accounting.list_usage(db, "u", 0, 2 * NOW)) == []
+    assert database.read(lambda db: accounting.usage_totals(db, "t", "r")) == {
+        "training": 3_000_000_012
+    }
 
 
 def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database) -> None:
@@ -78,13 +82,13 @@ def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database)
         for i in range(6)
     ]
     for entry in [*made, AuditRecord(tenant_id="u", at=NOW, event="a", details={})]:
-        database.write(lambda db, entry=entry: audit.insert_audit(db, entry))
+        database.write(lambda db, entry=entry: accounting.insert_audit(db, entry))
 
     def entries(
         since: float, until: float, events: list[str] | None = None, limit: int = 9
     ) -> list[AuditRecord]:
         return database.read(
-            lambda db: audit.list_audit(
+            lambda db: accounting.list_audit(
                 db, "t", since=since, until=until, events=events, limit=limit
             )
         )
@@ -96,12 +100,12 @@ def test_audit_entries_are_filtered_bounded_and_newest_first(database: Database)
 
 def test_the_first_answer_to_a_key_holds(database: Database) -> None:
     def recall(tenant: str = "t", endpoint: str = "e", key: str = "k") -> str | None:
-        return database.read(lambda db: repeats.find_response(db, tenant, endpoint, key))
+        return database.read(lambda db: idempotency.find_response(db, tenant, endpoint, key))
 
     assert recall() is None
     for answer in ("first", "second"):
         database.write(
-            lambda db, answer=answer: repeats.save_response(db, "t", "e", "k", answer, NOW)
+            lambda db, answer=answer: idempotency.save_response(db, "t", "e", "k", answer, NOW)
         )
     assert recall() == "first"
     assert (recall(tenant="u"), recall(endpoint="f"), recall(key="l")) == (None, None, None)

@@ -14,7 +14,7 @@ from tests.integration.store.rows import (
     finish_job,
     new_job,
 )
-from tinkex.store import completions, jobs, runs
+from tinkex.store import jobs, runs, samplers
 from tinkex.store.database import Database
 from tinkex.store.records import JobRecord, JobState, RunRecord, RunState, SessionRecord
 
@@ -175,9 +175,9 @@ def test_finished_samples_are_told_once_per_client(
 
     def since(
         clone: int, cursor: int, limit: int = 10
-    ) -> tuple[list[completions.SampleCompletion], int]:
+    ) -> tuple[list[samplers.SampleCompletion], int]:
         return database.read(
-            lambda db: completions.list_completions(db, sampler.id, clone, cursor, limit)
+            lambda db: samplers.list_completions(db, sampler.id, clone, cursor, limit)
         )
 
     first, cursor = since(0, 0, limit=1)
@@ -186,7 +186,7 @@ def test_finished_samples_are_told_once_per_client(
     assert second == [(made[0].id, 0)]
     assert since(0, end) == ([], end)
     assert since(1, 0)[0] == [(made[2].id, None)]
-    database.write(lambda db: completions.delete_completions(db, sampler.id, [made[1].id]))
+    database.write(lambda db: samplers.delete_completions(db, sampler.id, [made[1].id]))
     assert since(0, 0)[0] == [(made[0].id, 0)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.store.rows import NOW, add_tenant
 from tinkex.errors import InvalidInput
-from tinkex.store import audit, keys, settings
+from tinkex.store import accounting, keys, settings
 from tinkex.store.database import Database
 
 
@@ -88,7 +88,7 @@ def test_what_happens_to_keys_is_on_record(database: Database) -> None:
     for _ in range(2):
         database.write(lambda db: keys.revoke(db, made.id, NOW + 1))
     found = database.read(
-        lambda db: audit.list_audit(db, tenant.id, since=0.0, until=NOW + 9, events=None)
+        lambda db: accounting.list_audit(db, tenant.id, since=0.0, until=NOW + 9, events=None)
     )
     assert [entry.event for entry in found] == ["api_key_revoked", "api_key_created"]
     assert secret not in str(found)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.store.rows import NOW
-from tinkex.store import leases, processes
+from tinkex.store import coordination
+from tinkex.store.coordination import LeaseState
 from tinkex.store.database import Database
-from tinkex.store.leases import LeaseState
 from tinkex.store.records import ProcessRecord
 
 
@@ -18,22 +18,22 @@ def take(
     database: Database, owner: str, until: float, expired: LeaseState | None = None
 ) -> int | LeaseState:
     return database.write(
-        lambda db: leases.acquire_lease(db, "worker", owner, until=until, expired=expired)
+        lambda db: coordination.acquire_lease(db, "worker", owner, until=until, expired=expired)
     )
 
 
 def renew(database: Database, epoch: int, until: float) -> bool:
-    return database.write(lambda db: leases.renew_lease(db, "worker", epoch, until=until))
+    return database.write(lambda db: coordination.renew_lease(db, "worker", epoch, until=until))
 
 
 def test_a_lease_has_one_owner_until_it_expires(database: Database) -> None:
     assert take(database, "a", NOW) == 1
     seen = take(database, "b", NOW)
     assert seen == LeaseState(epoch=1, until=NOW)
-    assert database.read(lambda db: leases.has_lease(db, "worker", 1))
+    assert database.read(lambda db: coordination.has_lease(db, "worker", 1))
 
     assert take(database, "b", NOW + 1, expired=seen) == 2
-    assert not database.read(lambda db: leases.has_lease(db, "worker", 1))
+    assert not database.read(lambda db: coordination.has_lease(db, "worker", 1))
     assert not renew(database, 1, NOW + 2)
     assert take(database, "a", NOW + 2) == LeaseState(epoch=2, until=NOW + 1)
 
@@ -57,9 +57,9 @@ def test_the_same_owner_gets_a_new_number_at_once(database: Database) -> None:
 
 def test_a_released_lease_is_free_and_its_number_still_grows(database: Database) -> None:
     assert take(database, "a", NOW) == 1
-    database.write(lambda db: leases.release_lease(db, "worker", 2))
+    database.write(lambda db: coordination.release_lease(db, "worker", 2))
     assert take(database, "b", NOW) == LeaseState(epoch=1, until=NOW)
-    database.write(lambda db: leases.release_lease(db, "worker", 1))
+    database.write(lambda db: coordination.release_lease(db, "worker", 1))
     assert take(database, "b", NOW) == 2
 
 
@@ -69,7 +69,7 @@ def test_of_many_who_want_a_lease_at_once_one_gets_it(
     others = [open_database() for _ in range(4)]
     wishes = [
         other.write_soon(
-            lambda db, owner=str(place): leases.acquire_lease(db, "w", owner, until=NOW)
+            lambda db, owner=str(place): coordination.acquire_lease(db, "w", owner, until=NOW)
         )
         for place, other in enumerate(others)
     ]
@@ -86,20 +86,20 @@ def test_processes_come_are_seen_and_go(database: Database) -> None:
     )
 
     def alive(role: str, since: float) -> list[str]:
-        found = database.read(lambda db: processes.list_alive_processes(db, role, since=since))
+        found = database.read(lambda db: coordination.list_alive_processes(db, role, since=since))
         return [process.id for process in found]
 
     for process in (new, old, old):
-        database.write(lambda db, process=process: processes.register_process(db, process))
+        database.write(lambda db, process=process: coordination.register_process(db, process))
     assert alive("api", NOW) == ["1", "2"]
     assert alive("worker", NOW) == []
-    database.write(lambda db: processes.register_process(db, replace(old, seen_at=NOW + 9)))
+    database.write(lambda db: coordination.register_process(db, replace(old, seen_at=NOW + 9)))
     assert alive("api", NOW + 5) == ["1"]
-    database.write(lambda db: processes.delete_dead_processes(db, before=NOW + 5, after=NOW + 9))
+    database.write(lambda db: coordination.delete_dead_processes(db, before=NOW + 5, after=NOW + 9))
     assert alive("api", 0) == ["1"]
     # Entered by a server that stopped before the clock was set back.
-    database.write(lambda db: processes.register_process(db, replace(new, seen_at=NOW + 7200)))
-    database.write(lambda db: processes.delete_dead_processes(db, before=NOW + 5, after=NOW + 9))
+    database.write(lambda db: coordination.register_process(db, replace(new, seen_at=NOW + 7200)))
+    database.write(lambda db: coordination.delete_dead_processes(db, before=NOW + 5, after=NOW + 9))
     assert alive("api", 0) == ["1"]
-    database.write(lambda db: processes.unregister_process(db, "1"))
+    database.write(lambda db: coordination.unregister_process(db, "1"))
     assert alive("api", 0) == []

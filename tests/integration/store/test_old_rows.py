@@ -14,7 +14,7 @@ from tests.integration.store.rows import (
     add_tenant,
     count,
 )
-from tinkex.store import history, schema, usage
+from tinkex.store import accounting, schema, session_retention
 from tinkex.store.database import Database
 from tinkex.store.records import RunState
 from tinkex.store.retention import RetentionPolicy
@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 def _drop(database: Database, days: float) -> None:
-    history.delete_old(database, RetentionPolicy(), NOW + days * DAY)
+    session_retention.delete_old(database, RetentionPolicy(), NOW + days * DAY)
 
 
 def _ids(database: Database, table: sa.Table) -> set[str]:
@@ -65,7 +65,7 @@ def test_usage_goes_by_its_hour(database: Database) -> None:
         tenant = add_tenant(database, name)
         for hour in range(30):
             database.write(
-                lambda db, tenant=tenant, hour=hour: usage.add_usage(
+                lambda db, tenant=tenant, hour=hour: accounting.add_usage(
                     db,
                     tenant_id=tenant.id,
                     session_id="s",

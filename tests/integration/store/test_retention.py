@@ -20,7 +20,7 @@ from tests.integration.store.rows import (
     make_step,
     new_job,
 )
-from tinkex.store import audit, jobs, repeats, retention, runs, schema, steps
+from tinkex.store import accounting, idempotency, jobs, retention, runs, schema, steps
 from tinkex.store.database import Database
 from tinkex.store.records import AuditRecord, JobRecord, SessionRecord
 from tinkex.store.retention import RetentionPolicy, SweepResult
@@ -164,9 +164,9 @@ def test_old_repeats_and_audit_entries_go(database: Database) -> None:
     for age in (0, 2, 500):
         at = NOW - age * DAY
         entry = AuditRecord(tenant_id="t", at=at, event="e", details={})
-        database.write(lambda db, entry=entry: audit.insert_audit(db, entry))
+        database.write(lambda db, entry=entry: accounting.insert_audit(db, entry))
         database.write(
-            lambda db, at=at: repeats.save_response(db, "t", "e", f"key {at}", "answer", at)
+            lambda db, at=at: idempotency.save_response(db, "t", "e", f"key {at}", "answer", at)
         )
     swept = _sweep(database, NOW)
     assert (swept.num_repeats, swept.num_audit) == (2, 1)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tests.integration.store.rows import NOW, add_checkpoint, add_run, add_session, add_tenant
 from tinkex import types
-from tinkex.store import checkpoints, searching, sessions
+from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Database
 from tinkex.store.records import SessionRecord, TenantRecord
 
@@ -22,12 +22,12 @@ def _find(database: Database, session: SessionRecord) -> SessionRecord:
     return found
 
 
-def _search(database: Database, tenant: TenantRecord, **fields: Any) -> searching.SessionSearchPage:
+def _search(database: Database, tenant: TenantRecord, **fields: Any) -> sessions.SessionSearchPage:
     request = types.SessionSearchRequest(**fields)
-    return database.read(lambda db: searching.search(db, tenant.id, URN, request))
+    return database.read(lambda db: sessions.search(db, tenant.id, URN, request))
 
 
-def _ids(found: searching.SessionSearchPage) -> list[str]:
+def _ids(found: sessions.SessionSearchPage) -> list[str]:
     return [facts.session.id for facts in found.sessions]
 
 

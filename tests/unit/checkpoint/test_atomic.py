@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.checkpoint.atomic import (
+from tinkex.system.atomic import (
     SCRATCH_PREFIX,
     new_directory,
     remove_directory,

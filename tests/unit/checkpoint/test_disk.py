@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.checkpoint.atomic import new_directory, write_file_atomic
-from tinkex.checkpoint.disk import convert_disk_full, is_disk_full
+from tinkex.system.atomic import new_directory, write_file_atomic
+from tinkex.system.disk_errors import convert_disk_full, is_disk_full
 
 #: As safetensors 0.5, torch 2.13 and SQLite report it, without an errno.
 REPORTS = [

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.checkpoint import verified
+from tinkex.checkpoint import verification
 from tinkex.checkpoint.manifest import Manifest, check_manifest, write_manifest
-from tinkex.checkpoint.verified import VerifiedCheckpoints
+from tinkex.checkpoint.verification import VerifiedCheckpoints
 from tinkex.errors import CheckpointError, RequestErrorCategory
 
 NAME = "tinker://run/weights/first"
@@ -34,7 +34,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         found.append(directory)
         return check_manifest(directory)
 
-    monkeypatch.setattr(verified, "check_manifest", check)
+    monkeypatch.setattr(verification, "check_manifest", check)
     return found
 
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.chat.answers import (
+from tinkex.cli.commands.chat.session import Conversation, QuitChat
+from tinkex.cli.commands.chat.streaming import (
     MAX_CHUNK_TOKENS,
     ReplyFormat,
     StreamedReply,
     next_chunk_size,
     stable_text,
 )
-from tinkex.cli.commands.chat.conversation import Conversation, QuitChat
-from tinkex.cli.commands.drawing import SamplingOptions
+from tinkex.cli.commands.sampling_options import SamplingOptions
+from tinkex.data.rendering import Renderer
 from tinkex.engine.fake.toy_tokenizer import ToyTokenizer
-from tinkex.recipes.rendering import Renderer
 from tinkex.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 DRAWING = SamplingOptions(max_tokens=100, temperature=1.0, top_k=-1, top_p=1.0, seed=7)
@@ -214,7 +214,7 @@ def test_everything_else_is_no_order(text: str) -> None:
 
 
 def test_saving_adds_rows_that_training_reads(tmp_path: Path) -> None:
-    from tinkex.recipes.rows import ChatRow
+    from tinkex.data.rows import ChatRow
 
     path = tmp_path / "talks.jsonl"
     talk = Conversation("be brief")

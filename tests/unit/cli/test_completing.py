@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from tinkex.cli import completing
-from tinkex.cli.completing import RUN, within_deadline
+from tinkex.cli import id_completion
 from tinkex.cli.context import Context
+from tinkex.cli.id_completion import RUN, within_deadline
 
 
 def test_an_answer_in_time_is_given_and_a_late_one_is_not() -> None:
@@ -38,7 +38,7 @@ def test_completion_starts_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TINKEX_HOME", str(home))
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKEX_API_KEY", "TINKEX_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(completing, "DEADLINE_SECONDS", 30.0)
+    monkeypatch.setattr(id_completion, "DEADLINE_SECONDS", 30.0)
     ctx = click.Context(click.Command("info"), obj=Context())
 
     assert RUN.shell_complete(ctx, click.Argument(["run_id"]), "") == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.cli.commands.drawing import SampleSource
+from tinkex.cli.commands.sampling_options import SampleSource
 from tinkex.cli.errors import CliError
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.models import TINY

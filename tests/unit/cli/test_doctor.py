@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tinkex.cli.commands.doctor import checks, machine, remote
-from tinkex.cli.commands.doctor.findings import Check, CheckResult, DoctorReport, run_checks
+from tinkex.cli.commands.doctor import checks
+from tinkex.cli.commands.doctor.runner import Check, CheckResult, DoctorReport, run_checks
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import run
 from tinkex.errors import ConfigError
@@ -72,32 +72,32 @@ def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_libraries_that_are_not_there_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert machine.check_torch(Context()).status == "warn"
+    assert checks.check_torch(Context()).status == "warn"
     for look, extras in (
-        (machine.check_transformers, ("text",)),
-        (machine.check_server_libraries, ("server", "torch")),
+        (checks.check_transformers, ("text",)),
+        (checks.check_server_libraries, ("server", "torch")),
     ):
         found = look(Context())
         assert found.status == "warn"
         assert install_command(*extras) in (found.advice or "")
-    assert machine.check_kernels(Context()).status == "ok"
+    assert checks.check_kernels(Context()).status == "ok"
 
 
 def test_torch_that_cannot_be_loaded_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "run_python", lambda code: (1, "ImportError: libx.so"))
-    found = machine.check_torch(Context())
+    monkeypatch.setattr(checks, "run_python", lambda code: (1, "ImportError: libx.so"))
+    found = checks.check_torch(Context())
     assert (found.status, "libx.so" in found.message) == ("fail", True)
-    kernels = machine.check_kernels(Context())
+    kernels = checks.check_kernels(Context())
     assert (kernels.status, "C compiler" in (kernels.advice or "")) == ("warn", True)
-    monkeypatch.setattr(machine, "run_python", lambda code: (0, "yes"))
-    assert machine.check_kernels(Context()).status == "ok"
+    monkeypatch.setattr(checks, "run_python", lambda code: (0, "yes"))
+    assert checks.check_kernels(Context()).status == "ok"
 
 
 def test_a_python_is_ended_with_what_it_started() -> None:
-    assert machine.run_python("print('a'); print('b')") == (0, "b")
-    assert machine.run_python("raise SystemExit(3)")[0] == 3
+    assert checks.run_python("print('a'); print('b')") == (0, "b")
+    assert checks.run_python("raise SystemExit(3)")[0] == 3
     code = "import subprocess; subprocess.run(['sleep', '60'])"
-    assert machine.run_python(code, seconds=0.2) == (-1, "took longer than 0.2 seconds")
+    assert checks.run_python(code, seconds=0.2) == (-1, "took longer than 0.2 seconds")
 
 
 class Usage(NamedTuple):
@@ -110,18 +110,18 @@ def test_a_home_with_room_with_little_and_with_none(
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "not" / "there"))
     for free, status in ((10**12, "ok"), (10**9, "warn"), (10**6, "fail")):
         monkeypatch.setattr("shutil.disk_usage", lambda place, free=free: Usage(free))
-        assert machine.check_home(Context()).status == status
+        assert checks.check_home(Context()).status == status
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "file" / "home"))
-    found = machine.check_home(Context())
+    found = checks.check_home(Context())
     assert (found.status, "TINKEX_HOME" in (found.advice or "")) == ("fail", True)
 
 
 def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.check_python(Context()).status == "ok"
-    monkeypatch.setattr(machine, "MIN_PYTHON", (99, 0))
-    assert machine.check_python(Context()).status == "fail"
+    assert checks.check_python(Context()).status == "ok"
+    monkeypatch.setattr(checks, "MIN_PYTHON", (99, 0))
+    assert checks.check_python(Context()).status == "fail"
 
 
 # --- the clock --------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("skew", "status"), [(0, "ok"), (59, "ok"), (-61, "warn"), (3600, "warn")])
 def test_a_clock_is_compared_with_the_servers(skew: float, status: str) -> None:
-    assert remote.check_clock_skew(skew).status == status
+    assert checks.check_clock_skew(skew).status == status
 
 
 def test_a_clock_that_nobody_set_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)
-    assert remote.check_clock(Context()).status == "fail"
+    assert checks.check_clock(Context()).status == "fail"

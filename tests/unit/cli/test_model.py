@@ -20,7 +20,7 @@ from tinkex.cli.main import main, run
 from tinkex.engine.models.sources import read_model_list
 from tinkex.home import Home
 from tinkex.models import TINY_FOLDER
-from tinkex.server.home_lock import HomeLock
+from tinkex.server.process.home_setup import HomeLock
 
 
 @pytest.fixture(autouse=True)
@@ -303,7 +303,7 @@ def test_a_download_from_the_hub_is_a_bar_and_ctrl_c_says_what_is_kept(
             self._on_progress(5_000_000, 20_000_000)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinkex.engine.models.hub.Hub", Interrupted)
+    monkeypatch.setattr("tinkex.engine.models.hub_download.Hub", Interrupted)
     context = Context(stderr=Screen(is_terminal=True, width=120))
     outcome = run(["model", "add", "org/small"], context)
     shown = capsys.readouterr()
@@ -323,6 +323,6 @@ def test_ctrl_c_while_a_model_is_converted_says_that_it_was_not_added(
     def interrupt(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinkex.cli.commands.model_making.make_model_folder", interrupt)
+    monkeypatch.setattr("tinkex.cli.commands.model_registration.make_model_folder", interrupt)
     assert run(["model", "add", "smollm2-135m"]).exit_code == 130
     assert capsys.readouterr().err == "Interrupted: smollm2-135m was not added.\n"

@@ -88,7 +88,7 @@ def test_a_list_of_a_new_home_is_empty_without_a_server(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("tinkex.client.local.ensure_server", refuse)
+    monkeypatch.setattr("tinkex.client.local_server.ensure_server", refuse)
     assert run([*words, "--json"], Context()).exit_code == 0
     listed = json.loads(capsys.readouterr().out)
     assert [] in listed.values()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import tinkex
 from tinkex.cli.context import Context, Screen
-from tinkex.cli.paging import Listing, fetch_pages
 from tinkex.cli.progress import paged_progress_bar, print_status, progress_bar, spinner
 from tinkex.cli.prompts import confirm
+from tinkex.cli.raw_requests import Listing, fetch_pages
 
 SOURCES = Path(tinkex.__file__).parent
 WATCHED = Context(stderr=Screen(is_terminal=True, width=120))

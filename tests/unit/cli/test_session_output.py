@@ -15,8 +15,7 @@ from tinkex.cli.output.sessions import (
     default_session_columns,
     format_session_state,
 )
-from tinkex.cli.output.usage import UsageTable, format_usd
-from tinkex.cli.output.usage_summary import UsageSummary, sum_usage
+from tinkex.cli.output.usage import UsageSummary, UsageTable, format_usd, sum_usage
 
 ID = "5fce6180-e46c-4ceb-b11d-1fdc4ed0ac70"
 SESSION: dict[str, Any] = {

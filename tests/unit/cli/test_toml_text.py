@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.auth.toml_text import set_toml_values
+from tinkex.cli.commands.auth.profile_file import set_toml_values
 from tinkex.errors import ConfigError
 
 FILE = """\

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.usage.spans import MAX_PERIOD, FullHour, resolve_period
+from tinkex.cli.commands.time_params import MAX_PERIOD, FullHour, resolve_period
 from tinkex.cli.main import run
 
 NOW = datetime(2026, 3, 10, 12, 34, tzinfo=UTC)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import zstandard
 
-from tinkex.client import archive as archive_module
-from tinkex.client.archive import (
+from tinkex.client.download import archive as archive_module
+from tinkex.client.download.archive import (
     exclusive_lock,
     extract_archive,
     publish_directory,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.budget import ByteBudget
+from tinkex.client.rate_limits import ByteBudget
 
 
 class Piece:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tinkex.client.completions import CompletionPoller
+from tinkex.client.batched_polling import CompletionPoller
 from tinkex.client.retry import NO_RETRY, RetryPolicy
 from tinkex.errors import APIConnectionError, NotFoundError
 from tinkex.types import (

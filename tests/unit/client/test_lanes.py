@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tinkex.client import lanes
+from tinkex.client import rate_limits
 from tinkex.client.config import Config
-from tinkex.client.lanes import RECOVERY_SLOTS, SamplingLimits, get_sampling_limits
+from tinkex.client.rate_limits import RECOVERY_SLOTS, SamplingLimits, get_sampling_limits
 from tinkex.types import ClientConfigResponse
 
 KEY = "tml-very-secret"
@@ -52,7 +52,7 @@ def test_a_refusal_in_one_lane_delays_no_other() -> None:
 
 def test_the_key_is_kept_nowhere() -> None:
     lane = get_sampling_limits(config(), KEY)
-    names = list(lanes._SHARED_LIMITS.keys())
+    names = list(rate_limits._SHARED_LIMITS.keys())
     assert KEY not in repr(names) + repr(vars(lane))
     assert KEY.encode() not in pickle.dumps(names)
     assert ("http://lanes.test", KEY) not in names
@@ -60,11 +60,11 @@ def test_the_key_is_kept_nowhere() -> None:
 
 def test_a_lane_lives_as_long_as_somebody_uses_it() -> None:
     lane = get_sampling_limits(config("http://short-lived.test"), KEY)
-    name = next(name for name in lanes._SHARED_LIMITS if name[0] == "http://short-lived.test")
-    assert lanes._SHARED_LIMITS[name] is lane
+    name = next(name for name in rate_limits._SHARED_LIMITS if name[0] == "http://short-lived.test")
+    assert rate_limits._SHARED_LIMITS[name] is lane
     del lane
     gc.collect()
-    assert name not in lanes._SHARED_LIMITS
+    assert name not in rate_limits._SHARED_LIMITS
 
 
 def test_many_threads_make_one_lane() -> None:

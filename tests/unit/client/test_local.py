@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tinkex.client.config import Config
-from tinkex.client.local import ensure_server, with_local_server
+from tinkex.client.local_server import ensure_server, with_local_server
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.installation import install_command

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tinkex.client.future import APIFuture
-from tinkex.client.loop import HEARTBEAT_LOOP, IO_LOOP, IoLoop, gather_or_cancel
+from tinkex.client.io_loop import HEARTBEAT_LOOP, IO_LOOP, IoLoop, gather_or_cancel
 from tinkex.errors import WrongThread
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.merging import FIRST_EXTRA_UNIQUE, REDUCTIONS, merge_outputs, reduce_metrics
+from tinkex.client.chunking import FIRST_EXTRA_UNIQUE, REDUCTIONS, merge_outputs, reduce_metrics
 from tinkex.types import ForwardBackwardOutput, TensorData
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)

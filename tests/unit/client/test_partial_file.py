@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.client.partial_file import FileDigest, PartialFile, ResumeInfo
+from tinkex.client.download.partial_file import FileDigest, PartialFile, ResumeInfo
 from tinkex.errors import InvalidInput
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tinkex.client.budget import ByteBudget
 from tinkex.client.config import Config
 from tinkex.client.http import HttpResponse
 from tinkex.client.polling import MAX_BAD_ANSWERS, Poller
 from tinkex.client.queue_state import QueueState, QueueStateNotifier
+from tinkex.client.rate_limits import ByteBudget
 from tinkex.client.transport import Transport
 from tinkex.errors import (
     APIConnectionError,

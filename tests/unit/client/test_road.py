@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tinkex.client.future import APIFuture
-from tinkex.client.road import FIRST_SEQ_ID, OrderedQueue
-from tinkex.client.timings import Timing
+from tinkex.client.metrics import Timing
+from tinkex.client.ordered_queue import FIRST_SEQ_ID, OrderedQueue
 from tinkex.errors import ClientClosed, InvalidInput, RequestFailedError
 
 

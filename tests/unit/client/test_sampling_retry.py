@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.sampling_retry import (
+from tinkex.client.retry import (
     MAX_FAILED_RUNS,
     RetryConfig,
     is_worth_retrying,

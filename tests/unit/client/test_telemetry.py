@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tinkex.client import telemetry as module
-from tinkex.client.loop import IO_LOOP
+from tinkex.client.io_loop import IO_LOOP
 from tinkex.client.retry import NO_RETRY, RetryPolicy
 from tinkex.client.telemetry import MAX_BATCH_EVENTS, QUEUE_SIZE, Telemetry
 from tinkex.errors import APIConnectionError, NotFoundError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.client.timings import PERCENTILE_WINDOW, MetricsRecorder, Timing, percentile
+from tinkex.client.metrics import PERCENTILE_WINDOW, MetricsRecorder, Timing, percentile
 
 
 def timing(seconds: float, operation: str = "sample", ok: bool = True) -> Timing:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sentencepiece
 
-from tinkex.engine.models.gguf.reading import GgufFile
+from tinkex.engine.models.gguf.reader import GgufFile
 
 LINES = (
     "the quick brown fox jumps over the lazy dog",

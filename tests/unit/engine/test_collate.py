@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.collate import ExampleRef, pack_examples, split_micro_batches
 from tinkex.engine.examples import TrainingExample
+from tinkex.engine.micro_batches import ExampleRef, pack_examples, split_micro_batches
 
 many_lengths = st.lists(st.lists(st.integers(1, 40), max_size=12), max_size=4)
 

@@ -21,10 +21,10 @@ from tests.unit.engine.gguf_files import (
     llama_tensors,
     write_gguf,
 )
-from tinkex.engine.models.folders import read_model_folder
-from tinkex.engine.models.gguf import converting
-from tinkex.engine.models.gguf.converting import convert_gguf, row_order
-from tinkex.engine.models.gguf.positions import llama3_factors
+from tinkex.engine.models.gguf import convert
+from tinkex.engine.models.gguf.convert import convert_gguf, row_order
+from tinkex.engine.models.gguf.rope import llama3_factors
+from tinkex.engine.models.model_folder import read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel
 
 Kind = gguf.GGMLQuantizationType
@@ -94,7 +94,7 @@ def test_packed_rows_are_unpacked_and_then_the_same(
     tmp_path: Path, kind: gguf.GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that a tensor takes several turns.
-    monkeypatch.setattr(converting, "_CHUNK_NUMBERS", 700)
+    monkeypatch.setattr(convert, "_CHUNK_NUMBERS", 700)
     names = ("blk.0.attn_q.weight", "blk.0.ffn_up.weight", "token_embd.weight")
     source = write_gguf(tmp_path / "model.gguf", kinds=dict.fromkeys(names, kind))
     found = load_file(convert_gguf(source, tmp_path / "model").path / "model.safetensors")
@@ -208,7 +208,7 @@ def test_what_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converting, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(convert, "_SPARE_BYTES", 1 << 60)
     said = refusal(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
     assert "GB free, and the converted model takes" in said
 
@@ -277,13 +277,13 @@ def test_a_folder_says_what_its_weights_are_and_others_are_not_trusted(tmp_path:
     folder = convert_gguf(source, tmp_path / "model").path
     weights = folder / "model.safetensors"
     origin = json.loads((folder / "origin.json").read_text())
-    assert origin["weights_sha256"] == converting.file_sha256(weights)
+    assert origin["weights_sha256"] == convert.file_sha256(weights)
     assert origin["weights_bytes"] == weights.stat().st_size
     # A sound file, but another one.
     save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, weights)
-    assert converting.find_converted(folder, origin["sha256"]) is None
+    assert convert.find_converted(folder, origin["sha256"]) is None
     convert_gguf(source, folder)
-    assert converting.file_sha256(weights) == origin["weights_sha256"]
+    assert convert.file_sha256(weights) == origin["weights_sha256"]
 
 
 def test_a_licence_goes_along(tmp_path: Path) -> None:

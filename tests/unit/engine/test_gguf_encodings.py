@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.engine.models.gguf.encodings import ENCODINGS, encoding_name
+from tinkex.engine.models.gguf.quantization import ENCODINGS, encoding_name
 
 KINDS = st.sampled_from(sorted(ENCODINGS))
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.gguf_files import MERGES, TOKENS, llama_tensors, write_gguf
 from tinkex.engine.models.gguf.architectures import plan_conversion
-from tinkex.engine.models.gguf.reading import read_gguf
-from tinkex.engine.models.gguf.vocabulary import tokenizer_files
+from tinkex.engine.models.gguf.reader import read_gguf
+from tinkex.engine.models.gguf.tokenizer import tokenizer_files
 from tinkex.engine.models.weight_files import UnusableModel
 
 #: How much of a tiny model's file comes before its tensors.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.unit.engine.sentence_piece_files import LINES, THEIRS, vocabulary
-from tinkex.engine.models.gguf.tokens import UnsupportedTokenizer
-from tinkex.engine.models.gguf.vocabulary import tokenizer_files
+from tinkex.engine.models.gguf.tokenizer import tokenizer_files
+from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer
 from tinkex.engine.models.weight_files import UnusableModel
 
 

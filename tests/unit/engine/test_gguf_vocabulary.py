@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.unit.engine.gguf_files import TEMPLATE, TOKENS, write_gguf
-from tinkex.engine.models.gguf.byte_pairs import PRE_TOKENIZERS
-from tinkex.engine.models.gguf.converting import convert_gguf
-from tinkex.engine.models.gguf.reading import GgufFile, read_gguf
-from tinkex.engine.models.gguf.tokens import UnsupportedTokenizer, special_token_ids, special_tokens
-from tinkex.engine.models.gguf.vocabulary import tokenizer_files
+from tinkex.engine.models.gguf.convert import convert_gguf
+from tinkex.engine.models.gguf.reader import GgufFile, read_gguf
+from tinkex.engine.models.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer, special_token_ids, special_tokens
 from tinkex.engine.models.weight_files import UnusableModel
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.engine.models.hub_cache import (
+from tinkex.engine.models.hub_tokenizers import (
     MARKER,
     TokenizerRegistration,
     hub_cache_directory,

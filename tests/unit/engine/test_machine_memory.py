@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.engine.machine_memory import machine_memory_bytes
+from tinkex.engine.memory_limits import machine_memory_bytes
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.unit.engine.model_folders import (
     write_folder,
     write_shards,
 )
-from tinkex.engine.models.folders import read_model_config, read_model_folder
+from tinkex.engine.models.model_folder import read_model_config, read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel, read_header
 from tinkex.errors import ConfigError, RequestErrorCategory
 

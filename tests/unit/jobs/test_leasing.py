@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tinkex.jobs.leasing import LEASE_SECONDS, LeaseWatch
-from tinkex.store.leases import LeaseState
+from tinkex.jobs.lease import LEASE_SECONDS, LeaseWatch
+from tinkex.store.coordination import LeaseState
 
 
 def test_a_lease_that_does_not_change_for_its_length_has_expired() -> None:

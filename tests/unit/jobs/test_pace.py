@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.jobs.pace import MAX_OPERATIONS, TARGET_BATCH_SECONDS, AdaptiveBatchSize
+from tinkex.jobs.scheduling import MAX_OPERATIONS, TARGET_BATCH_SECONDS, AdaptiveBatchSize
 
 
 def test_the_first_turn_is_careful() -> None:

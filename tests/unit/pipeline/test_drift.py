@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.drift import batches_per_update, find_mismatches
+from tinkex.pipeline.checkpoints.config_mismatch import batches_per_update, find_mismatches
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.metrics import (
+from tinkex.pipeline.stage_interface import TrainPlan
+from tinkex.pipeline.train.metrics import (
     ConsoleSink,
     JsonlSink,
     MultiSink,
@@ -17,7 +18,6 @@ from tinkex.pipeline.metrics import (
     format_progress,
     make_sink,
 )
-from tinkex.pipeline.stage import TrainPlan
 
 
 def write(path: Path, first: int, last: int, resumed_after: int = 0) -> None:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.programs import run_program
+from tinkex.pipeline.entry import run_program
 
 
 class Gone:

@@ -97,8 +97,10 @@ def test_all_trainers_save_by_one_primitive() -> None:
     """R2: one entry, one loop, one writer of steps, which scripts of others use too."""
     for name in TRAINERS:
         path = ROOT / "trainer" / f"{name}.py"
-        assert modules_in(path) == {"__future__", "tinkex.pipeline.trainers"}
-    writers = ("trainer/checkpoint_manager.py", "src/tinkex/pipeline/writer.py")
+        assert modules_in(path) == {"__future__", "tinkex.pipeline.entry"}
+    writers = ("trainer/checkpoint_manager.py", "src/tinkex/pipeline/checkpoints/saver.py")
     for writer in writers:
-        assert "tinkex.pipeline.step_files" in modules_in(ROOT / writer)
-    assert "tinkex.checkpoint.atomic" in modules_in(ROOT / "src/tinkex/pipeline/step_files.py")
+        assert "tinkex.pipeline.checkpoints.step_files" in modules_in(ROOT / writer)
+    assert "tinkex.system.atomic" in modules_in(
+        ROOT / "src/tinkex/pipeline/checkpoints/step_files.py"
+    )

@@ -16,7 +16,7 @@ from tinkex.pipeline.schedule import (
     make_schedule,
     next_window,
 )
-from tinkex.pipeline.stage import TrainPlan, TrainResult
+from tinkex.pipeline.stage_interface import TrainPlan, TrainResult
 
 
 def test_warm_up_rises_by_updates_and_reaches_the_peak() -> None:

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tinkex.pipeline.signals import StopRequest, catch_signals
+from tinkex.pipeline.train.signals import StopRequest, catch_signals
 
 
 def test_the_first_signal_is_noted_and_nothing_is_raised() -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.checkpoint.atomic import SCRATCH_PREFIX
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.checkpoint.retention import StepRetention
-from tinkex.pipeline.steps import (
+from tinkex.pipeline.checkpoints.step_directory import (
     PIN_FILE,
     REPLACED_PREFIX,
     REQUIRED_FILES,
@@ -24,6 +23,7 @@ from tinkex.pipeline.steps import (
     step_number,
     write_latest,
 )
+from tinkex.system.atomic import SCRATCH_PREFIX
 
 
 def make(root: Path, step: int, *, has_manifest: bool = True) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import InvalidInput
-from tinkex.recipes.journal import RunDirectory, SavedProgress
+from tinkex.recipes.run_directory import RunDirectory, SavedProgress
 
 SAVED = SavedProgress(
     step=4, state_path="tinker://r/weights/x-000004", reference_path="tinker://ref"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex.data.rendering import RenderedExample, Renderer
+from tinkex.data.rows import ChatRow, PreferenceRow, PromptCompletionRow
 from tinkex.errors import InvalidInput
-from tinkex.recipes.rendering import RenderedExample, Renderer
-from tinkex.recipes.rows import ChatRow, PreferenceRow, PromptCompletionRow
 from tinkex.testing import ToyTokenizer
 
 EOS = 256

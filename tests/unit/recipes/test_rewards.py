@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import InvalidInput
-from tinkex.recipes.rewards import load_reward
+from tinkex.recipes.rl import load_reward
 
 
 def written(tmp_path: Path, body: str) -> str:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.data.jsonl import JsonlFile
-from tinkex.errors import InvalidInput
-from tinkex.recipes.rows import (
+from tinkex.data.rows import (
     ChatRow,
     PreferenceRow,
     PromptCompletionRow,
@@ -19,6 +18,7 @@ from tinkex.recipes.rows import (
     parse_prompt,
     parse_sft,
 )
+from tinkex.errors import InvalidInput
 
 GOOD = {"prompt": "a", "completion": "b"}
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

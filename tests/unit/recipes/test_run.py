@@ -10,10 +10,10 @@ from tests.unit.recipes.stubs import StubService
 from tinkex.client.service import ServiceClient
 from tinkex.errors import InvalidInput
 from tinkex.recipes import sft
-from tinkex.recipes.journal import SavedProgress
 from tinkex.recipes.plan import SftPlan
 from tinkex.recipes.report import SampledAnswer, Throughput
 from tinkex.recipes.run import Run, RunOptions
+from tinkex.recipes.run_directory import SavedProgress
 
 
 @pytest.fixture

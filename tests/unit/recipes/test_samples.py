@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tinkex.client.config import Config
-from tinkex.recipes.opening import server_identity
-from tinkex.recipes.rows import ChatRow, PreferenceRow, PromptCompletionRow, PromptRow
-from tinkex.recipes.samples import choose_prompts, first_prompt, prompt_text
+from tinkex.data.rows import ChatRow, PreferenceRow, PromptCompletionRow, PromptRow
+from tinkex.recipes.method import server_identity
+from tinkex.recipes.report import choose_prompts, first_prompt, prompt_text
 from tinkex.settings import HOSTED_BASE_URL
 
 SYSTEM = {"role": "system", "content": "be brief"}

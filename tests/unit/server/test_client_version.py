@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tinkex.server.call import ANONYMOUS, RequestContext
-from tinkex.server.client_version import FIRST_WITH_EXTERNAL, NEWEST_VERSION, client_version
+from tinkex.server.http.request_context import ANONYMOUS, RequestContext
+from tinkex.server.http.serializers import FIRST_WITH_EXTERNAL, NEWEST_VERSION, client_version
 
 PACKAGE = "x-stainless-package-version"
 AGENT = "user-agent"

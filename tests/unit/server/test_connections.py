@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tinkex.server.config import ServerConfig
-from tinkex.server.connections import ConnectionLimits, ConnectionPhase, ConnectionRegistry
+from tinkex.server.http.connections import ConnectionLimits, ConnectionPhase, ConnectionRegistry
 
 
 class Line:

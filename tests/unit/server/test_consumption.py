@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import UnprocessableEntityError
-from tinkex.server.consumption import (
+from tinkex.server.http.routes.usage import (
     GIGABYTE,
     HOUR_SECONDS,
     HourRange,

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.describe import serialize_run, serialize_session, stringify_metadata
-from tinkex.server.run_states import RunProgressState, RunWorkload
-from tinkex.server.run_summaries import RunSummary
+from tinkex.server.http.run_summaries import RunProgressState, RunSummary, RunWorkload
+from tinkex.server.http.serializers import serialize_run, serialize_session, stringify_metadata
 from tinkex.store.records import RunRecord, RunState, SessionRecord
-from tinkex.store.searching import SessionWithStorage
+from tinkex.store.sessions import SessionWithStorage
 
 
 @given(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.booleans())))

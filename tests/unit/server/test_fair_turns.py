@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tinkex.server.fair_turns import MAX_FIFO_STARTS, FairStartQueue
+from tinkex.server.http.connections import MAX_FIFO_STARTS, FairStartQueue
 
 
 async def next_turn() -> None:

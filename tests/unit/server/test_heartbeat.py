@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinkex.server.heartbeat import HeartbeatMonitor, start_heartbeat
+from tinkex.server.process.heartbeat import HeartbeatMonitor, start_heartbeat
 
 
 class Clock:

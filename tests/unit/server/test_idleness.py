@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinkex.server.idleness import IdleTimer
+from tinkex.server.periodic import IdleTimer
 
 
 def test_it_counts_from_the_start_and_from_each_touch() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tinkex.errors import RateLimitError
 from tinkex.server.config import ServerConfig
-from tinkex.server.intake import NUM_DECODER_THREADS, BodyMemoryBudget, Overloaded
+from tinkex.server.http.request_body import NUM_DECODER_THREADS, BodyMemoryBudget, Overloaded
 
 
 def intake(max_inflight_bytes: int = 100, max_body_bytes: int = 40) -> BodyMemoryBudget:

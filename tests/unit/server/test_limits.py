@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import InvalidInput, UnprocessableEntityError
-from tinkex.server.limits import (
+from tinkex.server.http.request_body import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_VALUES,
     MAX_METADATA_BYTES,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import UnprocessableEntityError
-from tinkex.server.queries import QUERY_PARAMETERS, parse_query
+from tinkex.server.http.validation import QUERY_PARAMETERS, parse_query
 from tinkex.wire.endpoints import ENDPOINTS
 
 ALL = frozenset(QUERY_PARAMETERS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.ranges import ByteRange, RangeNotSatisfiable, parse_range
+from tinkex.server.http.downloads import ByteRange, RangeNotSatisfiable, parse_range
 
 ETAG = '"v1"'
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.recent import TTLCache
+from tinkex.server.http.request_context import TTLCache
 
 
 def test_what_was_put_is_found_until_its_time_is_over() -> None:

@@ -9,8 +9,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tinkex.server.connections import ConnectionLimits, ConnectionRegistry
-from tinkex.server.guarded import MAX_PIPELINED, LimitedHttpProtocol
+from tinkex.server.http.connection_protocol import MAX_PIPELINED, LimitedHttpProtocol
+from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError, StoreBusy
-from tinkex.server.restarts import (
+from tinkex.server.process.restart_policy import (
     CONFIG_EXIT_CODE,
     RestartPolicy,
     describe_exit,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.server.test_describe import run, session
-from tinkex.server.run_states import ACTIVE_SECONDS, RunWorkload, derive_state, run_name
+from tinkex.server.http.run_summaries import ACTIVE_SECONDS, RunWorkload, derive_state, run_name
 from tinkex.store.records import RunState
 
 NOW = 1000.0

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import PermissionDeniedError
-from tinkex.server.signing import FILES_PREFIX, FileArea, FileRef, sign_url, verify_signed_url
+from tinkex.server.http.downloads import (
+    FILES_PREFIX,
+    FileArea,
+    FileRef,
+    sign_url,
+    verify_signed_url,
+)
 
 SECRET = b"secret"
 PLACE = FileRef(FileArea.FILE, "c1", "a/b.safetensors")

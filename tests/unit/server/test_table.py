@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tinkex.server.binding import PUBLIC_ENDPOINTS, build_routes, route_path
+from tinkex.server.app import EXTRA_HANDLERS, ROUTES
 from tinkex.server.config import ServerConfig
-from tinkex.server.openapi import build_document, document_path
-from tinkex.server.routes.table import EXTRA_HANDLERS, ROUTES
+from tinkex.server.http.openapi import build_document, document_path
+from tinkex.server.http.router import PUBLIC_ENDPOINTS, build_routes, route_path
 from tinkex.wire.endpoints import ENDPOINTS, PREFIX
 
 #: Signed URLs lead here; whoever has one needs no key.

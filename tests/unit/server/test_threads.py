@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.server.threads import count_cores, worker_environment
+from tinkex.server.process.child_setup import count_cores, worker_environment
 from tinkex.settings import child_environment
 
 CORES = len(os.sched_getaffinity(0))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex import clock
-from tinkex.server.auth import issue_token, read_credential, read_token
-from tinkex.server.call import CallerIdentity
+from tinkex.server.http.auth import issue_token, read_credential, read_token
+from tinkex.server.http.request_context import CallerIdentity
 from tinkex.store.records import TenantRecord
 
 SECRET = b"s" * 32

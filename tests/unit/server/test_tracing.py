@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tinkex.server.tracing import EVENTS_PER_CHUNK, iter_trace_json, trace_events
+from tinkex.server.http.trace_export import EVENTS_PER_CHUNK, iter_trace_json, trace_events
 from tinkex.store.records import JobRecord, SessionRecord, StepRecord
 
 SESSION = SessionRecord(

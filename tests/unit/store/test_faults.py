@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from tinkex.errors import InvalidInput, StoreBusy, StoreFull, StoreUnavailable, TinkexError
-from tinkex.store.faults import as_store_error
+from tinkex.store.dialects import as_store_error
 
 
 @pytest.mark.parametrize(

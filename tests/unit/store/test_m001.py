@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from tinkex.store import m001
+from tinkex.store import initial_schema
 
 #: Stores with these tables exist: what changes them is a new migration.
 DIGESTS = {
@@ -17,5 +17,5 @@ DIGESTS = {
 
 @pytest.mark.parametrize("dialect", DIGESTS)
 def test_the_first_migration_is_never_edited(dialect: str) -> None:
-    text = ";\n".join(m001.statements(dialect))
+    text = ";\n".join(initial_schema.statements(dialect))
     assert hashlib.sha256(text.encode()).hexdigest() == DIGESTS[dialect]

@@ -193,7 +193,7 @@ def test_builtin_types_are_read_too() -> None:
 
 
 def test_import_is_light() -> None:
-    modules = "tinkex.wire.codec, tinkex.wire.proto, tinkex.wire.compression"
+    modules = "tinkex.wire.codec, tinkex.wire.proto, tinkex.wire.codec"
     probe = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.wire.compression import compress_zstd, decompress_zstd, zstd_content_size
+from tinkex.wire.codec import compress_zstd, decompress_zstd, zstd_content_size
 from tinkex.wire.proto import WireError
 
 

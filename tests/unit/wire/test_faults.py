@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.errors import RequestErrorCategory
-from tinkex.wire.faults import ErrorBody, make_error_body, parse_error_body
+from tinkex.wire.results import ErrorBody, make_error_body, parse_error_body
 
 User, Server, Unknown = (
     RequestErrorCategory.User,

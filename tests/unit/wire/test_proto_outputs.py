@@ -15,7 +15,7 @@ from tinkex.wire.proto import (
     encode_forward_backward_output,
 )
 from tinkex.wire.proto.outputs import MAX_BARE_DATUMS
-from tinkex.wire.proto.wire_format import encode_varint
+from tinkex.wire.proto.protobuf import encode_varint
 
 
 def field(number: int, payload: bytes) -> bytes:

@@ -9,8 +9,8 @@ import pytest
 
 from tinkex.types import PromptAltTokens, SampledSequence, SampleResponse, TensorData, TopkLogprobs
 from tinkex.wire.proto import WireError, decode_sample_response, encode_sample_response
+from tinkex.wire.proto.protobuf import encode_varint
 from tinkex.wire.proto.sampling import topk_from_rows
-from tinkex.wire.proto.wire_format import encode_varint
 
 
 def field(number: int, payload: bytes) -> bytes:

@@ -24,7 +24,7 @@ from tinkex.wire.proto import (
     decode_forward_backward_request,
     encode_forward_backward_request,
 )
-from tinkex.wire.proto.wire_format import encode_varint
+from tinkex.wire.proto.protobuf import encode_varint
 
 
 def ask(

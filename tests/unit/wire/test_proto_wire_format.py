@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.wire.proto.wire_format import (
+from tinkex.wire.proto.protobuf import (
     FIXED32,
     FIXED64,
     LEN,

@@ -22,7 +22,7 @@ def show_settings(context: Context) -> None:
     An option goes before a profile that was named with --profile, that before a variable, that
     before the default profile, and that before what tinkex does by itself.
     """
-    from tinkex.cli.commands.config_sources import resolve_settings
+    from tinkex.cli.commands.setting_origins import resolve_settings
     from tinkex.client.profiles import read_profiles
     from tinkex.home import Home
 

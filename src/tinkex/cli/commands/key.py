@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex import clock
-from tinkex.cli.commands.serve_control import home_option
+from tinkex.cli.commands.serve import home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import missing_extra_error
 from tinkex.cli.format import format_timestamp

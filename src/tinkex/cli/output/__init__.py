@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from tinkex.cli.format import Column
 from tinkex.cli.output.base import Output, PropertiesOutput, TableOutput, announce, show
-from tinkex.cli.output.fitting import Column
 
 __all__ = ["Column", "Output", "PropertiesOutput", "TableOutput", "announce", "show"]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
 
 import click
 
 from tinkex.cli.context import Context, Format, Screen
+from tinkex.cli.format import Column as Column
 from tinkex.cli.format import format_count, property_label, wrap_text
-from tinkex.cli.output.fitting import Column as Column
 
 
 class Output(ABC):
@@ -36,8 +42,6 @@ class Output(ABC):
     def print(self, format: Format = "table", screen: Screen | None = None) -> None:
         """Write the result to stdout."""
         if format == "json":
-            from tinkex.cli.output.plain import to_json
-
             click.echo(to_json(self.to_dict(), is_ascii=not _can_print_unicode()))
             return
         from tinkex.cli.output.tables import print_table
@@ -147,3 +151,52 @@ def list_title(num_shown: int, num_hidden: int, noun: str, about: str = "") -> s
 
 def _can_print_unicode() -> bool:
     return "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+
+
+def to_json(value: Any, *, is_ascii: bool = False) -> str:
+    """A value as indented JSON."""
+    return json.dumps(to_jsonable(value), indent=2, ensure_ascii=is_ascii, allow_nan=False)
+
+
+def to_jsonable(value: Any) -> Any:
+    """A value made of what JSON has."""
+    if isinstance(value, Enum):
+        return to_jsonable(value.value)
+    if value is None or isinstance(value, str | int | float):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_jsonable(item) for item in value]
+    return _object_to_jsonable(value)
+
+
+def _object_to_jsonable(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, PurePath):
+        return str(value)
+    for name in ("model_dump", "to_dict", "tolist"):
+        if hasattr(value, name):
+            return to_jsonable(getattr(value, name)())
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+CommandWords = Sequence[str]
+
+
+def build_command_line(context: Context, *words: str) -> list[str]:
+    """A command of ours that uses the server which this one used."""
+    given = (("--base-url", context.base_url), ("--profile", context.profile))
+    options = [word for flag, value in given if value for word in (flag, value)]
+    return ["tinkex", *words, *options]
+
+
+def suggest_commands(context: Context, commands: Sequence[CommandWords]) -> None:
+    """Print commands on stderr, each on one line so that it can be copied; programs get none."""
+    if commands and not context.is_json:
+        click.echo("Next:", err=True)
+        for words in commands:
+            click.echo(f"  {shlex.join(words)}", err=True)

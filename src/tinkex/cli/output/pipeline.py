@@ -8,16 +8,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tinkex.charts import Point
 from tinkex.cli.format import format_timestamp
 from tinkex.cli.output.base import Column, Output
 from tinkex.cli.output.plots import RunPlot
-from tinkex.server.dashboard.curve import Point
-from tinkex.server.headlines import format_metric
+from tinkex.headline_metrics import format_metric
 
 if TYPE_CHECKING:
-    from tinkex.pipeline.run.overview import StageSummary
-    from tinkex.pipeline.run.records import MetricChange
     from tinkex.pipeline.run.report import StageOutcome
+    from tinkex.pipeline.run.stage_records import MetricChange
+    from tinkex.pipeline.run.status import StageSummary
 
 
 def _format_change(metrics: Mapping[str, MetricChange]) -> str:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.format import format_bool, format_optional, format_timestamp, truncate_cells
 from tinkex.cli.output.base import Column, Output, PropertiesOutput, list_title
-from tinkex.server.headlines import format_metric, metric_label, select_headlines
+from tinkex.headline_metrics import format_metric, metric_label, select_headlines
 
 if TYPE_CHECKING:
-    from tinkex.cli.paging import Listing
-    from tinkex.types import Checkpoint, TrainingRun
+    from tinkex.cli.raw_requests import Listing
+    from tinkex.types import Checkpoint, SupportedModel, TrainingRun
 
 
 class RunColumn(NamedTuple):
@@ -206,3 +206,37 @@ def metadata_rows(metadata: dict[str, str] | None) -> list[tuple[str, str]]:
     if not metadata:
         return []
     return [("Metadata", ""), *((f"  - {key}", value) for key, value in metadata.items())]
+
+
+class ModelList(Output):
+    """The base models that a server offers."""
+
+    def __init__(self, models: Sequence[SupportedModel], total: int) -> None:
+        self._models = models
+        self._total = total
+
+    def to_dict(self) -> dict[str, Any]:
+        """The official shape, and how many there are."""
+        models = [model.model_dump() for model in self._models]
+        return {"models": models, "total": self._total, "shown": len(models)}
+
+    def columns(self) -> Sequence[Column]:
+        """What a model can be used for."""
+        names = (Column("Model"), Column("Max Context", 1, is_number=True))
+        return (*names, Column("Trainable", 2), Column("Sampleable", 2))
+
+    def rows(self) -> Sequence[Sequence[str]]:
+        """A row per model."""
+        return [
+            [
+                format_optional(model.model_name),
+                format_optional(model.max_context_length, lambda count: f"{count:,}"),
+                format_optional(model.trainable, format_bool),
+                format_optional(model.sampleable, format_bool),
+            ]
+            for model in self._models
+        ]
+
+    def title(self) -> str:
+        """How many there are."""
+        return list_title(len(self._models), 0, "model")

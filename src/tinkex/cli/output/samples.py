@@ -10,8 +10,7 @@ import click
 
 from tinkex.cli.context import Format, Screen
 from tinkex.cli.format import escape_line, format_count
-from tinkex.cli.output.base import Column, Output
-from tinkex.cli.output.plain import to_json
+from tinkex.cli.output.base import Column, Output, to_json
 
 if TYPE_CHECKING:
     from tinkex.text import Tokenizer

@@ -11,8 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tinkex.cli.context import Screen
-from tinkex.cli.format import escape_line, wrap_text
-from tinkex.cli.output.fitting import UNBROKEN_CELL_WIDTH, Column, fit_columns, table_width
+from tinkex.cli.format import (
+    UNBROKEN_CELL_WIDTH,
+    Column,
+    escape_line,
+    fit_columns,
+    table_width,
+    wrap_text,
+)
 
 #: Wider than any row; a pipe or a file has no edge.
 _UNLIMITED_WIDTH = 100_000

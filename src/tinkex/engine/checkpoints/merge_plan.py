@@ -1,24 +1,168 @@
-"""How the stored tensors of a model folder take up an adapter: a plan, made from names and shapes.
+"""What an adapter adds to the weights of its base model, parameter by parameter.
 
-transformers may store a parameter under another name or in parts (a file for each expert of a
-table, say); it knows the way back, which is as good for what is added as for the weights.
+Shape letters: K inputs, N outputs, R rank, E experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from tinkex.engine.checkpoints.deltas import WeightDelta
-from tinkex.engine.checkpoints.tensor_files import DTYPE_CODES, TensorSpec, dtype_bytes
+from tinkex.engine.checkpoints.metadata import WEIGHTS_NAME, short_path
+from tinkex.engine.checkpoints.peft_format import (
+    LORA_A_SUFFIX,
+    LORA_B_SUFFIX,
+    PEFT_PREFIX,
+    PeftConfig,
+    is_lora_tensor,
+    read_peft_config,
+    tensor_prefixes,
+)
+from tinkex.engine.checkpoints.safetensors_io import (
+    DTYPE_CODES,
+    TensorSpec,
+    dtype_bytes,
+    max_abs,
+    open_tensors,
+)
 from tinkex.engine.models.weight_files import SAFETENSORS, read_header, read_json
+from tinkex.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightDelta:
+    """scale * B A for one weight, computed piece by piece; it is never whole in memory."""
+
+    down: Tensor
+    """(R, K), or (E, R, K) for a table of experts."""
+    up: Tensor
+    """(N, R), or (E, N, R)."""
+    scale: float
+    is_transposed: bool = False
+    """Whether the table keeps inputs before outputs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        sizes = (self.up.shape[-2], self.down.shape[-1])
+        return (*self.up.shape[:-2], *(reversed(sizes) if self.is_transposed else sizes))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """What to add from `start` up to `stop` on the weight's first axis."""
+        up = self.up[start:stop]
+        down = self.down[start:stop] if up.ndim == 3 else self.down
+        product = (up @ down).mul_(self.scale)
+        return product.mT if self.is_transposed else product
+
+
+def read_deltas(folder: Path, model: PreTrainedModel) -> dict[str, WeightDelta]:
+    """An adapter's deltas by the names of the model's parameters.
+
+    The model's weights are not read, so it may have none. InvalidInput if the adapter does not fit.
+    """
+    config = read_peft_config(folder)
+    tables = {
+        stem: name
+        for name, stem in tensor_prefixes((), _find_expert_parameters(model, config)).items()
+    }
+    modules = dict(model.named_modules())
+    deltas = {}
+    for stem, pair in _read_lora_pairs(folder / WEIGHTS_NAME).items():
+        name = tables.get(stem)
+        found = (
+            _match_linear(stem, pair, modules)
+            if name is None
+            else _match_experts(name, pair, model)
+        )
+        deltas[found.name] = WeightDelta(
+            down=found.down, up=found.up, scale=config.scale, is_transposed=found.is_transposed
+        )
+    return deltas
+
+
+class _LoraTensors(NamedTuple):
+    down: Tensor
+    up: Tensor
+
+
+class _MatchedDelta(NamedTuple):
+    name: str
+    down: Tensor
+    up: Tensor
+    is_transposed: bool = False
+
+
+def _find_expert_parameters(model: PreTrainedModel, config: PeftConfig) -> list[str]:
+    """The parameters that are adapted as tables, in the model's order."""
+    targets = config.target_parameters or ()
+    ends = tuple(f".{target}" for target in targets)
+    names = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
+    return [name for name in names if name in targets or name.endswith(ends)]
+
+
+def _read_lora_pairs(path: Path) -> dict[str, _LoraTensors]:
+    with open_tensors(path) as file:
+        names = file.keys()
+        tensors = {name: file.get_tensor(name).float() for name in names if is_lora_tensor(name)}
+    for name, tensor in tensors.items():
+        twin = (
+            name.replace(LORA_A_SUFFIX, LORA_B_SUFFIX)
+            if name.endswith(LORA_A_SUFFIX)
+            else name.replace(LORA_B_SUFFIX, LORA_A_SUFFIX)
+        )
+        if twin == name or twin not in tensors or tensor.ndim != 2:
+            raise InvalidInput(f"{short_path(path)}: {name} is not one of a low-rank pair")
+        if not max_abs(tensor) < inf:
+            raise InvalidInput(f"{short_path(path)}: {name} has numbers that are not finite")
+    ups = [name for name in tensors if name.endswith(LORA_B_SUFFIX)]
+    return {
+        name.removesuffix(LORA_B_SUFFIX): _LoraTensors(
+            tensors[name.replace(LORA_B_SUFFIX, LORA_A_SUFFIX)], tensors[name]
+        )
+        for name in ups
+    }
+
+
+def _match_linear(stem: str, pair: _LoraTensors, modules: Mapping[str, nn.Module]) -> _MatchedDelta:
+    path = stem.removeprefix(PEFT_PREFIX)
+    module = modules.get(path)
+    if not isinstance(module, nn.Linear):
+        raise InvalidInput(f"the adapter is for {path!r}, which is no linear map of the base model")
+    _check_shapes(path, pair, module.weight.shape, (*pair.up.shape[:1], *pair.down.shape[1:]))
+    return _MatchedDelta(f"{path}.weight", *pair)
+
+
+def _match_experts(name: str, pair: _LoraTensors, model: PreTrainedModel) -> _MatchedDelta:
+    shape = model.get_parameter(name).shape
+    module = model.get_submodule(name.rpartition(".")[0])
+    is_transposed = bool(getattr(module, "is_transposed", False))
+    sizes = (pair.up.shape[0], pair.down.shape[1])
+    _check_shapes(name, pair, shape, (shape[0], *(reversed(sizes) if is_transposed else sizes)))
+    down_ERK = pair.down.view(shape[0], -1, pair.down.shape[1])
+    up_ENR = pair.up.view(pair.up.shape[0], -1, shape[0]).permute(2, 0, 1)
+    return _MatchedDelta(name, down_ERK, up_ENR, is_transposed)
+
+
+def _check_shapes(
+    path: str, pair: _LoraTensors, expected: Sequence[int], found: Sequence[int]
+) -> None:
+    ranks = pair.down.shape[0], pair.up.shape[1]
+    num_pairs = expected[0] if len(expected) == 3 else 1
+    if tuple(expected) != tuple(found) or ranks[0] != ranks[1] or ranks[0] % num_pairs:
+        raise InvalidInput(
+            f"the adapter's pair for {path!r} has shapes {tuple(pair.up.shape)} and "
+            f"{tuple(pair.down.shape)}, but the base model's weight has {tuple(expected)}; name "
+            "the "
+            "base model that the adapter was trained on"
+        )
 
 
 class DeltaSource(NamedTuple):

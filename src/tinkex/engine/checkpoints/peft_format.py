@@ -15,11 +15,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tinkex.engine.checkpoints.summaries import CONFIG_NAME, read_struct, short_path
-from tinkex.engine.checkpoints.tensor_files import NamedTensor
-from tinkex.engine.state import LORA_ALPHA
+from tinkex.engine.adapters import LORA_ALPHA
+from tinkex.engine.checkpoints.metadata import CONFIG_NAME, read_struct, short_path
+from tinkex.engine.checkpoints.safetensors_io import NamedTensor
 from tinkex.errors import CheckpointError, InvalidInput
-from tinkex.nn.sites import LoraLayout
+from tinkex.nn.lora_layout import LoraLayout
 from tinkex.types.base import preload_type
 
 #: PEFT's wrappers around a model, as they show in the names of its tensors.

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tinkex.engine.checkpoints.files import named_lora_tensors
-from tinkex.engine.checkpoints.summaries import (
+from tinkex.engine.adapters import AdapterState
+from tinkex.engine.checkpoints.adapter_files import named_lora_tensors
+from tinkex.engine.checkpoints.metadata import (
     SNAPSHOT_NAME,
     AdapterMetadata,
     Count,
@@ -16,16 +17,15 @@ from tinkex.engine.checkpoints.summaries import (
     check_format,
     short_path,
 )
-from tinkex.engine.checkpoints.tensor_files import (
+from tinkex.engine.checkpoints.safetensors_io import (
     NamedTensor,
     open_tensors,
     read_tensors_into,
     write_tensors,
 )
 from tinkex.engine.protocol import AdapterSpec
-from tinkex.engine.state import AdapterState
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.nn.sites import LoraLayout
+from tinkex.nn.lora_layout import LoraLayout
 from tinkex.types.base import preload_type
 
 #: Under what name the file says what it is.

@@ -8,20 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tinkex.engine.checkpoints.summaries import check_compatible, read_metadata
-from tinkex.engine.fake import files
-from tinkex.engine.fake.batches import run_pass
+from tinkex.engine.checkpoints.metadata import check_compatible, read_metadata
+from tinkex.engine.fake import storage
 from tinkex.engine.fake.bigram import Bigram, BigramTrainer
 from tinkex.engine.fake.limits import MAX_CONTEXT_TOKENS, check_spec, parse_step_params
-from tinkex.engine.fake.samples import FakeSampleQueue, FakeSamplerCache
+from tinkex.engine.fake.sample_queue import FakeSampleQueue, FakeSamplerCache
+from tinkex.engine.fake.scoring import run_pass
 from tinkex.engine.fake.toy_tokenizer import VOCAB_SIZE
-from tinkex.engine.pass_run import GeneratorPassRun, PassOutcome, PassSteps
 from tinkex.engine.protocol import (
     AdapterSpec,
     BaseModel,
     EngineFailure,
     FinishedSample,
+    GeneratorPassRun,
     Pass,
+    PassOutcome,
+    PassSteps,
     SamplerSource,
     WriteSnapshot,
     check_adapter_size,
@@ -154,7 +156,7 @@ class FakeEngine:
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
         """Write a PEFT-like adapter, and what an optimizer needs to go on."""
         spec, trainer = self._get_adapter(adapter_id)
-        files.write_checkpoint(directory, spec, trainer, with_optimizer=with_optimizer)
+        storage.write_checkpoint(directory, spec, trainer, with_optimizer=with_optimizer)
 
     def load(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
         """Go on from saved weights, if they fit; the gathered gradient is dropped."""
@@ -162,8 +164,8 @@ class FakeEngine:
         try:
             check_compatible(read_metadata(directory), spec)
             size = trainer.model.vocab_size
-            model = files.read_model(directory, size)
-            moments = files.read_moments(directory, spec, size) if with_optimizer else None
+            model = storage.read_model(directory, size)
+            moments = storage.read_moments(directory, spec, size) if with_optimizer else None
         except CheckpointError as error:
             raise InvalidInput(f"the checkpoint cannot be loaded: {error.message}") from error
         trainer.load(model, moments)
@@ -172,12 +174,12 @@ class FakeEngine:
         """Copy the whole state; tables are never changed in place, so the copy is references."""
         spec, trainer = self._get_adapter(adapter_id)
         copy = BigramTrainer(trainer.model, trainer.moments, trainer.gradient_VV)
-        return partial(files.write_snapshot, spec=spec, trainer=copy)
+        return partial(storage.write_snapshot, spec=spec, trainer=copy)
 
     def restore(self, adapter_id: str, spec: AdapterSpec, directory: Path) -> None:
         """Bring an adapter back as it was when its snapshot was taken."""
         size = self._get_base(spec.base_model).vocab_size
-        trainer = files.read_snapshot(directory, spec, size)
+        trainer = storage.read_snapshot(directory, spec, size)
         self._adapters[adapter_id] = _FakeAdapter(spec, trainer)
 
     # --- sampling ---------------------------------------------------------------------------

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.examples import check_tokens
-from tinkex.engine.fake.batches import flatten_tokens, score_tokens
 from tinkex.engine.fake.bigram import Bigram, Tokens
-from tinkex.engine.fake.rows import TransitionParams, TransitionTable, find_topk
+from tinkex.engine.fake.scoring import flatten_tokens, score_tokens
 from tinkex.engine.fake.toy_tokenizer import EOS_TOKEN, token_bytes
+from tinkex.engine.fake.transitions import TransitionParams, TransitionTable, find_topk
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     PromptAltTokens,

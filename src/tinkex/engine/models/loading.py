@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_log
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.models.folders import CONTEXT_LENGTH_KEYS, ModelFolder
+from tinkex.engine.models.model_folder import CONTEXT_LENGTH_KEYS, ModelFolder
 from tinkex.engine.models.weight_files import UnusableModel, read_json
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.logs import get_logger
-from tinkex.nn.host import HostedModel, max_positions
+from tinkex.nn.hosted_model import HostedModel, max_positions
 from tinkex.text import Tokenizer, load_tokenizer
 
 LOG = get_logger(__name__)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 
-from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.errors import ConfigError
 from tinkex.models import TINY, built_in
 from tinkex.settings import expand_path
+from tinkex.system.atomic import write_file_atomic
 
 #: What is taken if nobody names a model and there are several: the one that needs no hub.
 DEFAULT_MODEL = "smollm2-135m"

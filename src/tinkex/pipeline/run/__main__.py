@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from tinkex.errors import TinkexError
 from tinkex.logs import attach_logger
 from tinkex.pipeline.config import list_ignored_variables, read_config
-from tinkex.pipeline.run.flags import parse_flags
+from tinkex.pipeline.run.plan import parse_flags
 from tinkex.pipeline.run.report import summary_line, table_rows, write_table
-from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import RunOutput
+from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.runner import run_pipeline
 
 #: The exit codes of a run that Ctrl-C or SIGTERM interrupted, which is not an error.
 SIGNALLED = frozenset({130, 143})

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from tinkex.pipeline.run import ended
+from tinkex.pipeline.run import run_errors
 from tinkex.pipeline.run.lock import RunLock
-from tinkex.pipeline.run.say import RunOutput
+from tinkex.pipeline.run.run_output import RunOutput
 
 #: What a person or a machine sends to have a run end; a closed terminal counts as a request.
 FORWARDED_SIGNALS = {
@@ -39,7 +39,7 @@ class SignalForwarder:
         """Pass a signal on; while no trainer runs, nothing can be lost by ending at once."""
         self.received = FORWARDED_SIGNALS[signal.Signals(number)]
         if not self.is_child_running:
-            raise ended.run_interrupted(self.received)
+            raise run_errors.run_interrupted(self.received)
         if self.child is not None:
             # Nothing happens if it has ended in the meantime.
             self.child.send_signal(self.received)

@@ -14,7 +14,7 @@ import msgspec
 
 from tinkex import clock
 from tinkex.errors import ConfigError
-from tinkex.pipeline.holding import LockHeld, file_lock, is_alive
+from tinkex.pipeline.trainer_lock import LockHeld, file_lock, is_alive
 
 LOCK_NAME = "run.lock"
 

@@ -1,14 +1,33 @@
-"""A run as it is meant before anything is trained: stages, data, and options that make sense."""
+"""The flags of the run script."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinkex.pipeline.chat import TAG_TOKENS
+from tinkex.data.chatml import TAG_TOKENS
 from tinkex.pipeline.config import PipelineConfig, StageSizes
-from tinkex.pipeline.run import materials
-from tinkex.pipeline.run.arguments import (
+from tinkex.pipeline.run import data_files
+from tinkex.pipeline.run.data_files import StageData
+from tinkex.pipeline.run.stage_records import (
+    FileFingerprint,
+    StageStart,
+    combine_digests,
+    find_tokenizer,
+    fingerprint_file,
+    read_record,
+)
+from tinkex.pipeline.run.stage_specs import (
+    PRETRAIN,
+    SFT,
+    STAGE_ORDER,
+    TOKENIZER,
+    StageSpec,
+    select_stages,
+)
+from tinkex.pipeline.run.trainer_commands import (
     TrainerOptions,
     check_options,
     result_config,
@@ -17,16 +36,69 @@ from tinkex.pipeline.run.arguments import (
     trainer_options,
     with_resume_options,
 )
-from tinkex.pipeline.run.flags import RunFlags
-from tinkex.pipeline.run.materials import StageData
-from tinkex.pipeline.run.records import (
-    FileFingerprint,
-    combine_digests,
-    fingerprint_file,
-    read_record,
-)
-from tinkex.pipeline.run.stages import PRETRAIN, SFT, TOKENIZER, StageSpec, select_stages
-from tinkex.pipeline.run.starts import StageStart, find_tokenizer
+
+_DESCRIPTION = """\
+Train a language model from nothing: tokenizer, pretrain, SFT, DPO and, if asked, reasoning (R1).
+Run it again after an interruption, and it goes on where it stopped; a stage that is done is
+skipped. Settings are variables: OUT_DIR, PRETRAIN_JSON, MODEL_HIDDEN_SIZE, SAVE_INTERVAL,
+KEEP_LAST, TB_AUTO and more, which docs/run_script_options.md explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlags:
+    """What a run was asked to do."""
+
+    smoke_test: bool = False
+    """A small model, few steps, all stages: does everything work?"""
+    skip_pretrain: bool = False
+    """Start SFT from what there is."""
+    run_r1: bool = False
+    """Train the reasoning stage too."""
+    restart_from: str | None = None
+    """Throw away this stage and all later ones, and train them again."""
+
+
+def parse_flags(argv: Sequence[str] | None = None) -> RunFlags:
+    """Read a command line; ends the process with 2 if it makes no sense."""
+    found = _parser().parse_args(argv)
+    restart = found.restart_from or (PRETRAIN.name if found.force_pretrain else None)
+    if found.skip_pretrain and restart == PRETRAIN.name:
+        _parser().error("--skip-pretrain and training pretrain again contradict each other")
+    return RunFlags(
+        smoke_test=found.smoke_test,
+        skip_pretrain=found.skip_pretrain,
+        run_r1=found.run_r1,
+        restart_from=restart,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="run.sh",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--smoke-test", action="store_true", help="a small model and few steps")
+    parser.add_argument("--run-r1", action="store_true", help="train the reasoning stage too")
+    parser.add_argument(
+        "--skip-pretrain",
+        action="store_true",
+        help="start SFT from PRETRAINED_PATH, or from the pretrain that is in OUT_DIR",
+    )
+    parser.add_argument(
+        "--force-pretrain",
+        action="store_true",
+        help="train pretrain again; the same as --restart-from pretrain",
+    )
+    parser.add_argument(
+        "--restart-from",
+        choices=[stage.name for stage in STAGE_ORDER],
+        metavar="STAGE",
+        help="throw away STAGE and all later ones, and train them again: "
+        + ", ".join(stage.name for stage in STAGE_ORDER),
+    )
+    return parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +158,7 @@ def make_run_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
     """The plan of a run; files that are named and options that are given must make sense."""
     skips = flags.skip_pretrain or config.pretrained_path is not None
     stages = select_stages(run_r1=flags.run_r1, skip_pretrain=skips, skip_tokenizer=skips)
-    chosen = materials.choose_data_files(stages, config)
+    chosen = data_files.choose_data_files(stages, config)
     plan = RunPlan(config=config, flags=flags, stages=tuple(stages), stage_data=chosen)
     for stage in stages:
         if stage is not TOKENIZER:
@@ -99,4 +171,4 @@ def make_run_plan(config: PipelineConfig, flags: RunFlags) -> RunPlan:
 def check_data(plan: RunPlan, stage: StageSpec) -> int:
     """Read every row of a stage's data as its trainer will; returns how many there are."""
     limit = plan.config.sizes.get(stage.name, StageSizes()).limit
-    return materials.check_rows(stage.name, plan.stage_data[stage.name].path, limit)
+    return data_files.check_rows(stage.name, plan.stage_data[stage.name].path, limit)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tinkex import clock
-from tinkex.pipeline.run.decisions import StageAction
-from tinkex.pipeline.run.records import MetricChange, StageResult
+from tinkex.pipeline.run.stage_decision import StageAction
+from tinkex.pipeline.run.stage_records import MetricChange, StageResult
 
 HEADINGS = ("Stage", "", "Metric", "Before", "After", "Steps", "Tokens", "Seconds")
 

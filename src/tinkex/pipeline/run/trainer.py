@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tinkex.pipeline.arguments import STAGE_DESCRIPTIONS
-from tinkex.pipeline.trainers import main
+from tinkex.pipeline.entry import main
+from tinkex.pipeline.trainer_arguments import STAGE_DESCRIPTIONS
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in STAGE_DESCRIPTIONS:

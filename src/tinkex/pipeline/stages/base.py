@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tinkex.pipeline.arguments import TrainerArguments
-from tinkex.pipeline.data.packing import Indices
-from tinkex.pipeline.data.tokens import TokenFile
-from tinkex.pipeline.export import export_folder, legacy_name, write_legacy
+from tinkex.pipeline.checkpoints.export import export_folder, legacy_name, write_legacy
 from tinkex.pipeline.forward import HiddenStates, PackedForward
+from tinkex.pipeline.token_file import Indices, TokenFile
 from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.pipeline.trainer_arguments import TrainerArguments
 
 #: Settings of a model's config that do not change what it computes.
 _IGNORED_CONFIG_KEYS = frozenset({"transformers_version", "_name_or_path", "dtype", "use_cache"})

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.data.batches import TokenBatch
-from tinkex.pipeline.evaluation import eval_prompts, exact_match, perplexity
+from tinkex.nn.ops.cross_entropy import TeacherStates, teacher_kl, weighted_cross_entropy
+from tinkex.pipeline.batches import TokenBatch
 from tinkex.pipeline.forward import PackedForward
-from tinkex.pipeline.head import TeacherStates, teacher_kl, weighted_cross_entropy
-from tinkex.pipeline.stage import StageLoss
+from tinkex.pipeline.stage_interface import StageLoss
 from tinkex.pipeline.stages.base import StageInputs, add_router_aux_loss
-from tinkex.pipeline.stages.sft import SftStage
+from tinkex.pipeline.stages.language_modeling import SftStage
+from tinkex.pipeline.train.evaluation import eval_prompts, exact_match, perplexity
 
 
 class DistillStage(SftStage):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tinkex.pipeline.data.batches import PairBatch, PairSource
-from tinkex.pipeline.evaluation import pair_logprobs, preference_metrics
+from tinkex.pipeline.batches import PairBatch, PairSource
 from tinkex.pipeline.forward import PackedForward
-from tinkex.pipeline.stage import StageLoss
+from tinkex.pipeline.stage_interface import StageLoss
 from tinkex.pipeline.stages.base import BaseStage, DataSplit, StageInputs
+from tinkex.pipeline.train.evaluation import pair_logprobs, preference_metrics
 
 
 class DpoStage(BaseStage):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinkex.pipeline.config import PipelineConfig
-from tinkex.pipeline.run.flags import RunFlags
-from tinkex.pipeline.run.running import run_pipeline
-from tinkex.pipeline.run.say import RunOutput
-from tinkex.pipeline.run.stages import DPO
+from tinkex.pipeline.run.plan import RunFlags
+from tinkex.pipeline.run.run_output import RunOutput
+from tinkex.pipeline.run.runner import run_pipeline
+from tinkex.pipeline.run.stage_specs import DPO
 from tinkex.pipeline.tiny import rows
 
 SEED = 1337

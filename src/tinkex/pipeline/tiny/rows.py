@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tinkex.checkpoint.atomic import write_file_atomic
 from tinkex.pipeline.tiny import words
 from tinkex.pipeline.tiny.tasks import (
     FAMILIES,
@@ -18,6 +17,7 @@ from tinkex.pipeline.tiny.tasks import (
     draw_task,
     random_word,
 )
+from tinkex.system.atomic import write_file_atomic
 
 #: Held-out tasks of each family, for the card.
 NUM_HELD_OUT = 40

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinkex.pipeline.samples import rows
+from tinkex.data import sample_rows
 
 NAMES = (
     *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jon", "Kim", "Lea"),
@@ -46,7 +46,7 @@ COLOURS = {
     "a flamingo": "pink",
 }
 OPPOSITES = {
-    **rows.OPPOSITES,
+    **sample_rows.OPPOSITES,
     "good": "bad",
     "happy": "sad",
     "left": "right",

@@ -1,7 +1,8 @@
-"""The door: a key is shown once, and a cookie that expires stands for it."""
+"""Who looks at the pages: whoever shows a key, or sits at the machine that serves them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,14 +13,47 @@ from litestar.handlers import post, route
 
 from tinkex.errors import APIStatusError, InvalidInput, StoreError
 from tinkex.ids import check_id, path_segment
-from tinkex.server.arrivals import RequestOrigin, is_https, is_same_origin, read_origin
-from tinkex.server.auth import MAX_CREDENTIAL_CHARS, identify, issue_token
-from tinkex.server.call import CallerIdentity, Services
+from tinkex.server.config import DEFAULT_TENANT
 from tinkex.server.dashboard.rendering import PAGE_HEADERS, page_response
-from tinkex.server.dashboard.visitor import COOKIE_NAME
-from tinkex.server.limits import ClientDisconnected, read_body
-from tinkex.server.transactions import read
-from tinkex.store import keys
+from tinkex.server.http.auth import MAX_CREDENTIAL_CHARS, identify, issue_token
+from tinkex.server.http.request_body import ClientDisconnected, read_body
+from tinkex.server.http.request_context import CallerIdentity, Services
+from tinkex.server.http.request_origin import (
+    RequestOrigin,
+    is_https,
+    is_local,
+    is_same_origin,
+    read_origin,
+)
+from tinkex.server.http.store_access import read
+from tinkex.store import keys, stats
+from tinkex.store.records import TenantRecord
+
+COOKIE_NAME = "tinkex_look"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Whose things are shown, and why."""
+
+    tenant: TenantRecord
+    is_local: bool
+    """Whether no key was asked for."""
+
+
+async def find_visitor(services: Services, request: Request[Any, Any, Any]) -> Visitor | None:
+    """Who looks; None if a key must be asked for."""
+    token = request.cookies.get(COOKIE_NAME)
+    identity = await identify(services, token) if token else None
+    if identity is not None:
+        owner_id = identity.tenant_id
+        tenant = await read(services, lambda db: keys.find_tenant(db, owner_id))
+        return None if tenant is None else Visitor(tenant=tenant, is_local=False)
+    if not is_local(services.config.host, read_origin(request)):
+        return None
+    tenant = await read(services, lambda db: stats.find_tenant_by_name(db, DEFAULT_TENANT))
+    return None if tenant is None else Visitor(tenant=tenant, is_local=True)
+
 
 INVALID_KEY = "This key is wrong or was revoked."
 CROSS_SITE_FORM = "The form was sent from another site. Open this page yourself and try again."

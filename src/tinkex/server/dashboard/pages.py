@@ -13,14 +13,20 @@ from litestar.types import ControllerRouterHandler
 
 from tinkex import clock
 from tinkex.errors import InvalidInput, NotFoundError, StoreError
-from tinkex.server.call import Services
-from tinkex.server.dashboard.assets import serve_asset
-from tinkex.server.dashboard.login import login, login_page, logout, safe_target, show_login
-from tinkex.server.dashboard.memory import PageCache
-from tinkex.server.dashboard.reading import DashboardReader, run_session_status
-from tinkex.server.dashboard.rendering import page_response
-from tinkex.server.dashboard.visitor import Visitor, find_visitor
-from tinkex.server.transactions import read
+from tinkex.server.dashboard.login import (
+    Visitor,
+    find_visitor,
+    login,
+    login_page,
+    logout,
+    safe_target,
+    show_login,
+)
+from tinkex.server.dashboard.queries import DashboardReader, PageCache
+from tinkex.server.dashboard.rendering import page_response, serve_asset
+from tinkex.server.http.request_context import Services
+from tinkex.server.http.serializers import run_session_status
+from tinkex.server.http.store_access import read
 
 _READ_METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 

@@ -6,12 +6,12 @@ from tinkex.wire.proto.outputs import (
     decode_forward_backward_output,
     encode_forward_backward_output,
 )
+from tinkex.wire.proto.protobuf import WireError
 from tinkex.wire.proto.sampling import decode_sample_response, encode_sample_response
 from tinkex.wire.proto.training import (
     decode_forward_backward_request,
     encode_forward_backward_request,
 )
-from tinkex.wire.proto.wire_format import WireError
 
 __all__ = [
     "WireError",

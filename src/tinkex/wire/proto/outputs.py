@@ -6,8 +6,7 @@ from itertools import groupby
 
 from tinkex.types.tensors import TensorData
 from tinkex.types.training import ForwardBackwardOutput, LossFnOutput
-from tinkex.wire.proto.tensors import read_column, write_column
-from tinkex.wire.proto.wire_format import (
+from tinkex.wire.proto.protobuf import (
     DOUBLE_VALUE,
     LEN,
     MESSAGE_VALUE,
@@ -22,6 +21,7 @@ from tinkex.wire.proto.wire_format import (
     to_text,
     write_double_value,
 )
+from tinkex.wire.proto.tensors import read_column, write_column
 
 # ForwardBackwardOutput
 OUTPUT_TYPE = make_tag(1, LEN)

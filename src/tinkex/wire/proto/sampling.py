@@ -14,8 +14,7 @@ from tinkex.types.sampling import (
     TopkLogprobs,
 )
 from tinkex.types.tensors import TensorData
-from tinkex.wire.proto.tensors import array_bytes, copy_array, read_tensor, write_tensor
-from tinkex.wire.proto.wire_format import (
+from tinkex.wire.proto.protobuf import (
     EMPTY,
     LEN,
     VARINT,
@@ -29,6 +28,7 @@ from tinkex.wire.proto.wire_format import (
     to_payload,
     to_uint32,
 )
+from tinkex.wire.proto.tensors import array_bytes, copy_array, read_tensor, write_tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt

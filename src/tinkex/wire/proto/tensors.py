@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tinkex.types.tensors import TensorData, TensorDtype
-from tinkex.wire.proto.wire_format import (
+from tinkex.wire.proto.protobuf import (
     EMPTY,
     LEN,
     VARINT,

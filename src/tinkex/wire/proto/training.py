@@ -21,16 +21,7 @@ from tinkex.types.inputs import (
 )
 from tinkex.types.tensors import TensorData, TensorDtype
 from tinkex.types.training import ForwardBackwardInput, ForwardBackwardRequest, LossFnType
-from tinkex.wire.proto.tensors import (
-    DENSE,
-    DTYPE_CODES,
-    WIRE_DTYPES,
-    array_bytes,
-    encode_dtype_and_shape,
-    read_tensor,
-    write_tensor,
-)
-from tinkex.wire.proto.wire_format import (
+from tinkex.wire.proto.protobuf import (
     DOUBLE_VALUE,
     FIXED64,
     LEN,
@@ -51,6 +42,15 @@ from tinkex.wire.proto.wire_format import (
     to_payload,
     to_text,
     write_double_value,
+)
+from tinkex.wire.proto.tensors import (
+    DENSE,
+    DTYPE_CODES,
+    WIRE_DTYPES,
+    array_bytes,
+    encode_dtype_and_shape,
+    read_tensor,
+    write_tensor,
 )
 
 # ForwardBackwardRequest

@@ -22,7 +22,7 @@ from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.cli.test_official_shapes import OFFICIAL, official
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.format import format_size
-from tinkex.cli.output.transfers import FileTotals
+from tinkex.cli.output.checkpoints import FileTotals
 from tinkex.testing import Fault
 
 # --- the good case ---------------------------------------------------------------------------

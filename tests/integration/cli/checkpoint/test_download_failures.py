@@ -27,10 +27,10 @@ from tests.integration.cli.checkpoint.offers import (
 )
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import PATIENCE, Connect, eventually
-from tinkex.cli.commands.checkpoint.fetching import INTERRUPTED_MESSAGE, RESUME_HINT
-from tinkex.client import archive as disk
-from tinkex.client import checkout, transfer
-from tinkex.client.partial_file import PartialFile
+from tinkex.cli.commands.checkpoint.download import INTERRUPTED_MESSAGE, RESUME_HINT
+from tinkex.client.download import archive as disk
+from tinkex.client.download import checkpoint, transfer
+from tinkex.client.download.partial_file import PartialFile
 from tinkex.client.retry import RetryPolicy
 from tinkex.errors import DownloadError
 from tinkex.testing import Fault
@@ -330,14 +330,14 @@ def test_unpacking_stops_when_it_is_cancelled(
 ) -> None:
     """Its thread is waited for: nothing appears after the end."""
     started, may_go_on = threading.Event(), threading.Event()
-    extract = checkout.extract_archive
+    extract = checkpoint.extract_archive
 
     def slow(archive: Path, fresh: Path, **options: object) -> Path:
         started.set()
         assert may_go_on.wait(PATIENCE)
         return extract(archive, fresh, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkout, "extract_archive", slow)
+    monkeypatch.setattr(checkpoint, "extract_archive", slow)
     rest = connect(scene.server).rest_client()
     work = rest.download_checkpoint(scene.training, place / "out")
     assert started.wait(PATIENCE)

@@ -29,9 +29,9 @@ from tests.integration.engine.made import (
     sites_of,
 )
 from tinkex.cli.context import Context, Screen
-from tinkex.engine.checkpoints import merging
-from tinkex.engine.checkpoints.files import write_checkpoint
-from tinkex.engine.checkpoints.summaries import METADATA_NAME, OPTIMIZER_NAME, STATE_NAME
+from tinkex.engine.checkpoints import merge
+from tinkex.engine.checkpoints.adapter_files import write_checkpoint
+from tinkex.engine.checkpoints.metadata import METADATA_NAME, OPTIMIZER_NAME, STATE_NAME
 from tinkex.engine.models import sources
 from tinkex.home import Home
 from tinkex.installation import install_command
@@ -220,7 +220,7 @@ def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
 def test_without_torch_a_sentence_says_what_to_install(
     scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, merging.__name__)
+    monkeypatch.delitem(sys.modules, merge.__name__)
     monkeypatch.setitem(sys.modules, "torch", None)
     words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"), "--merge")
     refused = tinkex(*words, "--json")
@@ -243,7 +243,7 @@ def test_an_interrupted_merge_leaves_nothing(
         raise KeyboardInterrupt
 
     before = {path.name for path in tmp_path.iterdir()}
-    monkeypatch.setattr(merging, "_copy_rest", interrupt)
+    monkeypatch.setattr(merge, "_copy_rest", interrupt)
     words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
     done = tinkex(*words, "--base-model-path", str(base))
     assert done.exit_code == 130

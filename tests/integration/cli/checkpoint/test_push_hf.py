@@ -185,7 +185,7 @@ def test_without_the_library_a_sentence_says_what_to_install(
     scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.delitem(sys.modules, "tinkex.engine.models.uploads", raising=False)
+    monkeypatch.delitem(sys.modules, "tinkex.engine.models.hub_upload", raising=False)
     refused = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--json")
     assert "needs huggingface_hub" in refused.failure["message"]
     assert refused.failure["hint"] == f"Run: {install_command('torch')}"

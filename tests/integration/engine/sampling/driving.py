@@ -12,12 +12,16 @@ from torch import Tensor
 from tests.integration.nn.tiny import tiny_host
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import EngineFailure
-from tinkex.engine.sampling.runner import ContinuousBatcher, SamplerAdapter, TextDecoder
-from tinkex.nn.attention import PackedAttention
-from tinkex.nn.host import HostedModel
-from tinkex.nn.running import ForwardContext
-from tinkex.nn.segments import LoraSegment, SegmentedLora
-from tinkex.nn.sites import LoraLayout, TargetKind
+from tinkex.engine.sampling.continuous_batching import (
+    ContinuousBatcher,
+    SamplerAdapter,
+    TextDecoder,
+)
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_layout import LoraLayout, TargetKind
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
 from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
 
 CONTEXT = 512

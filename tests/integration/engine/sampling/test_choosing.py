@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tinkex.engine.sampling.asks import SampleSpec
-from tinkex.engine.sampling.sampler import (
+from tinkex.engine.sampling.request import SampleSpec
+from tinkex.engine.sampling.stop_conditions import StopConditions
+from tinkex.engine.sampling.token_sampler import (
     SampledTokens,
     SamplingSettings,
     draw_tokens,
     greedy,
     sample_tokens,
 )
-from tinkex.engine.sampling.stops import StopConditions
 
 ASK = SampleSpec(
     prompt=np.array([1]),

@@ -20,8 +20,8 @@ from tests.integration.engine.sampling.driving import (
     tokens_of,
 )
 from tinkex.engine.protocol import EngineFailure
-from tinkex.engine.sampling.runner import SamplerAdapter
-from tinkex.nn.sites import LoraLayout, TargetKind
+from tinkex.engine.sampling.continuous_batching import SamplerAdapter
+from tinkex.nn.lora_layout import LoraLayout, TargetKind
 from tinkex.types import SampleRequest, SampleResponse
 
 _ADAPTERS = st.sampled_from([None, 1, 2, 3])

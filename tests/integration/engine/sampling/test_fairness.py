@@ -6,8 +6,8 @@ import pytest
 
 from tests.integration.engine.sampling.driving import answer, new_runner, prompt_of, request
 from tinkex.engine.protocol import EngineFailure, FinishedSample
-from tinkex.engine.sampling import runner as runner_module
-from tinkex.engine.sampling.runner import ContinuousBatcher
+from tinkex.engine.sampling import continuous_batching as runner_module
+from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
 
 LOUD, QUIET = "loud", "quiet"
 

@@ -24,8 +24,8 @@ from tests.integration.engine.sampling.driving import (
     tokens_of,
 )
 from tests.integration.nn.tiny import tiny_qwen3
-from tinkex.nn.host import HostedModel
-from tinkex.nn.sites import TargetKind
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_layout import TargetKind
 from tinkex.types import SampleResponse
 
 _SMALL = {

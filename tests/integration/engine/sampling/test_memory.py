@@ -20,9 +20,9 @@ from tests.integration.engine.sampling.driving import (
 )
 from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling import scheduler
-from tinkex.engine.sampling.runner import ContinuousBatcher
+from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
 from tinkex.errors import RequestErrorCategory
-from tinkex.nn.kept import PromptKV
+from tinkex.nn.kv_cache import PromptKV
 
 #: What one token of the tiny model takes: two layers, keys and values, two heads of 16 floats.
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4

@@ -22,12 +22,12 @@ from tests.integration.engine.sampling.driving import (
     tokens_of,
 )
 from tinkex.engine.protocol import EngineFailure
-from tinkex.engine.sampling import cache, entrance
-from tinkex.engine.sampling.asks import ModelLimits, parse_sample_request
-from tinkex.engine.sampling.runner import ContinuousBatcher
-from tinkex.engine.sampling.sampler import SampledTokens
+from tinkex.engine.sampling import admission, kv_manager
+from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
+from tinkex.engine.sampling.request import ModelLimits, parse_sample_request
 from tinkex.engine.sampling.scheduler import MIN_SHARED_GROUP, shared_group_sizes
-from tinkex.engine.sampling.stops import StopTextMatcher
+from tinkex.engine.sampling.stop_conditions import StopTextMatcher
+from tinkex.engine.sampling.token_sampler import SampledTokens
 from tinkex.errors import InvalidInput, RequestErrorCategory
 from tinkex.types import SampleResponse
 
@@ -162,7 +162,7 @@ def test_the_request_whose_scores_find_no_memory_is_the_one_that_fails(
     def refuse(*_: object) -> None:
         raise MemoryError("full")
 
-    monkeypatch.setattr(entrance, "PromptScores", refuse)
+    monkeypatch.setattr(admission, "PromptScores", refuse)
     runner = new_runner()
     for ticket in order:
         runner.add(ticket, None, request(prompt_of(20), prompt_logprobs=ticket == "x"))
@@ -182,7 +182,7 @@ def test_memory_that_was_not_there_is_not_counted(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError(FULL)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=FULL):
-        patch.setattr(cache, "Block", refuse)
+        patch.setattr(kv_manager, "Block", refuse)
         memory._resize_arena(64, 2, is_bulk=False)
     assert memory.used_bytes == 0
     room = memory._resize_arena(64, 2, is_bulk=False)

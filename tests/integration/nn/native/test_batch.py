@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.nn.native.batch import MatmulBatch
-from tinkex.nn.native.library import load_kernels
+from tinkex.nn.ops.library import load_kernels
+from tinkex.nn.ops.packed_matmul import MatmulBatch
 
 
 def drawn(rows: int, columns: int, seed: int, *, is_turned: bool = False) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_a_total_of_lower_precision_is_added_to(
     has_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels:
-        monkeypatch.setattr("tinkex.nn.native.batch.library", lambda: None)
+        monkeypatch.setattr("tinkex.nn.ops.packed_matmul.library", lambda: None)
     assert load_kernels() is not None
     total, left, right = torch.ones(4, 6).bfloat16(), drawn(4, 8, 1), drawn(8, 6, 2)
     wanted = 1.0 + 0.5 * (left @ right)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.nn.frozen import FrozenLinear
-from tinkex.nn.native.library import load_kernels
-from tinkex.nn.native.panels import PackedLoraPair, PackedWeight
-from tinkex.nn.sampled import build_decode_pairs
-from tinkex.nn.sites import LoraPair
+from tinkex.nn.lora_decode import build_decode_pairs
+from tinkex.nn.lora_layout import LoraPair
+from tinkex.nn.lora_linear import FrozenLinear
+from tinkex.nn.ops.library import load_kernels
+from tinkex.nn.ops.packed_matmul import PackedLoraPair, PackedWeight
 
 #: Rounding of float32 sums, against sums of float64.
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}

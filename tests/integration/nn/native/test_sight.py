@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tinkex.nn.native.sight import can_use_decode_kernel, decode_attention
-from tinkex.nn.running import AttentionOptions
+from tinkex.nn.forward_context import AttentionOptions
+from tinkex.nn.ops.decode_attention import can_use_decode_kernel, decode_attention
 
 CAPACITY = 200
 

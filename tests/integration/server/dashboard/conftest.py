@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.server.dashboard.browsing import Browser
 from tests.integration.server.house import House
-from tinkex.server.keys_file import DEFAULT_TENANT
+from tinkex.server.config import DEFAULT_TENANT
 from tinkex.store import keys
 
 DEFAULT_KEY = "tml-default"

@@ -12,10 +12,10 @@ import pytest
 from tests.integration.server.dashboard.browsing import Browser, add_run, add_session
 from tests.integration.server.dashboard.conftest import DEFAULT_KEY, Scene
 from tests.integration.server.house import KEY, House, open_house
-from tinkex.server.auth import issue_token
-from tinkex.server.call import CallerIdentity
 from tinkex.server.dashboard import login
-from tinkex.server.dashboard.visitor import COOKIE_NAME
+from tinkex.server.dashboard.login import COOKIE_NAME
+from tinkex.server.http.auth import issue_token
+from tinkex.server.http.request_context import CallerIdentity
 from tinkex.store import keys
 
 FORM = 'action="/login"'

@@ -14,8 +14,8 @@ from tests.integration.server.dashboard.browsing import add_run, add_session, ad
 from tests.integration.server.dashboard.conftest import Scene
 from tinkex.errors import StoreBusy
 from tinkex.ids import new_id
-from tinkex.jobs.bells import WakeupListener
-from tinkex.server.dashboard import reading
+from tinkex.jobs.wakeup import WakeupListener
+from tinkex.server.dashboard import queries
 from tinkex.store import checkpoints, jobs, quotas
 from tinkex.store.database import Database
 from tinkex.store.records import CheckpointRecord, RunRecord
@@ -84,7 +84,7 @@ def test_only_the_newest_runs_are_listed_and_all_are_counted(
     session = add_session(scene.house, scene.tenant_id)
     for number in range(4):
         add_run(scene.house, session, id=f"run:{number}", created_at=float(number))
-    monkeypatch.setattr(reading, "MAX_RUNS", 3)
+    monkeypatch.setattr(queries, "MAX_RUNS", 3)
 
     page = scene.local.get().text
 

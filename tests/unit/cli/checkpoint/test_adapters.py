@@ -11,17 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.checkpoint.adapters import (
+from tinkex.cli.commands.checkpoint.export import (
     ADAPTER_CONFIG_NAME,
     ADAPTER_WEIGHTS_NAMES,
+    DTYPES,
     MODEL_CARD_NAME,
     SERVER_FILE_NAMES,
+    _copy_adapter,
     check_adapter,
     format_model_card,
     read_base_model,
     write_model_card,
 )
-from tinkex.cli.commands.checkpoint.export import DTYPES, _copy_adapter
 from tinkex.cli.commands.checkpoint.push_hf import sanitize_repo_name
 from tinkex.cli.errors import CliError
 from tinkex.cli.main import run

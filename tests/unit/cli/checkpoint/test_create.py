@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.checkpoint import atomic
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import CliResult, run
 from tinkex.client.config import Config
 from tinkex.errors import InternalServerError, RequestErrorCategory, RequestFailedError, TinkexError
 from tinkex.settings import package_version
+from tinkex.system import atomic
 from tinkex.types import SaveWeightsForSamplerResponse, WeightsInfoResponse
 
 WEIGHTS = "tinker://run-1/sampler_weights/checkpoint"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.checkpoint import deletion
-from tinkex.cli.commands.checkpoint.deletion import (
+from tinkex.cli.commands.checkpoint import delete
+from tinkex.cli.commands.checkpoint.delete import (
     FATAL_ERRORS,
     MAX_IN_FLIGHT,
     BulkDeletion,
@@ -128,7 +128,7 @@ def interrupted_at(path: str, answer: Future[None]) -> Callable[[str], Future[No
 
 def test_an_interrupt_tells_what_was_and_was_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3-34."""
-    monkeypatch.setattr(deletion, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(delete, "SETTLE_SECONDS", 0.0)
     outcome = BulkDeletion(interrupted_at("c", Future()), ["a", "b", "c", "d"]).run()
     assert outcome == DeletionResult(
         deleted=["a"], failed=[], unknown=["b", "c"], untried=["d"], is_interrupted=True

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.checkpoint.download import checkpoint_folder_name
-from tinkex.cli.commands.checkpoint.fetching import (
+from tinkex.cli.commands.checkpoint.download import (
     DownloadProgressBars,
     check_not_exists,
+    checkpoint_folder_name,
     print_notice,
     scratch_directory,
 )
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.errors import CliError
 from tinkex.cli.main import run
-from tinkex.cli.output.transfers import CheckpointDownload, FileTotals
+from tinkex.cli.output.checkpoints import CheckpointDownload, FileTotals
 from tinkex.ids import TinkerPath
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._:+=@~-]{0,30}", fullmatch=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.checkpoint.parameters import IsoDateTime, Lifetime, to_utc
+from tinkex.cli.commands.time_params import IsoDateTime, Lifetime, to_utc
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.cli.commands.checkpoint.selection import (
+from tinkex.cli.commands.checkpoint.list import (
     CHECKPOINT_TYPES,
     MAX_LISTED,
     CheckpointFilter,

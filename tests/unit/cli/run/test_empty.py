@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.cli.commands.drawing import SampleSource, SamplingOptions
-from tinkex.cli.commands.run.prompt import PromptInput
-from tinkex.cli.commands.run.sample import SampleArguments, _request_samples
+from tinkex.cli.commands.run.sample import PromptInput, SampleArguments, _request_samples
+from tinkex.cli.commands.sampling_options import SampleSource, SamplingOptions
 from tinkex.testing import ToyTokenizer
 from tinkex.types import SampledSequence, SampleResponse
 

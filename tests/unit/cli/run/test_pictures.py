@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from tinkex.cli.context import Screen
 from tinkex.cli.errors import CliError
-from tinkex.cli.output.drawing import draw_text_chart
-from tinkex.cli.output.live import render_run
-from tinkex.cli.output.plots import RunPlot, metric_names
-from tinkex.cli.output.watching import JsonRunView, StepNumbering, TextRunView
+from tinkex.cli.output.live_view import render_run
+from tinkex.cli.output.plots import RunPlot, draw_text_chart, metric_names
+from tinkex.cli.output.run_watch import JsonRunView, StepNumbering, TextRunView
 from tinkex.types import RunMetricsResponse, RunStep
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.cli.commands.run.prompt import PromptInput, parse_tokens, read_prompt
+from tinkex.cli.commands.run.sample import PromptInput, parse_tokens, read_prompt
 from tinkex.cli.errors import CliError
 from tinkex.engine.fake.toy_tokenizer import toy_tokenizer
 from tinkex.errors import InvalidInput

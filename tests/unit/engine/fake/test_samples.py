@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engine.fake.conftest import BASE, datum, run, train
-from tinkex.engine.fake import samples
+from tinkex.engine.fake import sample_queue
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import EngineFailure, FinishedSample, SamplerSource
 from tinkex.errors import RequestErrorCategory
@@ -138,7 +138,7 @@ def test_first_come_first_served(engine: FakeEngine) -> None:
 def test_a_step_ends_between_two_sequences_when_its_time_is_up(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(sample_queue, "STEP_SECONDS", 0.0)
     engine.start_sample("long", ALONE, request(asked={"num_samples": 3}))
     engine.start_sample("next", ALONE, request())
     steps = [[ticket for ticket, _ in engine.step_samples()] for _ in range(6)]
@@ -148,7 +148,7 @@ def test_a_step_ends_between_two_sequences_when_its_time_is_up(
 def test_a_cancelled_request_is_gone_even_when_begun(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(sample_queue, "STEP_SECONDS", 0.0)
     for ticket in ("begun", "waiting", "kept"):
         engine.start_sample(ticket, ALONE, request(asked={"num_samples": 3}))
     engine.step_samples()
@@ -272,13 +272,13 @@ def test_weights_are_read_once_and_again_when_they_were_replaced(
     engine: FakeEngine, saved: SamplerSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
-    read_model = samples.read_model
+    read_model = sample_queue.read_model
 
     def count(directory: Path, vocab_size: int) -> Any:
         reads.append(directory)
         return read_model(directory, vocab_size)
 
-    monkeypatch.setattr(samples, "read_model", count)
+    monkeypatch.setattr(sample_queue, "read_model", count)
     first = ask(engine, saved, seed=1, max_tokens=64)
     assert ask(engine, saved, seed=1, max_tokens=64) == first
     assert len(reads) == 1
@@ -293,8 +293,8 @@ def test_weights_are_read_once_and_again_when_they_were_replaced(
 def test_what_was_not_used_for_longest_makes_room(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "MAX_SAMPLERS", 2)
-    shelf = samples.FakeSamplerCache(engine._bases)
+    monkeypatch.setattr(sample_queue, "MAX_SAMPLERS", 2)
+    shelf = sample_queue.FakeSamplerCache(engine._bases)
     one, two, three = (save(engine, tmp_path / name) for name in ("1", "2", "3"))
     kept = shelf.get_or_load(one)
     lost = shelf.get_or_load(two)

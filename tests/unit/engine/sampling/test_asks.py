@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinkex.engine.sampling.asks import (
+from tinkex.engine.sampling.request import (
     DEFAULT_MAX_TOKENS,
     ModelLimits,
     SampleSpec,

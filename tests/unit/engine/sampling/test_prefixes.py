@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling import prefixes
-from tinkex.engine.sampling.prefixes import (
+from tinkex.engine.sampling import prefix_index
+from tinkex.engine.sampling.prefix_index import (
     MIN_PREFIX_TOKENS,
     PrefixIndex,
     PrefixMatch,
@@ -15,14 +15,14 @@ from tinkex.engine.sampling.prefixes import (
 )
 
 
-def _tokens(*values: int) -> prefixes.Tokens:
+def _tokens(*values: int) -> prefix_index.Tokens:
     return np.array(values, dtype=np.int64)
 
 
 _START = _tokens(*range(MIN_PREFIX_TOKENS))
 
 
-def _after_start(*values: int) -> prefixes.Tokens:
+def _after_start(*values: int) -> prefix_index.Tokens:
     return np.concatenate([_START, _tokens(*values)])
 
 
@@ -76,7 +76,7 @@ def test_what_was_not_used_for_longest_goes_first_unless_it_is_in_use() -> None:
 def test_only_so_many_are_kept() -> None:
     kept: PrefixIndex[int] = PrefixIndex()
     removed = [out for number in range(100) for out in kept.add("a", _after_start(number), number)]
-    assert removed == list(range(100 - prefixes._MAX_PER_BUCKET))
-    for number in range(2 * prefixes._MAX_PROMPTS):
+    assert removed == list(range(100 - prefix_index._MAX_PER_BUCKET))
+    for number in range(2 * prefix_index._MAX_PROMPTS):
         kept.add(number, _after_start(1), number)
-    assert len(kept) == prefixes._MAX_PROMPTS
+    assert len(kept) == prefix_index._MAX_PROMPTS

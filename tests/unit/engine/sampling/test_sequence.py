@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling.asks import SampleSpec
-from tinkex.engine.sampling.case import RequestState, SequenceState
-from tinkex.engine.sampling.dice import RandomStream
-from tinkex.engine.sampling.stops import StopConditions
+from tinkex.engine.sampling.request import SampleSpec
+from tinkex.engine.sampling.request_state import RequestState, SequenceState
+from tinkex.engine.sampling.stop_conditions import StopConditions
+from tinkex.engine.sampling.token_sampler import RandomStream
 
 ASK = SampleSpec(
     prompt=np.array([1, 2]),

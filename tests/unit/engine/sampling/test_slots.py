@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling.slots import (
+from tinkex.engine.sampling.slot_allocator import (
     MIN_CAPACITY,
     MemoryBudget,
     SlotAllocator,

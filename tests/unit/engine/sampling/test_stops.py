@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.sampling.stops import StopConditions, StopTextMatcher, parse_stop
+from tinkex.engine.sampling.stop_conditions import StopConditions, StopTextMatcher, parse_stop
 from tinkex.errors import InvalidInput
 from tinkex.types import SamplingParams
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tinkex.pipeline.arguments import (
+from tinkex.pipeline.trainer_arguments import (
     STAGE_DESCRIPTIONS,
     TrainerArguments,
     make_parser,
@@ -108,7 +108,7 @@ def test_help_shows_every_option_with_its_default() -> None:
 
 
 def test_reading_a_command_line_loads_no_torch() -> None:
-    probe = "import sys, tinkex.pipeline.arguments; print('torch' in sys.modules)"
+    probe = "import sys, tinkex.pipeline.trainer_arguments; print('torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinkex.pipeline.chat import ChatSpan, render_prompt, render_spans
+from tinkex.data.chatml import ChatSpan, render_prompt, render_spans
 
 TALK = (
     {"role": "system", "content": "Be short."},

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.data.packing import (
+from tinkex.pipeline.token_file import (
     pack_sequences,
     shuffled_order,
     split_documents,

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tinkex.data import sample_rows
 from tinkex.data.jsonl import parse_line, read_lines
+from tinkex.data.sample_rows import CHATTER
+from tinkex.data.stage_rows import STAGE_PARSERS
 from tinkex.errors import InvalidInput
-from tinkex.pipeline import samples
-from tinkex.pipeline.samples.rows import CHATTER
-from tinkex.pipeline.schemas import STAGE_PARSERS
 
 SMALL = {"pretrain": 60, "sft": 60, "dpo": 60, "r1": 60}
 
 
 def test_every_row_is_one_that_its_stage_reads_and_none_comes_twice(tmp_path: Path) -> None:
-    for stage, path in samples.write_sample_files(tmp_path, 1, SMALL).items():
+    for stage, path in sample_rows.write_sample_files(tmp_path, 1, SMALL).items():
         lines = list(read_lines(path))
         assert len({line.content for line in lines}) == len(lines) == 60
         for line in lines:
@@ -27,7 +27,7 @@ def test_every_row_is_one_that_its_stage_reads_and_none_comes_twice(tmp_path: Pa
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     a, b, c = (
-        samples.write_sample_files(tmp_path / str(i), seed, SMALL)
+        sample_rows.write_sample_files(tmp_path / str(i), seed, SMALL)
         for i, seed in enumerate((1, 1, 2))
     )
     for stage in SMALL:
@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_sums_and_comparisons_are_right(tmp_path: Path) -> None:
-    path = samples.write_sample_files(tmp_path, 1, {"r1": 300})["r1"]
+    path = sample_rows.write_sample_files(tmp_path, 1, {"r1": 300})["r1"]
     num_checked = 0
     for line in read_lines(path):
         ask, say = json.loads(line.content)["conversations"]
@@ -50,7 +50,7 @@ def test_sums_and_comparisons_are_right(tmp_path: Path) -> None:
 
 
 def test_what_dpo_prefers_is_not_what_sft_shows_most(tmp_path: Path) -> None:
-    made = samples.write_sample_files(tmp_path, 1, {"sft": 300, "dpo": 300})
+    made = sample_rows.write_sample_files(tmp_path, 1, {"sft": 300, "dpo": 300})
     talks = [json.loads(line.content)["conversations"] for line in read_lines(made["sft"])]
     is_chatty = [talk[1]["content"].endswith(CHATTER) for talk in talks]
     assert 0.5 < sum(is_chatty) / len(is_chatty) < 0.7
@@ -64,4 +64,4 @@ def test_what_dpo_prefers_is_not_what_sft_shows_most(tmp_path: Path) -> None:
 
 def test_a_stage_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'ppo'"):
-        samples.write_sample_files(tmp_path, 1, {"ppo": 3})
+        sample_rows.write_sample_files(tmp_path, 1, {"ppo": 3})

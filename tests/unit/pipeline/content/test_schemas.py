@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.data.jsonl import parse_line, read_lines
-from tinkex.errors import InvalidInput
-from tinkex.pipeline.schemas import (
+from tinkex.data.stage_rows import (
     ConversationRow,
     PreferencePairRow,
     TextRow,
@@ -21,6 +20,7 @@ from tinkex.pipeline.schemas import (
     parse_pair_row,
     parse_text_row,
 )
+from tinkex.errors import InvalidInput
 
 ASK = {"role": "user", "content": "Hi?"}
 SAY = {"role": "assistant", "content": "Ho."}

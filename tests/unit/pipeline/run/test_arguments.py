@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import ConfigError
-from tinkex.pipeline.arguments import STAGE_DEFAULTS, make_parser
 from tinkex.pipeline.config import STAGES, PipelineConfig, read_config
-from tinkex.pipeline.run.arguments import (
+from tinkex.pipeline.run.stage_specs import DPO, PRETRAIN, SFT, STAGES_BY_NAME
+from tinkex.pipeline.run.trainer_commands import (
     check_options,
     describe_changes,
     parse_extra_options,
@@ -19,7 +19,7 @@ from tinkex.pipeline.run.arguments import (
     trainer_options,
     with_resume_options,
 )
-from tinkex.pipeline.run.stages import DPO, PRETRAIN, SFT, STAGES_BY_NAME
+from tinkex.pipeline.trainer_arguments import STAGE_DEFAULTS, make_parser
 
 DATA, TOKENIZER, PARENT = Path("d.jsonl"), Path("tok"), Path("parent/hf")
 

@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 
 from tinkex.errors import CheckpointError, ConfigError
-from tinkex.pipeline.digests import digest_weights
-from tinkex.pipeline.holding import lock_directory
-from tinkex.pipeline.run.clearing import remove_stages
-from tinkex.pipeline.run.ended import stage_failed
-from tinkex.pipeline.run.links import link_legacy
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.run.lock import find_holder, lock_output_dir
-from tinkex.pipeline.run.records import combine_digests, fingerprint_file, read_record, read_result
 from tinkex.pipeline.run.report import plain_table
-from tinkex.pipeline.run.stages import PRETRAIN, STAGE_ORDER, select_stages, stages_from
+from tinkex.pipeline.run.run_errors import stage_failed
+from tinkex.pipeline.run.stage_files import link_legacy, remove_stages
+from tinkex.pipeline.run.stage_records import (
+    combine_digests,
+    fingerprint_file,
+    read_record,
+    read_result,
+)
+from tinkex.pipeline.run.stage_specs import PRETRAIN, STAGE_ORDER, select_stages, stages_from
+from tinkex.pipeline.trainer_lock import lock_directory
 
 
 def test_a_data_file_that_was_not_touched_is_not_read_again(tmp_path: Path) -> None:

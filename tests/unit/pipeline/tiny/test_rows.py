@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.pipeline.schemas import STAGE_PARSERS
+from tinkex.data.stage_rows import STAGE_PARSERS
 from tinkex.pipeline.tiny import rows, tasks, words
-from tinkex.pipeline.tiny.card import ModelCardMetrics, make_card
+from tinkex.pipeline.tiny.model_card import ModelCardMetrics, make_card
 from tinkex.pipeline.tiny.tasks import FAMILIES, TinyTask
 
 SIZES = {"pretrain": 40, "sft": 40, "dpo": 40}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.dashboard.curve import (
+from tinkex.charts import (
     MAX_DOTS,
     MAX_POINTS,
     MIN_POINTS_FOR_MEAN,

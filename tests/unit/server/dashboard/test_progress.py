@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.dashboard.memory import LRUCache
-from tinkex.server.dashboard.progress import RunHistory, drop_before, extend_history
-from tinkex.server.updates import NUM_SPEED_PASSES, tokens_per_second
+from tinkex.server.dashboard.queries import LRUCache
+from tinkex.server.http.run_history import (
+    NUM_SPEED_PASSES,
+    RunHistory,
+    drop_before,
+    extend_history,
+    tokens_per_second,
+)
 from tinkex.store.records import StepRecord
 
 KINDS = (

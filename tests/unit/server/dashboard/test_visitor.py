@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.arrivals import (
+from tinkex.server.dashboard.login import safe_target
+from tinkex.server.http.request_origin import (
     RequestOrigin,
     is_from_this_machine,
     is_https,
     is_local,
     is_same_origin,
 )
-from tinkex.server.dashboard.login import safe_target
 
 
 def arrival(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.server.dashboard import wording
+from tinkex.server.dashboard import formatting
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tinkex.server.dashboard import wording
     ],
 )
 def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
-    assert wording.format_age(1000.0 - seconds, 1000.0) == text
+    assert formatting.format_age(1000.0 - seconds, 1000.0) == text
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_ages_are_in_their_largest_unit(seconds: float, text: str) -> None:
     ],
 )
 def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
-    assert wording.format_size(num_bytes) == text
+    assert formatting.format_size(num_bytes) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, wording.MISSING),
+        (None, formatting.MISSING),
         (0.0, "0.0000"),
         (2.34567, "2.3457"),
         (-1.5, "-1.5000"),
@@ -56,31 +56,31 @@ def test_sizes_have_a_unit_and_few_digits(num_bytes: int, text: str) -> None:
     ],
 )
 def test_losses_show_enough_digits(value: float | None, text: str) -> None:
-    assert wording.format_loss(value) == text
+    assert formatting.format_loss(value) == text
 
 
 def test_durations_and_counts() -> None:
-    assert [wording.format_seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
+    assert [formatting.format_seconds(value) for value in (-1, 0.012, 3.44, 1234)] == [
         "0 ms",
         "12 ms",
         "3.4 s",
         "1,234 s",
     ]
-    assert (wording.format_count(None), wording.format_count(1234567)) == (
-        wording.MISSING,
+    assert (formatting.format_count(None), formatting.format_count(1234567)) == (
+        formatting.MISSING,
         "1,234,567",
     )
 
 
 @given(st.text())
 def test_a_users_text_is_one_short_line(text: str) -> None:
-    shown = wording.shorten(text)
+    shown = formatting.shorten(text)
 
-    assert len(shown) <= wording.MAX_NAME_CHARS
+    assert len(shown) <= formatting.MAX_NAME_CHARS
     assert "\n" not in shown
     assert "\r" not in shown
 
 
 def test_an_errors_words_become_a_sentence() -> None:
-    assert wording.to_sentence("there is no run 'x'") == "There is no run 'x'."
-    assert wording.to_sentence("Try again.") == "Try again."
+    assert formatting.to_sentence("there is no run 'x'") == "There is no run 'x'."
+    assert formatting.to_sentence("Try again.") == "Try again."

@@ -1,16 +1,73 @@
-"""Writing profiles: one at a time, all or nothing, for the eyes of their owner."""
+"""Which profile, and which server, `login` and `logout` are about."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
+import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tinkex.cli.commands.auth.toml_text import set_toml_values
-from tinkex.client.private_files import file_lock, replace_file
-from tinkex.client.profiles import read_profiles
+from tinkex.cli.context import Context
+from tinkex.cli.errors import CliError
+from tinkex.client.config import normalise_url
+from tinkex.client.profiles import ProfilesFile, file_lock, read_profiles, replace_file
 from tinkex.errors import ConfigError
 from tinkex.home import Home
+from tinkex.settings import HOSTED_BASE_URL, Environment, read_environment
+
+#: The profile that is made when none is named.
+DEFAULT_PROFILE_NAME = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTarget:
+    """A profile, there or to be made."""
+
+    name: str
+    base_url: str
+    """The server that it is for, or will be."""
+    settings: Mapping[str, Any] = field(repr=False)
+    """What it says already."""
+    file: ProfilesFile
+    home: Home
+    environment: Environment = field(repr=False)
+
+
+def find_profile_target(context: Context) -> ProfileTarget:
+    """The profile that was named, that is used without a name, or the first one there will be."""
+    environment = read_environment()
+    home = Home(environment.home)
+    file = read_profiles(home.profiles_file)
+    name = context.profile or environment.profile or file.default or DEFAULT_PROFILE_NAME
+    settings = file.profiles.get(name, {})
+    own, around = settings.get("base_url"), environment.base_url
+    # A profile that the caller named goes before the variable, as in every other command.
+    found = (own or around) if context.profile else (around or own)
+    return ProfileTarget(
+        name=name,
+        base_url=normalise_url(context.base_url or found or HOSTED_BASE_URL),
+        settings=settings,
+        file=file,
+        home=home,
+        environment=environment,
+    )
+
+
+def check_profile_server(context: Context, target: ProfileTarget) -> None:
+    """Refuse to turn a profile that nobody named into one of another server."""
+    own = target.settings.get("base_url")
+    if context.profile or own is None or normalise_url(own) == target.base_url:
+        return
+    raise CliError(
+        f"profile {target.name!r} is for {own}, not for {target.base_url}",
+        "Pass --profile NAME: a new name keeps both, the same name replaces it.",
+    )
+
 
 _FILE_HEADER = "# Servers and keys of tinkex; `tinkex config show` says which are used.\n"
 
@@ -48,3 +105,138 @@ def _edit_profiles(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
     except ConfigError as error:
         error.hint = error.hint or f"Change {path} by hand."
         raise
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def set_toml_values(text: str, table: tuple[str, ...], values: Mapping[str, str | None]) -> str:
+    """The text with these values in a table, () for the top; None takes a value away.
+
+    A text that is written in a way that cannot be changed line by line is refused.
+    """
+    before = tomllib.loads(text)
+    lines = _TomlLines(text)
+    for key, value in values.items():
+        lines.set_value(table, key, value)
+    changed = lines.text()
+    try:
+        found = tomllib.loads(changed)
+    except tomllib.TOMLDecodeError:
+        found = {}
+    if found != _apply_values(before, table, values):
+        name = ".".join(table) or "the top"
+        raise ConfigError(f"{name} is written in a way that cannot be changed automatically")
+    return changed
+
+
+def _apply_values(
+    before: Mapping[str, Any], table: tuple[str, ...], values: Mapping[str, str | None]
+) -> dict[str, Any]:
+    found = copy.deepcopy(dict(before))
+    place = found
+    for part in table:
+        place = place.setdefault(part, {})
+    for key, value in values.items():
+        place.pop(key, None)
+        if value is not None:
+            place[key] = value
+    return found
+
+
+class _TomlLines:
+    """A text as lines."""
+
+    def __init__(self, text: str) -> None:
+        self._end = "\r\n" if "\r\n" in text else "\n"
+        # Not splitlines(), which knows line breaks that TOML does not.
+        self._lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+        if not text:
+            self._lines = []
+
+    def text(self) -> str:
+        return self._end.join([*self._lines, ""]) if self._lines else ""
+
+    def set_value(self, table: tuple[str, ...], key: str, value: str | None) -> None:
+        """Set a value, or take it away."""
+        begin, end = self._table_bounds(table)
+        if begin is None:
+            if value is None:
+                return
+            self._lines += ["", _format_header(table)] if self._lines else [_format_header(table)]
+            begin = end = len(self._lines)
+        place = next((i for i in range(begin, end) if _parse_key(self._lines[i]) == key), None)
+        if place is not None:
+            comment = _trailing_comment(self._lines[place])
+            self._lines[place : place + 1] = (
+                [] if value is None else [_format_pair(key, value) + comment]
+            )
+        elif value is not None:
+            self._insert_row(begin, end, _format_pair(key, value), is_top=not table)
+
+    def _insert_row(self, begin: int, end: int, row: str, *, is_top: bool) -> None:
+        rows = self._lines[begin:end]
+        keys = [i for i, line in enumerate(rows) if _parse_key(line) is not None]
+        if keys or not is_top:
+            self._lines.insert(begin + (keys[-1] + 1 if keys else 0), row)
+            return
+        # Between what stands above the first table and the comment that belongs to it.
+        blank = max((i for i, line in enumerate(rows) if not line.strip()), default=len(rows) - 1)
+        place = begin + blank + 1 if end < len(self._lines) else end
+        self._lines[place:place] = [row, ""] if end < len(self._lines) else [row]
+
+    def _table_bounds(self, table: tuple[str, ...]) -> tuple[int | None, int]:
+        """The lines of a table without its header; None where it begins if it is not there."""
+        headers = [i for i, line in enumerate(self._lines) if line.lstrip().startswith("[")]
+        if not table:
+            return 0, headers[0] if headers else len(self._lines)
+        for i, place in enumerate(headers):
+            if _is_header(self._lines[place], table):
+                after = headers[i + 1] if i + 1 < len(headers) else len(self._lines)
+                return place + 1, after
+        return None, 0
+
+
+def _format_header(table: tuple[str, ...]) -> str:
+    return f"[{'.'.join(_format_key(part) for part in table)}]"
+
+
+def _format_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _quote(key)
+
+
+def _format_pair(key: str, value: str) -> str:
+    return f"{_format_key(key)} = {_quote(value)}"
+
+
+def _quote(text: str) -> str:
+    # A text of JSON is one of TOML too, but for one letter.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _is_header(line: str, table: tuple[str, ...]) -> bool:
+    found = _parse_line(line)
+    for part in table:
+        if not isinstance(found, dict) or list(found) != [part]:
+            return False
+        found = found[part]
+    return found == {}
+
+
+def _parse_key(line: str) -> str | None:
+    found = _parse_line(line)
+    return next(iter(found)) if found and not line.lstrip().startswith("[") else None
+
+
+def _trailing_comment(line: str) -> str:
+    for i, letter in enumerate(line):
+        if letter == "#" and _parse_line(line[:i]) is not None:
+            return "  " + line[i:]
+    return ""
+
+
+def _parse_line(line: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return None

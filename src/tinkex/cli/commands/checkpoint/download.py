@@ -1,17 +1,191 @@
-"""`tinkex checkpoint download`: a checkpoint's files, whole and checked."""
+"""Getting a checkpoint's files onto this disk, whichever way its server offers."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.completing import CHECKPOINT
+from tinkex.cli.client import rest_client, service_client
 from tinkex.cli.context import Context, pass_context
+from tinkex.cli.errors import CliError, Interrupted
+from tinkex.cli.id_completion import CHECKPOINT
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
+from tinkex.cli.progress import ProgressBar, print_status, progress_bar, spinner
 from tinkex.cli.short_ids import expand_path
+from tinkex.errors import APIStatusError, TinkexError
 from tinkex.ids import TinkerPath, parse_tinker_path
+
+if TYPE_CHECKING:
+    from tinkex.client.rest import RestClient
+
+#: How long a copy lives that is made for one download; it is deleted when that is over.
+EXPORT_TTL_SECONDS = 6 * 3600
+#: What the checkpoints of such copies are called.
+EXPORT_CHECKPOINT_NAME = "download"
+#: What to say after Ctrl-C if the next try need not begin anew.
+INTERRUPTED_MESSAGE = "Interrupted: what has arrived is kept."
+RESUME_HINT = "Run the same command again to resume the download."
+
+
+class DownloadProgressBars:
+    """The bars of a download: bytes that arrive, then files that come out of an archive."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._stack = contextlib.ExitStack()
+        self._label = ""
+        self._bar = ProgressBar()
+
+    def __enter__(self) -> DownloadProgressBars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def on_bytes(self, done: int, total: int | None) -> None:
+        """So many bytes are here."""
+        self._show("Downloading", is_bytes=True).update(done, total)
+
+    def on_files(self, done: int, total: int | None) -> None:
+        """So many files are out of the archive."""
+        self._show("Unpacking", is_bytes=False).update(done, total)
+
+    def _show(self, label: str, *, is_bytes: bool) -> ProgressBar:
+        if label != self._label:
+            self._stack.close()
+            shown = progress_bar(self._context, label, unit="bytes" if is_bytes else "items")
+            self._bar, self._label = self._stack.enter_context(shown), label
+        return self._bar
+
+
+def check_not_exists(destination: Path, *, force: bool) -> None:
+    """Refuse a place that is taken, before anybody is asked for anything."""
+    if not force and os.path.lexists(destination):
+        raise CliError(
+            f"{destination} exists already",
+            "--force replaces it once everything has arrived; --output names another place.",
+        )
+
+
+def fetch_checkpoint(
+    context: Context,
+    path: str,
+    destination: Path,
+    *,
+    force: bool = False,
+    extract: bool = True,
+    keeps_partial: bool = True,
+    identity: Path | None = None,
+) -> None:
+    """Download a checkpoint: into a folder, or as one archive; kept, if the caller keeps it."""
+    try:
+        with rest_client(context) as client:
+            options = {"force": force, "extract": extract, "identity": identity}
+            _download(context, client, path, destination, options)
+            return
+    except APIStatusError as error:
+        if not extract or not _can_be_exported(context, path, error):
+            raise
+    except KeyboardInterrupt as error:
+        if keeps_partial and _has_partial_download(destination):
+            raise Interrupted(INTERRUPTED_MESSAGE, RESUME_HINT) from error
+        raise
+    _export_and_download(context, path, destination, force=force)
+
+
+def _download(
+    context: Context,
+    client: RestClient,
+    path: str,
+    destination: Path,
+    options: Mapping[str, Any],
+) -> None:
+    with DownloadProgressBars(context) as phases:
+        client.download_checkpoint(
+            path,
+            destination,
+            **options,
+            progress=phases.on_bytes,
+            unpacked=phases.on_files,
+        ).result()
+
+
+def _has_partial_download(destination: Path) -> bool:
+    from tinkex.client.download.directory import staging_path
+    from tinkex.client.download.partial_file import PART_SUFFIX
+
+    part = destination.with_name(destination.name + PART_SUFFIX)
+    return staging_path(destination).exists() or part.exists()
+
+
+def _can_be_exported(context: Context, path: str, error: APIStatusError) -> bool:
+    """Whether the server gives out such files only after it was asked to write them."""
+    from tinkex.client.download.checkpoint import FILES_UNSUPPORTED_STATUSES
+
+    if (
+        error.status not in FILES_UNSUPPORTED_STATUSES
+        or parse_tinker_path(path).segment != "weights"
+    ):
+        return False
+    try:
+        with rest_client(context) as client:
+            client.get_weights_info_by_tinker_path(path).result()
+    except TinkexError:
+        # There is no such checkpoint: the first answer has said so.
+        return False
+    return True
+
+
+def _export_and_download(context: Context, path: str, destination: Path, *, force: bool) -> None:
+    """Have a training checkpoint loaded and written as files, and download these."""
+    with service_client(context) as client:
+        with spinner(f"Exporting {path}: the server loads it to write its files ..."):
+            trainer = client.create_training_client_from_state(
+                path, user_metadata={"created_by": "tinkex checkpoint download"}
+            )
+            saving = trainer.save_weights_external(
+                EXPORT_CHECKPOINT_NAME, ttl_seconds=EXPORT_TTL_SECONDS
+            )
+            copy = saving.result().path
+        files = client.rest_client()
+        try:
+            _download(context, files, copy, destination, {"force": force})
+        finally:
+            _delete_copy(context, files, copy)
+
+
+def _delete_copy(context: Context, client: RestClient, path: str) -> None:
+    try:
+        client.delete_checkpoint_from_tinker_path(path).result()
+    except TinkexError as error:
+        hours = EXPORT_TTL_SECONDS // 3600
+        print_notice(context, f"{path} was made for this and could not be deleted: {error.message}")
+        print_notice(context, f"It expires within {hours} hours.")
+
+
+def print_notice(context: Context, text: str) -> None:
+    """Tell a person; programs get JSON on stderr if anything goes wrong, and nothing beside it."""
+    if not context.is_json:
+        print_status(text)
+
+
+@contextlib.contextmanager
+def scratch_directory(destination: Path) -> Iterator[Path]:
+    """A folder on the disk of a destination, which is gone at the end whatever happens."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    made = tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent)
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 @click.command(cls=Command)
@@ -48,8 +222,7 @@ def download(
     RUN_ID_weights_0001, with _ for every colon. The folder appears when everything has arrived and
     was checked. After an interruption the same command goes on where it stopped.
     """
-    from tinkex.cli.commands.checkpoint.fetching import check_not_exists, fetch_checkpoint
-    from tinkex.cli.output.transfers import CheckpointDownload, FileTotals
+    from tinkex.cli.output.checkpoints import CheckpointDownload, FileTotals
 
     path = expand_path(context, path)
     name = checkpoint_folder_name(parse_tinker_path(path))

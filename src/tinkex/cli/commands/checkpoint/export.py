@@ -1,7 +1,8 @@
-"""`tinkex checkpoint export`: a folder that PEFT loads, or a whole model."""
+"""A downloaded adapter: whether it is one, what it is for, and which of its files others need."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, missing_extra_error
+from tinkex.cli.id_completion import CHECKPOINT
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.short_ids import expand_path
@@ -19,7 +20,97 @@ from tinkex.errors import ConfigError
 from tinkex.ids import SCHEME, parse_tinker_path
 
 if TYPE_CHECKING:
-    from tinkex.engine.checkpoints.merging import MergeProgress
+    from tinkex.engine.checkpoints.merge import MergeProgress
+
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
+#: What a server keeps beside an adapter for itself.
+SERVER_FILE_NAMES = (
+    "manifest.json",
+    "tinkex.json",
+    "trainer_state.json",
+    "optimizer.safetensors",
+    "checkpoint_complete",
+)
+MODEL_CARD_NAME = "README.md"
+
+
+def check_adapter(folder: Path, path: str) -> None:
+    """Refuse what PEFT could not load."""
+    if any(folder.glob("*.age")):
+        raise CliError(
+            f"{path} is encrypted",
+            "Run `tinkex checkpoint download --identity FILE` with it, and export that folder.",
+        )
+    has_weights = any((folder / name).is_file() for name in ADAPTER_WEIGHTS_NAMES)
+    if not has_weights or not (folder / ADAPTER_CONFIG_NAME).is_file():
+        raise CliError(
+            f"{path} holds no PEFT adapter",
+            f"Expected {ADAPTER_CONFIG_NAME} and {ADAPTER_WEIGHTS_NAMES[0]} in it.",
+        )
+
+
+def read_base_model(folder: Path) -> str | None:
+    """The model an adapter was trained on, as its own settings name it."""
+    try:
+        found = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+def write_model_card(folder: Path, path: str, repo_id: str) -> None:
+    """Write the page that the hub shows, unless the checkpoint brought one."""
+    place = folder / MODEL_CARD_NAME
+    if not place.exists():
+        place.write_text(format_model_card(folder, path, repo_id), encoding="utf-8")
+
+
+def format_model_card(folder: Path, path: str, repo_id: str) -> str:
+    """The hub's page of an adapter: what it is, where it is from, how it is used."""
+    base = read_base_model(folder) or "unknown"
+    rank = _read_rank(folder)
+    # Quoted as JSON, which YAML reads too: a name may hold anything.
+    lines = [
+        "---",
+        *([f"base_model: {json.dumps(base)}"] if base != "unknown" else []),
+        "library_name: peft",
+        "tags:",
+        "- lora",
+        "- peft",
+        "- tinker",
+        f"tinker_path: {json.dumps(path)}",
+        "---",
+        "",
+        f"# LoRA adapter for {base}",
+        "",
+        f"Trained through the Tinker API. Source: `{path}`",
+        "",
+        f"- Base model: {base}",
+        *([f"- LoRA rank: {rank}"] if rank else []),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(base)})",
+        f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base)})",
+        f"model = PeftModel.from_pretrained(base, {json.dumps(repo_id)})",
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _read_rank(folder: Path) -> int | None:
+    try:
+        rank = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())["r"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return rank if isinstance(rank, int) else None
+
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -51,27 +142,25 @@ def export(context: Context, path: str, output: Path, force: bool, **merge_optio
     downloaded. Without --merge, DIR is an adapter that PEFT loads; with it, a model that
     transformers loads alone. --merge needs the extra tinkex[torch].
     """
-    from tinkex.cli.commands.checkpoint import adapters, fetching
-    from tinkex.cli.output.transfers import CheckpointExport, FileTotals
-    from tinkex.client.archive import publish_directory
-    from tinkex.client.download import check_destination
+    from tinkex.cli.commands.checkpoint import download
+    from tinkex.cli.output.checkpoints import CheckpointExport, FileTotals
+    from tinkex.client.download.archive import publish_directory
+    from tinkex.client.download.directory import check_destination
 
     is_merged, dtype = merge_options["merge"], merge_options["dtype"]
     _check_usage(is_merged, merge_options)
-    fetching.check_not_exists(output, force=force)
+    download.check_not_exists(output, force=force)
     output = check_destination(output, force=force)
     path = expand_path(context, path)
     _check_disjoint(path, output)
     merge = _import_merge() if is_merged else None
-    with fetching.scratch_directory(output) as scratch:
+    with download.scratch_directory(output) as scratch:
         adapter = _get_adapter(context, path, scratch)
-        adapters.check_adapter(adapter, path)
-        base_model = adapters.read_base_model(adapter)
+        check_adapter(adapter, path)
+        base_model = read_base_model(adapter)
         made = scratch / "export"
         if merge is None:
-            _copy_adapter(
-                adapter, made, adapters.SERVER_FILE_NAMES, is_ours=adapter.parent == scratch
-            )
+            _copy_adapter(adapter, made, SERVER_FILE_NAMES, is_ours=adapter.parent == scratch)
         else:
             base = merge_options["base_model_path"] or _find_base_model(base_model, path)
             _run_merge(context, merge, (base, adapter, made), dtype)
@@ -99,7 +188,7 @@ def _check_disjoint(path: str, output: Path) -> None:
 def _get_adapter(context: Context, path: str, scratch: Path) -> Path:
     """The adapter's folder: the one that was named, or one that is downloaded now."""
     from tinkex.checkpoint.manifest import MANIFEST_NAME, check_manifest
-    from tinkex.cli.commands.checkpoint.fetching import fetch_checkpoint
+    from tinkex.cli.commands.checkpoint.download import fetch_checkpoint
 
     if not path.startswith(SCHEME) and Path(path).is_dir():
         if (Path(path) / MANIFEST_NAME).is_file():
@@ -128,7 +217,7 @@ def _copy_adapter(adapter: Path, made: Path, private: Sequence[str], *, is_ours:
 def _import_merge() -> Callable[..., None]:
     """What merges; asked for before anything is downloaded, for it may not be installed."""
     try:
-        from tinkex.engine.checkpoints.merging import merge_adapter
+        from tinkex.engine.checkpoints.merge import merge_adapter
     except ModuleNotFoundError as error:
         raise missing_extra_error(error, "torch") from error
     return merge_adapter
@@ -153,8 +242,8 @@ def _run_merge(
 def _find_base_model(base_model: str | None, path: str) -> Path:
     """The base model's folder: of the home's list, else of the hub's cache on this machine."""
     from tinkex.engine.models import sources
-    from tinkex.engine.models.folders import read_model_folder
-    from tinkex.engine.models.hub import Hub
+    from tinkex.engine.models.hub_download import Hub
+    from tinkex.engine.models.model_folder import read_model_folder
     from tinkex.home import Home
     from tinkex.settings import expand_path, read_environment
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.completing import CHECKPOINT
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError, missing_extra_error
+from tinkex.cli.id_completion import CHECKPOINT
 from tinkex.cli.options import Command
 from tinkex.cli.output import show
 from tinkex.cli.progress import spinner
@@ -18,7 +18,7 @@ from tinkex.cli.short_ids import expand_path
 from tinkex.ids import TinkerPath, parse_tinker_path
 
 if TYPE_CHECKING:
-    from tinkex.engine.models.uploads import HubUpload, HubUploader
+    from tinkex.engine.models.hub_upload import HubUpload, HubUploader
 
 _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_.]+")
 
@@ -68,9 +68,9 @@ def push_hf(context: Context, path: str, **options: Any) -> None:
     """
     import tempfile
 
-    from tinkex.cli.commands.checkpoint import adapters, fetching
-    from tinkex.cli.commands.checkpoint.fetching import print_notice
-    from tinkex.cli.output.transfers import CheckpointPush
+    from tinkex.cli.commands.checkpoint import download, export
+    from tinkex.cli.commands.checkpoint.download import print_notice
+    from tinkex.cli.output.checkpoints import CheckpointPush
 
     if options["create_pr"] and options["revision"]:
         raise click.UsageError("--create-pr is to the main branch; leave --revision out.")
@@ -83,10 +83,10 @@ def push_hf(context: Context, path: str, **options: Any) -> None:
         _check_origin(uploader, path, *target)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "adapter"
-        fetching.fetch_checkpoint(context, path, folder, keeps_partial=False)
-        adapters.check_adapter(folder, path)
+        download.fetch_checkpoint(context, path, folder, keeps_partial=False)
+        export.check_adapter(folder, path)
         if not options["no_model_card"]:
-            adapters.write_model_card(folder, path, target[0])
+            export.write_model_card(folder, path, target[0])
         with spinner(f"Uploading to {target[0]} ..."):
             pushed = uploader.upload(_build_push(folder, target, options))
     if pushed.is_public != options["public"]:
@@ -97,7 +97,7 @@ def push_hf(context: Context, path: str, **options: Any) -> None:
 
 def _open_uploader() -> HubUploader:
     try:
-        from tinkex.engine.models.uploads import HubUploader
+        from tinkex.engine.models.hub_upload import HubUploader
     except ModuleNotFoundError as error:
         raise missing_extra_error(error, "torch") from error
     return HubUploader()
@@ -136,8 +136,8 @@ def _check_origin(uploader: HubUploader, path: str, repo_id: str, revision: str 
 
 
 def _build_push(folder: Path, target: tuple[str, str | None], options: dict[str, Any]) -> HubUpload:
-    from tinkex.cli.commands.checkpoint.adapters import SERVER_FILE_NAMES
-    from tinkex.engine.models.uploads import HubUpload
+    from tinkex.cli.commands.checkpoint.export import SERVER_FILE_NAMES
+    from tinkex.engine.models.hub_upload import HubUpload
 
     allowed = options["allow_patterns"]
     return HubUpload(

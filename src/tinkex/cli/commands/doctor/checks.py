@@ -1,9 +1,248 @@
-"""All checks, in the order in which they are told."""
+"""Checks of this machine: Python, disk, torch and its kernels, other libraries."""
 
 from __future__ import annotations
 
-from tinkex.cli.commands.doctor import machine, remote
-from tinkex.cli.commands.doctor.findings import CHECK_SECONDS, Check, CheckResult
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinkex import clock
+from tinkex.cli.access import find_access
+from tinkex.cli.client import rest_client
+from tinkex.cli.commands.doctor.runner import CHECK_SECONDS, Check, CheckResult
+from tinkex.cli.context import Context
+from tinkex.cli.errors import describe_error
+from tinkex.cli.format import format_count, format_size
+from tinkex.cli.raw_requests import call_endpoint
+from tinkex.errors import TinkexError
+from tinkex.installation import install_command, missing_libraries
+from tinkex.settings import HOSTED_BASE_URL, package_version, read_environment
+
+if TYPE_CHECKING:
+    from tinkex.client.rest import RestClient
+
+#: Python that tinkex is made for.
+MIN_PYTHON = (3, 11)
+#: With less, a checkpoint or a model may not fit; with very little, nothing does.
+LOW_DISK_BYTES, FULL_DISK_BYTES = 5 * 1024**3, 100 * 1024**2
+_TORCH_PROBE = "import torch; print(torch.__version__)"
+_KERNELS_PROBE = (
+    "from tinkex.nn.ops.library import library; print('yes' if library() is not None else 'no')"
+)
+
+
+def check_python(context: Context) -> CheckResult:
+    """The versions of tinkex and of Python."""
+    found = f"tinkex {package_version()}, Python {platform.python_version()}, {platform.system()}"
+    if sys.version_info < MIN_PYTHON:
+        wanted = ".".join(map(str, MIN_PYTHON))
+        return CheckResult("fail", found, f"Install Python {wanted} or newer, and tinkex in it.")
+    return CheckResult("ok", found)
+
+
+def check_home(context: Context) -> CheckResult:
+    """Whether the home can be written, and has room."""
+    home = read_environment().home
+    place = next(path for path in (home, *home.parents) if path.exists())
+    if not _is_writable(place):
+        advice = "Make it writable for this user, or set TINKEX_HOME to another directory."
+        return CheckResult("fail", f"{place} cannot be written", advice)
+    free = shutil.disk_usage(place).free
+    found = f"{home} can be written, {format_size(free)} free"
+    if free < FULL_DISK_BYTES:
+        return CheckResult("fail", found, "Free some space: the disk is full.")
+    if free < LOW_DISK_BYTES:
+        return CheckResult("warn", found, "Free some space: models and checkpoints may not fit.")
+    return CheckResult("ok", found)
+
+
+def _is_writable(place: Path) -> bool:
+    if not place.is_dir():
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False
+
+
+def check_torch(context: Context) -> CheckResult:
+    """Whether torch is there and can be loaded."""
+    if importlib.util.find_spec("torch") is None:
+        return CheckResult("warn", "not installed; only a server on this machine needs it")
+    code, said = run_python(_TORCH_PROBE)
+    if code != 0:
+        advice = f"Remove torch and add it again: {install_command('torch')}"
+        return CheckResult("fail", f"cannot be loaded: {said}", advice)
+    return CheckResult("ok", f"torch {said}")
+
+
+def check_kernels(context: Context) -> CheckResult:
+    """Whether the kernels for this processor can be compiled."""
+    if importlib.util.find_spec("torch") is None:
+        return CheckResult("ok", "not needed without torch")
+    code, said = run_python(_KERNELS_PROBE)
+    if code == 0 and said == "yes":
+        return CheckResult("ok", "compiled for this processor")
+    advice = "Install a C compiler (gcc or clang) to sample and train faster on the CPU."
+    return CheckResult("warn", "cannot be compiled; torch's own are used", advice)
+
+
+def check_transformers(context: Context) -> CheckResult:
+    """Whether tokenizers can be loaded."""
+    if importlib.util.find_spec("transformers") is None:
+        return CheckResult(
+            "warn",
+            "not installed; prompts as text need it",
+            f"Run: {install_command('text')}",
+        )
+    return CheckResult("ok", f"transformers {_library_version('transformers')}")
+
+
+def check_server_libraries(context: Context) -> CheckResult:
+    """Whether a server can be started on this machine."""
+    if missing := missing_libraries("server", "torch"):
+        advice = f"To serve models on this machine, run: {install_command('server', 'torch')}"
+        return CheckResult("warn", f"{', '.join(missing)} not installed", advice)
+    return CheckResult("ok", "a server can be started here")
+
+
+def _library_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def run_python(code: str, seconds: float = CHECK_SECONDS) -> tuple[int, str]:
+    """The exit code and the last line of a Python that can be ended, whatever it does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        # A compiler that it started ends with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return -1, f"took longer than {seconds:g} seconds"
+    return process.returncode, "".join(said.strip().splitlines()[-1:])
+
+
+_LOGIN_HINT = "Run `tinkex auth login`, or set TINKER_API_KEY."
+#: A clock that is further off makes tokens look expired.
+MAX_SKEW_SECONDS = 60.0
+#: No clock that was ever set is older than this.
+_MIN_CLOCK = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+def check_key(context: Context) -> CheckResult:
+    """Whether there is a key, and where it comes from."""
+    access = find_access(context)
+    if access.source is not None:
+        shown = access.masked_key or "printed by a command"
+        return CheckResult("ok", f"{shown}, from {access.source}")
+    if access.home is not None:
+        return CheckResult("ok", "not needed: the local server makes its own")
+    if access.base_url == HOSTED_BASE_URL:
+        return CheckResult("fail", f"none, and {access.base_url} needs one", _LOGIN_HINT)
+    return CheckResult("warn", f"none; {access.base_url} may need one", _LOGIN_HINT)
+
+
+def check_server(context: Context) -> CheckResult:
+    """Whether the server answers, how fast, and what it offers."""
+    access = find_access(context)
+    if access.base_url is None:
+        text = f"none runs in {access.home}; the next command that needs one starts it"
+        return CheckResult("warn", text, "Run `tinkex serve` to start it now, or pass --base-url.")
+    if access.base_url == HOSTED_BASE_URL and not access.has_credential:
+        return CheckResult("warn", f"{access.base_url} was not asked: there is no key", _LOGIN_HINT)
+    try:
+        with rest_client(context) as client:
+            return _measure_server(client, access.base_url)
+    except TinkexError as error:
+        failure = describe_error(error)
+        return CheckResult("fail", failure.message, failure.hint)
+
+
+def _measure_server(client: RestClient, url: str) -> CheckResult:
+    from tinkex.wire.endpoints import CAPABILITIES, HEALTH
+
+    # The first question also opens the connection and reads the flags.
+    models = call_endpoint(client, CAPABILITIES).supported_models
+    began = time.perf_counter()
+    call_endpoint(client, HEALTH)
+    milliseconds = 1000 * (time.perf_counter() - began)
+    offer = format_count(len(models), "model")
+    text = f"{url} answers in {milliseconds:.0f} ms and offers {offer}"
+    if not models:
+        hint = "`tinkex model add smollm2-135m` adds a model to a server of yours."
+        return CheckResult("warn", text, hint)
+    return CheckResult("ok", text)
+
+
+def check_clock(context: Context) -> CheckResult:
+    """Whether the clock is right, compared with the server's if that tells the time."""
+    now = datetime.fromtimestamp(clock.wall_now(), UTC)
+    if now < _MIN_CLOCK:
+        return CheckResult("fail", f"it says {now:%Y-%m-%d}", "Set the clock of this machine.")
+    try:
+        theirs = _fetch_server_time(context)
+    except TinkexError:
+        # Another check says what is wrong with the server.
+        theirs = None
+    if theirs is None:
+        return CheckResult("ok", f"{now:%Y-%m-%d %H:%M} UTC, not compared with a server")
+    return check_clock_skew(clock.wall_now() - theirs.timestamp())
+
+
+def check_clock_skew(skew_seconds: float) -> CheckResult:
+    """What a difference to the server's clock means."""
+    if abs(skew_seconds) <= MAX_SKEW_SECONDS:
+        return CheckResult("ok", "agrees with the server's")
+    side = "ahead of" if skew_seconds > 0 else "behind"
+    return CheckResult(
+        "warn",
+        f"{abs(skew_seconds):.0f} seconds {side} the server's",
+        "Set the clock of this machine: tokens may look expired.",
+    )
+
+
+def _fetch_server_time(context: Context) -> datetime | None:
+    from tinkex.wire.endpoints import HEALTH
+
+    access = find_access(context)
+    if access.base_url is None or (
+        access.base_url == HOSTED_BASE_URL and not access.has_credential
+    ):
+        return None
+    with rest_client(context) as client:
+        transport = client.holder.transport
+        url = client.holder.config.base_url + HEALTH.url_path()
+        reply = client.holder.start(transport.http.send("GET", url, {}, None, 4.0)).result()
+    try:
+        return parsedate_to_datetime(reply.headers["date"])
+    except (KeyError, ValueError):
+        return None
+
 
 _TIMEOUT_MESSAGE = f"took longer than {CHECK_SECONDS:g} seconds"
 _SLOW_MACHINE = CheckResult("warn", _TIMEOUT_MESSAGE, "Run it again when the machine is less busy.")
@@ -16,15 +255,13 @@ _SILENT_SERVER = CheckResult(
     "Is the server running? `tinkex serve` starts one on this machine; --base-url names another.",
 )
 CHECKS = (
-    Check("version", machine.check_python, _SLOW_MACHINE),
-    Check("home", machine.check_home, _STUCK_DISK),
-    Check("key", remote.check_key, _STUCK_DISK),
-    Check("server", remote.check_server, _SILENT_SERVER),
-    Check(
-        "clock", remote.check_clock, CheckResult("warn", "not compared: no answer from the server")
-    ),
-    Check("local server", machine.check_server_libraries, _SLOW_MACHINE),
-    Check("torch", machine.check_torch, _SLOW_MACHINE),
-    Check("kernels", machine.check_kernels, _SLOW_MACHINE),
-    Check("transformers", machine.check_transformers, _SLOW_MACHINE),
+    Check("version", check_python, _SLOW_MACHINE),
+    Check("home", check_home, _STUCK_DISK),
+    Check("key", check_key, _STUCK_DISK),
+    Check("server", check_server, _SILENT_SERVER),
+    Check("clock", check_clock, CheckResult("warn", "not compared: no answer from the server")),
+    Check("local server", check_server_libraries, _SLOW_MACHINE),
+    Check("torch", check_torch, _SLOW_MACHINE),
+    Check("kernels", check_kernels, _SLOW_MACHINE),
+    Check("transformers", check_transformers, _SLOW_MACHINE),
 )

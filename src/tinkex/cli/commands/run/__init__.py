@@ -1,1 +1,25 @@
 """`tinkex run`: a module for each of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from tinkex.cli.lazy import DefaultGroup, LazyCommand
+
+_PACKAGE = "tinkex.cli.commands.run"
+COMMANDS = {
+    "info": LazyCommand(f"{_PACKAGE}.list:info", "Show one training run."),
+    "list": LazyCommand(f"{_PACKAGE}.list:list_runs", "List training runs, newest first."),
+    "plot": LazyCommand(f"{_PACKAGE}.plot:plot", "Draw how a training run went."),
+    "rename": LazyCommand(f"{_PACKAGE}.list:rename", "Give a training run a name."),
+    "sample": LazyCommand(f"{_PACKAGE}.sample:sample", "Sample from a base model or a checkpoint."),
+    "watch": LazyCommand(f"{_PACKAGE}.watch:watch", "Follow a training run live."),
+}
+
+
+@click.group(cls=DefaultGroup, default_command="sample", entries=COMMANDS)
+def run() -> None:
+    """List training runs and sample from them.
+
+    Options without a command mean `run sample`: tinkex run --prompt TEXT.
+    """

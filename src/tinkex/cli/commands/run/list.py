@@ -9,13 +9,14 @@ import click
 
 from tinkex.cli.access import has_no_records
 from tinkex.cli.client import rest_client
-from tinkex.cli.commands.listing import columns_option, limit_option
 from tinkex.cli.context import Context, pass_context
-from tinkex.cli.options import Command
-from tinkex.cli.output import show
+from tinkex.cli.id_completion import RUN, RUN_SUMMARY
+from tinkex.cli.options import Argument, Command, columns_option, limit_option
+from tinkex.cli.output import announce, show
 from tinkex.cli.output.runs import RUN_COLUMNS, RunList
-from tinkex.cli.paging import Listing, fetch_pages
 from tinkex.cli.progress import paged_progress_bar
+from tinkex.cli.raw_requests import Listing, fetch_pages
+from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
     from tinkex.types import TrainingRun
@@ -62,3 +63,32 @@ def list_runs(
 
         found = fetch_pages(ask, limit, PAGE_SIZE, told)
     show(context, RunList(found, columns))
+
+
+@click.command(cls=Command)
+@click.argument("run_id", type=RUN, cls=Argument, summary=RUN_SUMMARY)
+@pass_context
+def info(context: Context, run_id: str) -> None:
+    """Show one training run."""
+    with rest_client(context) as client:
+        found = client.get_training_run(resolve_run(client, run_id)).result()
+    from tinkex.cli.output.runs import RunInfo
+
+    show(context, RunInfo(found))
+
+
+@click.command(cls=Command)
+@click.argument("run_id", type=RUN, cls=Argument, summary=RUN_SUMMARY)
+@click.argument("name", cls=Argument, summary="Its new name; an empty one removes the name.")
+@pass_context
+def rename(context: Context, run_id: str, name: str) -> None:
+    """Give a training run a name.
+
+    Names need not be unique. `tinkex run list --search TEXT` finds runs by a part of their name.
+    """
+    wanted = name.strip() or None
+    with rest_client(context) as client:
+        run_id = resolve_run(client, run_id)
+        client.rename_training_run(run_id, wanted).result()
+    sentence = f"{run_id} has no name now." if wanted is None else f"{run_id} is called {wanted!r}."
+    announce(context, sentence, {"training_run_id": run_id, "name": wanted})

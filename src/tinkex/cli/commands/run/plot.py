@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from tinkex.cli.client import rest_client
-from tinkex.cli.commands.run.following import fetch_all_steps
-from tinkex.cli.completing import RUN, RUN_SUMMARY
+from tinkex.cli.commands.run.watch import fetch_all_steps
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import CliError
 from tinkex.cli.format import format_count
+from tinkex.cli.id_completion import RUN, RUN_SUMMARY
 from tinkex.cli.options import Argument, Command
 from tinkex.cli.output import announce, show
 from tinkex.cli.progress import paged_progress_bar, print_status
 from tinkex.cli.short_ids import resolve_run
-from tinkex.server.headlines import HEADLINE_METRICS, primary_metric
+from tinkex.headline_metrics import HEADLINE_METRICS, primary_metric
 
 if TYPE_CHECKING:
     from tinkex.types import RunStep

@@ -1,27 +1,64 @@
-"""`tinkex run watch`: a training run live."""
+"""A run's steps as the server tells them, page by page."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from tinkex.cli.client import rest_client
-from tinkex.cli.commands.run.following import PAGE_SIZE, fetch_run_metrics
-from tinkex.cli.completing import RUN, RUN_SUMMARY
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.errors import INTERRUPTED
+from tinkex.cli.id_completion import RUN, RUN_SUMMARY
 from tinkex.cli.options import Argument, Command, Duration
 from tinkex.cli.progress import print_status
 from tinkex.cli.short_ids import resolve_run
 
 if TYPE_CHECKING:
-    from tinkex.cli.output.watching import RunView
+    from tinkex.cli.output.run_watch import RunView
     from tinkex.client.rest import RestClient
-    from tinkex.types import RunMetricsResponse
+    from tinkex.types import RunMetricsResponse, RunStep
+
+PAGE_SIZE = 1000
+
+
+def fetch_run_metrics(
+    client: RestClient, run_id: str, limit: int = PAGE_SIZE, after: int | None = None
+) -> RunMetricsResponse:
+    """Some steps of a run; a server that tells none gets a sentence of its own."""
+    from tinkex.cli.errors import CliError
+    from tinkex.errors import NotFoundError
+
+    try:
+        return client.get_run_metrics(run_id, limit, after).result()
+    except NotFoundError as error:
+        # Raises the same in other words if it is the run that is not there.
+        client.get_training_run(run_id).result()
+        raise CliError(
+            "This server does not tell how its training runs go",
+            "A tinkex server does; `tinkex run info` shows what this one knows.",
+        ) from error
+
+
+def fetch_all_steps(
+    client: RestClient,
+    run_id: str,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    page_size: int = PAGE_SIZE,
+) -> tuple[RunMetricsResponse, list[RunStep]]:
+    """How a run stands, and every step of it that the server remembers."""
+    page = fetch_run_metrics(client, run_id, page_size, after=0)
+    steps = list(page.steps)
+    while page.steps and len(page.steps) >= page_size:
+        on_progress(len(steps), page.num_steps)
+        page = fetch_run_metrics(client, run_id, page_size, after=steps[-1].cursor)
+        steps += page.steps
+    on_progress(len(steps), len(steps))
+    return page, steps
+
 
 #: So many of the latest steps are shown at first, as lines and as a curve.
 FIRST_LINES, FIRST_POINTS = 10, 1000
@@ -72,12 +109,12 @@ def _is_live(context: Context, once: bool) -> bool:
 def _open_view(context: Context, once: bool) -> Iterator[RunView]:
     """What fits the context: JSON lines, a live picture, or plain lines."""
     if _is_live(context, once):
-        from tinkex.cli.output.live import live_view
+        from tinkex.cli.output.live_view import live_view
 
         with live_view(context.stdout) as view:
             yield view
         return
-    from tinkex.cli.output.watching import JsonRunView, TextRunView
+    from tinkex.cli.output.run_watch import JsonRunView, TextRunView
 
     plain = TextRunView(once, context.stdout, context.stderr)
     yield JsonRunView(once) if context.is_json else plain

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tinkex.cli.commands.train.options import recipe_option, recipe_options
+from tinkex.cli.commands.train.recipe_options import recipe_option, recipe_options
 from tinkex.cli.context import Context, pass_context
 from tinkex.cli.options import Command
 
@@ -22,7 +22,7 @@ def sft(context: Context, /, **settings: Any) -> None:
     of ShareGPT (conversations with from and value) and of Alpaca (instruction, input, output), and
     {"question": ..., "answer": ...}, are conversations too.
     """
-    from tinkex.cli.commands.train.training import run_recipe
+    from tinkex.cli.commands.train.run_recipe import run_recipe
     from tinkex.recipes import sft as recipe
     from tinkex.recipes.plan import SftPlan
 
@@ -39,7 +39,7 @@ def dpo(context: Context, /, **settings: Any) -> None:
     DATA has rows {"prompt": ..., "chosen": ..., "rejected": ...}; a prompt is text or messages.
     Without a prompt, chosen and rejected are conversations that differ in their last message.
     """
-    from tinkex.cli.commands.train.training import run_recipe
+    from tinkex.cli.commands.train.run_recipe import run_recipe
     from tinkex.recipes import dpo as recipe
     from tinkex.recipes.plan import DpoPlan
 
@@ -72,7 +72,7 @@ def rl(context: Context, /, **settings: Any) -> None:
     DATA has rows {"prompt": ..., ...}; a prompt is text or messages, and the reward function sees
     the whole row.
     """
-    from tinkex.cli.commands.train.training import run_recipe
+    from tinkex.cli.commands.train.run_recipe import run_recipe
     from tinkex.recipes import rl as recipe
     from tinkex.recipes.plan import RlPlan
 

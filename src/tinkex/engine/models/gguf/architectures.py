@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tinkex.engine.models.gguf.positions import ROPE_FREQS_TENSOR, read_rope_config
-from tinkex.engine.models.gguf.reading import GgufFile, GgufTensor
+from tinkex.engine.models.gguf.reader import GgufFile, GgufTensor
+from tinkex.engine.models.gguf.rope import ROPE_FREQS_TENSOR, read_rope_config
 from tinkex.engine.models.weight_files import UnusableModel
 
 _MATRICES = {
@@ -170,7 +170,8 @@ def _read_sizes(file: GgufFile, metadata: _ArchitectureMetadata) -> _ModelSizes:
     for name in ("attention.value_length", "rope.dimension_count"):
         if metadata.count(name, head) != head:
             raise UnusableModel(
-                f"{file.path} has heads of {head} and {name} of {metadata.count(name)}; such models "
+                f"{file.path} has heads of {head} and {name} of {metadata.count(name)}; such "
+                "models "
                 "are not converted"
             )
     return _ModelSizes(

@@ -1,0 +1,168 @@
+"""How far training is: a bar with the live loss for a person, a line now and then for a log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.client import service_client
+from tinkex.cli.commands.sampling_options import default_model
+from tinkex.cli.commands.train.recipe_options import RUN_OPTION_NAMES
+from tinkex.cli.context import Context
+from tinkex.cli.errors import INTERRUPTED
+from tinkex.cli.format import escape_line, format_count
+from tinkex.cli.output import PropertiesOutput, show
+from tinkex.cli.output.base import build_command_line, suggest_commands
+from tinkex.cli.progress import print_status, spinner
+from tinkex.cli.prompts import check_run_directory
+from tinkex.cli.short_ids import expand_path
+from tinkex.engine.models.sources import DEFAULT_MODEL
+from tinkex.headline_metrics import format_metric, select_headlines
+from tinkex.ids import parse_tinker_path
+from tinkex.recipes.interrupts import stop_on_interrupt
+from tinkex.recipes.plan import Plan
+from tinkex.recipes.report import RecipeResult
+from tinkex.recipes.run import DEFAULT_RUNS_DIR, RunOptions
+
+if TYPE_CHECKING:
+    from tinkex.recipes.report import StepReport
+
+#: So many lines in all, where there is no bar.
+MAX_LOG_LINES = 20
+
+
+@contextlib.contextmanager
+def training_progress(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
+    """A function that shows each report; beside JSON it shows nothing."""
+    if context.is_json:
+        yield lambda report: None
+    elif context.stderr.is_terminal:
+        with _progress_bar(context, total) as shown:
+            yield shown
+    else:
+        every = max(1, total // MAX_LOG_LINES)
+        yield lambda report: _print_report(report, every)
+
+
+def _print_report(report: StepReport, every: int) -> None:
+    has_news = any(name.startswith("eval_") for name in report.metrics)
+    if report.step == 1 or report.step == report.total or report.step % every == 0 or has_news:
+        print_status(f"step {report.step}/{report.total}  {format_report(report)}")
+
+
+def format_report(report: StepReport) -> str:
+    """The figures of a step, in a few words."""
+    more = select_headlines(report.metrics)
+    figures = [f"{name} {format_metric(value)}" for name, value in more.items()]
+    speed = f"{report.tokens_per_second:,.0f} tokens/s"
+    return "  ".join([f"loss {format_metric(report.loss)}", *figures, speed])
+
+
+@contextlib.contextmanager
+def _progress_bar(context: Context, total: int) -> Iterator[Callable[[StepReport], None]]:
+    from tinkex.cli.progress_bars import make_training_bar
+
+    progress = make_training_bar(context.stderr)
+    task = progress.add_task("", total=total)
+
+    def shown(report: StepReport) -> None:
+        # Not before the first step: loading a tokenizer may take a while, and is no step.
+        progress.start()
+        progress.update(task, completed=report.step, description=format_report(report))
+
+    try:
+        yield shown
+    finally:
+        progress.stop()
+
+
+_STOPPING_NOTICE = "Stopping after the steps that were sent; Ctrl-C again ends at once."
+
+
+def run_recipe(
+    context: Context, make_plan: type[Plan], recipe: ModuleType, settings: Mapping[str, Any]
+) -> None:
+    """Run a recipe to its end, or until it is interrupted."""
+    options = RunOptions(**{name: settings[name] for name in RUN_OPTION_NAMES})
+    given = {name: settings[name] for name in settings if name not in RUN_OPTION_NAMES}
+    if given["start_from"] is not None:
+        given["start_from"] = expand_path(
+            context, given["start_from"], "weights", needs_worker=True
+        )
+    is_open = given["base_model"] is None and given["start_from"] is None
+    # The rest is checked now; which model there is, only the server can say.
+    plan = make_plan(**(given | {"base_model": DEFAULT_MODEL} if is_open else given))
+    # A missing file is reported before a server is started for it.
+    data = recipe.open_data(plan)
+    check_run_directory(options.run_dir or DEFAULT_RUNS_DIR)
+    notices: list[str] = []
+    with service_client(context) as client, spinner() as wait:
+        say = notices.append if context.is_json else wait.print_line
+        if is_open:
+            models = client.get_server_capabilities().supported_models
+            usual = default_model(model for model in models if model.trainable is not False)
+            plan = replace(plan, base_model=usual)
+        run = recipe.run(plan, client, options, say, data)
+        say(
+            f"Training {plan.base_model or plan.start_from} on "
+            f"{format_count(len(run.rows), 'row')}: {format_count(run.total, 'step')}, "
+            f"kept in {run.journal.directory}"
+        )
+        with (
+            stop_on_interrupt(run, lambda: say(_STOPPING_NOTICE)),
+            training_progress(context, run.total) as shown,
+        ):
+            for report in run:
+                wait.close()
+                shown(report)
+        assert run.result is not None  # the loop has ended
+        if not run.result.is_complete:
+            client.close("interrupted").result()
+    _print_result(context, run.result, notices)
+
+
+def _print_result(context: Context, result: RecipeResult, notices: list[str]) -> None:
+    show(context, PropertiesOutput({**result.to_dict(), "notices": notices}, _result_rows(result)))
+    if result.is_complete:
+        suggest_commands(context, next_commands(context, result))
+        return
+    if not context.is_json:
+        print_status(
+            f"Stopped after step {result.step} of {result.total}; the same command goes on there."
+        )
+    click.get_current_context().exit(INTERRUPTED)
+
+
+def next_commands(context: Context, result: RecipeResult) -> list[list[str]]:
+    """What can be done with the checkpoints of a complete run."""
+    assert result.sampler_path is not None  # the run is complete
+    run_id = parse_tinker_path(result.sampler_path).run_id
+    return [
+        build_command_line(context, "chat", result.sampler_path),
+        build_command_line(
+            context, "sample", "--model-path", result.sampler_path, "--prompt", "Hello"
+        ),
+        build_command_line(context, "run", "plot", run_id),
+        build_command_line(
+            context, "checkpoint", "download", result.state_path or result.sampler_path
+        ),
+    ]
+
+
+def _result_rows(result: RecipeResult) -> list[tuple[str, str]]:
+    rows = [
+        ("Steps", f"{result.step} of {result.total}"),
+        ("Loss", format_metric(result.loss)),
+        *((name, format_metric(value)) for name, value in result.metrics.items()),
+        ("Training State", result.state_path or "-"),
+        ("Sampler Weights", result.sampler_path or "-"),
+        ("Run Directory", str(result.run_dir)),
+    ]
+    for sample in result.samples:
+        rows += [("Prompt", escape_line(sample.prompt)), ("Answer", escape_line(sample.text))]
+    return rows

@@ -1,0 +1,334 @@
+"""Fetching a checkpoint: its files by signed URLs, or an archive from an older server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tinkex import clock
+from tinkex.checkpoint.encryption import AGE_SUFFIX as ENCRYPTED_SUFFIX
+from tinkex.checkpoint.encryption import decrypt_directory, read_identities
+from tinkex.checkpoint.manifest import check_manifest, read_manifest
+from tinkex.client.download.archive import (
+    ProgressCallback,
+    exclusive_lock,
+    extract_archive,
+    publish_directory,
+)
+from tinkex.client.download.directory import (
+    check_destination,
+    download_directory,
+    download_file,
+    staging_path,
+)
+from tinkex.client.holder import Holder
+from tinkex.client.http import HttpStream
+from tinkex.client.retry import parse_retry_after
+from tinkex.errors import APIStatusError, CheckpointError, DownloadError, InvalidInput
+from tinkex.ids import TinkerPath
+from tinkex.logs import get_logger
+from tinkex.types import ExternalWeightsUrlsResponse
+from tinkex.wire.endpoints import CHECKPOINT_ARCHIVE, EXTERNAL_WEIGHTS_URLS
+
+logger = get_logger(__name__)
+
+#: Answers of a server that offers archives instead of single files.
+FILES_UNSUPPORTED_STATUSES = frozenset({400, 404, 405, 422})
+#: How often, and how long apart, to ask for an archive that is still being built.
+MAX_ARCHIVE_REQUESTS = 7
+ARCHIVE_WAIT_SECONDS = 30.0
+#: The largest response that names the URL of an archive.
+MAX_ARCHIVE_REPLY_BYTES = 2**20
+#: How long before their end URLs are signed anew.
+URL_RENEWAL_MARGIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadOptions:
+    """How a checkpoint shall arrive."""
+
+    destination: Path
+    force: bool = False
+    """Replace what is there, once everything has arrived."""
+    progress: ProgressCallback | None = None
+    """Told how many bytes have arrived."""
+    unpack_progress: ProgressCallback | None = None
+    """Told how many files came out of an archive."""
+    identity: Path | None = None
+    """The file of secret keys that decrypts an encrypted checkpoint; None leaves it encrypted."""
+
+
+async def download_checkpoint(holder: Holder, path: TinkerPath, options: DownloadOptions) -> Path:
+    """Fetch a checkpoint into a folder, which appears when everything is there."""
+    destination = check_destination(options.destination, force=options.force)
+    identities = _read_identities(options)
+    await holder.ready()
+    ids = _checkpoint_ids(path)
+    try:
+        reply = await holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=ids)
+    except APIStatusError as error:
+        if error.status not in FILES_UNSUPPORTED_STATUSES:
+            raise
+        no_files = error
+    else:
+        links = _SignedUrls(holder, ids, reply)
+        if identities:
+            return await _fetch_encrypted(links, destination, options, identities)
+        return await _fetch_files(links, destination, options)
+    try:
+        url = await _archive_url(holder, ids)
+    except APIStatusError as error:
+        # Neither form exists: the first answer says why better than the second.
+        raise (no_files if error.status in FILES_UNSUPPORTED_STATUSES else error) from error
+    return await _fetch_archive(holder, url, destination, options)
+
+
+def _read_identities(options: DownloadOptions) -> list[Any]:
+    """The secret keys, read before anything is fetched."""
+    return [] if options.identity is None else read_identities(options.identity)
+
+
+async def download_archive(holder: Holder, path: TinkerPath, options: DownloadOptions) -> Path:
+    """Fetch a checkpoint as the server packs it, into one file."""
+    if options.identity is not None:
+        raise InvalidInput("an archive is kept as it is: an identity decrypts unpacked files only")
+    if os.path.lexists(options.destination) and not options.force:
+        raise InvalidInput(f"{str(options.destination)!r} exists already")
+    await holder.ready()
+    url = await _archive_url(holder, _checkpoint_ids(path))
+    return await download_file(
+        _authenticated_fetch(holder),
+        url,
+        options.destination,
+        progress=options.progress,
+        max_unsized_bytes=holder.config.max_unsized_download_bytes,
+    )
+
+
+def _checkpoint_ids(path: TinkerPath) -> dict[str, str]:
+    return {"training_run_id": path.run_id, "checkpoint_id": path.checkpoint_id}
+
+
+# --- single files -----------------------------------------------------------------------------
+
+
+class _SignedUrls:
+    """The URLs of a checkpoint's files, signed anew before they end."""
+
+    def __init__(
+        self, holder: Holder, ids: Mapping[str, str], reply: ExternalWeightsUrlsResponse
+    ) -> None:
+        self._holder = holder
+        self._ids = ids
+        self._renewal_lock = asyncio.Lock()
+        self._update(reply)
+
+    def _update(self, reply: ExternalWeightsUrlsResponse) -> None:
+        self._reply = reply
+        # Counted from now on, because the wall clock may jump while files arrive.
+        seconds = _as_utc(reply.expires).timestamp() - clock.wall_now() - URL_RENEWAL_MARGIN_SECONDS
+        self._renew_at = clock.elapsed() + seconds
+
+    @property
+    def max_unsized_bytes(self) -> int:
+        """The client's limit on files of undeclared size."""
+        return self._holder.config.max_unsized_download_bytes
+
+    @property
+    def names(self) -> list[str]:
+        """The files."""
+        return list(self._reply.urls)
+
+    @asynccontextmanager
+    async def fetch(self, name: str, headers: Mapping[str, str]) -> AsyncIterator[HttpStream]:
+        """GET a file by its name."""
+        url = await self._url(name)
+        async with _authenticated_fetch(self._holder)(url, headers) as stream:
+            yield stream
+
+    async def _url(self, name: str) -> str:
+        async with self._renewal_lock:
+            if clock.elapsed() >= self._renew_at:
+                self._update(
+                    await self._holder.transport.call(EXTERNAL_WEIGHTS_URLS, ids=self._ids)
+                )
+        if name not in self._reply.urls:
+            raise DownloadError(f"The server does not offer {name!r} any more")
+        return self._reply.urls[name]
+
+
+def _as_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+async def _fetch_files(urls: _SignedUrls, destination: Path, options: DownloadOptions) -> Path:
+    try:
+        return await download_directory(
+            urls.fetch,
+            {name: name for name in urls.names},
+            destination,
+            force=options.force,
+            progress=options.progress,
+            max_unsized_bytes=urls.max_unsized_bytes,
+        )
+    finally:
+        _remove_if_empty(staging_path(destination))
+
+
+async def _fetch_encrypted(
+    urls: _SignedUrls, destination: Path, options: DownloadOptions, identities: list[Any]
+) -> Path:
+    """Fetch encrypted files into a hidden folder, decrypt and verify them, then rename it."""
+    if not any(name.endswith(ENCRYPTED_SUFFIX) for name in urls.names):
+        raise InvalidInput("an identity was given, and the checkpoint has no encrypted file")
+    encrypted = destination.with_name(f".{destination.name}.encrypted")
+    await _fetch_files(urls, encrypted, replace(options, force=True))
+    try:
+        await asyncio.to_thread(_decrypt, encrypted, identities)
+        await asyncio.to_thread(publish_directory, encrypted, destination, replace=options.force)
+    except OSError as error:
+        text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
+        raise DownloadError(text) from error
+    finally:
+        await asyncio.to_thread(shutil.rmtree, encrypted, ignore_errors=True)
+    return destination
+
+
+def _decrypt(folder: Path, identities: list[Any]) -> None:
+    try:
+        decrypt_directory(folder, identities)
+    except CheckpointError as error:
+        text = f"The checkpoint could not be decrypted: {error.message}"
+        raise DownloadError(text, hint=error.hint) from error
+
+
+# --- archives ---------------------------------------------------------------------------------
+
+
+async def _fetch_archive(
+    holder: Holder, url: str, destination: Path, options: DownloadOptions
+) -> Path:
+    """Fetch, unpack and check where nobody looks; one download at a time for each place."""
+    staging = staging_path(destination)
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(staging):
+            await _download_and_unpack(holder, url, destination, options)
+    except OSError as error:
+        text = f"{str(destination)!r} could not be put in place: {error.strerror or error}"
+        raise DownloadError(text) from error
+    return destination
+
+
+async def _download_and_unpack(
+    holder: Holder, url: str, destination: Path, options: DownloadOptions
+) -> None:
+    staging = staging_path(destination)
+    archive, fresh = staging / "archive", staging / "files"
+    try:
+        await download_file(
+            _authenticated_fetch(holder),
+            url,
+            archive,
+            progress=options.progress,
+            max_unsized_bytes=holder.config.max_unsized_download_bytes,
+        )
+        # Left behind by a process that died between unpacking and renaming.
+        await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
+        await _unpack(archive, fresh, options.unpack_progress or (lambda *_: None))
+        await asyncio.to_thread(_verify_manifest, fresh)
+        if identities := _read_identities(options):
+            await asyncio.to_thread(_decrypt, fresh, identities)
+        await asyncio.to_thread(publish_directory, fresh, destination, replace=options.force)
+        # Also parts of single files, if an earlier try was of that kind.
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+    finally:
+        with suppress(FileNotFoundError):
+            archive.unlink()
+        shutil.rmtree(fresh, ignore_errors=True)
+        _remove_if_empty(staging)
+
+
+async def _unpack(archive: Path, fresh: Path, report: ProgressCallback) -> None:
+    """Unpack in a thread that ends soon when this is cancelled: it may be gigabytes."""
+    is_stopped = threading.Event()
+    num_files = 0
+
+    def tell(done: int) -> None:
+        nonlocal num_files
+        if is_stopped.is_set():
+            raise DownloadError("Unpacking was stopped")
+        num_files = done
+        report(done, None)
+
+    unpacking = asyncio.to_thread(extract_archive, archive, fresh, on_files=tell)
+    work = asyncio.ensure_future(unpacking)
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        is_stopped.set()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+    report(num_files, num_files)
+
+
+def _verify_manifest(folder: Path) -> None:
+    """Check files against the list that came with them, if there is one."""
+    try:
+        read_manifest(folder)
+    except CheckpointError:
+        return
+    try:
+        check_manifest(folder)
+    except CheckpointError as error:
+        raise DownloadError(f"The archive is not what was packed: {error.message}") from error
+
+
+def _remove_if_empty(staging: Path) -> None:
+    with suppress(OSError):  # parts are in it, for the next try
+        staging.rmdir()
+
+
+async def _archive_url(holder: Holder, ids: Mapping[str, str]) -> str:
+    """Where the archive is: in a JSON answer, behind a redirect, or the endpoint itself."""
+    url = holder.config.base_url + CHECKPOINT_ARCHIVE.url_path(**ids)
+    for attempt in range(1, MAX_ARCHIVE_REQUESTS + 1):
+        headers = await holder.transport.headers_for(url)
+        async with holder.transport.http.stream(url, headers, 60.0) as stream:
+            if stream.status == 200:
+                return await _parse_archive_url(holder, stream) or url
+            error = holder.transport.error_from_response(await stream.read(MAX_ARCHIVE_REPLY_BYTES))
+            if stream.status != 503 or attempt == MAX_ARCHIVE_REQUESTS:
+                raise error
+            wait = parse_retry_after(stream.headers) or ARCHIVE_WAIT_SECONDS
+        logger.info("The archive is being built; asking again in %.0f s", wait)
+        await asyncio.sleep(wait)
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+async def _parse_archive_url(holder: Holder, stream: HttpStream) -> str | None:
+    if not stream.headers.get("content-type", "").startswith("application/json"):
+        return None
+    return holder.transport.decode_reply(
+        CHECKPOINT_ARCHIVE, await stream.read(MAX_ARCHIVE_REPLY_BYTES)
+    ).url
+
+
+def _authenticated_fetch(
+    holder: Holder,
+) -> Callable[[str, Mapping[str, str]], AbstractAsyncContextManager[HttpStream]]:
+    """A GET that carries the credential to our server, and to nobody else."""
+    timeout = holder.config.timeout_seconds
+
+    def fetch(url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[HttpStream]:
+        return holder.transport.stream(url, headers, timeout)
+
+    return fetch

@@ -1,0 +1,151 @@
+"""How a training client comes to be: a new model, or one that starts from a checkpoint."""
+
+from __future__ import annotations
+
+from tinkex import types
+from tinkex.client.custom_loss import LossHandle, TracedLoss, encode_graph
+from tinkex.client.holder import Holder
+from tinkex.client.polling import Poller
+from tinkex.client.queue_state import QueueStateLogger
+from tinkex.client.retry import NO_RETRY
+from tinkex.client.submission import run_job
+from tinkex.client.training import TrainingClient
+from tinkex.errors import InvalidInput, TinkexError
+from tinkex.ids import parse_tinker_path
+from tinkex.logs import get_logger
+from tinkex.wire.endpoints import (
+    CREATE_CUSTOM_LOSS,
+    CREATE_MODEL,
+    LOAD_WEIGHTS,
+    UNLOAD_MODEL,
+    WEIGHTS_INFO,
+)
+from tinkex.wire.messages import WeightsInfoRequest
+
+logger = get_logger(__name__)
+
+
+async def create_model(
+    holder: Holder,
+    base_model: str,
+    lora: types.LoraConfig,
+    user_metadata: dict[str, str] | None,
+    optimizer: types.OptimizerConfig | None,
+) -> TrainingClient:
+    """Ask for a new model and wait until it is ready."""
+    session_id = await holder.session_id()
+    model_seq_id = holder.next_model_seq_id()
+    message = types.CreateModelRequest(
+        session_id=session_id,
+        model_seq_id=model_seq_id,
+        base_model=base_model,
+        lora_config=lora,
+        optimizer_config=optimizer or types.AdamOptimizerConfig(),
+        user_metadata=user_metadata,
+    )
+    fields: dict[str, object] = {name: getattr(message, name) for name in message.__struct_fields__}
+    if optimizer is None:
+        # AdamW goes without saying; servers before 0.36 do not know the field.
+        del fields["optimizer_config"]
+    given = {name: value for name, value in fields.items() if value is not None}
+    reply = await run_job(_training_poller(holder, base_model), CREATE_MODEL, given)
+    logger.info("Model %s is ready", reply.model_id)
+    return TrainingClient(holder, model_seq_id, reply.model_id)
+
+
+async def create_model_from_checkpoint(
+    holder: Holder,
+    path: str,
+    *,
+    base_model: str | None = None,
+    user_metadata: dict[str, str] | None = None,
+    weights_access_token: str | None = None,
+    optimizer_config: types.OptimizerConfig | None = None,
+    with_optimizer: bool = False,
+) -> TrainingClient:
+    """A model that starts from a checkpoint, with or without its optimizer state."""
+    parse_tinker_path(path)
+    await holder.session_id()
+    if holder.flags.create_model_via_load_weights:
+        message = types.LoadWeightsRequest(
+            session_id=await holder.session_id(),
+            model_seq_id=holder.next_model_seq_id(),
+            base_model=base_model,
+            user_metadata=user_metadata,
+            path=path,
+            optimizer=with_optimizer,
+            optimizer_config=optimizer_config,
+            weights_access_token=weights_access_token,
+        )
+        return await _create_by_loading(holder, message)
+    info = await _weights_info(holder, path, weights_access_token)
+    if not info.is_lora or info.lora_rank is None:
+        raise InvalidInput(f"{path} holds no LoRA adapter, so it cannot be trained on")
+    lora = types.LoraConfig(
+        rank=info.lora_rank,
+        train_unembed=info.train_unembed is not False,
+        train_mlp=info.train_mlp is not False,
+        train_attn=info.train_attn is not False,
+    )
+    chosen = info.optimizer_config if with_optimizer else optimizer_config
+    client = await create_model(holder, base_model or info.base_model, lora, user_metadata, chosen)
+    try:
+        await client.load(path, weights_access_token, optimizer=with_optimizer)
+    except BaseException:
+        holder.create_task(_unload_model(holder, client.model_id))
+        raise
+    return client
+
+
+async def _unload_model(holder: Holder, model_id: str) -> None:
+    """Let go of a model that never got its weights; a server that cannot is not asked twice."""
+    message = types.UnloadModelRequest(model_id=model_id)
+    try:
+        await holder.transport.call(UNLOAD_MODEL, message, policy=NO_RETRY)
+    except TinkexError as error:
+        logger.debug("Model %s was not unloaded: %s", model_id, error)
+
+
+async def _create_by_loading(holder: Holder, message: types.LoadWeightsRequest) -> TrainingClient:
+    reply = await run_job(_training_poller(holder, message.path), LOAD_WEIGHTS, message)
+    # The server names models after (session, number); older ones do not say so again.
+    model_id = reply.model_id or f"{message.session_id}:train:{message.model_seq_id}"
+    return TrainingClient(holder, message.model_seq_id or 0, model_id)
+
+
+async def _weights_info(
+    holder: Holder, path: str, weights_access_token: str | None
+) -> types.WeightsInfoResponse:
+    # A foreign checkpoint is looked up with the credential that may see it.
+    headers = None
+    if weights_access_token:
+        headers = {"x-api-key": await holder.identity.exchange_if_needed(weights_access_token)}
+    message = WeightsInfoRequest(tinker_path=path)
+    return await holder.transport.call(WEIGHTS_INFO, message, headers=headers)
+
+
+async def upload_loss(holder: Holder, traced: TracedLoss) -> LossHandle:
+    """Give a traced loss to the server if it runs such; otherwise it runs here."""
+    session_id = await holder.session_id()
+    loss_id = None
+    if holder.flags.custom_loss_server_side:
+        message = types.CreateCustomLossRequest(
+            session_id=session_id,
+            custom_loss_seq_id=holder.next_custom_loss_seq_id(),
+            name=traced.name,
+            inputs=list(traced.inputs),
+            graph=encode_graph(traced.graph),
+        )
+        reply = await run_job(_training_poller(holder, traced.name), CREATE_CUSTOM_LOSS, message)
+        loss_id = reply.loss_id
+    return LossHandle(
+        name=traced.name,
+        inputs=traced.inputs,
+        session_id=session_id,
+        graph=traced.graph,
+        loss_id=loss_id,
+    )
+
+
+def _training_poller(holder: Holder, name: str) -> Poller:
+    return holder.poller(QueueStateLogger("training", name), name)

@@ -1,0 +1,138 @@
+"""The road of one model: operations leave in the order of their calls, results come as they may.
+
+Ids and places are given in the caller's thread, so what was called first is sent first, also when
+nobody waits for anything. An operation that is cancelled or fails frees the road.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tinkex.client.future import APIFuture
+from tinkex.client.holder import Holder
+from tinkex.client.io_loop import IO_LOOP
+from tinkex.client.metrics import Timing
+from tinkex.errors import ClientClosed
+
+T = TypeVar("T")
+
+#: The first number after create_model, which is 0.
+FIRST_SEQ_ID = 1
+
+
+@dataclass(slots=True)
+class QueuedOperation(Generic[T]):
+    """One call: `send` holds the road, `receive` does not."""
+
+    name: str
+    num_requests: int
+    send: Callable[[], Awaitable[Any]]
+    receive: Callable[[Any], Awaitable[T]]
+    future: APIFuture[T]
+    called_at: float
+    submit_seconds: float = 0.0
+
+
+class OrderedQueue:
+    """Orders the operations of one model."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._lock = threading.RLock()
+        self._next_seq_id = FIRST_SEQ_ID
+        self._waiting: deque[QueuedOperation[Any]] = deque()
+        self._send_task: asyncio.Task[None] | None = None
+
+    def submit(
+        self,
+        name: str,
+        num_requests: int,
+        prepare: Callable[[int], Callable[[], Awaitable[Any]]],
+        receive: Callable[[Any], Awaitable[T]],
+    ) -> APIFuture[T]:
+        """Reserve ids and a place; `prepare(first_seq_id)` encodes now and returns the sender.
+
+        If prepare refuses, no id is used and nothing is sent.
+        """
+        self._holder.check_usable()
+        future: APIFuture[T] = APIFuture()
+        # Re-entrant: a signal handler that saves may interrupt an operation being encoded.
+        with self._lock:
+            called_at = time.monotonic()
+            first = self._next_seq_id
+            self._next_seq_id += num_requests
+            try:
+                send = prepare(first)
+            except BaseException:
+                if self._next_seq_id == first + num_requests:
+                    self._next_seq_id = first
+                raise
+            future.seq_id = first
+            operation = QueuedOperation(name, num_requests, send, receive, future, called_at)
+            IO_LOOP.post(self._enqueue, operation)
+        return future
+
+    def _enqueue(self, operation: QueuedOperation[Any]) -> None:
+        self._waiting.append(operation)
+        if self._send_task is None or self._send_task.done():
+            self._send_task = asyncio.get_running_loop().create_task(self._send_loop())
+
+    async def _send_loop(self) -> None:
+        while self._waiting:
+            operation = self._waiting.popleft()
+            if self._holder.is_closed:
+                operation.future.fail(ClientClosed("This client is closed; nothing was sent"))
+            elif not operation.future.cancelled():
+                await self._send(operation)
+
+    async def _send(self, operation: QueuedOperation[Any]) -> None:
+        """Send one operation; whatever happens to it, the road is free afterwards."""
+        loop = asyncio.get_running_loop()
+        sending = self._holder.create_task(_as_coroutine(operation.send))
+        operation.future.stop_with(lambda: loop.call_soon_threadsafe(sending.cancel))
+        await asyncio.wait([sending])
+        operation.submit_seconds = time.monotonic() - operation.called_at
+        if sending.cancelled():
+            operation.future.fail(ClientClosed("The operation was stopped before it was sent"))
+        elif (error := sending.exception()) is not None:
+            operation.future.fail(error)
+        else:
+            receiving = self._holder.create_task(_as_coroutine(operation.receive, sending.result()))
+            operation.future.follow(receiving, loop)
+        operation.future.add_done_callback(_timing_callback(weakref.ref(self._holder), operation))
+
+
+def _timing_callback(
+    holder_ref: weakref.ref[Holder], operation: QueuedOperation[Any]
+) -> Callable[[concurrent.futures.Future[Any]], None]:
+    """Reports the end of an operation; a future keeps its callbacks, so this keeps little."""
+    name, num_requests = operation.name, operation.num_requests
+    called_at, submit_seconds = operation.called_at, operation.submit_seconds
+
+    def report(future: concurrent.futures.Future[Any]) -> None:
+        holder = holder_ref()
+        if holder is None:
+            return
+        holder.record_timing(
+            Timing(
+                operation=name,
+                seconds=time.monotonic() - called_at,
+                submit_seconds=submit_seconds,
+                num_requests=num_requests,
+                ok=not future.cancelled() and future.exception() is None,
+            )
+        )
+
+    return report
+
+
+async def _as_coroutine(action: Callable[..., Awaitable[T]], *args: Any) -> T:
+    return await action(*args)

@@ -1,0 +1,267 @@
+"""One sample from call to answer: submit, wait, and submit again if that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+import time
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from tinkex import types
+from tinkex.client.batched_polling import CompletionPoller
+from tinkex.client.future import APIFuture
+from tinkex.client.holder import Holder
+from tinkex.client.metrics import Timing
+from tinkex.client.queue_state import QueueStateObserver
+from tinkex.client.retry import (
+    RetryConfig,
+    RetryPolicy,
+    is_unreachable,
+    rate_limit_backoff,
+    wait_before_resubmit,
+)
+from tinkex.client.submission import SubmittedJob, submit_job, wait_for_result
+from tinkex.client.transport import build_request
+from tinkex.client.watchdog import Watchdog
+from tinkex.errors import (
+    APIResponseValidationError,
+    PromiseExpiredError,
+    RateLimitError,
+    RequestFailedError,
+    TinkexError,
+)
+from tinkex.wire.codec import encode_json
+from tinkex.wire.endpoints import CANCEL_FUTURE, JOIN_SAMPLING_SESSION, SAMPLE
+from tinkex.wire.messages import CancelFutureRequest
+
+#: Each clone of a client numbers its samples in a block of its own.
+SEQ_ID_BLOCK = 1_000_000_000
+PROMPT_BYTES_PER_TOKEN = 10
+#: Fields that older servers do not know: sent only when used.
+OPTIONAL_FIELDS = {
+    "topk_sample_logprobs": 0,
+    "target_prompt_logprobs": None,
+    "prompt_alt_tokens_k": 0,
+    "prompt_logprobs_last_n": None,
+    "record_stability_info": False,
+}
+_SAMPLE_HEADERS = {"x-tinker-sampling-backpressure": "1"}
+_CANCEL_POLICY = RetryPolicy(max_retries=2, outage_seconds=10.0)
+
+
+def encode_sample(request: types.SampleRequest) -> bytes:
+    """The request as JSON without its seq_id, which each submission puts in front."""
+    fields = {
+        name: getattr(request, name)
+        for name in request.__struct_fields__
+        if name != "seq_id" and getattr(request, name) is not None
+    }
+    for name, default in OPTIONAL_FIELDS.items():
+        if name in fields and fields[name] == default:
+            del fields[name]
+    return encode_json(fields)
+
+
+def with_seq_id(body: bytes, seq_id: int) -> bytes:
+    """An encoded request with its number."""
+    return b'{"seq_id":%d,%b' % (seq_id, body[1:])
+
+
+class SampleSubmitter:
+    """Runs the samples of one sampling session."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        sampling_session_id: str,
+        retry_config: RetryConfig,
+        observer: QueueStateObserver,
+        is_clone: bool,
+    ) -> None:
+        self._holder = holder
+        self._session_id = sampling_session_id
+        self._retry = retry_config
+        self._poller = holder.poller(observer, sampling_session_id)
+        self._seq_ids: itertools.count[int] | None = None if is_clone else itertools.count()
+        self._clone_id = 0
+        self._join_lock = asyncio.Lock()
+        self._concurrency: asyncio.Semaphore | None = None
+        self._completions: CompletionPoller | None = None
+        self._cancel_tasks: set[asyncio.Task[None]] = set()
+        self._has_retries = retry_config.enable_retry_logic
+        outage_seconds = holder.config.outage_seconds if self._has_retries else 0.0
+        # Refusals are this file's business; only a server that is away is waited for below.
+        self._policy = RetryPolicy(max_retries=0, outage_seconds=outage_seconds)
+        limit_seconds = retry_config.progress_timeout
+        self._watchdog = Watchdog(
+            sampling_session_id, limit_seconds, self._is_stuck_detection_enabled
+        )
+
+    def start(self, request: types.SampleRequest, num_tokens: int) -> APIFuture[Any]:
+        """Begin one sample; the body is encoded here, in the caller's thread."""
+        return self._holder.start(
+            self._run(encode_sample(request), PROMPT_BYTES_PER_TOKEN * num_tokens)
+        )
+
+    async def _run(self, body: bytes, num_bytes: int) -> types.SampleResponse:
+        called_at = time.monotonic()
+        submit_seconds = 0.0
+        is_ok = False
+        try:
+            await self._holder.session_id()
+            async with self._concurrency_limit(), self._watchdog.guard():
+                response, submit_seconds = await self._run_with_retries(body, num_bytes, called_at)
+            is_ok = True
+            return response
+        finally:
+            self._holder.record_timing(
+                Timing(
+                    operation="sample",
+                    seconds=time.monotonic() - called_at,
+                    submit_seconds=submit_seconds,
+                    ok=is_ok,
+                )
+            )
+
+    async def _run_with_retries(
+        self, body: bytes, num_bytes: int, called_at: float
+    ) -> tuple[types.SampleResponse, float]:
+        attempt = 0
+        seq_id: int | None = None
+        while True:
+            attempt += 1
+            if seq_id is None:
+                seq_id = await self._next_seq_id()
+            try:
+                promise = await self._submit(with_seq_id(body, seq_id), num_bytes)
+                response = await self._receive(promise)
+            except TinkexError as error:
+                wait_seconds = self._wait_after(error, attempt, called_at)
+                # 429 is not a failure: the request says that it will come again.
+                is_final = self._holder.flags.sample_no_retries and error.status != 429
+                self._watchdog.record_error(error)
+                if wait_seconds is None or is_final:
+                    raise
+                if isinstance(error, PromiseExpiredError | RequestFailedError):
+                    # That submission is spent; the next one is a new one.
+                    seq_id = None
+                await asyncio.sleep(wait_seconds)
+            else:
+                self._watchdog.record_progress()
+                return response, promise.submit_seconds
+
+    def _is_stuck_detection_enabled(self) -> bool:
+        flags = self._holder.flags
+        return self._retry.enable_stuck_detection and flags.sample_enable_stuck_detection
+
+    def _wait_after(self, error: TinkexError, attempt: int, called_at: float) -> float | None:
+        config = self._holder.config
+        if is_unreachable(error):
+            # Submitting and polling have waited for as long as an outage may last.
+            return None
+        stuck_seconds = self._watchdog.stuck_seconds(called_at)
+        retry = replace(self._retry, enable_stuck_detection=self._is_stuck_detection_enabled())
+        return wait_before_resubmit(
+            retry, error, attempt, stuck_seconds, config.max_retries, random.random()
+        )
+
+    async def _submit(self, body: bytes, num_bytes: int) -> SubmittedJob:
+        holder = self._holder
+        request = build_request(SAMPLE, body, headers=_SAMPLE_HEADERS)
+        limiter = holder.sampling_limits.limiter
+        async with holder.sample_slots, holder.sampling_limits.acquire(num_bytes):
+            started = limiter.now()
+            try:
+                pause = holder.transport.billing_pause_seconds if self._has_retries else 0.0
+                policy = replace(self._policy, billing_pause_seconds=pause)
+                promise = await submit_job(holder.transport, request, policy)
+            except RateLimitError as error:
+                limiter.back_off(rate_limit_backoff(num_bytes, error.retry_after_seconds))
+                self._poller.queue_notifier.update_from_body(error.body)
+                raise
+            limiter.end_backoff(started)
+        self._watchdog.record_progress()
+        return promise
+
+    async def _receive(self, job: SubmittedJob) -> types.SampleResponse:
+        try:
+            async with self._ready_scope(job):
+                response: types.SampleResponse = await wait_for_result(self._poller, job)
+        except asyncio.CancelledError:
+            if job.request_id:
+                self._notify_cancelled(job.request_id)
+            raise
+        return with_sequence_ids(response, job)
+
+    def _ready_scope(self, job: SubmittedJob) -> AbstractAsyncContextManager[None]:
+        """Where the server offers it, one poll for all tells when a result can be fetched."""
+        if job.result is not None or not self._holder.flags.sample_use_retrieve_futures:
+            return nullcontext()
+        return self._completion_poller().fetch_scope(job.request_id)
+
+    def _notify_cancelled(self, request_id: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._cancel(request_id))
+        self._cancel_tasks.add(task)
+        task.add_done_callback(self._cancel_tasks.discard)
+
+    async def _cancel(self, request_id: str) -> None:
+        """Tell the server, if it wants to know, that nobody waits for this any more."""
+        try:
+            if await self._holder.server.can_cancel():
+                message = CancelFutureRequest(request_id=request_id)
+                await self._holder.transport.call(CANCEL_FUTURE, message, policy=_CANCEL_POLICY)
+        except TinkexError:
+            # The server finds out by itself; the caller has left already.
+            return
+
+    def _concurrency_limit(self) -> asyncio.Semaphore:
+        if self._concurrency is None:
+            flags = self._holder.flags
+            is_free = flags.sample_use_retrieve_futures
+            most = SEQ_ID_BLOCK if is_free else flags.sample_max_concurrent_requests
+            self._concurrency = asyncio.Semaphore(min(most, self._retry.max_connections or most))
+        return self._concurrency
+
+    async def _next_seq_id(self) -> int:
+        if self._seq_ids is None:
+            async with self._join_lock:
+                if self._seq_ids is None:
+                    self._clone_id = await self._join_session()
+                    self._seq_ids = itertools.count(self._clone_id * SEQ_ID_BLOCK)
+        return next(self._seq_ids)
+
+    async def _join_session(self) -> int:
+        if not self._holder.flags.sample_join_sampling_session:
+            return secrets.randbelow(SEQ_ID_BLOCK) + 1
+        message = types.JoinSamplingSessionRequest(sampling_session_id=self._session_id)
+        return (await self._holder.transport.call(JOIN_SAMPLING_SESSION, message)).client_counter
+
+    def _completion_poller(self) -> CompletionPoller:
+        if self._completions is None:
+            target = types.SamplingSessionFuturesTarget(
+                sampling_session_id=self._session_id, cloned_sampler_id=self._clone_id
+            )
+            self._completions = CompletionPoller(self._holder.transport, target)
+        return self._completions
+
+
+def with_sequence_ids(response: types.SampleResponse, job: SubmittedJob) -> types.SampleResponse:
+    """Give each sequence the id the server fixed when it took the request."""
+    count = len(response.sequences)
+    ids = job.sequence_ids
+    if ids is None:
+        # Older servers name no sequences; theirs are named after the request.
+        ids = [f"{job.request_id}:{index}" for index in range(count)]
+    if len(ids) != count:
+        raise APIResponseValidationError(
+            None, None, f"The server promised {len(ids)} sequences and returned {count}"
+        )
+    sequences = [
+        replace(sequence, sequence_id=sequence_id)
+        for sequence, sequence_id in zip(response.sequences, ids, strict=True)
+    ]
+    return replace(response, sequences=sequences)

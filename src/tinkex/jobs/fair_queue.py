@@ -1,0 +1,287 @@
+"""What runs next: fair over tenants, in order within a model.
+
+Pure decisions over headers of jobs; no clock, no database, no engine.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tinkex.jobs.job_types import PASS_KINDS, JobKind
+from tinkex.jobs.sample_queue import SampleQueue
+from tinkex.jobs.scheduling import FairShare
+from tinkex.store.records import JobRecord, RunRecord
+
+#: What an operation other than a pass is charged, in tokens.
+OPERATION_TOKENS = 64
+#: Passes of one tenant that may be in progress at once; each holds a gradient in memory.
+MAX_SUSPENDED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """How much one turn of the engine may take."""
+
+    max_pass_bytes: int = 2_000_000
+    """Payload bytes of the passes that share one run; a larger one runs alone."""
+    max_pass_tokens: int = 1024
+    """Tokens of the passes that share one run; a longer one runs alone, in steps of so many."""
+    max_passes: int = 32
+    """Passes that share one run."""
+    gap_seconds: float = 5.0
+    """How long work waits for work with a lower number that has not arrived."""
+
+
+@dataclass(slots=True)
+class _ModelLane:
+    """The work of one model, by number."""
+
+    next_seq: int
+    waiting: list[tuple[int, int, float, JobRecord]] = field(default_factory=list)
+    """(position, order of arrival, when it was seen first, job), sorted."""
+    is_busy: bool = False
+
+    def next_ready(self, now: float, gap_seconds: float) -> JobRecord | None:
+        if self.is_busy or not self.waiting:
+            return None
+        position, _, seen_at, job = self.waiting[0]
+        if position > self.next_seq and now < seen_at + gap_seconds:
+            return None
+        return job
+
+
+@dataclass(slots=True)
+class _TenantQueue:
+    """The training work of one tenant."""
+
+    lanes: OrderedDict[str, _ModelLane] = field(default_factory=OrderedDict)
+    suspended: deque[JobRecord] = field(default_factory=deque)
+    """Passes that have begun and are not finished."""
+    is_resumed_next: bool = True
+    """Whether a suspended pass goes before a job that has not begun."""
+
+
+class FairQueue:
+    """All waiting work; `take_turn` and `take_samples` say what runs next."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        # Apart from the samples: a sample that is served must not cost the turn of a training.
+        self._tenants: OrderedDict[str, _TenantQueue] = OrderedDict()
+        self._fair_share = FairShare()
+        self._sample_queue = SampleQueue()
+        self._charged_tokens: dict[str, int] = {}
+        """The tokens that each job in progress was charged for."""
+        self._job_ids: set[str] = set()
+        self._cancelled: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._job_ids)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._job_ids
+
+    def add(self, job: JobRecord, next_seq: int = 0, now: float = 0.0) -> None:
+        """Take in a job; `next_seq` is where its model stands, if this is its first job here."""
+        if job.id in self._job_ids:
+            return
+        self._job_ids.add(job.id)
+        if job.kind == JobKind.SAMPLE:
+            self._sample_queue.add(job)
+            return
+        if job.cancelled_at is not None:
+            self._cancelled.add(job.id)
+        if job.tenant_id not in self._tenants:
+            self._tenants[job.tenant_id] = _TenantQueue()
+            self._fair_share.join(job.tenant_id)
+        lanes = self._tenants[job.tenant_id].lanes
+        # Work that belongs to no model has a lane to itself.
+        lane = lanes.setdefault(job.run_id or job.id, _ModelLane(next_seq))
+        insort(lane.waiting, (job.position, job.no, now, job))
+
+    def has_lane(self, tenant_id: str, run_id: str) -> bool:
+        """Whether a model has work here."""
+        tenant = self._tenants.get(tenant_id)
+        return tenant is not None and run_id in tenant.lanes
+
+    def is_busy(self, run: RunRecord) -> bool:
+        """Whether an operation of this model was taken and is not finished."""
+        tenant = self._tenants.get(run.tenant_id)
+        lane = tenant.lanes.get(run.id) if tenant is not None else None
+        return lane is not None and lane.is_busy
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """Forget samples that wait; passes that wait fail when it is their turn."""
+        known = {job_id for job_id in job_ids if job_id in self._job_ids}
+        dropped = self._sample_queue.cancel(known)
+        self._job_ids -= dropped
+        self._cancelled |= known - dropped
+
+    def is_cancelled(self, job: JobRecord) -> bool:
+        """Whether a job was cancelled before it ended."""
+        return job.id in self._cancelled
+
+    # --- training ----------------------------------------------------------------------------
+    def next_batch(self, now: float, max_operations: int = 1) -> list[JobRecord]:
+        """The next turn: operations one after the other, passes that share a run of the engine,
+        or a turn that was suspended.
+
+        The tenant that was served the fewest tokens goes first.
+        """
+        for tenant_id in self._fair_share.sort_least_served(self._tenants):
+            tenant = self._tenants[tenant_id]
+            job = self._next_ready(tenant, now)
+            if tenant.suspended and (job is None or tenant.is_resumed_next):
+                return self._resume(tenant)
+            if job is not None:
+                tenant.is_resumed_next = True
+                return self._fill_batch(job, now, max_operations)
+        return []
+
+    def _fill_batch(self, first: JobRecord, now: float, max_operations: int) -> list[JobRecord]:
+        turn = [first]
+        self._start_job(first)
+        while (job := self._next_fitting(turn, now, max_operations)) is not None:
+            turn.append(job)
+            self._start_job(job)
+        return turn
+
+    def _next_fitting(
+        self, batch: list[JobRecord], now: float, max_operations: int
+    ) -> JobRecord | None:
+        """The job that fits into this turn and whose tenant was served least."""
+        for tenant_id in self._fair_share.sort_least_served(self._tenants):
+            job = self._next_ready(self._tenants[tenant_id], now)
+            if job is not None and self._can_join(batch, job, max_operations):
+                return job
+        return None
+
+    def _next_ready(self, tenant: _TenantQueue, now: float) -> JobRecord | None:
+        for lane in tenant.lanes.values():
+            job = lane.next_ready(now, self._limits.gap_seconds)
+            if job is not None and self._can_start(tenant, job):
+                return job
+        return None
+
+    def _can_start(self, tenant: _TenantQueue, job: JobRecord) -> bool:
+        """Whether a job may run beside those in progress.
+
+        A worker died during a job with attempts, perhaps because of it: no other is in progress
+        while it runs, or they would all be given up together.
+        """
+        if job.attempts:
+            return not any(self._suspended_jobs())
+        if not self._is_long(job):
+            return True
+        if any(each.attempts for each in self._suspended_jobs()) or self._has_retried_job():
+            return False
+        return len(tenant.suspended) < MAX_SUSPENDED
+
+    def _suspended_jobs(self) -> Iterator[JobRecord]:
+        return (job for tenant in self._tenants.values() for job in tenant.suspended)
+
+    def _has_retried_job(self) -> bool:
+        """Whether a job with attempts waits until none is in progress."""
+        lanes = (lane for tenant in self._tenants.values() for lane in tenant.lanes.values())
+        return any(lane.waiting[0][-1].attempts for lane in lanes if lane.waiting)
+
+    def _is_long(self, job: JobRecord) -> bool:
+        return job.kind in PASS_KINDS and job.num_tokens > self._limits.max_pass_tokens
+
+    def _can_join(self, batch: list[JobRecord], job: JobRecord, max_operations: int) -> bool:
+        if batch[0].attempts or job.attempts:
+            # A worker died doing it, perhaps of it: others must not go down with it.
+            return False
+        if batch[0].kind not in PASS_KINDS:
+            return job.kind not in PASS_KINDS and len(batch) < max_operations
+        return (
+            job.kind in PASS_KINDS
+            and len(batch) < self._limits.max_passes
+            and _sum_with(batch, job, "payload_bytes") <= self._limits.max_pass_bytes
+            and _sum_with(batch, job, "num_tokens") <= self._limits.max_pass_tokens
+        )
+
+    def _start_job(self, job: JobRecord) -> None:
+        lanes = self._tenants[job.tenant_id].lanes
+        name = job.run_id or job.id
+        lane = lanes[name]
+        lane.waiting.pop(0)
+        lane.is_busy = True
+        # The tenant's other models come first next time, and other tenants before them.
+        lanes.move_to_end(name)
+        self._tenants.move_to_end(job.tenant_id)
+        num_tokens = self._next_step_tokens(job)
+        self._charged_tokens[job.id] = num_tokens
+        self._fair_share.pick(job.tenant_id, num_tokens)
+
+    def _next_step_tokens(self, job: JobRecord) -> int:
+        """What the next step of a job is taken to cost."""
+        if job.kind not in PASS_KINDS:
+            return OPERATION_TOKENS
+        return max(1, min(job.num_tokens, self._limits.max_pass_tokens))
+
+    def _resume(self, tenant: _TenantQueue) -> list[JobRecord]:
+        job = tenant.suspended.popleft()
+        tenant.is_resumed_next = False
+        self._tenants.move_to_end(job.tenant_id)
+        self._fair_share.pick(job.tenant_id, self._next_step_tokens(job))
+        self._charged_tokens[job.id] += self._next_step_tokens(job)
+        return [job]
+
+    def suspend(self, job: JobRecord, num_tokens: int) -> None:
+        """Let a pass go on later; `num_tokens` of it are computed."""
+        self._fair_share.charge(job.tenant_id, num_tokens - self._charged_tokens[job.id])
+        self._charged_tokens[job.id] = num_tokens
+        self._tenants[job.tenant_id].suspended.append(job)
+
+    def finish(self, job: JobRecord) -> None:
+        """Note that a taken operation is over, so that its model's next one may run."""
+        self._job_ids.discard(job.id)
+        self._cancelled.discard(job.id)
+        self._charged_tokens.pop(job.id, None)
+        tenant = self._tenants.get(job.tenant_id)
+        name = job.run_id or job.id
+        if tenant is None or name not in tenant.lanes:
+            return
+        if job in tenant.suspended:
+            tenant.suspended.remove(job)
+        lane = tenant.lanes[name]
+        lane.is_busy = False
+        lane.next_seq = max(lane.next_seq, job.position + 1)
+        if not lane.waiting:
+            del tenant.lanes[name]
+        if not tenant.lanes:
+            del self._tenants[job.tenant_id]
+            self._fair_share.leave(job.tenant_id)
+
+    def next_poll_at(self) -> float | None:
+        """When work that waits for a gap may run although nothing else happens."""
+        times = [
+            lane.waiting[0][2] + self._limits.gap_seconds
+            for tenant in self._tenants.values()
+            for lane in tenant.lanes.values()
+            if lane.waiting and not lane.is_busy
+        ]
+        return min(times, default=None)
+
+    # --- sampling ----------------------------------------------------------------------------
+    def next_samples(
+        self, num_free: int, running: Iterable[JobRecord], max_running: int
+    ) -> list[JobRecord]:
+        """The samples that start now; see `SampleQueue.take`."""
+        taken = self._sample_queue.next_samples(num_free, running, max_running)
+        for job in taken:
+            self._job_ids.discard(job.id)
+        return taken
+
+    def finish_sample(self, job: JobRecord, num_tokens: int) -> None:
+        """Note how many tokens a sample took."""
+        self._sample_queue.refund(job, num_tokens)
+
+
+def _sum_with(batch: Iterable[JobRecord], job: JobRecord, field_name: str) -> int:
+    total: int = sum(getattr(each, field_name) for each in (*batch, job))
+    return total

@@ -1,0 +1,140 @@
+"""What kinds of work there are, and which of them change a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from tinkex import types
+from tinkex.engine.protocol import StepRefused
+from tinkex.errors import InvalidInput, RequestErrorCategory, TinkexError
+from tinkex.logs import get_logger
+from tinkex.store.database import Connection
+from tinkex.system.disk_errors import DISK_FULL_MESSAGE, is_disk_full
+from tinkex.types.base import Message
+from tinkex.wire.codec import decode_json
+from tinkex.wire.proto import decode_forward_backward_request
+
+
+class JobKind(StrEnum):
+    """A kind of work, named like its endpoint."""
+
+    CREATE_MODEL = "create_model"
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE_WEIGHTS = "save_weights"
+    SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
+    SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
+    LOAD_WEIGHTS = "load_weights"
+    UNLOAD_MODEL = "unload_model"
+    CREATE_CUSTOM_LOSS = "create_custom_loss"
+    SAMPLE = "asample"
+
+
+#: Passes of several models can share one run of the engine.
+PASS_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD})
+#: Results that cross the wire as protobuf.
+PROTO_RESULT_KINDS = frozenset({JobKind.FORWARD, JobKind.FORWARD_BACKWARD, JobKind.SAMPLE})
+
+
+T = TypeVar("T")
+
+
+class LoadPayload(Message):
+    """Which weights to load, found and permitted when the promise was made."""
+
+    path: str
+    """The address, as the client gave it."""
+    checkpoint_id: str
+    """The checkpoint it stood for then."""
+    with_optimizer: bool
+
+
+def decode_payload(payload: bytes, type_: type[T]) -> T:
+    """A request of this type; InvalidInput if it is none."""
+    try:
+        return decode_json(payload, type_)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the request cannot be read: {error}") from None
+
+
+def decode_pass_payload(
+    payload: bytes, *, is_proto: bool, is_forward_only: bool
+) -> types.ForwardBackwardInput:
+    """The examples and the loss of a pass, however it was written."""
+    if is_proto:
+        request, _ = decode_forward_backward_request(payload)
+        return request.forward_backward_input
+    if is_forward_only:
+        # The older way to say so is an endpoint of its own, with a name of its own for the input.
+        found = msgspec.json.decode(payload)
+        if isinstance(found, dict) and "forward_input" in found:
+            return decode_payload(payload, types.ForwardRequest).forward_input
+    return decode_payload(payload, types.ForwardBackwardRequest).forward_backward_input
+
+
+LOG = get_logger(__name__)
+Effect: TypeAlias = Callable[[Connection], None]
+"""Something to write down together with the outcome, in the same transaction."""
+
+
+#: A metric of a pass that the store alone keeps: what its tokens weigh together.
+TOTAL_WEIGHT_METRIC = "weight:sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """It worked."""
+
+    result: bytes
+    """As it goes to the client."""
+    is_model_change: bool = False
+    """Whether it changed its model, so that it is replayed after a crash."""
+    num_tokens: int = 0
+    metrics: Mapping[str, float] | None = None
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """It did not."""
+
+    message: str
+    category: RequestErrorCategory
+    is_model_change: bool = False
+    """Whether it changed its model all the same."""
+    num_tokens: int = 0
+    effects: tuple[Effect, ...] = ()
+
+
+JobOutcome: TypeAlias = Completed | Failed
+CANCELLED = Failed(message="the request was cancelled", category=RequestErrorCategory.User)
+
+
+def to_failed(error: Exception, operation: str) -> Failed:
+    """An exception as the client is told it; what nobody foresaw is logged in full."""
+    if isinstance(error, InvalidInput):
+        is_change = isinstance(error, StepRefused)
+        return Failed(
+            message=error.message, category=RequestErrorCategory.User, is_model_change=is_change
+        )
+    if isinstance(error, TinkexError):
+        return Failed(message=error.message, category=error.category)
+    if isinstance(error, ValueError):
+        return Failed(message=str(error), category=RequestErrorCategory.User)
+    if is_disk_full(error):
+        LOG.error("%s failed: %s", operation, error)
+        reason = f"the server could not use its disk: {DISK_FULL_MESSAGE}"
+        return Failed(message=reason, category=RequestErrorCategory.Server)
+    if isinstance(error, OSError) and error.strerror:
+        LOG.error("%s failed: %s", operation, error)
+        reason = f"the server could not use its disk: {error.strerror}"
+        return Failed(message=reason, category=RequestErrorCategory.Server)
+    LOG.error("%s failed", operation, exc_info=error)
+    reason = f"{operation} failed in the server: {type(error).__name__}: {error}"
+    return Failed(message=reason, category=RequestErrorCategory.Server)

@@ -1,0 +1,124 @@
+"""Attention for hosted models: transformers calls it, and the running pass says who sees whom.
+
+Shape letters: T rows, H query heads, G key heads, D head width, B sequences of one
+length, L length, S positions seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from tinkex.nn.forward_context import AttentionOptions, active_context
+
+#: What hosted models name as their attention.
+ATTENTION_NAME = "tinkex"
+
+
+def _attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls: tensors of (1, heads, T, D) in, (1, T, heads, D) out."""
+    scaling = options.get("scaling")
+    how = AttentionOptions(
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        options.get("sliding_window"),
+        options.get("softcap"),
+    )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out_THD = active_context().attention.attend(layer, query[0], key[0], value[0], how)
+    return out_THD.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_forward)
+
+
+class _EqualLengthRun(NamedTuple):
+    """Sequences of the same length that follow each other."""
+
+    num_sequences: int
+    length: int
+
+
+class PackedAttention:
+    """Sequences packed end to end; each sees itself alone, and what is before."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._runs = [
+            _EqualLengthRun(len(list(group)), length) for length, group in groupby(lengths)
+        ]
+        self._sizes = [run.num_sequences * run.length for run in self._runs]
+
+    def attend(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """Attention run by run; a run is one call."""
+        if len(self._runs) == 1:
+            return _attend_run(self._runs[0], q_HTD, k_GTD, v_GTD, options)
+        # Split, not sliced: the way back of a slice is as long as all rows.
+        parts = zip(
+            self._runs,
+            *(torch.split(x_HTD, self._sizes, dim=1) for x_HTD in (q_HTD, k_GTD, v_GTD)),
+            strict=True,
+        )
+        return torch.cat([_attend_run(run, q, k, v, options) for run, q, k, v in parts])
+
+
+def _attend_run(
+    run: _EqualLengthRun, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, options: AttentionOptions
+) -> Tensor:
+    q_BHLD, k_BGLD, v_BGLD = (_unpack_run(x_HTD, run) for x_HTD in (q_HTD, k_GTD, v_GTD))
+    return causal_attention(q_BHLD, k_BGLD, v_BGLD, options).transpose(1, 2).flatten(0, 1)
+
+
+def _unpack_run(x_HTD: Tensor, run: _EqualLengthRun) -> Tensor:
+    return torch.unflatten(x_HTD, 1, (run.num_sequences, run.length)).transpose(0, 1)
+
+
+def causal_attention(
+    q_BHLD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Each position sees itself and those before it, as far as the window goes."""
+    length = q_BHLD.shape[2]
+    is_cut = options.window is not None and length > options.window
+    if not is_cut and options.softcap is None:
+        return nn.functional.scaled_dot_product_attention(
+            q_BHLD,
+            k_BGLD,
+            v_BGLD,
+            is_causal=True,
+            scale=options.scaling,
+            enable_gqa=q_BHLD.shape[1] != k_BGLD.shape[1],
+        )
+    at = torch.arange(length, device=q_BHLD.device)
+    seen_LL = at[:, None] >= at
+    if options.window is not None:
+        seen_LL &= at[:, None] - at < options.window
+    return masked_attention(q_BHLD, k_BGLD, v_BGLD, seen_LL, options)
+
+
+def masked_attention(
+    q_BHLD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, visible: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Attention where `seen` is true; it broadcasts to (B, H, L, S)."""
+    if options.softcap is None:
+        return nn.functional.scaled_dot_product_attention(
+            q_BHLD,
+            k_BGSD,
+            v_BGSD,
+            attn_mask=visible,
+            scale=options.scaling,
+            enable_gqa=q_BHLD.shape[1] != k_BGSD.shape[1],
+        )
+    share = q_BHLD.shape[1] // k_BGSD.shape[1]
+    k_BHSD, v_BHSD = (x.repeat_interleave(share, dim=1) for x in (k_BGSD, v_BGSD))
+    scores = (q_BHLD @ k_BHSD.transpose(-1, -2)) * options.scaling
+    scores = torch.tanh(scores / options.softcap) * options.softcap
+    scores = scores.masked_fill(~visible, float("-inf"))
+    chances = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q_BHLD.dtype)
+    return chances @ v_BHSD

@@ -1,0 +1,288 @@
+"""Saving beside training: a thread copies what is to be saved, then writes it to disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinkex.checkpoint.retention import StepRetention
+from tinkex.errors import CheckpointError
+from tinkex.logs import get_logger
+from tinkex.pipeline.checkpoints.step_directory import (
+    prune_steps,
+    remove_interrupted_saves,
+    step_name,
+    step_number,
+)
+from tinkex.pipeline.checkpoints.step_files import (
+    StepContent,
+    check_disk_space,
+    count_tensor_bytes,
+    write_step,
+)
+from tinkex.pipeline.distributed import DistributedContext
+from tinkex.pipeline.optimizers import CombinedOptimizer
+from tinkex.pipeline.schedule import is_save_due
+from tinkex.pipeline.stage_interface import Stage, TrainPlan
+from tinkex.pipeline.train_state import TrainState
+from tinkex.pipeline.trainer_lock import lock_directory
+from tinkex.pipeline.weights import named_weights
+from tinkex.system.disk_errors import convert_disk_full
+
+#: Where in a tree a value is.
+TreePath = tuple[object, ...]
+TensorBuffers = dict[TreePath, Tensor]
+#: Writes something else from the same copy of the weights.
+ExtraWriter = Callable[[Mapping[str, Tensor]], None]
+
+
+class TensorSnapshot:
+    """A copy of a tree of tensors in memory that is used again for the next copy.
+
+    Fresh memory costs several times the copy itself, for the system hands it out page by page.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: TensorBuffers = {}
+
+    @torch.no_grad()
+    def copy_tree(self, tree: Any) -> Any:
+        """The same tree with copies for tensors; tensors that are one stay one."""
+        before, self._buffers = self._buffers, {}
+        return self._copy((), tree, before, {})
+
+    def _copy(
+        self, path: TreePath, value: Any, reusable: TensorBuffers, copied: TensorBuffers
+    ) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(path, value, reusable, copied)
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            return {key: self._copy((*path, key), item, reusable, copied) for key, item in pairs}
+        if isinstance(value, list | tuple):
+            items = [
+                self._copy((*path, at), item, reusable, copied) for at, item in enumerate(value)
+            ]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    def _copy_tensor(
+        self, path: TreePath, value: Tensor, reusable: TensorBuffers, copied: TensorBuffers
+    ) -> Tensor:
+        identity = (value.data_ptr() or id(value), value.dtype, *value.shape, *value.stride())
+        if identity in copied:
+            return copied[identity]
+        buffer = reusable.get(path)
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+            buffer = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        buffer.copy_(value)
+        self._buffers[path] = copied[identity] = buffer
+        return buffer
+
+
+class StepWriter:
+    """Writes one step at a time in a thread; who saves faster than the disk writes, waits."""
+
+    def __init__(self, root: Path, retention: StepRetention) -> None:
+        self._root = root
+        self._retention = retention
+        self._snapshot = TensorSnapshot()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tinkex-writer")
+        self._copying: Future[StepContent] | None = None
+        self._pending: Future[Path] | None = None
+        self.rewound_to: int | None = None
+        """The step that somebody chose to go on from; the first write sets later ones aside."""
+
+    def save(
+        self,
+        step: int,
+        content: StepContent,
+        *,
+        best: int | None = None,
+        write_extra: ExtraWriter | None = None,
+    ) -> None:
+        """Have the content copied and written; raises what the write before it failed with.
+
+        Nothing in it may change before `wait_for_copy` returns.
+        """
+        self.wait()
+        self._copying = self._pool.submit(self._copy, content)
+        self._pending = self._pool.submit(self._write, step, self._copying, best, write_extra)
+
+    def _copy(self, content: StepContent) -> StepContent:
+        copy = self._snapshot.copy_tree(
+            {"weights": content.weights, "optimizer": content.optimizer}
+        )
+        return replace(content, weights=copy["weights"], optimizer=copy["optimizer"])
+
+    def _write(
+        self,
+        step: int,
+        copying: Future[StepContent],
+        best: int | None,
+        write_extra: ExtraWriter | None,
+    ) -> Path:
+        content = copying.result()
+        path = write_step(self._root, step, content, rewound_to=self.rewound_to)
+        self.rewound_to = None
+        if write_extra is not None:
+            # It may write with any library.
+            with convert_disk_full(self._root):
+                write_extra(content.weights)
+        prune_steps(self._root, self._retention, best=best, newest=step)
+        return path
+
+    def wait_for_copy(self) -> None:
+        """Wait until what is being saved may change; a copy that failed is raised by `wait`."""
+        if self._copying is not None:
+            self._copying.exception()
+            self._copying = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True when the last write is over and did not work."""
+        pending = self._pending
+        return pending is not None and pending.done() and pending.exception() is not None
+
+    def wait(self) -> Path | None:
+        """Wait for the write under way; returns where it went, raises what it failed with."""
+        if self._pending is None:
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def close(self) -> Path | None:
+        """Wait for the last write, and end the thread."""
+        try:
+            return self.wait()
+        finally:
+            self._pool.shutdown()
+
+
+#: Weights and the two moments of AdamW.
+_TENSORS_PER_WEIGHT = 3
+
+log = get_logger(__name__)
+
+
+class Saver:
+    """The step checkpoints of a run."""
+
+    def __init__(
+        self, stage: Stage, plan: TrainPlan, ranks: DistributedContext, config: Mapping[str, Any]
+    ) -> None:
+        self._stage, self._plan, self._ranks, self._config = stage, plan, ranks, config
+        retention = StepRetention(keep_last=plan.keep_last_checkpoints, keep_every=plan.keep_every)
+        self._writer = StepWriter(plan.checkpoint_root, retention)
+        self._exit_stack = ExitStack()
+        self._saved_at = time.monotonic()
+        self._has_saved = False
+        self.saved_step: int | None = None
+        """The step that is on disk, or on its way."""
+
+    def prepare(self) -> None:
+        """Be the only one who saves here, clear what a dead run left, and refuse a small disk."""
+        root = self._plan.checkpoint_root
+        self._exit_stack.enter_context(lock_directory(root))
+        remove_interrupted_saves(root)
+        check_disk_space(
+            root, _TENSORS_PER_WEIGHT * count_tensor_bytes(named_weights(self._stage.model))
+        )
+
+    def rewind_to(self, path: Path) -> None:
+        """Have the first save set aside what lies after a step that somebody chose.
+
+        After one from elsewhere, all steps that are here are another branch.
+        """
+        is_here = path.parent.resolve() == self._plan.checkpoint_root.resolve()
+        self._writer.rewound_to = step_number(path) if is_here else -1
+
+    @property
+    def is_overdue(self) -> bool:
+        """True when so much time has passed since the last save that another is due."""
+        seconds = time.monotonic() - self._saved_at
+        limit = self._plan.save_interval_seconds
+        return self._ranks.is_rank_zero and bool(limit) and seconds >= limit
+
+    @property
+    def has_failed(self) -> bool:
+        """True when the last save did not work."""
+        return self._writer.has_failed
+
+    def raise_failure(self) -> None:
+        """Raise what the save failed with."""
+        self._writer.wait()
+        raise CheckpointError("the first rank could not save", hint="Its own message says why.")
+
+    def save(
+        self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, *, overwrite: bool = False
+    ) -> None:
+        """Save a step unless it is saved already; every rank must ask for it."""
+        if state.global_step == self.saved_step and not overwrite:
+            return
+        rngs = self._ranks.all_gather(rng)
+        self.saved_step, self._saved_at = state.global_step, time.monotonic()
+        if not self._ranks.is_rank_zero:
+            return
+        record = {**state.to_record(), "args": dict(self._plan.args), "seed": self._plan.seed}
+        content = StepContent(
+            weights=named_weights(self._stage.model),
+            optimizer={"optimizer": optimizer.state_dict(), "scaler": {}},
+            state=record,
+            rng=rngs,
+            config=self._config,
+        )
+        self._writer.save(
+            state.global_step, content, best=state.best_step, write_extra=self._write_legacy
+        )
+        self._has_saved = True
+
+    def save_if_due(
+        self, state: TrainState, optimizer: CombinedOptimizer, rng: Any, is_due: bool
+    ) -> None:
+        """Save a step for its number, or because something else made it due on all ranks."""
+        if is_due or is_save_due(self._plan, state.global_step):
+            self.save(state, optimizer, rng)
+
+    def wait_for_copy(self) -> None:
+        """Return once the weights may change: a save under way has its copy of them."""
+        self._writer.wait_for_copy()
+
+    def save_on_error(self, state: TrainState, optimizer: CombinedOptimizer, rng: Any) -> None:
+        """Save before an error ends the run; that it cannot be done is said, not raised."""
+        try:
+            self.save(state, optimizer, rng)
+            self._writer.wait()
+        except (CheckpointError, OSError) as error:
+            log.warning("the last update is not saved: %s", error)
+        # Whoever leaves first has torchrun end the others, and the first rank may still write.
+        self._ranks.all_gather(None)
+
+    def _write_legacy(self, weights: Mapping[str, Tensor]) -> None:
+        self._stage.write_legacy(weights, self._plan.out_dir)
+
+    def finish(self) -> None:
+        """Wait until all is on disk; a run that had nothing to save still has its weights file."""
+        self._writer.wait()
+        if self._ranks.is_rank_zero and not self._has_saved:
+            self._write_legacy(named_weights(self._stage.model))
+
+    def wait(self) -> Path | None:
+        """Wait until the newest step is on disk; where it is, on the rank that writes."""
+        self._writer.wait()
+        if not self._ranks.is_rank_zero or self.saved_step is None:
+            return None
+        return self._plan.checkpoint_root / step_name(self.saved_step)
+
+    def close(self) -> None:
+        """Wait for the last write, end the thread, and let others save here."""
+        with self._exit_stack:
+            self._writer.close()

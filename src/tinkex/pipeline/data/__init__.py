@@ -1,1 +1,0 @@
-"""Rows of text become batches of tokens."""

@@ -1,1 +1,0 @@
-"""Kernels for training, compiled by this machine: what torch does in many passes over memory."""

@@ -1,0 +1,244 @@
+"""From a command line to a stage: tokenizer, token files, model, device, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tinkex.errors import ConfigError, InvalidInput
+from tinkex.logs import get_logger
+from tinkex.pipeline import tokenizer as tokenizers
+from tinkex.pipeline.batches import find_trainable_rows
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
+from tinkex.pipeline.distributed import DistributedContext
+from tinkex.pipeline.model import (
+    check_model_exists,
+    check_sizes,
+    load_model,
+    make_config,
+    make_model,
+    model_sizes,
+)
+from tinkex.pipeline.stages.base import DataSplit, StageInputs
+from tinkex.pipeline.stages.distill import DistillStage
+from tinkex.pipeline.stages.dpo import DpoStage
+from tinkex.pipeline.stages.language_modeling import PretrainStage, SftStage
+from tinkex.pipeline.token_file import TokenFile, open_token_file, split_held_out
+from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.pipeline.trainer_arguments import TrainerArguments
+from tinkex.units import format_count
+
+LOG = get_logger(__name__)
+#: Below out_dir: rows as tokens, made once.
+TOKENS_DIR = "tokens"
+ResultT = TypeVar("ResultT")
+
+
+def build_stage(
+    stage_name: str, args: TrainerArguments, ranks: DistributedContext
+) -> PretrainStage | DpoStage:
+    """A stage that is ready to be trained."""
+    if args.init_from is not None:
+        check_model_exists(args.init_from)
+    device = choose_device(args.device, ranks.local_rank)
+    tokenizer = _rank_zero_first(ranks, lambda: load_or_train_tokenizer(args))
+    train, held_out = _rank_zero_first(ranks, lambda: open_splits(stage_name, args, tokenizer))
+    model, parent = load_or_create_model(args, tokenizer)
+    setting = StageInputs(
+        args=args,
+        model=_to_device(model, device),
+        tokenizer=tokenizer,
+        train=train,
+        held_out=held_out,
+        device=device,
+        dtype=choose_dtype(args.dtype, device),
+        parent=parent,
+    )
+    stage = _STAGE_BUILDERS[stage_name](setting)
+    if ranks.is_rank_zero:
+        _warn_truncated_rows(stage, args)
+    return stage
+
+
+def _warn_truncated_rows(stage: PretrainStage | DpoStage, args: TrainerArguments) -> None:
+    """Say what of the data is too long to be learned."""
+    source = stage.source
+    if source.num_shortened:
+        LOG.warning(
+            "%d conversations of %s are longer than --max_seq_len %d and lose their end",
+            *(source.num_shortened, args.data_path, args.max_seq_len),
+        )
+    if source.num_dropped:
+        LOG.warning(
+            "%d rows of %s have nothing to learn from within %d tokens, and are left out",
+            *(source.num_dropped, args.data_path, args.max_seq_len),
+        )
+
+
+def _rank_zero_first(ranks: DistributedContext, compute: Callable[[], ResultT]) -> ResultT:
+    """Files are made by the first rank and found by the others, not made by all at once."""
+    made: list[ResultT] = []
+    ranks.run_on_rank_zero(lambda: made.append(compute()))
+    return made[0] if made else compute()
+
+
+def _build_dpo(inputs: StageInputs) -> DpoStage:
+    path = inputs.args.ref_path
+    if path is None:
+        return DpoStage(inputs, None)
+    reference = load_model(path, inputs.model.config)
+    _check_vocabulary(reference, inputs.tokenizer, path)
+    return DpoStage(inputs, _to_device(reference, inputs.device), digest_weights(path))
+
+
+def _build_distill(inputs: StageInputs) -> DistillStage:
+    path = inputs.args.teacher
+    if path is None:
+        return DistillStage(inputs, None)
+    teacher = load_model(path, inputs.model.config)
+    return DistillStage(inputs, _to_device(teacher, inputs.device), digest_weights(path))
+
+
+_STAGE_BUILDERS: Mapping[str, Callable[[StageInputs], PretrainStage | DpoStage]] = {
+    "pretrain": PretrainStage,
+    "sft": SftStage,
+    "dpo": _build_dpo,
+    "r1": _build_distill,
+}
+
+
+# --- tokens ---------------------------------------------------------------------------------
+
+
+def load_or_train_tokenizer(args: TrainerArguments) -> TextTokenizer:
+    """The tokenizer that is named, or the parent's, or a new one for the data."""
+    if args.tokenizer_dir is not None:
+        return tokenizers.load_tokenizer(args.tokenizer_dir)
+    if args.init_from is not None and (args.init_from / tokenizers.TOKENIZER_FILE).is_file():
+        return tokenizers.load_tokenizer(args.init_from)
+    if args.init_from is not None:
+        raise ConfigError(
+            f"{args.init_from} has no tokenizer", hint="Name its folder with --tokenizer_dir."
+        )
+    folder = args.out_dir / "tokenizer"
+    tokenizers.train_tokenizer_folder([args.data_path], folder, args.vocab_size)
+    return tokenizers.load_tokenizer(folder)
+
+
+def open_splits(
+    stage_name: str, args: TrainerArguments, tokenizer: TextTokenizer
+) -> tuple[DataSplit, DataSplit]:
+    """Rows to train on and rows to evaluate on."""
+    cache = args.out_dir / TOKENS_DIR
+    file = open_token_file(args.data_path, tokenizer, stage_name, cache, args.limit)
+    is_useful = _check_trainable_rows(args.data_path, file, args.max_seq_len)
+    if args.eval_data_path is not None:
+        other = open_token_file(
+            args.eval_data_path, tokenizer, stage_name, cache, args.eval_samples
+        )
+        _check_trainable_rows(args.eval_data_path, other, args.max_seq_len)
+        return DataSplit(file, np.arange(file.num_rows)), DataSplit(
+            other, np.arange(other.num_rows)
+        )
+    train, held = split_held_out(file.row_digests, args.eval_samples, args.seed, is_useful)
+    if not is_useful[train].any():
+        raise InvalidInput(
+            f"{args.data_path} has {format_count(int(is_useful.sum()), 'row')} to learn from, "
+            "and none is left to train on when one is held out",
+            hint="Add rows that differ, or name other data with --eval_data_path.",
+        )
+    return DataSplit(file, train), DataSplit(file, held)
+
+
+def _check_trainable_rows(path: Path, file: TokenFile, max_length: int) -> npt.NDArray[np.bool_]:
+    """Which rows have something to learn from; a file that has none is refused."""
+    found = find_trainable_rows(file, max_length)
+    if not found.any():
+        raise InvalidInput(
+            f"{path}: no row has anything to learn from within its first {max_length} tokens",
+            hint="Raise --max_seq_len, or use shorter rows.",
+        )
+    return found
+
+
+# --- the model ------------------------------------------------------------------------------
+
+
+def load_or_create_model(
+    args: TrainerArguments, tokenizer: TextTokenizer
+) -> tuple[PreTrainedModel, str]:
+    """The model to train, and the digest of its start weights (empty if they are random)."""
+    parent = args.init_from
+    if parent is None:
+        return make_model(_new_config(args, tokenizer), args.seed), ""
+    model = load_model(parent, None if parent.is_dir() else _new_config(args, tokenizer))
+    check_sizes(model.config, args, parent)
+    _check_vocabulary(model, tokenizer, parent)
+    config = model.config
+    config.max_position_embeddings = max(config.max_position_embeddings, args.max_seq_len)
+    return model, digest_weights(parent)
+
+
+def _new_config(args: TrainerArguments, tokenizer: TextTokenizer) -> PreTrainedConfig:
+    return make_config(
+        model_sizes(args), tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text
+    )
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizer: TextTokenizer, path: Path) -> None:
+    size = model.config.vocab_size
+    if tokenizer.vocab_size > size:
+        raise ConfigError(
+            f"the tokenizer in {tokenizer.folder} has {tokenizer.vocab_size} tokens, but the model "
+            f"in {path} knows {size}",
+            hint="Use the tokenizer that the model was made with.",
+        )
+
+
+# --- where to compute -----------------------------------------------------------------------
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """Where to compute; each rank has a GPU of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", local_rank)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device is {name!r}, which cannot be used here: {str(error).partition(chr(10))[0]}",
+            hint="Use --device auto or cpu.",
+        ) from error
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What to compute with: bfloat16 only where the hardware has it, said if it was asked for."""
+    has_it = has_bfloat16(device)
+    if name == "bfloat16" and not has_it:
+        LOG.warning("bfloat16 is slow on this %s, so float32 is used", device.type)
+    wants_it = name == "bfloat16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if wants_it and has_it else torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware computes with bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return False
+
+
+def _to_device(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    moved: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
+    return moved

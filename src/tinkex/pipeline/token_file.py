@@ -1,0 +1,260 @@
+"""Which documents a sequence holds and in which order sequences come: pure functions of the seed.
+
+A document of n tokens teaches n - 1 predictions: its first token is never predicted, its last
+never looked at. All lengths here count predictions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.data.chatml import render_spans
+from tinkex.data.jsonl import JsonlLine, digest_file, parse_line, read_lines
+from tinkex.data.stage_rows import STAGE_PARSERS, ConversationRow, PreferencePairRow, TextRow
+from tinkex.errors import InvalidInput
+from tinkex.pipeline.tokenizer import TextTokenizer
+from tinkex.system.atomic import new_directory, remove_directory
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+#: Keeps the uses of one seed apart.
+_PACKING, _ORDER, _HELD_OUT = 1, 2, 3
+
+
+class DocumentPieces(NamedTuple):
+    """Stretches of the token file, none longer than a sequence."""
+
+    starts: Indices
+    lengths: Indices
+
+
+def truncate_documents(starts: Indices, documents: Indices, max_length: int) -> DocumentPieces:
+    """A piece per document, its end cut off if it is too long."""
+    lengths = np.minimum(starts[documents + 1] - starts[documents] - 1, max_length)
+    return DocumentPieces(starts[documents], lengths)
+
+
+def split_documents(starts: Indices, documents: Indices, max_length: int) -> DocumentPieces:
+    """As many pieces per document as it takes; where one ends, the next goes on."""
+    lengths = starts[documents + 1] - starts[documents] - 1
+    num_pieces = -(-lengths // max_length)
+    owner = np.repeat(np.arange(len(documents)), num_pieces)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    offset = number * max_length
+    return DocumentPieces(
+        starts[documents][owner] + offset, np.minimum(lengths[owner] - offset, max_length)
+    )
+
+
+def pack_sequences(lengths: Sequence[int] | Indices, capacity: int, seed: int) -> list[Indices]:
+    """Pieces by the sequence that holds them: each goes where the least room is left over.
+
+    They are looked at in an order drawn from the seed, so that a sequence holds a bit of all.
+    """
+    order = _rng(seed, _PACKING).permutation(len(lengths))
+    members: list[list[int]] = []
+    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    has_room = 0  # bit r is set if some sequence has room for exactly r
+    for piece in order.tolist():
+        length = int(lengths[piece])
+        fitting = has_room >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            sequence = by_room[room].pop()
+            has_room ^= 0 if by_room[room] else 1 << room
+        else:
+            room, sequence = capacity, len(members)
+            members.append([])
+        members[sequence].append(piece)
+        by_room[room - length].append(sequence)
+        has_room |= 1 << (room - length)
+    return [np.asarray(found, dtype=np.int64) for found in members]
+
+
+def shuffled_order(num_items: int, seed: int, epoch: int) -> Indices:
+    """The order of an epoch."""
+    return _rng(seed, _ORDER, epoch).permutation(num_items)
+
+
+def split_held_out(
+    digests: npt.NDArray[np.uint64], num_wanted: int, seed: int, is_useful: npt.NDArray[np.bool_]
+) -> tuple[Indices, Indices]:
+    """Rows to train on, and useful rows to evaluate on: at most a tenth of them, at least one.
+
+    A row that is a copy of one held out is in neither.
+    """
+    order = _rng(seed, _HELD_OUT).permutation(len(digests))
+    order = order[is_useful[order]]
+    held = np.sort(order[: min(num_wanted, max(1, len(order) // 10))])
+    is_copy = np.isin(digests, digests[held])
+    return np.flatnonzero(~is_copy), held
+
+
+def _rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+#: A change of the layout, or of how rows become tokens, makes new files.
+_VERSION = 1
+_META_FILE = "meta.json"
+_ROWS_AT_ONCE = 512
+
+
+class Document(NamedTuple):
+    """The tokens of a text or a conversation."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+class TokenFile:
+    """The documents of a data file, in its order."""
+
+    def __init__(self, folder: Path) -> None:
+        meta = json.loads((folder / _META_FILE).read_bytes())
+        self.digest: str = meta["digest"]
+        """Of the rows and the tokenizer together."""
+        self.num_rows: int = meta["num_rows"]
+        self.documents_per_row: int = meta["documents_per_row"]
+        self.tokens = _memmap(folder / "tokens.bin", np.dtype(meta["dtype"]))
+        self.learned = _memmap(folder / "learned.bin", np.dtype(np.uint8))
+        self.starts: Indices = _memmap(folder / "starts.bin", np.dtype(np.int64))
+        self.row_digests = _memmap(folder / "rows.bin", np.dtype(np.uint64))
+
+    def document(self, number: int) -> Document:
+        """A document in memory of its own."""
+        start, stop = self.starts[number], self.starts[number + 1]
+        return Document(
+            self.tokens[start:stop].tolist(), self.learned[start:stop].astype(bool).tolist()
+        )
+
+
+def open_token_file(
+    data: Path, tokenizer: TextTokenizer, stage: str, cache: Path, limit: int = 0
+) -> TokenFile:
+    """The token file of a data file; it is made if the data or the tokenizer changed."""
+    about = (_VERSION, stage, limit, digest_file(data), tokenizer.digest)
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()
+    folder = cache / f"{data.stem}-{digest[:16]}"
+    if not (folder / _META_FILE).is_file():
+        with new_directory(folder) as scratch:
+            _write_token_file(scratch, data, tokenizer, stage, limit, digest)
+        _remove_stale(folder, data.stem)
+    return TokenFile(folder)
+
+
+def encode_rows(
+    rows: Sequence[TextRow | ConversationRow | PreferencePairRow], tokenizer: TextTokenizer
+) -> Iterator[list[Document]]:
+    """The documents of each row."""
+    parts = [(part, at) for at, row in enumerate(rows) for part in _row_spans(row)]
+    ids_of_parts = tokenizer.encode_batch([text for (text, _, _), _ in parts])
+    documents: list[dict[int, Document]] = [{} for _ in rows]
+    for ((_, is_learned, side), at), ids in zip(parts, ids_of_parts, strict=True):
+        document = documents[at].setdefault(side, Document([], []))
+        document.ids.extend(ids)
+        document.learned.extend([is_learned] * len(ids))
+    for row, found in zip(rows, documents, strict=True):
+        if isinstance(row, TextRow):
+            ids = [*(row.ids or found[0].ids), tokenizer.end_of_text]
+            yield [Document(ids, [True] * len(ids))]
+        else:
+            yield [found[side] for side in sorted(found)]
+
+
+def _row_spans(
+    row: TextRow | ConversationRow | PreferencePairRow,
+) -> Iterator[tuple[str, bool, int]]:
+    """Texts that are tokenized on their own, whether they are learned, and whose they are."""
+    if isinstance(row, TextRow):
+        if not row.ids:
+            yield row.text, True, 0
+        return
+    chats = (row,) if isinstance(row, ConversationRow) else (row.chosen, row.rejected)
+    for side, chat in enumerate(chats):
+        parts = render_spans(chat.messages, chat.tools)
+        # The line after the last turn belongs to the next one, and there is none.
+        last = len(parts) - 1
+        for number, part in enumerate(parts):
+            text = part.text.removesuffix("\n") if number == last else part.text
+            if text:
+                yield text, part.is_learned, side
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def _write_token_file(
+    folder: Path, data: Path, tokenizer: TextTokenizer, stage: str, limit: int, digest: str
+) -> None:
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    num_rows, end = 0, 0
+    with ExitStack() as stack:
+        names = ("tokens.bin", "learned.bin", "starts.bin", "rows.bin")
+        files = [stack.enter_context((folder / name).open("wb")) for name in names]
+        tokens, learned, starts, rows = files
+        _write_array(starts, [0], np.int64)
+        for line, documents in _documents(data, tokenizer, stage, limit):
+            _write_array(rows, [line.digest], np.uint64)
+            num_rows += 1
+            for document in documents:
+                end += len(document.ids)
+                _write_array(tokens, document.ids, dtype)
+                _write_array(learned, document.learned, np.uint8)
+                _write_array(starts, [end], np.int64)
+    meta = {
+        "version": _VERSION,
+        "digest": digest,
+        "num_rows": num_rows,
+        "documents_per_row": 2 if stage == "dpo" else 1,
+        "dtype": dtype.name,
+    }
+    (folder / _META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def _documents(
+    data: Path, tokenizer: TextTokenizer, stage: str, limit: int
+) -> Iterator[tuple[JsonlLine, list[Document]]]:
+    lines = read_lines(data, limit)
+    while some := list(islice(lines, _ROWS_AT_ONCE)):
+        rows = [parse_line(data, line, STAGE_PARSERS[stage]) for line in some]
+        for line, documents in zip(some, encode_rows(rows, tokenizer), strict=True):
+            _check_token_ids(data, line, documents, tokenizer.vocab_size)
+            yield line, documents
+
+
+def _check_token_ids(
+    data: Path, line: JsonlLine, documents: Sequence[Document], vocab_size: int
+) -> None:
+    for document in documents:
+        if max(document.ids) >= vocab_size:
+            raise InvalidInput(
+                f"{data}, line {line.number}: token {max(document.ids)} is outside of the "
+                f"vocabulary of {vocab_size}"
+            )
+
+
+def _write_array(file: BinaryIO, numbers: Sequence[int], dtype: npt.DTypeLike) -> None:
+    file.write(np.asarray(numbers, dtype=dtype).tobytes())
+
+
+def _memmap(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    # numpy cannot map an empty file.
+    if not path.stat().st_size:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _remove_stale(folder: Path, stem: str) -> None:
+    """Remove what was made from another state of the same data."""
+    for other in folder.parent.glob(f"{stem}-" + "[0-9a-f]" * 16):
+        if other != folder:
+            remove_directory(other)

@@ -1,0 +1,332 @@
+"""The training loop of every stage: updates, figures, saves, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinkex.errors import CheckpointError, InvalidInput
+from tinkex.nn.adamw import NonFiniteGradient
+from tinkex.pipeline.checkpoints.config_mismatch import describe_run
+from tinkex.pipeline.checkpoints.resume import RestoreTarget, choose_checkpoint, is_rewind, restore
+from tinkex.pipeline.checkpoints.saver import Saver
+from tinkex.pipeline.distributed import DistributedContext, RankFailed, init_distributed
+from tinkex.pipeline.optimizers import make_optimizer
+from tinkex.pipeline.schedule import (
+    Schedule,
+    UpdateWindow,
+    count_updates,
+    is_evaluation_due,
+    make_schedule,
+    next_window,
+)
+from tinkex.pipeline.stage_interface import Stage, TrainPlan, TrainResult
+from tinkex.pipeline.train.metrics import MetricSink
+from tinkex.pipeline.train.signals import STOP_SIGNALS, StopRequest, catch_signals
+from tinkex.pipeline.train.update import (
+    UpdateSums,
+    accumulate,
+    check_loss,
+    scale_gradients,
+    sum_over_ranks,
+)
+from tinkex.pipeline.train_state import TrainState, capture_rng, restore_rng, seed_everything
+from tinkex.pipeline.weights import named_weights
+
+#: Where the Hugging Face folder of a stage is, below out_dir.
+EXPORT_NAME = "hf"
+
+
+def train(
+    stage: Stage, plan: TrainPlan, *, sink: MetricSink, resume: Path | str | None = None
+) -> TrainResult:
+    """Train a stage to its end or until a signal; `resume` is a step's directory or `auto`.
+
+    Every save is whole, and a run that goes on from one computes the same bits as one that was
+    never stopped. An error is raised after the last finished update was saved.
+    """
+    with init_distributed() as ranks, catch_signals(StopRequest()) as stop:
+        run = _TrainingRun(stage, plan, sink if ranks.is_rank_zero else _NullSink(), ranks, stop)
+        try:
+            run.setup(resume)
+            run.train()
+            return run.finish()
+        finally:
+            run.close()
+
+
+class _NullSink:
+    """The sink of ranks that do not report."""
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Nothing to begin."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _TrainingRun:
+    """One process's run of a stage."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        plan: TrainPlan,
+        sink: MetricSink,
+        ranks: DistributedContext,
+        stop: StopRequest,
+    ) -> None:
+        self._stage, self._plan, self._sink = stage, plan, sink
+        self._ranks, self._stop = ranks, stop
+        self._state = TrainState()
+        self._optimizer = make_optimizer(stage.model, plan)
+        self._config = describe_run(stage, plan, ranks.world_size)
+        self._saver = Saver(stage, plan, ranks, self._config)
+        self._batches_per_update = plan.accumulation_steps * ranks.world_size
+        self._schedule = Schedule()
+        self._metric_names: list[str] | None = None
+        self._stopped_by: int | None = None
+        self._tokens_since, self._seconds_since = 0, 0.0
+        # What the generators were after the last update; half an update may have moved them on.
+        self._rng: Any = None
+        self._is_mid_step = False
+        # True when a failure was told to all ranks, so that they stop at the same place.
+        self._is_failure_shared = False
+
+    def setup(self, resume: Path | str | None) -> None:
+        """Put everything in place: as a checkpoint has it, or as a new run begins."""
+        plan, ranks = self._plan, self._ranks
+        if not self._stage.source.num_batches(0):
+            raise InvalidInput(f"stage {self._stage.name} has no data to train on")
+        seed_everything(plan.seed, ranks.rank)
+        self._restore(resume)
+        ranks.broadcast_weights(list(named_weights(self._stage.model).values()))
+        state, source = self._state, self._stage.source
+        left = count_updates(
+            state.position, plan.epochs, source.num_batches, self._batches_per_update
+        )
+        total = state.global_step + left
+        state.total_steps = min(total, plan.max_steps) if plan.max_steps else total
+        state.world_size = ranks.world_size
+        self._schedule = make_schedule(plan, state.total_steps)
+        self._rng = capture_rng()
+        self._sink.start(state.global_step, state.total_steps)
+        self._stage.model.train()
+        if state.global_step < state.total_steps:
+            self._evaluate_if_due()
+
+    def _restore(self, resume: Path | str | None) -> None:
+        root = self._plan.checkpoint_root
+        path = self._ranks.run_on_rank_zero(lambda: self._prepare(resume))
+        if path is None:
+            return
+        target = RestoreTarget(
+            model=self._stage.model,
+            optimizer=self._optimizer,
+            config=self._config,
+            rank=self._ranks.rank,
+            allow_partial=self._plan.allow_partial,
+        )
+        self._state = restore(path, target)
+        if path.parent.resolve() == root.resolve():
+            self._saver.saved_step = self._state.global_step
+
+    def _prepare(self, resume: Path | str | None) -> Path | None:
+        self._saver.prepare()
+        path = choose_checkpoint(self._plan.checkpoint_root, resume)
+        if path is not None and is_rewind(self._plan.checkpoint_root, resume):
+            self._saver.rewind_to(path)
+        return path
+
+    def train(self) -> None:
+        """Update after update, until all is trained or somebody asks for a stop."""
+        try:
+            while self._stopped_by is None and not self._is_finished:
+                self._update()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            if self._can_rescue(error):
+                self._saver.save_on_error(self._state, self._optimizer, self._rng)
+            raise
+
+    def _can_rescue(self, error: Exception) -> bool:
+        """Whether there are whole updates to save, and all ranks are here to do it together."""
+        # Whether a gradient is finite is known from sums, which are the same on every rank.
+        is_together = self._is_failure_shared or isinstance(error, NonFiniteGradient)
+        is_whole = not self._is_mid_step and self._state.global_step > 0
+        return is_whole and (self._ranks.is_single_process or is_together)
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._state.global_step >= self._state.total_steps
+
+    def _update(self) -> None:
+        state, started = self._state, time.monotonic()
+        num_batches = self._stage.source.num_batches(state.epoch)
+        window = next_window(state.position, num_batches, self._batches_per_update)
+        gathered = self._accumulate(window)
+        if gathered is None:
+            self._optimizer.zero_grad()
+            self._stopped_by = self._stop.signal
+            return
+        total, is_overdue = self._sum_over_ranks(gathered)
+        norm = self._step(total)
+        state.epoch, state.step_in_epoch = window.after.epoch, window.after.index
+        self._count(total, time.monotonic() - started)
+        self._log(total, norm)
+        is_best = self._evaluate_if_due()
+        self._saver.save_if_due(state, self._optimizer, self._rng, is_overdue or is_best)
+
+    def _accumulate(self, window: UpdateWindow) -> UpdateSums | None:
+        try:
+            return accumulate(self._stage, window, self._ranks, self._stop.is_requested)
+        except Exception:
+            if not self._ranks.is_single_process:
+                # The others would wait for the sums of this rank for ever.
+                self._sum_over_ranks(UpdateSums(), is_failing=True)
+            raise
+
+    def _sum_over_ranks(
+        self, sums: UpdateSums, is_failing: bool = False
+    ) -> tuple[UpdateSums, bool]:
+        """The sums of all ranks; also agrees on a stop, a save and a failure."""
+        if self._metric_names is None:
+            told = self._ranks.all_gather(list(sums.metrics))
+            self._metric_names = next((names for names in told if names), [])
+        asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
+        saving = [float(self._saver.is_overdue), float(self._saver.has_failed)]
+        flags = [*asked, *saving, float(is_failing)]
+        total, (*asked, is_overdue, has_failed, num_failing) = sum_over_ranks(
+            sums, self._metric_names, flags, self._ranks
+        )
+        if has_failed:
+            self._saver.raise_failure()
+        self._is_failure_shared = bool(num_failing)
+        if num_failing and not is_failing:
+            raise RankFailed
+        self._record_stop(asked)
+        return total, bool(is_overdue)
+
+    def _record_stop(self, asked: list[float]) -> None:
+        for number, count in zip(STOP_SIGNALS, asked, strict=True):
+            if count and self._stopped_by is None:
+                self._stopped_by = number
+
+    def _step(self, total: UpdateSums) -> float:
+        norm = 0.0
+        check_loss(total.loss, self._state.global_step)
+        self._saver.wait_for_copy()
+        self._optimizer.set_lr_factor(self._schedule.factor(self._state.global_step))
+        if total.weight:
+            params = self._optimizer.parameters
+            self._ranks.all_reduce_gradients(params)
+            norm = scale_gradients(params, total.weight, self._plan.grad_clip)
+            self._is_mid_step = True
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._rng = capture_rng()
+        self._state.global_step += 1
+        return norm
+
+    def _count(self, total: UpdateSums, seconds: float) -> None:
+        state = self._state
+        state.tokens += round(total.tokens)
+        state.samples += round(total.samples)
+        state.seconds += seconds
+        self._tokens_since += round(total.tokens)
+        self._seconds_since += seconds
+        self._is_mid_step = False
+
+    def _log(self, total: UpdateSums, norm: float) -> None:
+        state = self._state
+        if state.global_step % self._plan.log_interval and not self._is_finished:
+            return
+        values = {
+            **total.means,
+            "learning_rate": self._optimizer.param_groups[0]["lr"],
+            "grad_norm": norm,
+            "epoch": state.epoch,
+            "tokens": state.tokens,
+            "tokens_per_second": self._tokens_since / max(self._seconds_since, 1e-9),
+        }
+        self._tokens_since, self._seconds_since = 0, 0.0
+        self._sink.log(state.global_step, values)
+
+    def _evaluate_if_due(self) -> bool:
+        """Look at held-out data if it is time; True when the weights are the best so far."""
+        state = self._state
+        is_due = is_evaluation_due(self._plan, state.global_step)
+        if not is_due or state.evaluated_step == state.global_step:
+            return False
+        return self._evaluate()
+
+    def _evaluate(self) -> bool:
+        try:
+            values = self._ranks.run_on_rank_zero(self._run_evaluation)
+        except Exception as error:
+            # All know that the first failed, so they can save together.
+            self._is_failure_shared = self._ranks.is_rank_zero or isinstance(error, RankFailed)
+            raise
+        asked = [float(self._stop.signal == number) for number in STOP_SIGNALS]
+        self._record_stop(self._ranks.all_reduce_values(asked))
+        if values is None:
+            return False
+        self._sink.log(
+            self._state.global_step, {f"eval_{name}": value for name, value in values.items()}
+        )
+        return self._state.record_evaluation(values)
+
+    def _run_evaluation(self) -> dict[str, float] | None:
+        """The stage's figures; None when a signal came. Training's generators do not notice."""
+        rng = capture_rng()
+        values = self._stop.run_interruptible(self._stage.evaluate)
+        restore_rng(rng)
+        self._stage.model.train()
+        return None if values is None else dict(values)
+
+    def finish(self) -> TrainResult:
+        """Save what is not saved; when all is trained, look at held-out data and export."""
+        if self._state.global_step:
+            self._saver.save(self._state, self._optimizer, self._rng)
+        if self._stopped_by is None:
+            self._complete()
+        state = self._state
+        is_complete = self._stopped_by is None
+        return TrainResult(
+            stage=self._stage.name,
+            steps=state.global_step,
+            tokens=state.tokens,
+            samples=state.samples,
+            seconds=state.seconds,
+            before=state.before,
+            after=state.held_out if is_complete else {},
+            stopped_by=self._stopped_by,
+            checkpoint=self._saver.wait(),
+        )
+
+    def _complete(self) -> None:
+        state = self._state
+        if state.evaluated_step != state.global_step:
+            self._evaluate()
+            if self._stopped_by is None and state.global_step:
+                # With its figures, so that nobody has to look at held-out data a second time.
+                self._saver.save(state, self._optimizer, self._rng, overwrite=True)
+        if self._stopped_by is None:
+            self._ranks.run_on_rank_zero(self._export)
+
+    def _export(self) -> None:
+        self._saver.finish()
+        self._stage.export(self._plan.out_dir / EXPORT_NAME)
+
+    def close(self) -> None:
+        """Wait for the writer, whatever happened."""
+        try:
+            self._sink.close()
+        finally:
+            self._saver.close()

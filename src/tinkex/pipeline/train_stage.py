@@ -1,0 +1,130 @@
+"""A stage trained as a command line asks for it, and what is told of it at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_log
+
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
+from tinkex.pipeline.distributed import DistributedContext, init_distributed
+from tinkex.pipeline.stage_interface import Stage, TrainPlan, TrainResult
+from tinkex.pipeline.stage_setup import TOKENS_DIR, build_stage
+from tinkex.pipeline.train.loop import EXPORT_NAME, train
+from tinkex.pipeline.train.metrics import ConsoleSink, make_sink
+from tinkex.pipeline.trainer_arguments import TrainerArguments
+from tinkex.pipeline.trainer_lock import lock_directory
+from tinkex.system.atomic import remove_scratch, write_file_atomic
+from tinkex.units import format_count
+
+RESULT_FILE = "result.json"
+_MAX_WARMUP_STEPS = 200
+
+
+def run(stage_name: str, args: TrainerArguments) -> int:
+    """Train a stage; returns the exit code: 0, or 128 and a signal's number."""
+    # Its bars would break into ours.
+    transformers_log.disable_progress_bar()
+    try:
+        with init_distributed() as ranks, ExitStack() as stack:
+            ranks.run_on_rank_zero(lambda: _lock_output_dir(args.out_dir, stack))
+            return _train(stage_name, args, ranks)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error).partition("\n")[0]) from error
+
+
+def _lock_output_dir(out_dir: Path, stack: ExitStack) -> None:
+    """Be the only one who writes here, and clear away what a dead trainer had begun."""
+    stack.enter_context(lock_directory(out_dir))
+    for folder in (out_dir, out_dir / TOKENS_DIR):
+        remove_scratch(folder)
+
+
+def _train(stage_name: str, args: TrainerArguments, ranks: DistributedContext) -> int:
+    stage = build_stage(stage_name, args, ranks)
+    plan = make_train_plan(args, stage, ranks.world_size)
+    sink = make_sink(stage_name, plan, args.metrics_file)
+    result = train(stage, plan, sink=sink, resume=args.resume)
+    if not ranks.is_rank_zero:
+        return result.exit_code
+    if result.is_complete:
+        write_result(result, args.out_dir)
+        ConsoleSink(stage_name).write_line(summarize_result(result))
+    return result.exit_code
+
+
+def make_train_plan(args: TrainerArguments, stage: Stage, world_size: int) -> TrainPlan:
+    """The loop's plan, as a command line asks for it."""
+    warmup = args.warmup_steps
+    if warmup is None:
+        per_epoch = -(-stage.source.num_batches(0) // (args.accumulation_steps * world_size))
+        warmup = min(_MAX_WARMUP_STEPS, (args.max_steps or args.epochs * per_epoch) // 20)
+    same = {name: getattr(args, name) for name in _SHARED_FIELDS}
+    return TrainPlan(
+        **same,
+        ckpt_dir=args.checkpoint_root,
+        min_learning_rate=args.final_learning_rate,
+        warmup_steps=warmup,
+        device=args.device,
+        dtype=args.dtype,
+        args={key: to_plain_json(value) for key, value in asdict(args).items()},
+    )
+
+
+#: What arguments and plan call the same.
+_SHARED_FIELDS = (
+    *("out_dir", "epochs", "max_steps", "batch_size", "accumulation_steps", "learning_rate"),
+    *("schedule", "optimizer", "muon_lr", "weight_decay", "grad_clip", "seed", "save_interval"),
+    *("save_interval_seconds", "keep_last_checkpoints", "keep_every", "eval_interval"),
+    *("log_interval", "tensorboard_dir", "allow_partial"),
+)
+
+
+def to_plain_json(value: object) -> object:
+    """A value that JSON knows."""
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def write_result(result: TrainResult, out_dir: Path) -> None:
+    """Write result.json, whole or not at all."""
+    told: dict[str, Any] = {
+        "stage": result.stage,
+        "steps": result.steps,
+        "tokens": result.tokens,
+        "seconds": round(result.seconds, 3),
+        "metrics": metric_changes(result.before, result.after),
+        "digest": digest_weights(out_dir / EXPORT_NAME),
+    }
+    text = json.dumps(told, indent=2, allow_nan=False) + "\n"
+    write_file_atomic(out_dir / RESULT_FILE, text.encode(), mode=0o644)
+
+
+def metric_changes(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, dict[str, float | None]]:
+    """Each figure before and after; None for what is no number, which JSON could not say."""
+    return {
+        name: {"before": _finite(before.get(name)), "after": _finite(value)}
+        for name, value in after.items()
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def summarize_result(result: TrainResult) -> str:
+    """The stage's own metric, before and after."""
+    name, after = next(iter(result.after.items()))
+    before = result.before.get(name)
+    was = "?" if before is None else f"{before:.4f}"
+    return f"{result.stage}: {name} {was} -> {after:.4f} ({format_count(result.steps, 'step')})"

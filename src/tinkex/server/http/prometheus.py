@@ -1,0 +1,80 @@
+"""What is counted about this process and its store, in the words of Prometheus."""
+
+from __future__ import annotations
+
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tinkex.store.stats import StoreStats
+
+REGISTRY = CollectorRegistry(auto_describe=True)
+"""One per process, as the counters are."""
+
+API_PROCESS = Gauge(
+    "tinkex_api_process",
+    "Which process answered: several share a port, and each counts its own requests.",
+    ["pid"],
+    registry=REGISTRY,
+)
+REQUESTS = Counter(
+    "tinkex_requests", "Requests answered.", ["endpoint", "status"], registry=REGISTRY
+)
+LATENCY = Histogram(
+    "tinkex_request_seconds",
+    "From the arrival of a request to its answer; long polls wait on purpose.",
+    ["endpoint"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0),
+    registry=REGISTRY,
+)
+TELEMETRY_EVENTS = Counter(
+    "tinkex_telemetry_events", "Events that clients reported.", ["event"], registry=REGISTRY
+)
+CONNECTIONS = Gauge("tinkex_connections", "Open connections of this process.", registry=REGISTRY)
+CONNECTIONS_CLOSED = Counter(
+    "tinkex_connections_closed",
+    "Connections that the server closed: limit, timeout, unread answer, or refused request.",
+    ["reason"],
+    registry=REGISTRY,
+)
+JOBS_WAITING = Gauge("tinkex_jobs_waiting", "Promises that nobody has taken.", registry=REGISTRY)
+JOBS_RUNNING = Gauge("tinkex_jobs_running", "Promises that the worker has.", registry=REGISTRY)
+OLDEST_WAITING = Gauge(
+    "tinkex_oldest_waiting_seconds", "Age of the oldest promise that waits.", registry=REGISTRY
+)
+SESSIONS_ACTIVE = Gauge("tinkex_sessions_active", "Sessions that are not over.", registry=REGISTRY)
+WORKERS_ALIVE = Gauge("tinkex_workers_alive", "Workers seen lately.", registry=REGISTRY)
+STORE_BYTES = Gauge("tinkex_store_bytes", "Size of the database.", registry=REGISTRY)
+STORE_UP = Gauge("tinkex_store_up", "Whether the database answers.", registry=REGISTRY)
+
+
+class RequestMetrics:
+    """Counts the requests of one endpoint."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._seconds = LATENCY.labels(endpoint)
+        self._by_status: dict[int, Counter] = {}
+
+    def observe(self, status: int, seconds: float) -> None:
+        """Note one answer."""
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = REQUESTS.labels(self._endpoint, str(status))
+        counter.inc()
+        self._seconds.observe(seconds)
+
+
+def render_metrics(stats: StoreStats | None, now: float) -> bytes:
+    """Everything that is counted, as Prometheus reads it; no figures means no database."""
+    API_PROCESS.labels(str(os.getpid())).set(1)
+    STORE_UP.set(stats is not None)
+    if stats is not None:
+        oldest = stats.oldest_waiting_at
+        JOBS_WAITING.set(stats.num_waiting)
+        JOBS_RUNNING.set(stats.num_running)
+        OLDEST_WAITING.set(0.0 if oldest is None else max(now - oldest, 0.0))
+        SESSIONS_ACTIVE.set(stats.num_sessions)
+        WORKERS_ALIVE.set(stats.num_workers)
+        STORE_BYTES.set(stats.store_bytes)
+    return generate_latest(REGISTRY)

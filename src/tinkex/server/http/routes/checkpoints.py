@@ -1,0 +1,236 @@
+"""Checkpoints: lists, sharing, lifetime, deletion, and links to their files."""
+
+from __future__ import annotations
+
+from email.utils import format_datetime
+from typing import Any
+
+from tinkex import clock, types
+from tinkex.checkpoint.manifest import downloadable_names
+from tinkex.errors import ConflictError, RequestErrorCategory, StoreError
+from tinkex.ids import check_ttl
+from tinkex.logs import get_logger
+from tinkex.server.http.downloads import FileArea, FileRef, sign_url
+from tinkex.server.http.ownership import (
+    checkpoint_path,
+    require_checkpoint,
+    require_readable_checkpoint,
+    require_run,
+    resolve_readers,
+)
+from tinkex.server.http.request_context import (
+    Handler,
+    RawResponse,
+    RequestContext,
+    Services,
+    run_in_thread,
+)
+from tinkex.server.http.serializers import (
+    FIRST_WITH_EXTERNAL,
+    client_version,
+    serialize_checkpoint,
+    to_datetime,
+)
+from tinkex.server.http.store_access import read, record_checkpoint_event, write
+from tinkex.server.http.validation import parse_page
+from tinkex.store import checkpoints, sessions
+from tinkex.store.database import Connection
+from tinkex.store.records import CheckpointRecord
+from tinkex.wire.codec import encode_json
+from tinkex.wire.messages import ArchiveReply, TtlRequest
+
+LOG = get_logger(__name__)
+DEFAULT_LIMIT = 100
+ARCHIVE_NAME = "checkpoint.tar"
+_EMPTY_RESPONSE = RawResponse()
+
+
+# --- lists -----------------------------------------------------------------------------------
+async def list_checkpoints(
+    services: Services, context: RequestContext[Any]
+) -> types.CheckpointsListResponse:
+    """The checkpoints of one of the caller's runs, newest first."""
+    run_id = context.ids["training_run_id"]
+
+    def look(db: Connection) -> list[types.Checkpoint]:
+        run = require_run(db, context.tenant_id, run_id, "training run")
+        session = sessions.find(db, run.session_id)
+        version = client_version(context, session.sdk_version if session is not None else "")
+        found = checkpoints.list_by_run(
+            db, run_id, clock.now(), with_external=version >= FIRST_WITH_EXTERNAL
+        )
+        return [serialize_checkpoint(row) for row in found]
+
+    return types.CheckpointsListResponse(checkpoints=await read(services, look))
+
+
+async def list_user_checkpoints(
+    services: Services, context: RequestContext[Any]
+) -> types.CheckpointsListResponse:
+    """A page of the caller's checkpoints, newest first."""
+    limit, offset = parse_page(context, DEFAULT_LIMIT)
+    with_external = client_version(context) >= FIRST_WITH_EXTERNAL
+
+    def look(db: Connection) -> types.CheckpointsListResponse:
+        found, total = checkpoints.list_page(
+            db,
+            context.tenant_id,
+            limit=limit,
+            offset=offset,
+            now=clock.now(),
+            with_external=with_external,
+        )
+        return types.CheckpointsListResponse(
+            checkpoints=[serialize_checkpoint(checkpoint) for checkpoint in found],
+            cursor=types.Cursor(offset=offset, limit=limit, total_count=total),
+        )
+
+    return await read(services, look)
+
+
+# --- changes ---------------------------------------------------------------------------------
+def _require_own_checkpoint(db: Connection, context: RequestContext[Any]) -> CheckpointRecord:
+    path = checkpoint_path(context.ids["training_run_id"], context.ids["checkpoint_id"])
+    return require_checkpoint(db, context.tenant_id, path, clock.now())
+
+
+async def delete_checkpoint(services: Services, context: RequestContext[Any]) -> RawResponse:
+    """Delete a checkpoint; its files go soon after."""
+
+    def change(db: Connection) -> None:
+        checkpoint = _require_own_checkpoint(db, context)
+        checkpoints.delete(db, checkpoint.id, clock.now())
+        record_checkpoint_event(db, context.identity, "checkpoint_deleted", checkpoint)
+
+    await write(services, change)
+    # The worker removes files; one that starts on demand has to start for that.
+    await run_in_thread(services.queue.wake_worker)
+    return _EMPTY_RESPONSE
+
+
+async def publish(services: Services, context: RequestContext[Any]) -> RawResponse:
+    """Let everybody read a checkpoint; 409 if everybody may."""
+    return await _set_public(services, context, True)
+
+
+async def unpublish(services: Services, context: RequestContext[Any]) -> RawResponse:
+    """Keep a checkpoint to its owner again; 409 if it is."""
+    return await _set_public(services, context, False)
+
+
+async def _set_public(
+    services: Services, context: RequestContext[Any], is_public: bool
+) -> RawResponse:
+    event = "checkpoint_published" if is_public else "checkpoint_unpublished"
+
+    def change(db: Connection) -> None:
+        checkpoint = _require_own_checkpoint(db, context)
+        if not checkpoints.set_public(db, checkpoint.id, is_public):
+            state = "public" if is_public else "private"
+            raise ConflictError(
+                f"{checkpoint.path} is {state} already",
+                category=RequestErrorCategory.User,
+                # Without this, clients take a conflict for a lock and try for minutes.
+                should_retry=False,
+            )
+        record_checkpoint_event(db, context.identity, event, checkpoint)
+
+    await write(services, change)
+    return _EMPTY_RESPONSE
+
+
+async def set_ttl(services: Services, context: RequestContext[TtlRequest]) -> RawResponse:
+    """Set a checkpoint's time to live, counted from now, or remove it."""
+    ttl_seconds = check_ttl(context.request.ttl_seconds)
+    expires_at = None if ttl_seconds is None else clock.now() + ttl_seconds
+
+    def change(db: Connection) -> None:
+        checkpoint = _require_own_checkpoint(db, context)
+        checkpoints.set_expiry(db, checkpoint.id, expires_at)
+        record_checkpoint_event(
+            db, context.identity, "checkpoint_ttl_set", checkpoint, ttl_seconds=ttl_seconds
+        )
+
+    await write(services, change)
+    return _EMPTY_RESPONSE
+
+
+# --- links -----------------------------------------------------------------------------------
+async def external_weights_urls(
+    services: Services, context: RequestContext[Any]
+) -> types.ExternalWeightsUrlsResponse:
+    """A link per file of a checkpoint that the caller may read."""
+    checkpoint = await _require_downloadable(services, context)
+    directory = services.home.checkpoint_directory(checkpoint.id)
+    # Here rather than with the first file: this answer carries the reason.
+    await run_in_thread(services.verified_checkpoints.verify, directory, checkpoint.path)
+    names = await run_in_thread(downloadable_names, directory)
+    expires = _link_expiry(services, checkpoint)
+    urls = {
+        name: _sign_link(services, context, FileRef(FileArea.FILE, checkpoint.id, name), expires)
+        for name in names
+    }
+    shown = to_datetime(int(clock.to_wall_time(expires)))
+    return types.ExternalWeightsUrlsResponse(urls=urls, expires=shown)
+
+
+async def archive(services: Services, context: RequestContext[Any]) -> RawResponse:
+    """The link to a checkpoint's tar: in JSON for whoever asks for that, else by redirection."""
+    checkpoint = await _require_downloadable(services, context)
+    expires = _link_expiry(services, checkpoint)
+    url = _sign_link(
+        services, context, FileRef(FileArea.ARCHIVE, checkpoint.id, ARCHIVE_NAME), expires
+    )
+    shown = to_datetime(int(clock.to_wall_time(expires)))
+    body = encode_json(ArchiveReply(url=url, expires=shown))
+    if "json" in context.headers.get("accept", ""):
+        return RawResponse(body=body)
+    until = format_datetime(shown, usegmt=True)
+    return RawResponse(status=302, body=body, headers={"location": url, "expires": until})
+
+
+async def _require_downloadable(
+    services: Services, context: RequestContext[Any]
+) -> CheckpointRecord:
+    path = checkpoint_path(context.ids["training_run_id"], context.ids["checkpoint_id"])
+    readers = await resolve_readers(services, context)
+
+    def find(db: Connection) -> CheckpointRecord:
+        return require_readable_checkpoint(db, readers, path, clock.now())
+
+    def find_and_note(db: Connection) -> CheckpointRecord:
+        checkpoint = find(db)
+        record_checkpoint_event(db, context.identity, "checkpoint_downloaded", checkpoint)
+        return checkpoint
+
+    try:
+        return await write(services, find_and_note)
+    except StoreError as error:
+        # Whose disk is full wants to get weights off it more than an entry in a log.
+        LOG.warning("a download is not in the audit log: %s", error)
+        return await read(services, find)
+
+
+def _link_expiry(services: Services, checkpoint: CheckpointRecord) -> int:
+    """When a link ends by the server's clock: after its time, or with the checkpoint."""
+    until = clock.now() + services.config.url_seconds
+    return int(until if checkpoint.expires_at is None else min(until, checkpoint.expires_at))
+
+
+def _sign_link(
+    services: Services, context: RequestContext[Any], file_ref: FileRef, expires: int
+) -> str:
+    return sign_url(services.secret, context.base_url, file_ref, expires)
+
+
+ROUTES: dict[str, Handler] = {
+    "list_checkpoints": list_checkpoints,
+    "list_model_checkpoints": list_checkpoints,
+    "list_user_checkpoints": list_user_checkpoints,
+    "delete_checkpoint": delete_checkpoint,
+    "publish_checkpoint": publish,
+    "unpublish_checkpoint": unpublish,
+    "set_checkpoint_ttl": set_ttl,
+    "external_weights_urls": external_weights_urls,
+    "checkpoint_archive": archive,
+}

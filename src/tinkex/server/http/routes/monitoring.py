@@ -1,0 +1,99 @@
+"""For those who run the server: is it ready, how is it doing, what does it offer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.types import ControllerRouterHandler
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from tinkex import clock
+from tinkex.errors import AuthenticationError, StoreError
+from tinkex.jobs.wakeup import ALIVE_SECONDS
+from tinkex.server.http.auth import authenticate
+from tinkex.server.http.error_responses import response_for_error
+from tinkex.server.http.openapi import build_document
+from tinkex.server.http.prometheus import render_metrics
+from tinkex.server.http.request_context import Services
+from tinkex.server.http.request_origin import is_from_this_machine, read_origin
+from tinkex.server.http.store_access import read
+from tinkex.settings import package_version
+from tinkex.store import stats
+from tinkex.wire.codec import encode_json
+
+JSON_TYPE = "application/json"
+#: Litestar names the charset of a text itself.
+METRICS_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
+NO_WORKER = "no worker is running"
+
+
+@get("/readyz", name="readyz")
+async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """200 only when work would be done: the store answers and a worker is alive."""
+    services: Services = request.app.state.services
+    if (refused := await _reject_unauthenticated(services, request)) is not None:
+        return refused
+    try:
+        found = await _load_stats(services)
+    except StoreError as error:
+        return _readiness_response(error.message)
+    return _readiness_response("" if found.num_workers else NO_WORKER)
+
+
+def _readiness_response(reason: str) -> Response[bytes]:
+    if not reason:
+        return Response(b'{"status":"ready"}', media_type=JSON_TYPE)
+    body = encode_json({"status": "not ready", "reason": reason})
+    return Response(body, status_code=503, media_type=JSON_TYPE, headers={"retry-after": "1"})
+
+
+@get("/metrics", name="metrics")
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Numbers for Prometheus."""
+    services: Services = request.app.state.services
+    if (refused := await _reject_unauthenticated(services, request)) is not None:
+        return refused
+    try:
+        found = await _load_stats(services)
+    except StoreError:
+        found = None
+    return Response(render_metrics(found, clock.now()), media_type=METRICS_TYPE)
+
+
+@get(["/schema", "/schema/openapi.json", "/openapi.json"], name="schema", sync_to_thread=False)
+def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """The API's description."""
+    state = request.app.state
+    if "document" not in state:
+        state.document = build_document(state.routes, package_version())
+    return Response(state.document, media_type=JSON_TYPE)
+
+
+async def _load_stats(services: Services) -> stats.StoreStats:
+    since = clock.now() - ALIVE_SECONDS
+    return await read(services, lambda db: stats.collect_stats(db, alive_since=since))
+
+
+async def _reject_unauthenticated(
+    services: Services, request: Request[Any, Any, Any]
+) -> Response[bytes] | None:
+    """A refusal, unless the question comes from this machine or with a key."""
+    arrival = read_origin(request)
+    if is_from_this_machine(arrival):
+        return None
+    headers = dict(arrival.headers)
+    try:
+        await authenticate(services, headers)
+    except (AuthenticationError, StoreError) as error:
+        answer = response_for_error(error)
+        return Response(
+            answer.body,
+            status_code=answer.status,
+            media_type=JSON_TYPE,
+            headers=dict(answer.headers),
+        )
+    return None
+
+
+HANDLERS: list[ControllerRouterHandler] = [readyz, metrics, schema]

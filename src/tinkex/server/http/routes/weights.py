@@ -1,0 +1,317 @@
+"""Saving, loading and copying weights."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tinkex import clock, types
+from tinkex.errors import (
+    BadRequestError,
+    CheckpointError,
+    StoreError,
+    TinkexError,
+    UnprocessableEntityError,
+)
+from tinkex.ids import TinkerPath, check_name, check_ttl, new_id, parse_tinker_path
+from tinkex.jobs.job_types import JobKind, LoadPayload
+from tinkex.jobs.quotas import QuotaExceeded
+from tinkex.server.http.checkpoint_copies import copy_files, insert_copy, resolve_destination
+from tinkex.server.http.model_specs import (
+    insert_run,
+    require_trainable_model,
+    spec_for_load,
+    stored_spec,
+)
+from tinkex.server.http.ownership import (
+    require_checkpoint,
+    require_open_session,
+    require_readable_checkpoint,
+    resolve_readers,
+)
+from tinkex.server.http.request_context import Handler, RequestContext, Services
+from tinkex.server.http.store_access import read, record_checkpoint_event, write
+from tinkex.server.http.submission import (
+    build_model_id,
+    job_key,
+    operation_key,
+    skip_sequence_number,
+    submit_job,
+    submit_operation,
+)
+from tinkex.server.http.validation import check_number
+from tinkex.store import idempotency, jobs
+from tinkex.store.database import Connection
+from tinkex.store.records import CheckpointRecord, NewJob
+from tinkex.system.atomic import remove_directory
+from tinkex.wire.codec import encode_json
+from tinkex.wire.messages import WeightsInfoRequest
+
+_SEGMENT_BY_KIND = {
+    JobKind.SAVE_WEIGHTS: "weights",
+    JobKind.SAVE_WEIGHTS_FOR_SAMPLER: "sampler_weights",
+    JobKind.SAVE_WEIGHTS_EXTERNAL: "external_weights",
+}
+
+
+# --- saving ----------------------------------------------------------------------------------
+async def save_weights(
+    services: Services, context: RequestContext[types.SaveWeightsRequest]
+) -> types.UntypedAPIFuture:
+    """Promise a training checkpoint: weights and the optimizer's memory."""
+    request = context.request
+    return await _submit_save(services, context, JobKind.SAVE_WEIGHTS, request.path)
+
+
+async def save_weights_for_sampler(
+    services: Services, context: RequestContext[types.SaveWeightsForSamplerRequest]
+) -> types.UntypedAPIFuture:
+    """Promise weights to sample from: named, or for one new sampling session."""
+    request = context.request
+    check_number("sampling_session_seq_id", request.sampling_session_seq_id)
+    if request.path is None and request.sampling_session_seq_id is None:
+        raise UnprocessableEntityError(
+            "save_weights_for_sampler needs path or sampling_session_seq_id"
+        )
+    return await _submit_save(services, context, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, request.path)
+
+
+async def save_weights_external(
+    services: Services, context: RequestContext[types.SaveWeightsExternalRequest]
+) -> types.UntypedAPIFuture:
+    """Promise weights in files that other tools read."""
+    return await _submit_save(
+        services, context, JobKind.SAVE_WEIGHTS_EXTERNAL, context.request.path
+    )
+
+
+async def _submit_save(
+    services: Services, context: RequestContext[Any], kind: JobKind, name: str | None
+) -> types.UntypedAPIFuture:
+    if name is not None:
+        check_name(name)
+    check_ttl(context.request.ttl_seconds)
+    model_id, seq_id = context.request.model_id, context.request.seq_id
+    is_unnamed = kind == JobKind.SAVE_WEIGHTS_FOR_SAMPLER and name is None
+    # A checkpoint without a name gets one of its own, so any that is not in use stands for it.
+    path = None if is_unnamed else TinkerPath(model_id, _SEGMENT_BY_KIND[kind], name or "")
+
+    def admit(db: Connection) -> None:
+        services.quotas.check_checkpoint(db, context.tenant_id, path)
+
+    try:
+        return await submit_operation(
+            services, context, kind, model_id, seq_id, extra_prepare=admit
+        )
+    except QuotaExceeded:
+        # The model's next operation must not wait for this one.
+        await skip_sequence_number(services, context, kind, model_id, seq_id)
+        raise
+
+
+# --- loading ---------------------------------------------------------------------------------
+async def load_weights(
+    services: Services, context: RequestContext[types.LoadWeightsRequest]
+) -> types.UntypedAPIFuture:
+    """Promise to load weights into a model, or into one that is made for them."""
+    request = context.request
+    if request.model_id is None:
+        return await _submit_create_from_checkpoint(services, context)
+    model_id, seq_id = request.model_id, request.seq_id
+    source = await _find_source(services, context, operation_key(context, model_id, seq_id))
+    return await submit_operation(
+        services,
+        context,
+        JobKind.LOAD_WEIGHTS,
+        model_id,
+        seq_id,
+        payload=_build_load_payload(request, source),
+        extra_prepare=lambda db: _record_load(db, context, source, model_id),
+    )
+
+
+async def _submit_create_from_checkpoint(
+    services: Services, context: RequestContext[types.LoadWeightsRequest]
+) -> types.UntypedAPIFuture:
+    request, tenant_id, session_id = context.request, context.tenant_id, context.request.session_id
+    number = check_number("model_seq_id", request.model_seq_id)
+    if session_id is None or number is None:
+        raise UnprocessableEntityError(
+            "load_weights needs model_id, or session_id and model_seq_id"
+        )
+    key, run_id = (
+        job_key("model", tenant_id, session_id, number),
+        build_model_id(session_id, number),
+    )
+    source = await _find_source(services, context, key)
+
+    def prepare(db: Connection) -> None:
+        session = require_open_session(db, tenant_id, session_id)
+        assert source is not None  # None only if the promise was made before
+        spec = spec_for_load(request, source)
+        require_trainable_model(db, spec.base_model)
+        insert_run(db, session, run_id, spec, request.user_metadata)
+        _record_load(db, context, source, run_id)
+
+    new = NewJob(
+        id="",
+        tenant_id=tenant_id,
+        session_id=session_id,
+        kind=JobKind.LOAD_WEIGHTS,
+        key=key,
+        run_id=run_id,
+        position=0,
+        payload=_build_load_payload(request, source),
+    )
+    return await submit_job(services, new, prepare)
+
+
+async def _find_source(
+    services: Services, context: RequestContext[types.LoadWeightsRequest], key: str | None
+) -> CheckpointRecord | None:
+    """The checkpoint to load; None if the promise was made before, when it need not be there."""
+    path = parse_tinker_path(context.request.path)
+    readers = await resolve_readers(services, context, context.request.weights_access_token)
+
+    def look(db: Connection) -> CheckpointRecord | None:
+        if key is not None and jobs.find_by_key(db, key) is not None:
+            return None
+        return require_readable_checkpoint(db, readers, path, clock.now())
+
+    source = await read(services, look)
+    if source is not None and source.segment != "weights":
+        raise BadRequestError(f"{path} is no training checkpoint and cannot be loaded")
+    return source
+
+
+def _build_load_payload(
+    request: types.LoadWeightsRequest, source: CheckpointRecord | None
+) -> bytes:
+    if source is None:
+        return b""
+    return encode_json(
+        LoadPayload(path=request.path, checkpoint_id=source.id, with_optimizer=request.optimizer)
+    )
+
+
+def _record_load(
+    db: Connection, context: RequestContext[Any], source: CheckpointRecord | None, model_id: str
+) -> None:
+    if source is not None:
+        record_checkpoint_event(
+            db, context.identity, "checkpoint_loaded", source, model_id=model_id
+        )
+
+
+# --- asking and copying ----------------------------------------------------------------------
+async def weights_info(
+    services: Services, context: RequestContext[WeightsInfoRequest]
+) -> types.WeightsInfoResponse:
+    """Say what one must know to load a checkpoint."""
+    path = parse_tinker_path(context.request.tinker_path)
+    readers = await resolve_readers(services, context)
+    source = await read(
+        services, lambda db: require_readable_checkpoint(db, readers, path, clock.now())
+    )
+    spec = stored_spec(source)
+    return types.WeightsInfoResponse(
+        base_model=spec.base_model,
+        is_lora=True,
+        lora_rank=spec.rank,
+        train_unembed=spec.train_unembed,
+        train_mlp=spec.train_mlp,
+        train_attn=spec.train_attn,
+        optimizer_config=source.spec["optimizer"],
+    )
+
+
+async def copy_weights(
+    services: Services, context: RequestContext[types.CopyWeightsRequest]
+) -> types.CopyWeightsResponse:
+    """Copy a checkpoint for the caller; the same idempotency key makes it happen once."""
+    request, tenant_id = context.request, context.tenant_id
+    check_ttl(request.ttl_seconds)
+    check_number("model_seq_id", request.model_seq_id)
+    path = parse_tinker_path(request.source_path)
+    readers = await resolve_readers(services, context, request.weights_access_token)
+
+    def look(db: Connection) -> str | CheckpointRecord:
+        before = _find_repeated_reply(db, context)
+        if before is not None:
+            return before
+        # Before any file is touched: this may be refused.
+        resolve_destination(db, tenant_id, request)
+        source = require_readable_checkpoint(db, readers, path, clock.now())
+        copied = path._replace(run_id="")
+        services.quotas.check_checkpoint(db, tenant_id, copied, source.size_bytes)
+        return source
+
+    found = await read(services, look)
+    if isinstance(found, str):
+        return types.CopyWeightsResponse(tinker_path=found)
+    return types.CopyWeightsResponse(tinker_path=await _copy_checkpoint(services, context, found))
+
+
+async def _copy_checkpoint(
+    services: Services, context: RequestContext[types.CopyWeightsRequest], source: CheckpointRecord
+) -> str:
+    home, copy_id = services.home, new_id()
+    target = home.checkpoint_directory(copy_id)
+    try:
+        await asyncio.to_thread(
+            services.verified_checkpoints.verify, home.checkpoint_directory(source.id), source.path
+        )
+        await asyncio.to_thread(copy_files, home.checkpoint_directory(source.id), target)
+    except CheckpointError:
+        # If it was deleted meanwhile, that is the answer.
+        await read(
+            services, lambda db: require_checkpoint(db, source.tenant_id, source.path, clock.now())
+        )
+        raise
+
+    def enter(db: Connection) -> tuple[str, bool]:
+        before = _find_repeated_reply(db, context)
+        if before is not None:
+            return before, False
+        place = resolve_destination(db, context.tenant_id, context.request)
+        target_path = source.path._replace(run_id=place.run_id)
+        services.quotas.check_checkpoint(db, context.tenant_id, target_path, source.size_bytes)
+        copy = insert_copy(db, source, copy_id, place, context.request.ttl_seconds)
+        record_checkpoint_event(
+            db, context.identity, "checkpoint_copied", copy, source=str(source.path)
+        )
+        _store_reply(db, context, str(copy.path))
+        return str(copy.path), True
+
+    try:
+        path, is_entered = await write(services, enter)
+    except (asyncio.CancelledError, StoreError):
+        # Perhaps it was entered all the same; files that nothing refers to are removed in time.
+        raise
+    except TinkexError:
+        await asyncio.to_thread(remove_directory, target)
+        raise
+    if not is_entered:
+        await asyncio.to_thread(remove_directory, target)
+    return path
+
+
+def _find_repeated_reply(db: Connection, context: RequestContext[Any]) -> str | None:
+    key = context.idempotency_key
+    return idempotency.find_response(db, context.tenant_id, context.endpoint, key) if key else None
+
+
+def _store_reply(db: Connection, context: RequestContext[Any], reply: str) -> None:
+    key = context.idempotency_key
+    if key:
+        idempotency.save_response(db, context.tenant_id, context.endpoint, key, reply, clock.now())
+
+
+ROUTES: dict[str, Handler] = {
+    "save_weights": save_weights,
+    "save_weights_for_sampler": save_weights_for_sampler,
+    "save_weights_external": save_weights_external,
+    "load_weights": load_weights,
+    "weights_info": weights_info,
+    "copy_weights": copy_weights,
+}

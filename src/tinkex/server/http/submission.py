@@ -1,0 +1,153 @@
+"""Requests become promises: what all operations on models and samplers have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tinkex import clock, types
+from tinkex.errors import PromiseExpiredError
+from tinkex.jobs.job_types import JobKind
+from tinkex.jobs.queue import PrepareJob
+from tinkex.server.http.ownership import require_open_session, require_trainable_run
+from tinkex.server.http.request_context import RequestContext, Services
+from tinkex.server.http.store_access import await_store_future
+from tinkex.server.http.validation import check_number
+from tinkex.store import runs
+from tinkex.store.database import Connection
+from tinkex.store.records import NewJob
+
+#: How exactly it is known when a model was last used.
+TOUCH_INTERVAL_SECONDS = 1.0
+
+
+async def submit_job(
+    services: Services, new: NewJob, prepare: PrepareJob | None = None
+) -> types.UntypedAPIFuture:
+    """Make a promise and name it, once it is on disk."""
+    job = await await_store_future(services.queue.submit(new, prepare))
+    sequence_ids = [f"{job.id}:{place}" for place in range(job.num_sequences)]
+    return types.UntypedAPIFuture(
+        request_id=job.id,
+        model_id=job.run_id,
+        sample_sequence_ids=sequence_ids if job.kind == JobKind.SAMPLE else None,
+    )
+
+
+async def submit_operation(
+    services: Services,
+    context: RequestContext[Any],
+    kind: JobKind,
+    model_id: str,
+    seq_id: int | None,
+    *,
+    payload: bytes | None = None,
+    extra_prepare: PrepareJob | None = None,
+) -> types.UntypedAPIFuture:
+    """Promise an operation on a model, in its place among the model's operations.
+
+    The payload is the request's body unless another is given; `also` is done in the same
+    transaction.
+    """
+    new = _build_job(context, kind, model_id, seq_id)
+    if payload is not None:
+        new = replace(new, payload=payload, is_proto=False)
+    return await submit_job(services, new, _build_prepare(context, model_id, seq_id, extra_prepare))
+
+
+async def submit_pass(
+    services: Services,
+    context: RequestContext[Any],
+    kind: JobKind,
+    model_id: str,
+    seq_id: int | None,
+    num_tokens: int,
+) -> types.UntypedAPIFuture:
+    """Promise a pass of so many tokens."""
+    new = replace(_build_job(context, kind, model_id, seq_id), num_tokens=num_tokens)
+    return await submit_job(services, new, _build_prepare(context, model_id, seq_id))
+
+
+async def skip_sequence_number(
+    services: Services,
+    context: RequestContext[Any],
+    kind: JobKind,
+    model_id: str,
+    seq_id: int | None,
+) -> None:
+    """Note that a request was refused, so that the model's next operation does not wait for it."""
+    if seq_id is None:
+        return
+    new = _build_job(context, kind, model_id, seq_id)
+    new = replace(new, payload=b"", is_proto=False, is_cancelled=True)
+    await submit_job(services, new, _build_prepare(context, model_id, seq_id))
+
+
+def _build_job(
+    context: RequestContext[Any], kind: JobKind, model_id: str, seq_id: int | None
+) -> NewJob:
+    check_number("seq_id", seq_id)
+    return NewJob(
+        id="",
+        tenant_id=context.tenant_id,
+        session_id=parse_session_id(model_id),
+        kind=kind,
+        key=operation_key(context, model_id, seq_id),
+        run_id=model_id,
+        position=seq_id,
+        payload=context.body,
+        is_proto=context.is_proto,
+    )
+
+
+def _build_prepare(
+    context: RequestContext[Any],
+    model_id: str,
+    seq_id: int | None,
+    extra_prepare: PrepareJob | None = None,
+) -> PrepareJob:
+    """What is checked and done in the transaction that stores an operation."""
+    tenant_id, now = context.tenant_id, clock.now()
+
+    def prepare(db: Connection) -> None:
+        run = require_trainable_run(db, tenant_id, model_id)
+        require_open_session(db, tenant_id, run.session_id)
+        if seq_id is not None and seq_id <= run.forgotten_seq:
+            raise PromiseExpiredError(
+                f"operation {seq_id} of model {model_id!r} was done long ago and its result is "
+                "forgotten; it is not done again"
+            )
+        if now - run.used_at > TOUCH_INTERVAL_SECONDS:
+            runs.touch(db, run.id, now)
+        if extra_prepare is not None:
+            extra_prepare(db)
+
+    return prepare
+
+
+def operation_key(context: RequestContext[Any], model_id: str, seq_id: int | None) -> str | None:
+    """What makes two operations on a model the same; without a number none are."""
+    return None if seq_id is None else job_key("op", context.tenant_id, model_id, seq_id)
+
+
+def job_key(kind: str, tenant_id: str, owner_id: str, number: int) -> str:
+    """What makes a repeated request the same request.
+
+    The tenant is part of it: nobody can find out which numbers others have used.
+    """
+    return f"{kind}:{tenant_id}:{owner_id}:{number}"
+
+
+def build_model_id(session_id: str, model_seq_id: int) -> str:
+    """The id of a session's nth model, which clients may work out themselves."""
+    return f"{session_id}:train:{model_seq_id}"
+
+
+def build_sampler_id(session_id: str, seq_id: int) -> str:
+    """The id of a session's nth sampling session."""
+    return f"{session_id}:sample:{seq_id}"
+
+
+def parse_session_id(owned_id: str) -> str:
+    """The session in the id of a model or sampling session."""
+    return owned_id.rsplit(":", 2)[0]

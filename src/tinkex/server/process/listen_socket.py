@@ -1,0 +1,60 @@
+"""The listening socket: made once by the supervisor, shared by every process that answers."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import resource
+import socket
+
+from tinkex.errors import ConfigError
+
+BACKLOG = 4096
+#: More descriptors than this are of no use, and some programs walk through all that are allowed.
+MAX_DESCRIPTORS = 1 << 20
+
+
+def raise_descriptor_limit() -> int:
+    """Allow this process and its children as many descriptors as the system lets them have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):  # some systems allow less than they say
+            return soft
+    return wanted
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; connections wait in it while nobody answers."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host is {host!r}, which is no address of this machine") from error
+    family, _, _, _, address = found[0]
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise _listen_error(error, host, port) from error
+
+
+def listener_url(listener: socket.socket) -> str:
+    """Where this machine reaches the socket."""
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _listen_error(error: OSError, host: str, port: int) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} of {host} is in use",
+            hint="Pass another --port; 0 takes any that is free.",
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(f"port {port} may not be used by this user; pass one above 1023")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"host is {host!r}, which is no address of this machine")
+    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -1,0 +1,278 @@
+"""The process that `tinkex serve` is: it starts the others, watches them, and stops with them.
+
+    supervisor   takes the home, makes the store and the first key, holds the listening socket
+    ├── api      answers HTTP; any number, they share the socket
+    └── worker   owns the engine; one, which may wait for the first work before it starts
+
+It computes nothing and answers nothing itself, so nothing that happens there can take it down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tinkex import clock
+from tinkex.errors import ConfigError
+from tinkex.home import Home
+from tinkex.logs import get_logger
+from tinkex.server.config import ServerConfig
+from tinkex.server.periodic import IdleTimer
+from tinkex.server.process.child_process import ChildProcess, ProcessSpec
+from tinkex.server.process.child_setup import ChildSetup, count_cores, worker_environment
+from tinkex.server.process.home_setup import HomeLock, bind_home_to_store, ensure_keys
+from tinkex.server.process.listen_socket import listen, listener_url, raise_descriptor_limit
+from tinkex.server.process.restart_policy import RestartPolicy
+from tinkex.server.process.worker_on_demand import WorkerPlaceholder, open_worker_placeholder
+from tinkex.server.wiring import open_store
+from tinkex.server_discovery import HEALTH_PATH, READY_PATH, ServerState, get_http_status
+from tinkex.settings import package_version
+from tinkex.system.atomic import write_file_atomic
+
+LOG = get_logger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PROBE_TIMEOUT_SECONDS = 5.0
+_PROBE_INTERVAL_SECONDS = 0.05
+_MAX_POLL_SECONDS = 5.0
+
+
+def print_ready(state: ServerState) -> None:
+    """Tell whoever started the server where it is."""
+    sys.stdout.write(f"tinkex server ready at {state.url}\n")
+    sys.stdout.flush()
+
+
+def serve(config: ServerConfig, on_ready: Callable[[ServerState], None] = print_ready) -> None:
+    """Serve until a signal comes or nobody has asked for long enough; `tell` hears when it can."""
+    # What tenants send is nobody else's to read on this machine.
+    os.umask(0o077)
+    raise_descriptor_limit()
+    home = Home(config.home)
+    lock = HomeLock.acquire(home)
+    try:
+        home.state_file.unlink(missing_ok=True)
+        with _open_listener(config, home) as listener:
+            with open_store(config) as database:
+                bind_home_to_store(home, database)
+                ensure_keys(config, home, database)
+            asyncio.run(Supervisor(config, lock, listener, on_ready).run())
+    finally:
+        _remove_state_file(home, lock)
+        lock.release()
+
+
+def _open_listener(config: ServerConfig, home: Home) -> socket.socket:
+    """The socket; any free port is rather the last one, where clients may still be trying."""
+    if config.port != 0:
+        return listen(config.host, config.port)
+    try:
+        listener = listen(config.host, int(home.port_file.read_text("ascii")))
+    except (OSError, ValueError):  # of which ConfigError is one
+        listener = listen(config.host, 0)
+    write_file_atomic(home.port_file, str(listener.getsockname()[1]).encode())
+    return listener
+
+
+class Supervisor:
+    """The processes of one server."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        lock: HomeLock,
+        listener: socket.socket,
+        on_ready: Callable[[ServerState], None] = print_ready,
+    ) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._home = Home(config.home)
+        self._lock = lock
+        self._listener = listener
+        self._url = listener_url(listener)
+        self._placeholder: WorkerPlaceholder | None = None
+        *answering, worker = process_specs(config, lock, listener)
+        if config.worker_on_demand:
+            self._placeholder = open_worker_placeholder(config)
+        self._worker = ChildProcess(
+            worker, RestartPolicy(), start_immediately=self._placeholder is None
+        )
+        self._children = [
+            *(ChildProcess(role, RestartPolicy()) for role in answering),
+            self._worker,
+        ]
+        self._stopping = asyncio.Event()
+        self._num_signals = 0
+
+    async def run(self) -> None:
+        """Serve, then stop everything in good order; raises if a process cannot start."""
+        self._install_signal_handlers()
+        self._home.activity_file.touch()
+        keepers = [asyncio.create_task(child.supervise()) for child in self._children]
+        watcher = asyncio.create_task(self._run_background_tasks())
+        guard = asyncio.create_task(self._watch_home())
+        try:
+            # A keeper that ends by itself has given up, and the server with it.
+            ends: list[asyncio.Task[Any]] = [*keepers, watcher, guard]
+            ends.append(asyncio.create_task(self._stopping.wait()))
+            while not self._stopping.is_set():
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                    ends.remove(task)
+        finally:
+            watcher.cancel()
+            guard.cancel()
+            await self._stop(keepers)
+            if self._placeholder is not None:
+                self._placeholder.close()
+
+    async def _run_background_tasks(self) -> None:
+        state = await self._announce_ready()
+        duties = []
+        if self._placeholder is not None:
+            duties.append(self._start_worker_on_demand(self._placeholder, state))
+        if self._config.idle_stop_seconds > 0:
+            duties.append(self._stop_when_idle())
+        await asyncio.gather(*duties)
+
+    async def _watch_home(self) -> None:
+        """End when the home is gone: what is promised in files that nobody finds is lost."""
+        while self._lock.is_lock_of(self._home):
+            await asyncio.sleep(_MAX_POLL_SECONDS)
+        raise ConfigError(
+            f"the files of the home {self._home.root} were removed while its server ran",
+            hint="Start it again; what was done since they were removed is lost.",
+        )
+
+    # --- the beginning ------------------------------------------------------------------------
+
+    async def _announce_ready(self) -> ServerState:
+        """Say where the server is, once it answers and a worker, or its stand-in, is there."""
+        await self._wait_for_status(HEALTH_PATH, 200)
+        # Nobody wants to be told "ready" by a server that knows no model yet.
+        await self._wait_for_status(READY_PATH, 200, 404)
+        state = ServerState(
+            pid=os.getpid(),
+            url=self._url,
+            version=package_version(),
+            started_at=clock.now(),
+            log=_log_path(self._home),
+            worker_wakeup=self._placeholder.wakeup_address
+            if self._placeholder is not None
+            else None,
+        )
+        self._write_state(state)
+        for child in self._children:
+            child.was_ready = child is not self._worker or self._placeholder is None
+        self._on_ready(state)
+        return state
+
+    def _write_state(self, state: ServerState) -> None:
+        write_file_atomic(self._home.state_file, msgspec.json.encode(state))
+
+    async def _start_worker_on_demand(
+        self, placeholder: WorkerPlaceholder, state: ServerState
+    ) -> None:
+        await placeholder.wait_for_work()
+        LOG.info("there is work: the worker starts")
+        placeholder.close()
+        self._worker.allow_start()
+        await self._wait_for_status(READY_PATH, 200, 404)
+        self._worker.was_ready = True
+        self._write_state(msgspec.structs.replace(state, worker_wakeup=None))
+
+    async def _wait_for_status(self, path: str, *statuses: int) -> None:
+        url = self._url + path
+        while await asyncio.to_thread(get_http_status, url, _PROBE_TIMEOUT_SECONDS) not in statuses:
+            await asyncio.sleep(_PROBE_INTERVAL_SECONDS)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            LOG.info("%s: the server stops", number.name)
+            self._stopping.set()
+            return
+        LOG.warning("%s again: the server's processes are ended by force", number.name)
+        for child in self._children:
+            child.kill()
+
+    async def _stop_when_idle(self) -> None:
+        limit = self._config.idle_stop_seconds
+        idleness = IdleTimer(time.monotonic())
+        while (idle := idleness.idle_seconds(self._last_activity(), time.monotonic())) < limit:
+            await asyncio.sleep(min(limit - idle, _MAX_POLL_SECONDS))
+        LOG.info("nobody has asked for %g s: the server stops", limit)
+        self._stopping.set()
+
+    def _last_activity(self) -> float | None:
+        try:
+            return self._home.activity_file.stat().st_mtime
+        except OSError:
+            return None
+
+    async def _stop(self, child_tasks: list[asyncio.Task[None]]) -> None:
+        _remove_state_file(self._home, self._lock)
+        # From now on clients are refused at once instead of waiting for nobody.
+        self._listener.close()
+        for child in self._children:
+            child.stop()
+        _, late = await asyncio.wait(child_tasks, timeout=self._config.stop_seconds)
+        if late:
+            LOG.error("%d processes did not end in time and are ended by force", len(late))
+            for child in self._children:
+                child.kill()
+            await asyncio.wait(late)
+        for keeper in child_tasks:
+            # One error ends the server; others of the same moment are in the log.
+            keeper.exception()
+        LOG.info("the server has stopped")
+
+
+def process_specs(
+    config: ServerConfig, lock: HomeLock, listener: socket.socket
+) -> list[ProcessSpec]:
+    """The processes that a server has."""
+    answering = ChildSetup(config=config, lock=lock.descriptor, listener=listener.fileno())
+    api = ProcessSpec(
+        name="API",
+        module="tinkex.server.process.api_process",
+        setup=answering,
+        hang_seconds=config.api_hang_seconds,
+    )
+    worker = ProcessSpec(
+        name="worker",
+        module="tinkex.server.process.worker_process",
+        setup=ChildSetup(config=config, lock=lock.descriptor),
+        environment=worker_environment(config.threads, count_cores()),
+    )
+    return [*[api] * config.api_processes, worker]
+
+
+def _remove_state_file(home: Home, lock: HomeLock) -> None:
+    """Say no more where the server is; in a home that is another's by now, that is not ours."""
+    if lock.is_lock_of(home):
+        home.state_file.unlink(missing_ok=True)
+
+
+def _log_path(home: Home) -> str | None:
+    """The home's log, if that is where standard error goes."""
+    try:
+        is_ours = os.path.samestat(os.fstat(sys.stderr.fileno()), home.log_file.stat())
+    except OSError:
+        return None
+    return str(home.log_file) if is_ours else None

@@ -1,0 +1,31 @@
+"""The process that owns the engine, started by the supervisor with `python -m`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from tinkex.errors import TinkexError
+from tinkex.logs import get_logger
+from tinkex.server.process.child_setup import initialize_child
+from tinkex.server.process.restart_policy import exit_code_for
+from tinkex.server.wiring import open_worker
+
+LOG = get_logger(__name__)
+
+
+def main() -> int:
+    """Work until told to stop; what is not done then is done by the next one."""
+    orders = initialize_child()
+    try:
+        with open_worker(orders.config) as worker:
+            signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+            worker.run()
+    except TinkexError as error:
+        LOG.error("%s%s", error.message, f". {error.hint}" if error.hint else "")
+        return exit_code_for(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

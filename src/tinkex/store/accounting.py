@@ -1,0 +1,92 @@
+"""What tenants did that is worth remembering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import dialect_insert
+from tinkex.store.records import AuditRecord, UsageRecord
+from tinkex.store.schema import audit, usage
+
+_AUDIT_COLUMNS = [column for column in audit.c if column.name != "no"]
+
+
+def insert_audit(db: sa.Connection, entry: AuditRecord) -> None:
+    """Write down an event."""
+    db.execute(sa.insert(audit).values(entry.to_columns()))
+
+
+def list_audit(
+    db: sa.Connection,
+    tenant_id: str,
+    *,
+    since: float,
+    until: float,
+    events: Sequence[str] | None,
+    limit: int = 1000,
+) -> list[AuditRecord]:
+    """A tenant's events from `since` to just before `until`, newest first; None is every kind."""
+    query = sa.select(*_AUDIT_COLUMNS).where(
+        audit.c.tenant_id == tenant_id, audit.c.at >= since, audit.c.at < until
+    )
+    if events is not None:
+        query = query.where(audit.c.event.in_(events))
+    ordered = query.order_by(audit.c.at.desc(), audit.c.no.desc()).limit(limit)
+    return [AuditRecord.from_row(row) for row in db.execute(ordered)]
+
+
+#: `Usage.hour` counts these since 1970.
+HOUR_SECONDS = 3600
+
+
+def add_usage(  # noqa: PLR0913 - the columns of the sum, by name
+    db: sa.Connection,
+    *,
+    tenant_id: str,
+    session_id: str,
+    run_id: str | None,
+    base_model: str,
+    kind: str,
+    amount: int,
+    now: float,
+) -> None:
+    """Add to what was used within this hour; no `run_id` is a sample of a base model."""
+    place = {
+        "tenant_id": tenant_id,
+        "session_id": session_id,
+        "run_id": run_id or "",
+        "base_model": base_model,
+        "kind": kind,
+        "hour": math.floor(now / HOUR_SECONDS),
+    }
+    db.execute(_upsert_usage(db.dialect.name), place | {"amount": amount})
+
+
+@cache
+def _upsert_usage(dialect: str) -> sa.Executable:
+    statement = dialect_insert(dialect, usage)
+    more = {"amount": usage.c.amount + statement.excluded.amount}
+    return statement.on_conflict_do_update(index_elements=list(usage.primary_key), set_=more)
+
+
+def list_usage(db: sa.Connection, tenant_id: str, start: float, end: float) -> list[UsageRecord]:
+    """What a tenant used in the hours that a span of time touches, in their order."""
+    query = sa.select(usage).where(
+        usage.c.tenant_id == tenant_id,
+        usage.c.hour >= math.floor(start / HOUR_SECONDS),
+        usage.c.hour < math.ceil(end / HOUR_SECONDS),
+    )
+    ordered = query.order_by(usage.c.hour, usage.c.session_id, usage.c.run_id, usage.c.kind)
+    return [UsageRecord.from_row(row) for row in db.execute(ordered)]
+
+
+def usage_totals(db: sa.Connection, tenant_id: str, run_id: str) -> dict[str, int]:
+    """What a model used in all, by kind."""
+    query = sa.select(usage.c.kind, sa.func.sum(usage.c.amount)).where(
+        usage.c.tenant_id == tenant_id, usage.c.run_id == run_id
+    )
+    return {kind: int(amount) for kind, amount in db.execute(query.group_by(usage.c.kind))}

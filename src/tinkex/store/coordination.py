@@ -1,0 +1,92 @@
+"""Exclusive rights to do a thing; every new owner gets a higher epoch.
+
+No clock decides whether a lease has expired. The owner changes the row at every renewal, and a
+contender that sees the same row for the length of the lease, by its own monotonic clock, may take
+it. So the wall clocks of the owner, the contender and the database may jump or disagree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from tinkex.store.dialects import dialect_insert
+from tinkex.store.records import ProcessRecord
+from tinkex.store.schema import leases, processes
+
+_IS_HELD = sa.and_(leases.c.name == sa.bindparam("lease"), leases.c.epoch == sa.bindparam("number"))
+_FIND_HELD = sa.select(leases.c.name).where(_IS_HELD)
+_UPDATE_HELD = sa.update(leases).where(_IS_HELD)
+#: The `until` of a lease that its owner gave back.
+_RELEASED_UNTIL = 0.0
+
+
+class LeaseState(NamedTuple):
+    """A lease that another owner holds; each renewal changes it."""
+
+    epoch: int
+    until: float
+
+
+def acquire_lease(
+    db: sa.Connection, name: str, owner: str, *, until: float, expired: LeaseState | None = None
+) -> int | LeaseState:
+    """Take a lease that is free, expired or already this owner's; returns the new epoch.
+
+    Returns the lease's state if another owner holds it. `expired` is the state that the caller has
+    seen unchanged for the length of the lease. Call it inside a write transaction.
+    """
+    held = db.execute(sa.select(leases).where(leases.c.name == name)).one_or_none()
+    if held is None:
+        db.execute(sa.insert(leases).values(name=name, owner=owner, epoch=1, until=until))
+        return 1
+    state = LeaseState(held.epoch, held.until)
+    if held.owner != owner and state.until != _RELEASED_UNTIL and state != expired:
+        return state
+    taken = {"owner": owner, "epoch": state.epoch + 1, "until": until}
+    db.execute(sa.update(leases).where(leases.c.name == name).values(taken))
+    return state.epoch + 1
+
+
+def renew_lease(db: sa.Connection, name: str, epoch: int, *, until: float) -> bool:
+    """Keep a lease; False if another owner has taken it. Each renewal needs another `until`."""
+    return bool(db.execute(_UPDATE_HELD, {"lease": name, "number": epoch, "until": until}).rowcount)
+
+
+def has_lease(db: sa.Connection, name: str, epoch: int) -> bool:
+    """Whether nobody has taken the lease since; a late owner may go on until somebody does."""
+    return db.scalar(_FIND_HELD, {"lease": name, "number": epoch}) is not None
+
+
+def release_lease(db: sa.Connection, name: str, epoch: int) -> None:
+    """Let somebody else take the lease at once. The row stays: numbers must not begin anew."""
+    db.execute(_UPDATE_HELD, {"lease": name, "number": epoch, "until": _RELEASED_UNTIL})
+
+
+def register_process(db: sa.Connection, process: ProcessRecord) -> None:
+    """Write down that a process serves; what was known of the same id is replaced."""
+    values = process.to_columns()
+    statement = dialect_insert(db.dialect.name, processes).values(values)
+    db.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+
+
+def unregister_process(db: sa.Connection, process_id: str) -> None:
+    """Forget a process that has ended."""
+    db.execute(sa.delete(processes).where(processes.c.id == process_id))
+
+
+def list_alive_processes(db: sa.Connection, role: str, *, since: float) -> list[ProcessRecord]:
+    """Processes of a role that were seen since then, oldest first."""
+    query = sa.select(processes).where(processes.c.role == role, processes.c.seen_at >= since)
+    ordered = query.order_by(processes.c.started_at, processes.c.id)
+    return [ProcessRecord.from_row(row) for row in db.execute(ordered)]
+
+
+def delete_dead_processes(db: sa.Connection, *, before: float, after: float) -> None:
+    """Delete processes last seen before a moment, or after one that has yet to come.
+
+    The latter were entered by a server that stopped before its machine's clock was set back.
+    """
+    is_dead = sa.or_(processes.c.seen_at < before, processes.c.seen_at > after)
+    db.execute(sa.delete(processes).where(is_dead))

@@ -1,0 +1,138 @@
+"""How the house is doing: a few numbers about everything in it, cheap enough to ask often."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from tinkex.store.records import JobState, TenantRecord
+from tinkex.store.schema import jobs, processes, sessions, steps, tenants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """The numbers."""
+
+    num_waiting: int
+    """Promises that nobody has taken."""
+    num_running: int
+    """Promises that the worker has."""
+    oldest_waiting_at: float | None
+    """When the promise that waits for the longest time was made."""
+    num_sessions: int
+    """Sessions that are neither finished nor expired."""
+    num_workers: int
+    """Workers that were seen lately."""
+    store_bytes: int
+    """What the database takes on disk."""
+
+
+def collect_stats(db: sa.Connection, *, alive_since: float) -> StoreStats:
+    """The numbers as they are now."""
+    waiting, oldest = _count_jobs(db, JobState.QUEUED)
+    running, _ = _count_jobs(db, JobState.RUNNING)
+    return StoreStats(
+        num_waiting=waiting,
+        num_running=running,
+        oldest_waiting_at=oldest,
+        num_sessions=_count_rows(
+            db, sessions, sessions.c.finished_at.is_(None), sessions.c.expired_at.is_(None)
+        ),
+        num_workers=_count_rows(
+            db, processes, processes.c.role == "worker", processes.c.seen_at >= alive_since
+        ),
+        store_bytes=_database_bytes(db),
+    )
+
+
+def _count_jobs(db: sa.Connection, state: JobState) -> tuple[int, float | None]:
+    found = db.execute(
+        sa.select(sa.func.count(), sa.func.min(jobs.c.created_at)).where(jobs.c.state == state)
+    ).one()
+    return found[0], found[1]
+
+
+def _count_rows(db: sa.Connection, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
+    return db.scalar(sa.select(sa.func.count()).select_from(table).where(*conditions)) or 0
+
+
+def _database_bytes(db: sa.Connection) -> int:
+    if db.dialect.name != "sqlite":
+        return db.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0
+    num_pages = db.exec_driver_sql("PRAGMA page_count").scalar_one()
+    return int(num_pages * db.exec_driver_sql("PRAGMA page_size").scalar_one())
+
+
+class OpenJobs(NamedTuple):
+    """Promises of one kind that are not kept yet."""
+
+    kind: str
+    num_waiting: int
+    num_running: int
+    oldest_at: float
+    """When the oldest of them was made."""
+
+
+def open_jobs_by_kind(db: sa.Connection, tenant_id: str) -> list[OpenJobs]:
+    """A tenant's promises that are not kept yet, by kind, the longest waiting first."""
+    is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
+    num_waiting = sa.func.sum(is_queued)
+    oldest_at = sa.func.min(jobs.c.created_at)
+    query = (
+        sa.select(jobs.c.kind, num_waiting, sa.func.count(), oldest_at)
+        .where(jobs.c.tenant_id == tenant_id, jobs.c.finished_at.is_(None))
+        .group_by(jobs.c.kind)
+        .order_by(oldest_at, jobs.c.kind)
+    )
+    return [
+        OpenJobs(kind, int(waiting), total - int(waiting), oldest)
+        for kind, waiting, total, oldest in db.execute(query)
+    ]
+
+
+def open_jobs_by_run(
+    db: sa.Connection, tenant_id: str, run_ids: Collection[str]
+) -> dict[str, tuple[int, int]]:
+    """How many operations of each of these models are queued and running, where there are any."""
+    is_queued = sa.case((jobs.c.state == JobState.QUEUED, 1), else_=0)
+    query = (
+        sa.select(jobs.c.run_id, sa.func.sum(is_queued), sa.func.count())
+        .where(
+            jobs.c.tenant_id == tenant_id,
+            jobs.c.finished_at.is_(None),
+            jobs.c.run_id.in_(run_ids),
+        )
+        .group_by(jobs.c.run_id)
+    )
+    return {
+        run_id: (int(queued), total - int(queued)) for run_id, queued, total in db.execute(query)
+    }
+
+
+def sessions_with_open_samples(
+    db: sa.Connection, tenant_id: str, session_ids: Collection[str]
+) -> frozenset[str]:
+    """Which of these sessions have samples that are not drawn yet."""
+    query = sa.select(jobs.c.session_id).where(
+        jobs.c.tenant_id == tenant_id,
+        jobs.c.finished_at.is_(None),
+        jobs.c.sampler_id.is_not(None),
+        jobs.c.session_id.in_(session_ids),
+    )
+    return frozenset(db.scalars(query.distinct()))
+
+
+def oldest_step_no(db: sa.Connection, run_id: str) -> int | None:
+    """The number of the oldest step that is remembered of a model."""
+    query = sa.select(sa.func.min(steps.c.no)).where(steps.c.run_id == run_id)
+    found: int | None = db.scalar(query)
+    return found
+
+
+def find_tenant_by_name(db: sa.Connection, name: str) -> TenantRecord | None:
+    """The tenant of this name, if there is one."""
+    row = db.execute(sa.select(tenants).where(tenants.c.name == name)).one_or_none()
+    return None if row is None else TenantRecord.from_row(row)
