@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import Row
-from benchmarks.fresh import rows_of
+from benchmarks.fresh_process import rows_of
 
 #: What the server gives its worker too: threads that wait do not keep others from a core.
 VARIABLES = {

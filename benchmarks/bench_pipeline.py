@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import Row
-from benchmarks.fresh import rows_of
+from benchmarks.fresh_process import rows_of
 
 #: Neither side asks a hub, or reports anywhere.
 VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}

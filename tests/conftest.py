@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.integration.store.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 from tinkex.logs import ROOT, attach_once
 
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every program under

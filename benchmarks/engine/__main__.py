@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_log
 
 from benchmarks.engine import report
 from benchmarks.engine.figures import Figure, tell
-from benchmarks.engine.growth import Slope, measure_growth
+from benchmarks.engine.scaling import Slope, measure_growth
 from benchmarks.engine.memory import measure_memory
 from benchmarks.engine.sampling import (
     measure_arrivals,

@@ -9,7 +9,7 @@ from os import cpu_count, environ
 from pathlib import Path
 
 from benchmarks.engine.figures import Figure
-from benchmarks.engine.growth import Slope
+from benchmarks.engine.scaling import Slope
 from benchmarks.engine.shapes import RANK, THREADS, Shape
 
 RESULTS_FILE = Path(__file__).parent.parent / "results.md"

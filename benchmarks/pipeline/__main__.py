@@ -21,7 +21,7 @@ from benchmarks import Row
 from benchmarks.engine.figures import Figure, tell
 from benchmarks.pipeline.precision import measure_precision
 from benchmarks.pipeline.saving import measure_saving
-from benchmarks.pipeline.scene import Scene
+from benchmarks.pipeline.workload import Scene
 from benchmarks.pipeline.speed import measure_packing, measure_pretrain
 
 THREADS = 2

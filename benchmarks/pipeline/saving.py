@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.engine.figures import Figure
 from benchmarks.pipeline import ours
-from benchmarks.pipeline.scene import Scene
+from benchmarks.pipeline.workload import Scene
 from benchmarks.pipeline.timeline import Timeline
 
 SAVE_INTERVAL = 4

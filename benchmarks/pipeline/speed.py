@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from benchmarks.engine.figures import Figure, agreement, take_turns
-from benchmarks.pipeline import ours, plain
-from benchmarks.pipeline.scene import SEED, SEQ_LEN, Scene, flops_per_token
+from benchmarks.pipeline import ours
+from benchmarks.pipeline import hf_trainer
+from benchmarks.pipeline.workload import SEED, SEQ_LEN, Scene, flops_per_token
 from benchmarks.pipeline.timeline import Timeline
 
 BATCH_SIZE = 4
@@ -25,7 +26,7 @@ def measure_pretrain(scene: Scene, is_quick: bool) -> Sequence[Figure]:
     """Blocks of the full length: no padding on either side."""
     num_updates, num_rounds = (3, 2) if is_quick else (4, 3)
     stage = scene.pretrain(num_blocks=BATCH_SIZE * num_updates, batch_size=BATCH_SIZE)
-    model, rows = copy.deepcopy(stage.model), plain.rows_of(stage, num_updates)
+    model, rows = copy.deepcopy(stage.model), hf_trainer.rows_of(stage, num_updates)
     peaks: list[float] = []
 
     def train_ours(_: int) -> Timeline:
@@ -35,7 +36,7 @@ def measure_pretrain(scene: Scene, is_quick: bool) -> Sequence[Figure]:
         return found
 
     def train_plain(_: int) -> Timeline:
-        return plain.run(model, rows, BATCH_SIZE, num_updates, scene.folder / "plain")
+        return hf_trainer.run(model, rows, BATCH_SIZE, num_updates, scene.folder / "plain")
 
     turns = take_turns(train_ours, train_plain, num_rounds)
     mine = median(one.warm_speed for one in turns.our_results)
@@ -70,13 +71,13 @@ def measure_packing(scene: Scene, is_quick: bool) -> Sequence[Figure]:
     """The same conversations once: packed, and padded to the longest of each batch."""
     num_chats, num_rounds = (24, 1) if is_quick else (40, 2)
     stage = scene.chats(num_chats=num_chats, batch_size=BATCH_SIZE)
-    model, rows = copy.deepcopy(stage.model), plain.rows_of(stage, stage.source.num_batches(0))
+    model, rows = copy.deepcopy(stage.model), hf_trainer.rows_of(stage, stage.source.num_batches(0))
     # Our batches are sorted by length, which would spare the other side its padding.
     random.Random(SEED).shuffle(rows)
     num_batches = -(-len(rows) // CHATS_PER_BATCH)
 
     def train_plain(_: int) -> Timeline:
-        return plain.run(model, rows, CHATS_PER_BATCH, num_batches, scene.folder / "plain")
+        return hf_trainer.run(model, rows, CHATS_PER_BATCH, num_batches, scene.folder / "plain")
 
     turns = take_turns(lambda _: ours.run(stage), train_plain, num_rounds)
     num_tokens = [sum(one.tokens) for one in (turns.our_results[0], turns.baseline_results[0])]
@@ -95,9 +96,9 @@ def measure_packing(scene: Scene, is_quick: bool) -> Sequence[Figure]:
     ]
 
 
-def _padding(rows: Sequence[plain.Example]) -> float:
+def _padding(rows: Sequence[hf_trainer.Example]) -> float:
     some = [rows[at : at + CHATS_PER_BATCH] for at in range(0, len(rows), CHATS_PER_BATCH)]
-    computed = sum(plain.collate(batch)["input_ids"].numel() for batch in some)
+    computed = sum(hf_trainer.collate(batch)["input_ids"].numel() for batch in some)
     return 1.0 - sum(len(one.tokens) for one in rows) / computed
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.acceptance.processes.serving import PATIENCE
+from tests.support.serve_process import PATIENCE
 from tinkex.home import Home
 from tinkex.server_discovery import find_lock_holder
 

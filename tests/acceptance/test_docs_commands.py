@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.store.postgres import PostgresServer, find_programs
-from tests.ports import free_port
+from tests.support.postgres import PostgresServer, find_programs
+from tests.support.ports import free_port
 from tinkex.home import Home
 from tinkex.server_discovery import find_lock_holder
 

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import pytest
 
-from tests.acceptance.engine.servers import LocalServer
-from tests.integration.engine.folders import save_tiny
+from tests.support.engine_server import LocalServer
+from tests.support.tiny_model_folders import save_tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: It comes with the package, and answers after a few seconds.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.compat.cookbook.page import cookbook_section
 from tests.compat.cookbook.recipes import RECIPES
-from tests.compat.cookbook.running import Cookbook
+from tests.compat.cookbook.runner import Cookbook
 from tests.compat.cookbook.workspace import prepare
 from tests.compat.environments import ROOT, CannotInstall, python_of
 from tests.compat.page import by_name, page, with_section

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.acceptance.server.processes import clean_environment
+from tests.support.real_server import clean_environment
 from tests.compat.environments import ROOT
 from tests.compat.results import FAIL, PASS, Outcome
 

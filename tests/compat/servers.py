@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tinkex
-from tests.acceptance.server.processes import RealServer, start_server
+from tests.support.real_server import RealServer, start_server
 from tests.compat.cookbook.workspace import write_models
 
 BASE_MODEL = "tinkex/tiny"

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_log
 
-from tests.integration.engine.made import make_layout, make_model, make_spec, make_state, sites_of
-from tests.integration.small_disk import leave_free
-from tests.unit.engine.gguf_files import write_gguf
+from tests.support.adapters import make_layout, make_model, make_spec, make_state, sites_of
+from tests.support.small_disk import leave_free
+from tests.support.gguf_files import write_gguf
 from tinkex.checkpoint.manifest import check_manifest, write_manifest
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.engine.checkpoints import merge as merge_module

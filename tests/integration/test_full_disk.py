@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.integration.small_disk import run_on_small_disk
+from tests.support.small_disk import run_on_small_disk
 
 PROGRAM = "from tests.integration.full_disk_writers import main; main()"
 

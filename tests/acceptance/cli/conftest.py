@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.server.processes import PATIENCE, RealServer, clean_environment, start_server
-from tests.official_command import Command, official_forks
+from tests.support.real_server import PATIENCE, RealServer, clean_environment, start_server
+from tests.support.official_cli import Command, official_forks
 
 TINKEX = [sys.executable, "-m", "tinkex"]
 

@@ -15,15 +15,15 @@ import pytest
 
 import tinkex
 from tests.acceptance.cli.conftest import TINKEX, User
-from tests.acceptance.cli.proxies import stuck
-from tests.acceptance.server.places import BASE_MODEL, PATIENCE
-from tests.acceptance.server.processes import eventually
+from tests.acceptance.cli.stalling_proxy import stuck
+from tests.acceptance.server.scenario_context import BASE_MODEL, PATIENCE
+from tests.support.real_server import eventually
 from tinkex.cli.commands.checkpoint.download import INTERRUPTED_MESSAGE, RESUME_HINT
 
 ROOT = Path(__file__).parents[3]
 #: The command itself, only that its models need no tokenizer from elsewhere.
 TALKING = """
-from tests.integration.cli.talking import make_service
+from tests.support.byte_tokenizer_cli import make_service
 from tinkex.cli.context import Context
 from tinkex.cli.main import main
 

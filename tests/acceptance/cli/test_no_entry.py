@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.acceptance.cli.conftest import Ours, User
-from tests.acceptance.server.processes import RealServer
+from tests.support.real_server import RealServer
 from tinkex.server.http.request_context import ACCEPTED_KEY_TTL_SECONDS
 
 WRONG = "tml-wrong-0123456789"

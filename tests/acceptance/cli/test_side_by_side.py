@@ -12,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.cli.conftest import User
-from tests.acceptance.server.places import BASE_MODEL, PATIENCE, step
+from tests.acceptance.server.scenario_context import BASE_MODEL, PATIENCE, step
 
 
 class Stock(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.engine.places import Place, Played, Scenario, play
-from tests.acceptance.engine.servers import LocalServer, make_folders
+from tests.acceptance.engine.scenario_context import Place, Played, Scenario, play
+from tests.support.engine_server import LocalServer, make_folders
 from tests.acceptance.server.conftest import prepare_process
 
 #: Nothing here takes this long; it only says that nothing hangs.

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.acceptance.engine.places import (
-    BASE_MODEL,
-    Place,
-    connect,
-    fetch_adapter,
-    lesson,
-    prompt_of,
-    text,
-)
+from tests.acceptance.engine.scenario_context import BASE_MODEL, Place, connect, fetch_adapter, lesson, prompt_of, text
 
 NUM_STEPS = 16
 RANKS = (4, 8)

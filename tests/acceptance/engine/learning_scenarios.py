@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.engine.places import (
-    BASE_MODEL,
-    Place,
-    connect,
-    lesson,
-    logprobs_of,
-    prompt_of,
-    step,
-    text,
-)
+from tests.acceptance.engine.scenario_context import BASE_MODEL, Place, connect, lesson, logprobs_of, prompt_of, step, text
 
 SAYINGS = {
     "the sky is": " blue and wide",

@@ -8,19 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.engine.places import (
-    Place,
-    complaint_of,
-    connect,
-    fetch_adapter,
-    furthest,
-    lesson,
-    prompt_of,
-    step,
-    text,
-    weights_of,
-)
-from tests.acceptance.engine.servers import FEW_TOKENS
+from tests.acceptance.engine.scenario_context import Place, complaint_of, connect, fetch_adapter, furthest, lesson, prompt_of, step, text, weights_of
+from tests.support.engine_server import FEW_TOKENS
 
 RANKS = (1, 4, 16, 32)
 NUM_STEPS = 5

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.server.processes import RealServer, start_server
+from tests.support.real_server import RealServer, start_server
 from tests.compat.__main__ import COOKBOOK_REQUIREMENTS, IN_PLACE
 from tests.compat.cookbook.recipes import RECIPES, is_there
-from tests.compat.cookbook.running import Cookbook
+from tests.compat.cookbook.runner import Cookbook
 from tests.compat.cookbook.workspace import MODEL, TINY, prepare
 from tests.compat.environments import ROOT, CannotInstall, python_of
 from tests.compat.results import PASS

@@ -14,9 +14,9 @@ from safetensors.numpy import load
 
 from tests.acceptance.engine import kill_scenarios
 from tests.acceptance.engine.conftest import PATIENCE, Official
-from tests.acceptance.engine.places import furthest
-from tests.acceptance.engine.servers import LocalServer
-from tests.acceptance.processes.serving import eventually
+from tests.acceptance.engine.scenario_context import furthest
+from tests.support.engine_server import LocalServer
+from tests.support.serve_process import eventually
 
 #: Weights of a model that shared its passes with others, against one that did not.
 TOLERANCE = 1e-5

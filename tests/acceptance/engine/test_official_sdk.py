@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.engine import learning_scenarios, tenants_scenarios, weights_scenarios
 from tests.acceptance.engine.conftest import Official
-from tests.acceptance.engine.servers import LocalServer
+from tests.support.engine_server import LocalServer
 
 
 def test_a_supervised_loop_learns_by_heart(official: Official, server: LocalServer) -> None:

@@ -8,19 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.engine.places import (
-    Place,
-    complaint_of,
-    connect,
-    fetch_adapter,
-    furthest,
-    lesson,
-    logprobs_of,
-    prompt_of,
-    step,
-    text,
-    weights_of,
-)
+from tests.acceptance.engine.scenario_context import Place, complaint_of, connect, fetch_adapter, furthest, lesson, logprobs_of, prompt_of, step, text, weights_of
 
 MODELS = ("tiny", "other")
 

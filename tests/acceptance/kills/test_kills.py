@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.integration.store.postgres import PostgresServer
-from tests.ports import free_port
+from tests.support.postgres import PostgresServer
+from tests.support.ports import free_port
 from tinkex import types
 
 BASE_MODEL = "tinkex/bigram"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.acceptance.processes.serving import Serving
+from tests.support.serve_process import Serving
 
 
 class Serve(Protocol):

@@ -13,7 +13,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import MODEL, Serving, eventually
+from tests.support.serve_process import MODEL, Serving, eventually
 
 #: Runs in every process of the server before any other code, so that all of it sees the jump.
 SITE = """

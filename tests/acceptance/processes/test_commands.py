@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import PATIENCE, eventually, post, promise_of, run_tinkex
+from tests.support.serve_process import PATIENCE, eventually, post, promise_of, run_tinkex
 from tinkex.server_discovery import find_lock_holder
 
 

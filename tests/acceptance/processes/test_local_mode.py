@@ -14,8 +14,8 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import PATIENCE, answers, eventually, run_tinkex
-from tests.ports import free_port
+from tests.support.serve_process import PATIENCE, answers, eventually, run_tinkex
+from tests.support.ports import free_port
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.server_discovery import find_lock_holder, find_server, is_process_alive, read_state

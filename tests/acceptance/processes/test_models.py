@@ -12,8 +12,8 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import PATIENCE, run_tinkex
-from tests.integration.engine.folders import save_tiny
+from tests.support.serve_process import PATIENCE, run_tinkex
+from tests.support.tiny_model_folders import save_tiny
 from tinkex.engine.models.hub_tokenizers import hub_cache_directory
 from tinkex.errors import BadRequestError
 from tinkex.models import TINY

@@ -12,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import PATIENCE, answers, eventually, run_tinkex
+from tests.support.serve_process import PATIENCE, answers, eventually, run_tinkex
 from tinkex.server_discovery import read_state
 
 MODEL = "tinkex/bigram"

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.acceptance.processes.serving import PATIENCE
-from tests.integration.engine.folders import save_tiny
+from tests.support.serve_process import PATIENCE
+from tests.support.tiny_model_folders import save_tiny
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"

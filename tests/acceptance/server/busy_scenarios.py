@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.acceptance.server.places import BASE_MODEL, HELLO, Place, datum
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, datum
 from tests.acceptance.server.rest_scenarios import admin_of, this_day, totals
 from tests.acceptance.server.weights_scenarios import connect
 

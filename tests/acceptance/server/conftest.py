@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.acceptance.server.places import Place
-from tests.acceptance.server.processes import PATIENCE, RealServer, start_server
+from tests.acceptance.server.scenario_context import Place
+from tests.support.real_server import PATIENCE, RealServer, start_server
 from tests.acceptance.server.surface import watched
 
 #: Small chunks, so that a handful of examples is already sent in several.

@@ -7,7 +7,7 @@ import math
 import urllib.request
 from typing import Any
 
-from tests.acceptance.server.places import BASE_MODEL, Place, base_logprobs, datum, loss_of, step
+from tests.acceptance.server.scenario_context import BASE_MODEL, Place, base_logprobs, datum, loss_of, step
 from tests.acceptance.server.weights_scenarios import connect, rest_of
 
 PROMPT = [1, 2, 3]

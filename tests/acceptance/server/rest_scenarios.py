@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.acceptance.server.places import BASE_MODEL, HELLO, Place, datum, step
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, datum, step
 from tests.acceptance.server.weights_scenarios import connect, fetch, is_absent, rest_of
 
 PROMPT = [1, 2, 3, 4, 5]

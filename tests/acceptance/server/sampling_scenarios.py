@@ -9,16 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.server.places import (
-    BASE_MODEL,
-    HELLO,
-    Place,
-    base_logprobs,
-    base_table,
-    datum,
-    loss_of,
-    step,
-)
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, base_logprobs, base_table, datum, loss_of, step
 
 PROMPT = [10, 20, 30, 40]
 ABSENT = "tinker://no-such-run/sampler_weights/best"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.acceptance.server.places import BASE_MODEL, HELLO, PATIENCE, datum, step
-from tests.acceptance.server.processes import RealServer, clean_environment, run
-from tests.official_command import Command, official_forks
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, PATIENCE, datum, step
+from tests.support.real_server import RealServer, clean_environment, run
+from tests.support.official_cli import Command, official_forks
 
 SCRIPT = Path(sys.executable).with_name("tinker")
 

@@ -13,7 +13,7 @@ from tests.acceptance.server import (
     weights_scenarios,
 )
 from tests.acceptance.server.conftest import Official, Scenario
-from tests.acceptance.server.processes import RealServer
+from tests.support.real_server import RealServer
 from tests.acceptance.server.surface import public_methods
 
 PLAIN = (

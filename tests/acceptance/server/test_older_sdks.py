@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.server.places import BASE_MODEL
-from tests.acceptance.server.processes import RealServer
+from tests.acceptance.server.scenario_context import BASE_MODEL
+from tests.support.real_server import RealServer
 from tests.compat.environments import CannotInstall, python_of
 from tests.compat.results import ABSENT, FAIL
 from tests.compat.sdks import run_scenarios

@@ -16,16 +16,8 @@ import numpy as np
 import pytest
 
 import tinkex
-from tests.acceptance.server.places import (
-    BASE_MODEL,
-    HELLO,
-    PATIENCE,
-    base_logprobs,
-    datum,
-    loss_of,
-    step,
-)
-from tests.acceptance.server.processes import RealServer, clean_environment, run
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, PATIENCE, base_logprobs, datum, loss_of, step
+from tests.support.real_server import RealServer, clean_environment, run
 
 PROMPT = tinkex.ModelInput.from_ints([10, 20, 30])
 GREEDY = tinkex.SamplingParams(max_tokens=5, temperature=0.0, stop=[])

@@ -11,15 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.server.places import (
-    BASE_MODEL,
-    HELLO,
-    Place,
-    base_logprobs,
-    datum,
-    loss_of,
-    step,
-)
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, base_logprobs, datum, loss_of, step
 
 
 def connect(place: Place, **options: Any) -> Any:

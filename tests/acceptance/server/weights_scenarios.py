@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tests.acceptance.server.places import BASE_MODEL, HELLO, Place, datum, loss_of, step
-from tests.acceptance.server.processes import eventually
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, datum, loss_of, step
+from tests.support.real_server import eventually
 
 
 def connect(place: Place, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.compat.cookbook.recipes import EARNED, HIGH, NOT_RUN, RECIPES
-from tests.compat.cookbook.running import UTILITIES
+from tests.compat.cookbook.runner import UTILITIES
 from tests.compat.page import Column, mark
 from tests.compat.results import DEFECT
 from tests.compat.versions import COOKBOOK, COOKBOOK_SDK

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from tests.compat.scenarios import command, errors, rest, sampling, training
-from tests.compat.scenarios.lab import SCENARIOS, Absent, Lab, Scenario
+from tests.compat.scenarios.context import SCENARIOS, Absent, Lab, Scenario
 
 #: No scenario takes this long; one that does has hung.
 PATIENCE_SECONDS = 30

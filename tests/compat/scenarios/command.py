@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.compat.scenarios.lab import Absent, Lab, scenario
+from tests.compat.scenarios.context import Absent, Lab, scenario
 
 COMMAND = "Command line"
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import tinker
 from tinker import types
 
-from tests.compat.scenarios.lab import (
-    RANK,
-    Lab,
-    datum,
-    fields_of,
-    refusal,
-    scenario,
-    step,
-)
+from tests.compat.scenarios.context import RANK, Lab, datum, fields_of, refusal, scenario, step
 
 ERRORS = "Errors"
 #: A failed request: at once by its status, or later by its future.

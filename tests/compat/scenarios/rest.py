@@ -12,14 +12,7 @@ from typing import Any
 import tinker
 from tinker import types
 
-from tests.compat.scenarios.lab import (
-    RANK,
-    Lab,
-    need,
-    quietly,
-    refusal,
-    scenario,
-)
+from tests.compat.scenarios.context import RANK, Lab, need, quietly, refusal, scenario
 
 REST, ADMIN = "REST client", "Usage and audit"
 

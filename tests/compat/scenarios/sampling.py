@@ -9,18 +9,7 @@ from typing import Any
 
 from tinker import types
 
-from tests.compat.scenarios.lab import (
-    PROMPT,
-    TOKENS,
-    Absent,
-    Lab,
-    draw,
-    ephemeral,
-    loss_of,
-    need,
-    need_parameter,
-    scenario,
-)
+from tests.compat.scenarios.context import PROMPT, TOKENS, Absent, Lab, draw, ephemeral, loss_of, need, need_parameter, scenario
 
 SAMPLING = "Sampling"
 

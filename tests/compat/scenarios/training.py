@@ -10,19 +10,7 @@ from typing import Any, get_args
 import tinker
 from tinker import types
 
-from tests.compat.scenarios.lab import (
-    RANK,
-    TOKENS,
-    Absent,
-    Lab,
-    datum,
-    loss_of,
-    need,
-    need_parameter,
-    quietly,
-    scenario,
-    step,
-)
+from tests.compat.scenarios.context import RANK, TOKENS, Absent, Lab, datum, loss_of, need, need_parameter, quietly, scenario, step
 
 SERVICE, TRAINING, STATE = "Service and sessions", "Training", "Saved states"
 

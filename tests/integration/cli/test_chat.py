@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.integration.cli.conftest import Tinkex
-from tests.integration.cli.talking import context_for
+from tests.support.byte_tokenizer_cli import context_for
 from tests.integration.conftest import BASE_MODEL, KEY, Serve
 from tinkex.cli.context import Context, Screen
 from tinkex.testing import Fault, StubServer

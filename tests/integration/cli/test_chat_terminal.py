@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import KEY, Serve
-from tests.integration.engine.folders import save_tokenizer
+from tests.support.tiny_model_folders import save_tokenizer
 from tinkex.testing import Fault, StubServer
 
 #: Loading transformers takes its time; nothing takes this long.

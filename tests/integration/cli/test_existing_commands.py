@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.conftest import Tinkex
-from tests.unit.engine.model_folders import write_folder
+from tests.support.model_folder_files import write_folder
 from tinkex import clock
 from tinkex.models import TINY
 from tinkex.server_discovery import ServerState

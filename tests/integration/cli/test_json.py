@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.examples import EXAMPLES, Example, Stage, all_commands
-from tests.integration.cli.examples import stage as stage
+from tests.integration.cli.command_examples import EXAMPLES, Example, Stage, all_commands
+from tests.integration.cli.command_examples import stage as stage
 from tests.integration.conftest import KEY, Serve
 
 WRONG = "tml-wrong"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import Scene, Tinkex
-from tests.official_command import Command, official_forks
+from tests.support.official_cli import Command, official_forks
 
 OFFICIAL = Path(sys.executable).with_name("tinker")
 #: What ours says besides.

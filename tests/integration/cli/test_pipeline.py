@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.conftest import Tinkex
-from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene
+from tests.support.pipeline_project import PATIENCE_SECONDS, Scene
 from tinkex.cli.context import Context, Screen
 from tinkex.models import TINY_FOLDER
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import BASE_MODEL, KEY, Serve
-from tests.unit.engine.model_folders import write_folder
+from tests.support.model_folder_files import write_folder
 from tinkex.cli.commands.doctor import checks, runner
 from tinkex.cli.context import Context
 from tinkex.models import TINY

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.engine.folders import save_tiny
+from tests.support.tiny_model_folders import save_tiny
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.torch_engine import TorchEngine
 

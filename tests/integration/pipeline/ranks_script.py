@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tests.forks import forks_of
+from tests.support.forkserver import forks_of
 from tests.integration.pipeline.tiny_stage import RANKS, SignalledStage, run
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tinkex.errors import TinkexError
 
 

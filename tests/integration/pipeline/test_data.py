@@ -12,12 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.integration.pipeline.content_scene import (
-    known,
-    make_tokenizer,
-    write_rows,
-    write_samples,
-)
+from tests.integration.pipeline.stage_inputs import known, make_tokenizer, write_rows, write_samples
 from tinkex.errors import InvalidInput
 from tinkex.pipeline.batches import (
     PackedSource,

@@ -10,12 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from tests.integration.pipeline.content_scene import (
-    SIZES,
-    make_tokenizer,
-    tiny_model,
-    write_samples,
-)
+from tests.integration.pipeline.stage_inputs import SIZES, make_tokenizer, tiny_model, write_samples
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.models.loading import load_base_model as load_in_engine
 from tinkex.engine.models.model_folder import read_model_folder

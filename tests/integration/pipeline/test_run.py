@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
+from tests.support.pipeline_project import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.pipeline.run.stage_records import StageStatus
 from tinkex.pipeline.trainer_lock import lock_directory

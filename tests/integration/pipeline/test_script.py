@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
+from tests.support.pipeline_project import PATIENCE_SECONDS, Scene, scene
 from tinkex.pipeline.run.stage_records import StageStatus
 
 __all__ = ["scene"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.pipeline.run_scene import PATIENCE_SECONDS, Scene, scene
+from tests.support.pipeline_project import PATIENCE_SECONDS, Scene, scene
 from tinkex.errors import ConfigError
 from tinkex.pipeline.run.stage_records import StageResult
 from tinkex.pipeline.run.status import list_stage_summaries, newest_step, read_metrics

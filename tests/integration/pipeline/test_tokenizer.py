@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tests.integration.pipeline.content_scene import make_tokenizer, write_rows, write_samples
+from tests.integration.pipeline.stage_inputs import make_tokenizer, write_rows, write_samples
 from tinkex.data.chatml import SPECIAL_TOKENS, TAG_TOKENS, render_prompt, render_spans
 from tinkex.errors import ConfigError
 from tinkex.pipeline.tokenizer import (

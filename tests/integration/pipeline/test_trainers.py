@@ -12,12 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.pipeline.content_scene import (
-    SIZE_WORDS,
-    make_tokenizer,
-    write_rows,
-    write_samples,
-)
+from tests.integration.pipeline.stage_inputs import SIZE_WORDS, make_tokenizer, write_rows, write_samples
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.entry import main
 from tinkex.pipeline.model import make_config, model_sizes

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.forks import forks_of
+from tests.support.forkserver import forks_of
 from tinkex.errors import TinkexError
 from tinkex.pipeline.stage_interface import StageLoss, TrainPlan, TrainResult
 from tinkex.pipeline.train.loop import train

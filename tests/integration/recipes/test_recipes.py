@@ -87,7 +87,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     service = connect(server, tokenizer_loader=lambda name: ToyTokenizer())
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "tests.integration.recipes.doomed"),
+            *(sys.executable, "-m", "tests.integration.recipes.killed_run"),
             *(server.url, kind, str(tmp_path), str(tmp_path / "run")),
         ],
         cwd=ROOT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server.house import House, open_house
+from tests.support.server_harness import House, open_house
 
 
 @pytest.fixture

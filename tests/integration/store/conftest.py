@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.store.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.store.rows import NOW, add_session, add_tenant, count
+from tests.support.store_rows import NOW, add_session, add_tenant, count
 from tinkex.errors import ConfigError, InvalidInput, StoreBusy, StoreFull, StoreUnavailable
 from tinkex.store import keys, schema, settings
 from tinkex.store.database import Database

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.integration.store.rows import NOW, add_session, add_tenant, make_step
+from tests.support.store_rows import NOW, add_session, add_tenant, make_step
 from tinkex.store import accounting, idempotency, steps
 from tinkex.store.database import Database
 from tinkex.store.records import AuditRecord

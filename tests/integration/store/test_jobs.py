@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.store.rows import (
-    NOW,
-    add_job,
-    add_run,
-    add_sampler,
-    add_session,
-    add_tenant,
-    finish_job,
-    new_job,
-)
+from tests.support.store_rows import NOW, add_job, add_run, add_sampler, add_session, add_tenant, finish_job, new_job
 from tinkex.store import jobs, runs, samplers
 from tinkex.store.database import Database
 from tinkex.store.records import JobRecord, JobState, RunRecord, RunState, SessionRecord

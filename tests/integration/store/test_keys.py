@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.store.rows import NOW, add_tenant
+from tests.support.store_rows import NOW, add_tenant
 from tinkex.errors import InvalidInput
 from tinkex.store import accounting, keys, settings
 from tinkex.store.database import Database

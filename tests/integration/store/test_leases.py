@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.store.rows import NOW
+from tests.support.store_rows import NOW
 from tinkex.store import coordination
 from tinkex.store.coordination import LeaseState
 from tinkex.store.database import Database

@@ -7,19 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.store.rows import (
-    NOW,
-    add_job,
-    add_run,
-    add_sampler,
-    add_session,
-    add_tenant,
-    count,
-    ending,
-    finish_job,
-    make_step,
-    new_job,
-)
+from tests.support.store_rows import NOW, add_job, add_run, add_sampler, add_session, add_tenant, count, ending, finish_job, make_step, new_job
 from tinkex.store import accounting, idempotency, jobs, retention, runs, schema, steps
 from tinkex.store.database import Database
 from tinkex.store.records import AuditRecord, JobRecord, SessionRecord

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.store.rows import NOW, add_checkpoint, add_run, add_session, add_tenant
+from tests.support.store_rows import NOW, add_checkpoint, add_run, add_session, add_tenant
 from tinkex import types
 from tinkex.store import checkpoints, sessions
 from tinkex.store.database import Database

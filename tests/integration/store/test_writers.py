@@ -11,8 +11,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tests.integration.store.rows import add_job, count
-from tests.integration.store.writers import Nursery, nursery, session_of
+from tests.support.store_rows import add_job, count
+from tests.integration.store.writer_pool import Nursery, nursery, session_of
 from tinkex.store import jobs, schema
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate

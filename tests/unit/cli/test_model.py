@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.unit.engine.gguf_files import write_gguf
-from tests.unit.engine.model_folders import NUM_PARAMETERS, safetensors, write_folder
+from tests.support.gguf_files import write_gguf
+from tests.support.model_folder_files import NUM_PARAMETERS, safetensors, write_folder
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import main, run
 from tinkex.engine.models.sources import read_model_list

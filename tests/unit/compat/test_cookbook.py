@@ -6,7 +6,7 @@ import pytest
 
 from tests.compat.cookbook.page import cookbook_section
 from tests.compat.cookbook.recipes import RECIPES, falls, is_earned, is_high
-from tests.compat.cookbook.running import LIMITS, UTILITIES
+from tests.compat.cookbook.runner import LIMITS, UTILITIES
 from tests.compat.page import by_name
 from tests.compat.results import DEFECT, FAIL, PASS, Outcome
 

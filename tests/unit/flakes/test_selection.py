@@ -17,7 +17,7 @@ from tests.flakes.selection import process_tests
         # By its own text, by a module that it imports, and by the conftest of its directory.
         "tests/integration/cli/test_chat_terminal.py",
         "tests/integration/test_full_disk.py",
-        "tests/acceptance/processes/test_deaths.py",
+        "tests/acceptance/processes/test_process_crashes.py",
         "tests/acceptance/server/test_older_sdks.py",
         "tests/integration/store/test_jobs.py",
     ],

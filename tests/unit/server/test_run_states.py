@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.server.test_describe import run, session
+from tests.unit.server.http.test_serializers import run, session
 from tinkex.server.http.run_summaries import ACTIVE_SECONDS, RunWorkload, derive_state, run_name
 from tinkex.store.records import RunState
 

@@ -8,16 +8,7 @@ from pathlib import Path
 import pyrage
 import pytest
 
-from tests.integration.cli.checkpoint.offers import (
-    ADAPTER,
-    WEIGHTS,
-    contents,
-    folder_of,
-    manifest,
-    names,
-    offer_archive,
-    tar,
-)
+from tests.integration.cli.checkpoint.download_sources import ADAPTER, WEIGHTS, contents, folder_of, manifest, names, offer_archive, tar
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.cli.test_official_shapes import OFFICIAL, official
 from tinkex.cli.context import Context, Screen

@@ -13,18 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.checkpoint.offers import (
-    ADAPTER,
-    WEIGHTS,
-    contents,
-    folder_of,
-    link,
-    manifest,
-    names,
-    offer_archive,
-    offer_files,
-    tar,
-)
+from tests.integration.cli.checkpoint.download_sources import ADAPTER, WEIGHTS, contents, folder_of, link, manifest, names, offer_archive, offer_files, tar
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.conftest import PATIENCE, Connect, eventually
 from tinkex.cli.commands.checkpoint.download import INTERRUPTED_MESSAGE, RESUME_HINT

@@ -10,24 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.cli.checkpoint.offers import (
-    ADAPTER,
-    contents,
-    manifest,
-    offer_archive,
-    tar,
-)
+from tests.integration.cli.checkpoint.download_sources import ADAPTER, contents, manifest, offer_archive, tar
 from tests.integration.cli.conftest import Scene, Tinkex
-from tests.integration.engine.made import (
-    load_peft,
-    load_plain,
-    make_layout,
-    make_model,
-    make_spec,
-    make_state,
-    plain_logprobs,
-    sites_of,
-)
+from tests.support.adapters import load_peft, load_plain, make_layout, make_model, make_spec, make_state, plain_logprobs, sites_of
 from tinkex.cli.context import Context, Screen
 from tinkex.engine.checkpoints import merge
 from tinkex.engine.checkpoints.adapter_files import write_checkpoint

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from huggingface_hub import constants
 
-from tests.integration.cli.checkpoint.little_hub import TOKEN, LittleHub, Repo
-from tests.integration.cli.checkpoint.offers import ADAPTER, manifest, offer_archive, tar
+from tests.support.fake_hub import TOKEN, LittleHub, Repo
+from tests.integration.cli.checkpoint.download_sources import ADAPTER, manifest, offer_archive, tar
 from tests.integration.cli.conftest import Scene, Tinkex
 from tests.integration.cli.test_official_shapes import OFFICIAL, official
 from tests.integration.conftest import BASE_MODEL

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.cli.talking import context_for
+from tests.support.byte_tokenizer_cli import context_for
 from tests.integration.conftest import BASE_MODEL, HELLO, KEY, PATIENCE, Connect, Serve
 from tinkex import AdamParams, Datum, ModelInput, ServiceClient, TrainingClient
 from tinkex.cli.context import Context

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.cli.conftest import Tinkex
 from tests.integration.cli.run.conftest import NUM_STEPS, Trained
-from tests.integration.cli.talking import context_for
+from tests.support.byte_tokenizer_cli import context_for
 from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve
 from tinkex.cli.commands.run.watch import fetch_all_steps
 from tinkex.cli.context import Screen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.engine.sampling.driving import answer, new_runner, prompt_of, request
+from tests.support.sampling_runner import answer, new_runner, prompt_of, request
 from tinkex.engine.protocol import EngineFailure, FinishedSample
 from tinkex.engine.sampling import continuous_batching as runner_module
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher

@@ -12,18 +12,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tests.integration.engine.sampling.driving import (
-    adapter,
-    answer,
-    answers,
-    model_logits,
-    new_runner,
-    prompt_of,
-    request,
-    shared_host,
-    tokens_of,
-)
-from tests.integration.nn.tiny import tiny_qwen3
+from tests.support.sampling_runner import adapter, answer, answers, model_logits, new_runner, prompt_of, request, shared_host, tokens_of
+from tests.support.tiny_models import tiny_qwen3
 from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import TargetKind
 from tinkex.types import SampleResponse

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.integration.server.dashboard.browsing import Browser
-from tests.integration.server.house import House
+from tests.support.dashboard_browser import Browser
+from tests.support.server_harness import House
 from tinkex.server.config import DEFAULT_TENANT
 from tinkex.store import keys
 

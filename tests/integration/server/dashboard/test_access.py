@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.server.dashboard.browsing import Browser, add_run, add_session
+from tests.support.dashboard_browser import Browser, add_run, add_session
 from tests.integration.server.dashboard.conftest import DEFAULT_KEY, Scene
-from tests.integration.server.house import KEY, House, open_house
+from tests.support.server_harness import KEY, House, open_house
 from tinkex.server.dashboard import login
 from tinkex.server.dashboard.login import COOKIE_NAME
 from tinkex.server.http.auth import issue_token

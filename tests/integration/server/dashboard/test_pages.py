@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.server.dashboard.browsing import add_run, add_session, add_updates
+from tests.support.dashboard_browser import add_run, add_session, add_updates
 from tests.integration.server.dashboard.conftest import Scene
 from tinkex.errors import StoreBusy
 from tinkex.ids import new_id

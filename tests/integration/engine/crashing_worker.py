@@ -1,0 +1,183 @@
+"""Workers with a real engine that kill themselves in the middle of what they do.
+
+`python -m tests.integration.engine.crashing_worker FOLDER` reads one life per line and prints where
+and how it ended. Importing torch and loading the base model takes seconds, so that is done once:
+each worker is a fork, which has no adapter, store or thread yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tests.integration.jobs.conftest import BASE_MODEL
+from tests.integration.jobs.crashing_worker import DoomedDatabase
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.protocol import AdapterSpec, PassRun
+from tinkex.engine.torch_engine import TorchEngine
+from tinkex.home import Home
+from tinkex.jobs.snapshots import SnapshotPolicy
+from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.store.database import Database
+from tinkex.store.schema import jobs
+
+#: Every verb of the engine that takes any time.
+VERBS = (
+    "create",
+    "start_passes",
+    "optim_step",
+    "save",
+    "load",
+    "snapshot",
+    "restore",
+    "start_sample",
+    "step_samples",
+)
+COMMITS = ("before", "after")
+#: Nobody lives longer than so many calls of the engine, besides those for samples.
+MAX_VERBS = 14
+
+
+class Doom(NamedTuple):
+    """When a worker dies: inside a verb of its engine, or around a commit."""
+
+    where: str
+    num_spared: int
+    """So many times it goes well."""
+    num_calls: int
+    """Functions that are entered or left in the verb before the end; fewer die at its end."""
+
+
+class Life(NamedTuple):
+    """A worker: where it works, whether with an engine whose bits are certain, when it dies."""
+
+    root: str
+    is_deterministic: bool
+    doom: Doom
+    adapter_bytes: int = 0
+    """The memory for models in training; 0 is more than they need."""
+
+
+class DoomedEngine(TorchEngine):
+    """Serves one tiny model, and dies of its doom."""
+
+    doom: Doom | None = None
+    _asked: Counter[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in VERBS or self.doom is None:
+            return found
+        self._asked[name] += 1
+        is_here = name == self.doom.where and self._asked[name] > self.doom.num_spared
+        if not is_here and sum(self._asked[verb] for verb in VERBS[:-2]) < MAX_VERBS:
+            return found
+        die = partial(_die_in, name, self.doom.num_calls)
+        if name == "snapshot":
+            # The state is copied here and written elsewhere; the writing is what takes long.
+            return lambda adapter_id: partial(die, found(adapter_id))
+        if name == "start_passes":
+            return lambda passes: _DoomedRun(found(passes), die)
+        return partial(die, found)
+
+
+class _DoomedRun:
+    """Passes whose first micro-batch is the last thing that happens."""
+
+    num_tokens = 0
+
+    def __init__(self, run: PassRun, die: Callable[..., None]) -> None:
+        self.step = partial(die, run.step)
+        self.cancel = run.cancel
+
+
+def _die_in(
+    name: str, num_calls: int, work: Callable[..., object], *args: object, **options: object
+) -> None:
+    numbers = count()
+
+    def look(*_: object) -> None:
+        if next(numbers) >= num_calls:
+            _die(name)
+
+    sys.setprofile(look)
+    work(*args, **options)
+    _die(name)
+
+
+def _die(name: str) -> None:
+    sys.setprofile(None)
+    os.write(sys.stdout.fileno(), f"{name} ".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker_config() -> WorkerConfig:
+    """A worker that keeps trying and writes states often."""
+    return WorkerConfig(
+        # What it was doing is not to blame.
+        max_attempts=1_000_000,
+        owner="test",
+        snapshots=SnapshotPolicy(max_changes=4),
+    )
+
+
+def live(root: Path, engine: DoomedEngine, doom: Doom) -> None:
+    """Work until everything is done, or the doom comes."""
+    database = DoomedDatabase(f"sqlite:///{root / 'store.db'}")
+    if doom.where in COMMITS:
+        database.where, database.commits_left = doom.where, 1 + doom.num_spared
+    engine.doom, engine._asked = doom, Counter()
+    worker = Worker(database=database, engine=engine, home=Home(root), config=worker_config())
+    threading.Thread(target=_stop_when_idle, args=(worker, root), daemon=True).start()
+    worker.run()
+    database.close()
+
+
+def _stop_when_idle(worker: Worker, root: Path) -> None:
+    database = Database(f"sqlite:///{root / 'store.db'}")
+    waiting = sa.select(sa.func.count()).where(jobs.c.finished_at.is_(None))
+    while database.read(lambda db: db.scalar(waiting)):
+        time.sleep(0.02)
+    database.close()
+    worker.stop()
+
+
+def new_engine(folder: str, is_deterministic: bool) -> DoomedEngine:
+    """An engine that has loaded its base model."""
+    config = EngineConfig(threads=1, is_deterministic=is_deterministic)
+    engine = DoomedEngine({BASE_MODEL: folder}, config)
+    engine.create("first", AdapterSpec(base_model=BASE_MODEL, rank=1, seed=0))
+    engine.drop("first")
+    return engine
+
+
+def main() -> None:
+    engines = {is_it: new_engine(sys.argv[1], is_it) for is_it in (True, False)}
+    for line in sys.stdin:
+        root, is_deterministic, doom, adapter_bytes = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            engine = engines[is_deterministic]
+            engine._config = replace(engine._config, adapter_bytes=adapter_bytes)
+            live(Path(root), engine, Doom(*doom))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

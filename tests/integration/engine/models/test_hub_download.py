@@ -1,0 +1,280 @@
+"""Models of the hub: from the cache without asking, from a hub on this machine, or a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.integration.conftest import PATIENCE
+from tests.support.http_server import SmallServer
+from tests.support.model_folder_files import CONFIG, NUM_PARAMETERS, safetensors
+from tinkex.engine.models.hub_download import Hub
+from tinkex.engine.models.registry import locate_model_folder
+from tinkex.engine.models.weight_files import UnusableModel
+
+NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = "org/small"
+FILES = {
+    "config.json": json.dumps(CONFIG).encode(),
+    "tokenizer.json": b"{}",
+    "model.safetensors": safetensors(),
+    "pytorch_model.bin": b"the same weights once more",
+    "onnx/model.onnx": b"and once more",
+}
+
+
+class LittleHub(SmallServer):
+    """As much of the hub as a download asks for; it remembers which files were fetched."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.status = 200
+        self.fetched: list[str] = []
+        self.stuck: str | None = None
+        """A file that is not answered before `released` is set, and then with 404."""
+        self.released = threading.Event()
+        super().__init__(_Handler)
+
+    def answer(self, path: str) -> Any:
+        """The JSON of a question; None if the path is that of a file."""
+        if "/resolve/" in path:
+            return None
+        if "/tree/" in path:
+            return [self._entry(name) for name in self.files]
+        siblings = [{"rfilename": name, "size": len(self.files[name])} for name in self.files]
+        return {"id": MODEL, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        content = self.files[name]
+        return {
+            "type": "file",
+            "path": name,
+            "size": len(content),
+            "oid": hashlib.sha1(content).hexdigest(),
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: LittleHub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if self.hub.status != 200:
+            error = {401: "RepoNotFound", 403: "GatedRepo"}[self.hub.status]
+            return self._send(self.hub.status, b"{}", {"X-Error-Code": error})
+        found = self.hub.answer(path)
+        if found is not None:
+            return self._send(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
+        name = path.partition("/resolve/")[2].partition("/")[2]
+        content = self.hub.files[name]
+        if self.command == "GET":
+            self.hub.fetched.append(name)
+            if name == self.hub.stuck:
+                self.hub.released.wait(PATIENCE)
+                return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+        tag = hashlib.sha1(content).hexdigest()
+        return self._send(200, content, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def little() -> Iterator[Callable[..., LittleHub]]:
+    """Starts hubs that end with the test."""
+    made: list[LittleHub] = []
+
+    def start(files: dict[str, bytes] = FILES) -> LittleHub:
+        made.append(LittleHub(dict(files)))
+        return made[-1]
+
+    yield start
+    for hub in made:
+        hub.close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def unreachable(cache: Path) -> Hub:
+    return Hub("http://127.0.0.1:9", cache)
+
+
+def test_a_model_is_downloaded_once_and_only_what_is_needed(
+    little: Callable[..., LittleHub], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tinkex")
+    server = little()
+    found = Hub(server.url, cache).find(MODEL)
+    assert found.weights.num_parameters == NUM_PARAMETERS
+    assert sorted(set(server.fetched)) == list(NEEDED)
+    assert "not in the cache of the hub: it is downloaded" in caplog.text
+    server.fetched.clear()
+    assert unreachable(cache).find(MODEL) == found
+    assert unreachable(cache).find_cached(MODEL) == found
+    assert server.fetched == []
+
+
+def test_a_model_larger_than_the_free_disk_is_not_downloaded(
+    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = little()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(UnusableModel, match=f"'{MODEL}' has .* and 10 B are free in"):
+        Hub(server.url, cache).find(MODEL)
+    assert server.fetched == []
+
+
+def test_a_model_without_safetensors_comes_as_pickles(
+    little: Callable[..., LittleHub], cache: Path
+) -> None:
+    files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
+    found = Hub(little(files).url, cache).find(MODEL)
+    assert found.weights.format == "pickle"
+
+
+def test_a_download_that_broke_off_is_completed(
+    little: Callable[..., LittleHub], cache: Path
+) -> None:
+    server = little()
+    found = Hub(server.url, cache).find(MODEL)
+    (found.path / "model.safetensors").resolve().unlink()
+    (found.path / "model.safetensors").unlink()
+    with pytest.raises(UnusableModel, match=r"has no weights.*and the hub cannot be reached"):
+        unreachable(cache).find(MODEL)
+    assert Hub(server.url, cache).find(MODEL) == found
+
+
+def test_a_model_that_is_of_no_use_is_not_downloaded(
+    little: Callable[..., LittleHub], cache: Path
+) -> None:
+    config = json.dumps(CONFIG | {"architectures": ["BertForMaskedLM"]}).encode()
+    server = little(FILES | {"config.json": config})
+    for _ in range(2):
+        with pytest.raises(UnusableModel, match="which is no causal language model"):
+            Hub(server.url, cache).find(MODEL)
+    assert "model.safetensors" not in server.fetched
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(401, "the hub knows no such model"), (403, "is not open to everybody")],
+)
+def test_a_model_that_the_hub_does_not_give(
+    little: Callable[..., LittleHub], cache: Path, status: int, words: str
+) -> None:
+    server = little()
+    server.status = status
+    with pytest.raises(UnusableModel, match=words) as refused:
+        Hub(server.url, cache).find(MODEL)
+    assert MODEL in refused.value.message
+    assert "hf auth login" in (refused.value.hint or "")
+
+
+def test_without_a_network_there_is_one_sentence(cache: Path) -> None:
+    with pytest.raises(UnusableModel) as refused:
+        unreachable(cache).find(MODEL)
+    said = refused.value.message
+    assert (
+        "is no folder here and not in the cache of the hub, and the hub cannot be reached" in said
+    )
+    assert "\n" not in said
+    with pytest.raises(UnusableModel, match="not in the cache of the hub"):
+        unreachable(cache).find_cached(MODEL)
+
+
+@pytest.mark.parametrize("place", ["a b", "a/b/c", "-x", "x" * 200])
+def test_what_is_neither_a_folder_nor_an_id(cache: Path, place: str) -> None:
+    with pytest.raises(UnusableModel, match="neither a folder here nor the id of a model"):
+        Hub(cache=cache).find(place)
+
+
+def test_a_place_that_looks_like_a_path_is_never_looked_for_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match=f"there is no folder {tmp_path / 'x'}"):
+        locate_model_folder(str(tmp_path / "x"))
+
+
+def test_how_much_has_arrived_is_told(
+    little: Callable[..., LittleHub],
+    cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "tinkex")
+    monkeypatch.setattr("tinkex.engine.models.hub_download.LOG_INTERVAL_SECONDS", 0.02)
+    Hub(little().url, cache).find(MODEL)
+    assert re.search(rf"model '{MODEL}': \d+ B of \d+ B", caplog.text)
+
+
+def test_a_progress_bar_replaces_the_log(
+    little: Callable[..., LittleHub],
+    cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "tinkex")
+    monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
+    told: list[tuple[int, int]] = []
+    Hub(little().url, cache, lambda *figures: told.append(figures)).find(MODEL)
+    num_bytes = sum(map(len, (FILES[name] for name in NEEDED)))
+    assert {total for _, total in told} == {num_bytes}
+    assert all(0 <= done <= num_bytes for done, _ in told)
+    assert " B of " not in caplog.text
+
+
+def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
+    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = little()
+    server.stuck = "model.safetensors"
+    monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
+
+    def interrupt(done: int, total: int) -> None:
+        if server.stuck in server.fetched:
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Hub(server.url, cache, interrupt).find(MODEL)
+    finally:
+        server.stuck = None
+        server.released.set()
+    # Nothing is left that the next download would not use.
+    assert sorted(file.suffix for file in cache.rglob("blobs/*")) == ["", ""]
+    assert Hub(server.url, cache).find(MODEL).weights.num_parameters == NUM_PARAMETERS
+
+
+def test_why_the_download_process_failed_is_the_reason(
+    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = little()
+    server.stuck = "model.safetensors"
+    server.released.set()
+    with pytest.raises(UnusableModel, match=r"could not be downloaded: \S+") as failed:
+        Hub(server.url, cache).find(MODEL)
+    assert failed.value.hint == "Try again: complete files are kept."

@@ -1,0 +1,399 @@
+"""Base models from disk: loaded, let go of, loaded again; and folders that cannot be used."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.support.tiny_model_folders import END, END_TOKEN, save_tiny, save_tokenizer
+from tests.support.tiny_models import VOCAB_SIZE, tiny_qwen3
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.models.loading import LoadedModel, compute_device, load_base_model
+from tinkex.engine.models.model_folder import read_model_folder
+from tinkex.engine.models.registry import ModelRegistry
+from tinkex.engine.models.weight_files import UnusableModel
+from tinkex.errors import ConfigError, InvalidInput
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.lora_training import SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
+
+TOKENS = [5, 6, 7, 8, 9, 10]
+
+
+def shelf_of(*folders: Path, **settings: Any) -> ModelRegistry:
+    return ModelRegistry({folder.name: str(folder) for folder in folders}, EngineConfig(**settings))
+
+
+@torch.no_grad()
+def logits_of(model: LoadedModel) -> torch.Tensor:
+    """What a hosted model makes of a few tokens."""
+    rows = ForwardContext(SegmentedLora([]), PackedAttention([len(TOKENS)]))
+    hidden = model.hosted_model.hidden_states(torch.tensor(TOKENS), torch.arange(len(TOKENS)), rows)
+    return model.hosted_model.lm_head.logits(hidden, rows.lora)[0].float()
+
+
+@torch.no_grad()
+def expected_logits(folder: Path, dtype: torch.dtype) -> torch.Tensor:
+    """The same of the model as transformers runs it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    found: torch.Tensor = model(torch.tensor([TOKENS])).logits[0].float()
+    return found
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Saves tiny models, all of the same size."""
+    return lambda name, **fields: save_tiny(tmp_path / name, **fields)
+
+
+# --- what is loaded -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_model_computes_what_transformers_computes(folder: Path, dtype: str) -> None:
+    model = shelf_of(folder, dtype=dtype).get(folder.name)
+    wanted = getattr(torch, dtype)
+    assert model.hosted_model.dtype == wanted
+    close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 2e-2}
+    torch.testing.assert_close(logits_of(model), expected_logits(folder, wanted), **close)
+
+
+def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
+    shelf = shelf_of(folder)
+    (told,) = shelf.base_models()
+    assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
+    assert (told.tokenizer_id, told.tokenizer_folder) == (None, str(folder))
+    assert shelf.loaded_names == ()
+    model = shelf.get("tiny")
+    assert shelf.loaded_names == ("tiny",)
+    assert shelf.get("tiny") is model
+    assert model.max_context_tokens == 512
+    # Besides the weights there are a few numbers that are worked out.
+    assert 0 <= model.num_bytes - read_model_folder(folder).num_bytes("float32") < 1000
+
+
+def test_weights_do_not_change_with_the_file(saved: Callable[..., Path]) -> None:
+    folder = saved("tiny")
+    model = shelf_of(folder).get("tiny")
+    before = logits_of(model)
+    path = folder / "model.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert torch.equal(logits_of(model), before)
+
+
+def test_text_and_the_tokens_that_end_one(saved: Callable[..., Path]) -> None:
+    folder = saved("tiny")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    model = shelf_of(folder).get("tiny")
+    assert model.eos_tokens == {7, 9, END_TOKEN}
+    assert model.decode is not None
+    assert END in model.decode([10, END_TOKEN, 11])
+
+
+def test_a_model_without_a_tokenizer_has_no_text_and_none_to_tell_of(
+    tmp_path: Path,
+) -> None:
+    tiny_qwen3(eos_token_id=4).save_pretrained(tmp_path / "bare")
+    shelf = shelf_of(tmp_path / "bare")
+    model = shelf.get("bare")
+    assert model.decode is None
+    assert model.eos_tokens == {4}
+    assert shelf.base_models()[0].tokenizer_folder is None
+
+
+def test_a_tokenizer_that_is_damaged_leaves_a_model_without_text(
+    saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved("tiny")
+    (folder / "tokenizer.json").write_text("{")
+    model = shelf_of(folder).get("tiny")
+    assert model.decode is None
+    assert "base model 'tiny' cannot have stop strings" in caplog.text
+
+
+def test_shards_and_pickles_are_read_as_well(tmp_path: Path, folder: Path) -> None:
+    sharded, pickled = tmp_path / "sharded", tmp_path / "pickled"
+    tiny = tiny_qwen3()
+    tiny.save_pretrained(sharded, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    shutil.copytree(folder, pickled)
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    shelf = shelf_of(sharded, pickled)
+    expected = expected_logits(folder, torch.float32)
+    for name in ("sharded", "pickled"):
+        torch.testing.assert_close(logits_of(shelf.get(name)), expected, rtol=0, atol=1e-5)
+
+
+def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    folder = saved("tiny")
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": Evil()}, folder / "pytorch_model.bin")
+    shelf = shelf_of(folder)
+    with pytest.raises(UnusableModel, match="holds more than tensors, and nothing in it is run"):
+        shelf.get("tiny")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_loading_is_told_in_the_log_and_by_nothing_else(
+    folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "tinkex")
+    shelf_of(folder).get("tiny")
+    assert f"base model 'tiny' is loaded from {folder}" in caplog.text
+    assert "base model 'tiny' is ready" in caplog.text
+    out, err = capfd.readouterr()
+    assert "Loading" not in out + err
+    assert "%|" not in out + err
+
+
+def test_how_far_a_long_loading_is_comes_every_now_and_then(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinkex.engine.models.loading.LOG_INTERVAL_SECONDS", 0.0)
+    caplog.set_level(logging.INFO, "tinkex")
+    shelf_of(folder).get("tiny")
+    assert "base model 'tiny': 100% is read" in caplog.text
+    assert "base model 'tiny': 100% is in memory" in caplog.text
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_the_longest_unused_model_makes_room_and_comes_back_with_the_same_logits(
+    saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tinkex")
+    folders = [saved(name, seed=seed) for seed, name in enumerate("abc")]
+    size = read_model_folder(folders[0]).num_bytes("float32")
+    shelf = shelf_of(*folders, memory_bytes=2 * size + 100)
+    first = logits_of(shelf.get("a"))
+    gone = weakref.ref(shelf.get("a").hosted_model.model)
+    second = logits_of(shelf.get("b"))
+    assert not torch.equal(first, second)
+    shelf.get("a")
+    shelf.get("c")
+    assert shelf.loaded_names == ("a", "c")
+    assert "base model 'b' makes room for 'c'" in caplog.text
+    assert torch.equal(logits_of(shelf.get("b")), second)
+    assert shelf.loaded_names == ("c", "b")
+    gc.collect()
+    assert gone() is None, "a model that made room is still in memory"
+    assert torch.equal(logits_of(shelf.get("a")), first)
+
+
+def test_a_busy_model_stays_and_its_owner_is_told_before_it_goes(
+    saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [saved(name) for name in "abc"]
+    size = read_model_folder(folders[0]).num_bytes("float32")
+    busy, told = {"a"}, []
+    shelf = ModelRegistry(
+        {folder.name: str(folder) for folder in folders},
+        EngineConfig(memory_bytes=2 * size + 100),
+        busy.__contains__,
+        told.append,
+    )
+    shelf.get("a")
+    shelf.get("b")
+    assert shelf.can_load("c")
+    shelf.get("c")
+    assert (told, shelf.loaded_names) == (["b"], ("a", "c"))
+    busy.add("c")
+    assert not shelf.can_load("b")
+    assert shelf.can_load("a")
+    shelf.get("b")
+    assert shelf.loaded_names == ("a", "c", "b")
+    assert "more than the" in caplog.text
+
+
+def test_a_model_that_cannot_fit_alone_is_refused_with_both_numbers(folder: Path) -> None:
+    size = read_model_folder(folder).num_bytes("float32")
+    with pytest.raises(ConfigError, match=f"takes {size:,} bytes as float32.*allows {size - 1:,}"):
+        shelf_of(folder, memory_bytes=size - 1)
+    shelf_of(folder, memory_bytes=size)
+    shelf_of(folder, memory_bytes=size - 1, dtype="bfloat16")
+
+
+def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
+    shelf = shelf_of(saved("a"), saved("b"))
+    shelf.get("a")
+    shelf.get("b")
+    assert shelf.loaded_names == ("a", "b")
+    shelf.close()
+    assert shelf.loaded_names == ()
+
+
+# --- a list that changes ------------------------------------------------------------------------
+
+
+def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]) -> None:
+    first, second = saved("a"), saved("b")
+    shelf = shelf_of(first)
+    kept = shelf.get("a")
+    shelf.replace_sources({"a": str(first), "b": str(second)})
+    assert [model.name for model in shelf.base_models()] == ["a", "b"]
+    assert shelf.get("a") is kept
+    assert shelf.get("b").name == "b"
+
+
+def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Path]) -> None:
+    folders = [saved(name) for name in "abc"]
+    shelf = shelf_of(*folders)
+    used = shelf.get("a")
+    shelf.get("b")
+    shelf.replace_sources({"c": str(folders[2])}, in_use={"a"})
+    assert [model.name for model in shelf.base_models()] == ["c"]
+    assert shelf.loaded_names == ("a",)
+    assert shelf.get("a") is used
+    # A run that began on it, and was not in memory, goes on too.
+    assert shelf.get("b").name == "b"
+
+
+def test_a_model_that_moved_is_loaded_from_its_new_place(saved: Callable[..., Path]) -> None:
+    first, second = saved("a"), saved("b", seed=7)
+    shelf = shelf_of(first)
+    before = logits_of(shelf.get("a"))
+    shelf.replace_sources({"a": str(second)}, in_use={"a"})
+    assert torch.equal(logits_of(shelf.get("a")), before)
+    shelf.replace_sources({"a": str(second)})
+    assert not torch.equal(logits_of(shelf.get("a")), before)
+
+
+def test_a_new_model_that_cannot_be_used_is_left_out(
+    saved: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved("a")
+    shelf = shelf_of(folder)
+    shelf.replace_sources({"a": str(folder), "none": str(tmp_path / "none")})
+    assert [model.name for model in shelf.base_models()] == ["a"]
+    assert "base model 'none': there is no folder" in caplog.text
+
+
+# --- what cannot be used ------------------------------------------------------------------------
+
+
+def test_an_unknown_name_lists_what_there_is_or_says_how_to_add_one(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match="base model 'x' cannot be served here; there is: tiny"):
+        shelf_of(folder).get("x")
+    with pytest.raises(InvalidInput, match="tinkex model add x"):
+        shelf_of().get("x")
+
+
+def test_a_folder_that_cannot_be_used_is_refused_at_once_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="base model 'none': there is no folder"):
+        shelf_of(tmp_path / "none")
+
+
+def test_a_kind_that_transformers_does_not_know_is_refused_without_running_its_code(
+    saved: Callable[..., Path],
+) -> None:
+    folder = saved("tiny")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "strange", "auto_map": {"AutoConfig": "code.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    with pytest.raises(ConfigError, match="'strange' model, which transformers cannot run"):
+        shelf_of(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_a_kind_that_has_no_causal_language_model_is_refused(saved: Callable[..., Path]) -> None:
+    folder = saved("tiny")
+    config = {"model_type": "clip", "architectures": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="'clip' model, which is no causal language model"):
+        shelf_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "1 tensors are missing"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}),
+            "1 tensors have another shape",
+        ),
+    ],
+)
+def test_weights_are_never_made_up(
+    saved: Callable[..., Path], change: Callable[[dict[str, torch.Tensor]], Any], words: str
+) -> None:
+    path = saved("tiny") / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(UnusableModel, match="base model 'tiny' cannot be loaded") as refused:
+        shelf_of(path.parent).get("tiny")
+    assert words in refused.value.message
+    assert "model.norm.weight" in refused.value.message
+
+
+def test_a_folder_that_is_gone_when_it_is_needed_is_the_servers_fault(
+    saved: Callable[..., Path],
+) -> None:
+    folder = saved("tiny")
+    shelf = shelf_of(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(UnusableModel, match="base model 'tiny' cannot be loaded"):
+        shelf.get("tiny")
+    save_tiny(folder)
+    assert shelf.get("tiny").hosted_model.vocab_size == VOCAB_SIZE
+
+
+def test_the_context_of_a_family_with_names_of_its_own(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=60, n_positions=48, n_embd=32, n_layer=2, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    (told,) = shelf_of(tmp_path / "gpt2").base_models()
+    assert (told.max_context_tokens, told.arch) == (48, "GPT2LMHeadModel")
+
+
+# --- where --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "meat", "cuda:x"])
+def test_a_device_that_is_not_there_is_refused_at_once(folder: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device is '{device}', which cannot be used here"):
+        shelf_of(folder, device=device)
+
+
+def test_the_device_is_a_gpu_if_there_is_one() -> None:
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert compute_device(EngineConfig()).type == expected
+    assert compute_device(EngineConfig(device="cpu")).type == "cpu"
+
+
+def test_a_loaded_model_does_not_depend_on_numbers_that_were_drawn_before(folder: Path) -> None:
+    np.random.seed(0)
+    torch.manual_seed(0)
+    one = load_base_model("tiny", read_model_folder(folder), EngineConfig(), 512)
+    torch.manual_seed(1)
+    two = load_base_model("tiny", read_model_folder(folder), EngineConfig(), 512)
+    assert torch.equal(logits_of(one), logits_of(two))
+
+
+def test_a_tokenizer_with_fewer_tokens_than_the_model_is_fine(tmp_path: Path) -> None:
+    tiny_qwen3(vocab_size=300).save_pretrained(tmp_path / "wide")
+    save_tokenizer(tmp_path / "wide", 100)
+    assert shelf_of(tmp_path / "wide").get("wide").hosted_model.vocab_size == 300

@@ -1,0 +1,193 @@
+"""How a real trainer ends: by signals at any time, with odd data, beside another trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.pipeline.stage_inputs import SIZE_WORDS, make_tokenizer, write_rows, write_samples
+from tinkex.pipeline.checkpoints.model_digest import digest_weights
+from tinkex.pipeline.checkpoints.step_directory import latest_step
+from tinkex.pipeline.entry import main
+from tinkex.pipeline.stage_interface import TrainResult
+from tinkex.pipeline.train_stage import write_result
+from tinkex.pipeline.trainer_lock import lock_directory
+from tinkex.system.atomic import SCRATCH_PREFIX
+
+ROOT = Path(__file__).parents[3]
+SHORT = ("--max_steps", "2", "--batch_size", "2", "--eval_samples", "2")
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scene")
+    made = write_samples(folder)
+    make_tokenizer(folder / "tokenizer", list(made.values()))
+    return folder
+
+
+def words_of(scene: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("--out_dir", str(out), "--data_path", str(scene / "pretrain.jsonl")),
+        *("--tokenizer_dir", str(scene / "tokenizer"), *SIZE_WORDS, *SHORT, *more),
+    ]
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(process: subprocess.Popen[str], path: Path) -> None:
+    """Wait until a trainer has come so far that a file of its is there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+    process.send_signal(number)
+    said = process.communicate(timeout=PATIENCE_SECONDS)[1]
+    return process.returncode, said
+
+
+# --- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_before_training_has_its_exit_code_too(
+    scene: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    # Nobody writes to the other end: it waits for its first row.
+    data = tmp_path / "data.jsonl"
+    os.mkfifo(data)
+    process = start(words_of(scene, tmp_path / "out", "--data_path", str(data)))
+    wait_for(process, tmp_path / "out" / "trainer.lock")
+    found, said = ended(process, number)
+    assert found == code, said
+    assert "Traceback" not in said
+    assert not list(tmp_path.rglob(f"{SCRATCH_PREFIX}*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)]
+)
+def test_a_signal_in_training_saves_and_the_resumed_run_ends_the_same(
+    scene: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    # Only the run that is compared must end by itself.
+    num_steps = 30 if number == signal.SIGTERM else 100_000
+    long = ("--max_steps", str(num_steps), "--epochs", "100000", "--save_interval", "0")
+    process = start(words_of(scene, tmp_path / "cut", *long, "--save_interval", "2"))
+    wait_for(process, tmp_path / "cut" / "checkpoints" / "step_00000002")
+    found, said = ended(process, number)
+    assert found == code, said
+    assert "saving, then stopping" in said
+    newest = latest_step(tmp_path / "cut" / "checkpoints")
+    assert newest is not None
+    assert not (tmp_path / "cut" / "result.json").exists()
+    if number != signal.SIGTERM:
+        return
+    assert main("pretrain", words_of(scene, tmp_path / "cut", *long, "--resume", "auto")) == 0
+    assert main("pretrain", words_of(scene, tmp_path / "whole", *long)) == 0
+    assert digest_weights(tmp_path / "cut" / "hf") == digest_weights(tmp_path / "whole" / "hf")
+
+
+# --- two of them --------------------------------------------------------------------------------
+
+
+def test_two_trainers_do_not_share_a_directory(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokens").mkdir()
+    begun = tmp_path / "tokens" / f"{SCRATCH_PREFIX}by-another"
+    begun.mkdir()
+    with lock_directory(tmp_path):
+        assert main("pretrain", words_of(scene, tmp_path)) == 1
+        assert f"{tmp_path} is in use by another trainer" in capsys.readouterr().err
+        assert begun.is_dir()
+    # Now it is known to be dead.
+    assert main("pretrain", words_of(scene, tmp_path)) == 0
+    assert not begun.exists()
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def test_a_mark_of_byte_order_and_line_ends_of_windows_change_nothing(
+    scene: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / "pretrain.jsonl"
+    plain = (scene / "pretrain.jsonl").read_bytes()
+    odd.write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n") + b"\r\n  \r\n")
+    assert main("pretrain", words_of(scene, tmp_path / "a")) == 0
+    assert main("pretrain", words_of(scene, tmp_path / "b", "--data_path", str(odd))) == 0
+    assert digest_weights(tmp_path / "a" / "hf") == digest_weights(tmp_path / "b" / "hf")
+
+
+def talk(question: str, answer: str) -> dict[str, Any]:
+    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"conversations": said}
+
+
+def test_rows_that_are_too_long_are_counted_and_said(
+    scene: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [talk(f"{n} + 1?", f"{n + 1}") for n in range(20)]
+    rows += [talk("Count.", " ".join(map(str, range(500)))), talk("1 " * 500, "one")]
+    data = write_rows(tmp_path / "sft.jsonl", rows)
+    held_out = write_rows(tmp_path / "held_out.jsonl", rows[:2])
+    words = words_of(scene, tmp_path / "out", "--data_path", str(data))
+    words += ["--eval_data_path", str(held_out), "--init_from", str(tmp_path / "parent" / "hf")]
+    assert main("pretrain", words_of(scene, tmp_path / "parent")) == 0
+    assert main("sft", words) == 0
+    assert "2 conversations" in caplog.text
+    assert "lose their end" in caplog.text
+    assert "1 rows" in caplog.text
+    assert "left out" in caplog.text
+
+
+def test_a_very_long_line_is_a_row_like_others(scene: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"{n} is a number."} for n in range(20)]
+    data = write_rows(tmp_path / "pretrain.jsonl", [*rows, {"text": "1 2 3 4 5 " * 100_000}])
+    words = words_of(scene, tmp_path / "out", "--data_path", str(data))
+    assert main("pretrain", words) == 0
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def test_a_figure_that_is_no_number_is_null_in_the_result(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    result = TrainResult(
+        stage="r1",
+        steps=1,
+        tokens=1,
+        samples=1,
+        seconds=0.5,
+        before={"exact_match": math.nan},
+        after={"exact_match": math.inf, "loss": 1.5},
+    )
+    write_result(result, tmp_path)
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    told = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    assert told["metrics"]["exact_match"] == {"before": None, "after": None}
+    assert told["metrics"]["loss"] == {"before": None, "after": 1.5}

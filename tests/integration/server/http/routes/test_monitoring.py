@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.asgi_client import ask
+from tests.support.server_harness import KEY, House
+from tinkex.errors import StoreUnavailable
+from tinkex.jobs.wakeup import WakeupListener
+from tinkex.server.app import ROUTES
+from tinkex.server.http.openapi import document_path
+from tinkex.store.database import Database
+from tinkex.wire.endpoints import ENDPOINTS
+
+AUTH = {"X-API-Key": KEY}
+OPS = ["/readyz", "/metrics"]
+
+
+def numbers(house: House) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of /metrics."""
+    text = house.client.get("/metrics", headers=AUTH).text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_ready_is_only_who_has_a_worker(house: House) -> None:
+    before = house.client.get("/readyz", headers=AUTH)
+    assert before.status_code == 503
+    assert before.json() == {"status": "not ready", "reason": "no worker is running"}
+
+    bell = WakeupListener(house.services.database, "worker")
+    try:
+        after = house.client.get("/readyz", headers=AUTH)
+    finally:
+        bell.close()
+
+    assert (after.status_code, after.json()) == (200, {"status": "ready"})
+
+
+def test_a_store_that_does_not_answer_is_a_reason(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.ask("GET", "/get_server_capabilities")  # so that the key is known
+
+    def fail(self: Database, work: Any) -> Any:
+        raise StoreUnavailable("the disk is gone")
+
+    monkeypatch.setattr(Database, "read", fail)
+
+    ready = house.client.get("/readyz", headers=AUTH)
+    assert (ready.status_code, ready.json()["reason"]) == (503, "the disk is gone")
+    assert numbers(house)["tinkex_store_up", ()] == 0.0
+    assert house.ask("GET", "/healthz", key=None).status_code == 200
+    refused = house.ask("GET", "/get_server_capabilities")
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+
+
+def test_metrics_name_their_charset_once(house: House) -> None:
+    kind = house.client.get("/metrics", headers=AUTH).headers["content-type"]
+    assert kind.startswith("text/plain; version=")
+    assert kind.count("charset") == 1
+
+
+def test_metrics_say_how_the_store_is_doing(house: House) -> None:
+    house.session()
+    bell = WakeupListener(house.services.database, "worker")
+    try:
+        first = house.promise()
+        house.promise()
+        house.finish(house.promise())
+        found = numbers(house)
+    finally:
+        bell.close()
+
+    assert found["tinkex_jobs_waiting", ()] == 2.0
+    assert found["tinkex_jobs_running", ()] == 0.0
+    assert found["tinkex_sessions_active", ()] == 1.0
+    assert found["tinkex_workers_alive", ()] == 1.0
+    assert found["tinkex_store_up", ()] == 1.0
+    assert found["tinkex_store_bytes", ()] > 10_000
+    assert 0.0 < found["tinkex_oldest_waiting_seconds", ()] <= time.time() - first.created_at
+
+
+def test_metrics_count_requests_by_endpoint_and_status(house: House) -> None:
+    good = ("tinkex_requests_total", (("endpoint", "health"), ("status", "200")))
+    bad = ("tinkex_requests_total", (("endpoint", "session_heartbeat"), ("status", "404")))
+    timed = ("tinkex_request_seconds_count", (("endpoint", "health"),))
+    before = numbers(house)
+
+    house.ask("GET", "/healthz", key=None)
+    house.post("/session_heartbeat", {"session_id": "x"})
+
+    after = numbers(house)
+    for name in (good, bad, timed):
+        assert after[name] == before.get(name, 0.0) + 1.0
+
+
+@pytest.mark.parametrize("path", OPS)
+@pytest.mark.asyncio
+async def test_upkeep_is_for_this_machine_and_for_who_has_a_key(house: House, path: str) -> None:
+    app = house.client.app
+    nobody = {"x-api-key": "", "host": "localhost:8000"}
+    here = await ask(app, "GET", path, headers=nobody)
+    by_a_strange_name = await ask(app, "GET", path, headers={**nobody, "host": "evil.example"})
+    proxied = await ask(app, "GET", path, headers={**nobody, "x-forwarded-for": "1.2.3.4"})
+    far = await ask(app, "GET", path, headers=nobody, client="192.0.2.1")
+    far_with_key = await ask(app, "GET", path, client="192.0.2.1")
+
+    assert here.status != 401
+    assert by_a_strange_name.status == 401
+    assert proxied.status == 401
+    assert far.status == 401
+    assert far_with_key.status != 401
+
+
+@pytest.mark.parametrize("path", ["/schema", "/schema/openapi.json", "/openapi.json"])
+def test_the_description_needs_no_key_and_names_every_endpoint(house: House, path: str) -> None:
+    answer = house.client.get(path)
+
+    assert answer.headers["content-type"] == "application/json"
+    document = answer.json()
+    assert document["openapi"].startswith("3.1")
+    for name in ROUTES:
+        row = ENDPOINTS[name]
+        operation = document["paths"][document_path(row.path)][row.method.lower()]
+        assert operation["operationId"] == name
+        assert operation["summary"]

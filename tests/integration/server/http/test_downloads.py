@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import tarfile
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.support.server_harness import KEY, OTHER_KEY, House
+from tests.support.live_server import on_socket
+from tests.support.resources import FILES, ready_model, saved, share, url_of
+from tinkex import RestClient
+from tinkex.checkpoint.manifest import write_manifest
+from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.client.download.directory import download_directory
+from tinkex.client.download.transfer import ResponseStream
+from tinkex.server.app import create_app
+from tinkex.server.http.downloads import FileArea, FileRef, sign_url
+from tinkex.store import checkpoints, jobs, steps
+from tinkex.store.records import CheckpointRecord, StepRecord
+
+BIG = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(house: House) -> CheckpointRecord:
+    return saved(house, ready_model(house, house.session()))
+
+
+def links(house: House, checkpoint: CheckpointRecord, **options: Any) -> dict[str, str]:
+    answer = house.ask("GET", url_of(checkpoint, "/external_weights_urls"), **options)
+    assert answer.status_code == 200, answer.text
+    urls: dict[str, str] = answer.json()["urls"]
+    return urls
+
+
+def fetch(house: House, url: str, method: str = "GET", **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    parts = urlsplit(url)
+    return house.client.request(method, f"{parts.path}?{parts.query}", headers=given)
+
+
+# --- links ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("segment", ["weights", "sampler_weights", "external_weights"])
+def test_every_file_has_a_link_that_needs_no_key(house: House, segment: str) -> None:
+    checkpoint = saved(house, ready_model(house, house.session()), segment=segment)
+
+    urls = links(house, checkpoint)
+
+    assert set(urls) == {*FILES, "manifest.json"}
+    for name, content in FILES.items():
+        assert fetch(house, urls[name]).content == content
+
+
+def test_links_end_with_their_time_or_with_the_checkpoint(house: House) -> None:
+    run_id = ready_model(house, house.session())
+    soon = time.time() + 60
+    lasting, dying = saved(house, run_id, "a"), saved(house, run_id, "b", expires_at=soon)
+
+    def expiry(checkpoint: CheckpointRecord) -> float:
+        answer = house.ask("GET", url_of(checkpoint, "/external_weights_urls")).json()
+        return float(httpx.QueryParams(urlsplit(answer["urls"][BIG]).query)["expires"])
+
+    assert expiry(lasting) > time.time() + house.services.config.url_seconds - 10
+    assert expiry(dying) <= soon
+
+
+def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    secret = house.services.secret
+    good = links(house, checkpoint)[BIG]
+    place = FileRef(FileArea.FILE, checkpoint.id, BIG)
+    old = sign_url(secret, "", place, int(time.time()) - 1)
+    foreign = sign_url(b"another secret", "", place, int(time.time()) + 60)
+    path, _, query = good.partition("?")
+    wrong = [
+        old,
+        foreign,
+        path,
+        good[:-1] + ("0" if good[-1] != "0" else "1"),
+        f"{path.replace(BIG, 'adapter_config.json')}?{query}",
+        good.replace("expires=", "expires=9"),
+        good.replace("expires=", "expires=x"),
+        good.replace("/checkpoints/", "/archives/"),
+        f"{path}?expires=%D9%A1&signature=%FF",
+        f"{path}?{query}" + "&x=y" * 20,
+    ]
+
+    for url in wrong:
+        answer = fetch(house, url)
+        assert answer.status_code == 403, url
+        assert "ask for a new one" in answer.json()["error"]
+    assert "has expired" in fetch(house, old).json()["error"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../store.db", "nothing", "manifest.json/x", ".", "adapter_config.json/..", "/etc/hosts"],
+)
+def test_only_what_the_manifest_names_is_opened_even_if_somebody_signed_for_it(
+    house: House, checkpoint: CheckpointRecord, name: str
+) -> None:
+    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, name), 2**33)
+
+    assert fetch(house, url).status_code in {403, 404}
+
+
+def test_a_file_beside_the_manifest_is_not_served(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    (house.services.home.checkpoint_directory(checkpoint.id) / "stray").write_bytes(b"x")
+    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "stray"), 2**33)
+
+    assert fetch(house, url).status_code == 404
+
+
+def test_a_link_dies_with_its_checkpoint(house: House, checkpoint: CheckpointRecord) -> None:
+    url = links(house, checkpoint)[BIG]
+
+    house.write(lambda db: checkpoints.delete(db, checkpoint.id, time.time()))
+
+    assert fetch(house, url).status_code == 404
+
+
+def test_others_get_links_to_what_is_published_or_lent(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    url = url_of(checkpoint, "/external_weights_urls")
+    assert house.ask("GET", url, key=OTHER_KEY).status_code == 404
+    lent = {"X-Tinker-Weights-Access-Token": KEY}
+    assert links(house, checkpoint, key=OTHER_KEY, headers=lent)
+
+    share(house, checkpoint)
+
+    assert links(house, checkpoint, key=OTHER_KEY)
+
+
+# --- ranges --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ("bytes=0-0", slice(0, 1)),
+        ("bytes=100-", slice(100, None)),
+        ("bytes=-100", slice(-100, None)),
+        ("bytes=10-19", slice(10, 20)),
+        ("bytes=10239-99999", slice(10239, None)),
+        ("bytes=-999999", slice(0, None)),
+    ],
+)
+def test_a_range_is_answered_with_that_part(
+    house: House, checkpoint: CheckpointRecord, asked: str, part: slice
+) -> None:
+    url, content = links(house, checkpoint)[BIG], FILES[BIG]
+
+    answer = fetch(house, url, range=asked)
+
+    start, stop, _ = part.indices(len(content))
+    assert answer.status_code == 206
+    assert answer.content == content[part]
+    assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(content)}"
+    assert answer.headers["content-length"] == str(stop - start)
+
+
+@pytest.mark.parametrize("asked", ["bytes=10240-", "bytes=99999-100000", "bytes=-0"])
+def test_a_range_outside_is_refused_with_the_size(
+    house: House, checkpoint: CheckpointRecord, asked: str
+) -> None:
+    answer = fetch(house, links(house, checkpoint)[BIG], range=asked)
+
+    assert answer.status_code == 416
+    assert answer.headers["content-range"] == f"bytes */{len(FILES[BIG])}"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["bytes=5-2", "bytes=a-b", "bytes=-", "items=0-1", "bytes=0-1,4-5", "bytes=0-" + "9" * 99],
+)
+def test_what_is_no_range_gets_the_whole_file(
+    house: House, checkpoint: CheckpointRecord, asked: str
+) -> None:
+    answer = fetch(house, links(house, checkpoint)[BIG], range=asked)
+
+    assert (answer.status_code, answer.content) == (200, FILES[BIG])
+
+
+def test_a_range_of_a_file_that_changed_gets_the_whole_file(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    url = links(house, checkpoint)[BIG]
+    etag = fetch(house, url).headers["etag"]
+
+    same = fetch(house, url, range="bytes=5-", if_range=etag)
+    other = fetch(house, url, range="bytes=5-", if_range='"other"')
+
+    assert etag.startswith('"')
+    assert (same.status_code, other.status_code) == (206, 200)
+    assert other.content == FILES[BIG]
+
+
+def test_head_says_everything_but_the_content(house: House, checkpoint: CheckpointRecord) -> None:
+    url = links(house, checkpoint)[BIG]
+
+    head, got = fetch(house, url, "HEAD"), fetch(house, url)
+
+    assert head.content == b""
+    for name in ("content-length", "etag", "accept-ranges", "content-type"):
+        assert head.headers[name] == got.headers[name]
+    assert fetch(house, url, "POST").status_code == 405
+
+
+# --- archives ------------------------------------------------------------------------------------
+def test_the_archive_is_a_tar_of_all_files_in_any_range(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    answer = house.ask(
+        "GET", url_of(checkpoint, "/archive"), headers={"Accept": "application/json"}
+    )
+
+    url = answer.json()["url"]
+    whole = fetch(house, url)
+    assert whole.headers["content-length"] == str(len(whole.content))
+    with tarfile.open(fileobj=io.BytesIO(whole.content)) as tar:
+        content = {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+    assert content.keys() == {*FILES, "manifest.json"}
+    assert content[BIG] == FILES[BIG]
+    assert fetch(house, url, range="bytes=700-1500").content == whole.content[700:1501]
+
+
+def test_whoever_does_not_ask_for_json_is_led_to_the_archive(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    answer = house.ask(
+        "GET",
+        url_of(checkpoint, "/archive"),
+        headers={"Accept": "*/*"},
+        follow_redirects=False,
+    )
+
+    assert answer.status_code == 302
+    assert answer.headers["expires"].endswith("GMT")
+    with tarfile.open(fileobj=io.BytesIO(fetch(house, answer.headers["location"]).content)) as tar:
+        assert BIG in tar.getnames()
+
+
+# --- on a real socket ---------------------------------------------------------------------------
+def test_our_client_downloads_and_verifies_a_checkpoint(
+    house: House, checkpoint: CheckpointRecord, tmp_path: Path
+) -> None:
+    target = tmp_path / "mine"
+    with on_socket(house) as url:
+        rest = RestClient(base_url=url, api_key=KEY)
+        rest.download_checkpoint(str(checkpoint.path), target).result(60)
+
+    assert {path.name for path in target.iterdir()} == {*FILES, "manifest.json"}
+    assert (target / BIG).read_bytes() == FILES[BIG]
+
+
+def test_a_download_that_broke_goes_on_where_it_stopped(
+    house: House, checkpoint: CheckpointRecord, tmp_path: Path
+) -> None:
+    ranges: list[str | None] = []
+
+    @asynccontextmanager
+    async def cut_once(url: str, headers: Mapping[str, str]) -> AsyncIterator[ResponseStream]:
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream("GET", url, headers=dict(headers)) as response,
+        ):
+            if BIG in url:
+                ranges.append(headers.get("range"))
+            limit = 1000 if BIG in url and len(ranges) == 1 else None
+            yield Cut(response, limit)  # type: ignore[misc]
+
+    async def no_wait(_: float) -> None:
+        return None
+
+    with on_socket(house) as url:
+        host = urlsplit(url).netloc
+        urls = {
+            name: urlsplit(link)._replace(scheme="http", netloc=host).geturl()
+            for name, link in links(house, checkpoint).items()
+        }
+        asyncio.run(download_directory(cut_once, urls, tmp_path / "mine", sleep=no_wait))
+
+    assert ranges == [None, "bytes=1000-"]
+    assert (tmp_path / "mine" / BIG).read_bytes() == FILES[BIG]
+
+
+class Cut:
+    """An answer whose line may go dead after so many bytes."""
+
+    def __init__(self, response: httpx.Response, limit: int | None) -> None:
+        self.status = response.status_code
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._response = response
+        self._limit = limit
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        left = self._limit
+        async for chunk in self._response.aiter_bytes():
+            yield chunk if left is None else chunk[:left]
+            if left is not None:
+                raise ConnectionResetError("the line went dead")
+
+
+def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: CheckpointRecord) -> None:
+    url = links(house, checkpoint)[BIG]
+    path = house.services.home.checkpoint_directory(checkpoint.id) / BIG
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    archive = sign_url(
+        house.services.secret, "", FileRef(FileArea.ARCHIVE, checkpoint.id, "a.tar"), 2**33
+    )
+
+    answers = [
+        fetch(house, url),
+        fetch(house, archive),
+        house.ask("GET", url_of(checkpoint, "/external_weights_urls")),
+    ]
+
+    for answer in answers:
+        assert answer.status_code == 500
+        assert f"checkpoint {checkpoint.path} is damaged" in answer.json()["error"]
+        assert answer.headers["x-should-retry"] == "false"
+
+
+def test_a_file_that_shrank_while_it_was_sent_is_cut_off_not_padded(
+    house: House, checkpoint: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = links(house, checkpoint)[BIG]
+    # It happens after the look at the files.
+    monkeypatch.setattr(VerifiedCheckpoints, "verify", lambda *_: None)
+    (house.services.home.checkpoint_directory(checkpoint.id) / BIG).write_bytes(b"short")
+
+    with on_socket(house) as base, socket.create_connection(_address(base)) as line:
+        parts = urlsplit(url)
+        line.sendall(f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        line.settimeout(60)
+        received = b"".join(iter(lambda: line.recv(65536), b""))
+
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"content-length: 10240" in head.lower()
+    assert len(body) < 10240
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    return parts.hostname, parts.port
+
+
+def test_a_large_file_is_sent_in_constant_memory(house: House) -> None:
+    num_bytes = 96 * 2**20
+    checkpoint = saved(house, ready_model(house, house.session()), files={"a": b""})
+    directory = house.services.home.checkpoint_directory(checkpoint.id)
+    with (directory / "a").open("wb") as file:
+        file.truncate(num_bytes)
+    write_manifest(directory)
+    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "a"), 2**33)
+    sent = 0
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        sent += len(message.get("body", b""))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    path, _, query = url.partition("?")
+    scope: Any = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [],
+    }
+    tracemalloc.start()
+    try:
+        asyncio.run(create_app(house.services)(scope, receive, send))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert sent == num_bytes
+    assert peak < 4 * 2**20
+
+
+# --- traces --------------------------------------------------------------------------------------
+def test_a_trace_shows_what_a_session_did(house: House) -> None:
+    session_id = house.session()
+    run_id = ready_model(house, session_id)
+    now = time.time()
+    step = StepRecord(
+        session_id=session_id,
+        run_id=run_id,
+        sampler_id=None,
+        kind="forward_backward",
+        job_id="j1",
+        num_tokens=12,
+        metrics={"loss:sum": 2.5},
+        queued_at=now,
+        started_at=now + 1,
+        finished_at=now + 3,
+    )
+    house.write(lambda db: steps.insert(db, step))
+
+    reply = house.ask("GET", f"/sessions/{session_id}/trace_export").json()
+    trace = fetch(house, reply["url"]).json()
+
+    assert reply["status"] == "ready"
+    bars = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [(bar["name"], bar["dur"]) for bar in bars] == [("forward_backward", 2_000_000)]
+    waiting = [event["name"] for event in trace["traceEvents"] if event["ph"] == "b"]
+    assert waiting == ["forward_backward waits", "create_model waits"]
+    assert trace["otherData"]["session_id"] == session_id
+
+
+def test_what_waits_of_a_session_is_found_for_its_tenant_alone(house: House) -> None:
+    session_id = house.session()
+    ready_model(house, session_id)
+
+    mine = house.read(
+        lambda db: jobs.list_open_by_session(db, house.tenant_id, session_id, limit=10)
+    )
+    theirs = house.read(
+        lambda db: jobs.list_open_by_session(db, house.other_id, session_id, limit=10)
+    )
+
+    assert [job.kind for job in mine] == ["create_model"]
+    assert theirs == []
+
+
+def test_links_are_given_although_nothing_can_be_written_down(
+    house: House, checkpoint: CheckpointRecord
+) -> None:
+    full = "SELECT RAISE(ABORT, 'database or disk is full')"
+    trigger = f"CREATE TRIGGER full BEFORE INSERT ON audit BEGIN {full}; END"
+    house.write(lambda db: db.exec_driver_sql(trigger) and None)
+    assert house.ask("POST", url_of(checkpoint, "/publish")).status_code == 503
+
+    assert fetch(house, links(house, checkpoint)[BIG]).content == FILES[BIG]

@@ -1,0 +1,189 @@
+"""Encrypted exports: every offered file is encrypted, and the server still notices damage."""
+
+from __future__ import annotations
+
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyrage
+import pytest
+
+from tests.support.server_harness import BASE_MODEL, KEY, House
+from tests.support.live_server import on_socket
+from tests.support.resources import FILES, ready_model, saved
+from tinkex import (
+    DownloadError,
+    InvalidInput,
+    RestClient,
+    ServiceClient,
+)
+from tinkex.checkpoint.encryption import encrypt_directory
+from tinkex.checkpoint.manifest import (
+    SERVER_MANIFEST_NAME,
+    check_manifest,
+    downloadable_names,
+    write_manifest,
+)
+from tinkex.checkpoint.verification import VerifiedCheckpoints
+from tinkex.engine.fake.engine import FakeEngine
+from tinkex.errors import InternalServerError, RequestErrorCategory
+from tinkex.ids import parse_tinker_path
+from tinkex.jobs.worker import Worker, WorkerConfig
+from tinkex.server.http.checkpoint_copies import copy_files
+from tinkex.server.http.downloads import FileArea, FileRef, sign_url
+from tinkex.store import checkpoints
+from tinkex.store.database import Database
+
+MAGIC = b"age-encryption.org/v1\n"
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def url(house: House) -> Iterator[str]:
+    """The server with a worker, at this URL."""
+    services = house.services
+    database = Database(services.config.store_url)
+    worker = Worker(
+        database=database,
+        engine=FakeEngine([BASE_MODEL]),
+        home=services.home,
+        config=WorkerConfig(owner="test"),
+    )
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    with on_socket(house) as address:
+        yield address
+    worker.stop()
+    thread.join(PATIENCE)
+    database.close()
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Any:
+    made = pyrage.x25519.Identity.generate()
+    (tmp_path / "key.txt").write_text(f"{made}\n")
+    return made
+
+
+@pytest.fixture
+def exported(url: str, identity: Any) -> dict[str, str]:
+    """The paths of one model's exports: in the clear, and encrypted."""
+    with ServiceClient(base_url=url, api_key=KEY) as service:
+        client = service.create_lora_training_client(BASE_MODEL, rank=4)
+        plain = client.save_weights_external("plain").result(PATIENCE).path
+        recipients = [str(identity.to_public())]
+        locked = client.save_weights_external("locked", age_encryption_recipients=recipients)
+        return {"plain": plain, "locked": locked.result(PATIENCE).path}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def directory_of(house: House, path: str) -> Path:
+    found = house.read(lambda db: checkpoints.find(db, parse_tinker_path(path), 0.0))
+    return house.services.home.checkpoint_directory(found.id)
+
+
+def test_every_offered_file_is_encrypted_and_decrypts_to_the_same_bytes(
+    url: str, exported: dict[str, str], tmp_path: Path
+) -> None:
+    rest = RestClient(base_url=url, api_key=KEY)
+    names = rest.get_external_weights_urls(exported["locked"]).result(PATIENCE).urls.keys()
+    locked = rest.download_checkpoint(exported["locked"], tmp_path / "locked").result(PATIENCE)
+    assert contents(locked).keys() == names
+    assert "manifest.json.age" in names
+    assert [name for name, data in contents(locked).items() if not data.startswith(MAGIC)] == []
+    archive = tmp_path / "locked.tar"
+    rest.download_checkpoint(exported["locked"], archive, extract=False).result(PATIENCE)
+    with tarfile.open(archive) as tar:
+        packed = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    assert packed == contents(locked)
+
+    plain = rest.download_checkpoint(exported["plain"], tmp_path / "plain").result(PATIENCE)
+    opened = rest.download_checkpoint(
+        exported["locked"], tmp_path / "opened", identity=tmp_path / "key.txt"
+    ).result(PATIENCE)
+    assert contents(opened) == contents(plain)
+    assert check_manifest(opened).files
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_servers_own_manifest_has_no_link(
+    house: House, url: str, exported: dict[str, str]
+) -> None:
+    directory = directory_of(house, exported["locked"])
+    assert (directory / SERVER_MANIFEST_NAME).is_file()
+    assert not (directory / "manifest.json").exists()
+    for name in (SERVER_MANIFEST_NAME, "manifest.json"):
+        place = FileRef(FileArea.FILE, directory.name, name)
+        signed = sign_url(house.services.secret, "", place, 2**33)
+        assert house.client.get(signed).status_code == 404
+
+
+def test_damage_in_one_encrypted_byte_is_noticed_by_the_server(
+    house: House, url: str, exported: dict[str, str], tmp_path: Path
+) -> None:
+    directory = directory_of(house, exported["locked"])
+    target = directory / "manifest.json.age"
+    content = bytearray(target.read_bytes())
+    content[-1] ^= 1
+    target.write_bytes(content)
+    rest = RestClient(base_url=url, api_key=KEY)
+    path = exported["locked"]
+    with pytest.raises(InternalServerError, match=f"{path} is damaged on the server") as caught:
+        rest.download_checkpoint(path, tmp_path / "out").result(PATIENCE)
+    assert caught.value.category == RequestErrorCategory.Server
+    assert not caught.value.retryable
+
+
+def test_a_copy_of_an_encrypted_export_is_verified_and_encrypted_too(
+    house: House, exported: dict[str, str], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy_files(directory_of(house, exported["locked"]), copy)
+    VerifiedCheckpoints().verify(copy, "copy")
+    assert [name for name in downloadable_names(copy) if not name.endswith(".age")] == []
+
+
+def test_an_export_of_an_older_server_is_downloaded_verified_and_decrypted(
+    house: House, url: str, identity: Any, tmp_path: Path
+) -> None:
+    """Until now the manifest of the encrypted files was offered in the clear."""
+    checkpoint = saved(house, ready_model(house, house.session()), segment="external_weights")
+    directory = house.services.home.checkpoint_directory(checkpoint.id)
+    (directory / "manifest.json").unlink()
+    encrypt_directory(directory, [str(identity.to_public())])
+    write_manifest(directory)
+    rest = RestClient(base_url=url, api_key=KEY)
+    path = str(checkpoint.path)
+    locked = rest.download_checkpoint(path, tmp_path / "locked").result(PATIENCE)
+    assert check_manifest(locked).files.keys() == {f"{name}.age" for name in FILES}
+    opened = rest.download_checkpoint(
+        path, tmp_path / "opened", identity=tmp_path / "key.txt"
+    ).result(PATIENCE)
+    assert check_manifest(opened).files.keys() == FILES.keys()
+    assert {name: contents(opened)[name] for name in FILES} == FILES
+
+
+def test_an_identity_that_does_not_fit_leaves_nothing(
+    url: str, exported: dict[str, str], tmp_path: Path
+) -> None:
+    stranger = tmp_path / "stranger.txt"
+    stranger.write_text(f"{pyrage.x25519.Identity.generate()}\n")
+    rest = RestClient(base_url=url, api_key=KEY)
+    with pytest.raises(DownloadError, match=r"could not be decrypted: '.*\.age' cannot") as caught:
+        rest.download_checkpoint(exported["locked"], tmp_path / "out", identity=stranger).result()
+    assert "one of the recipients" in (caught.value.hint or "")
+    with pytest.raises(InvalidInput, match="has no encrypted file"):
+        rest.download_checkpoint(exported["plain"], tmp_path / "out", identity=stranger).result()
+    with pytest.raises(InvalidInput, match="an archive is kept as it is"):
+        rest.download_checkpoint(
+            exported["locked"], tmp_path / "out", identity=stranger, extract=False
+        ).result()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["home", "key.txt", "stranger.txt"]

@@ -1,0 +1,134 @@
+"""The server does what its description says, for requests that are made from the description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.support.server_harness import BASE_MODEL, KEY, House, open_house
+from tests.support.live_server import on_socket
+from tests.support.resources import Belongings, belongings, create_model
+from tinkex.server.app import ROUTES
+from tinkex.server.http.openapi import build_document, document_path
+from tinkex.wire.endpoints import ENDPOINTS
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+DESCRIPTION = schemathesis.openapi.from_dict(json.loads(build_document(ROUTES, "0")))
+MODEST = settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+#: Who revokes the only key is not let in again; that has tests of its own.
+NAMES = sorted(set(ENDPOINTS) - {"delete_api_key"})
+
+
+class Place(NamedTuple):
+    """A house and where it is on the network."""
+
+    house: House
+    url: str
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with open_house(tmp_path_factory.mktemp("described")) as house, on_socket(house) as url:
+        yield Place(house, url)
+
+
+def cases(name: str) -> st.SearchStrategy[Any]:
+    row = ENDPOINTS[name]
+    found: st.SearchStrategy[Any] = DESCRIPTION[document_path(row.path)][row.method].as_strategy()
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_a_key_every_answer_is_as_described(place: Place, name: str) -> None:
+    @MODEST
+    @given(cases(name))
+    def check(case: Any) -> None:
+        answer = case.call(base_url=place.url, headers={"X-API-Key": KEY})
+        case.validate_response(answer, checks=CHECKS)
+        assert answer.status_code != 401
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_about_things_that_exist_every_answer_is_as_described(place: Place, name: str) -> None:
+    things = belongings(place.house)
+    place.house.finish(place.house.services.queue.find(place.house.tenant_id, things.request_id))
+
+    @MODEST
+    @given(cases(name))
+    def check(case: Any) -> None:
+        point_at(case, things)
+        answer = case.call(base_url=place.url, headers={"X-API-Key": KEY})
+        case.validate_response(answer, checks=CHECKS)
+        assert answer.status_code != 401
+
+    check()
+
+
+def point_at(case: Any, things: Belongings) -> None:
+    """Have a request name things of its tenant instead of made-up ones."""
+    path = things.checkpoint.path
+    ids = {
+        "session_id": things.session_id,
+        "model_id": things.run_id,
+        "training_run_id": things.run_id,
+        "sampler_id": things.sampler_id,
+        "sampling_session_id": things.sampler_id,
+        "request_id": things.request_id,
+        "base_model": BASE_MODEL,
+        "tinker_path": str(path),
+        "source_path": str(path),
+        "segment": path.segment,
+    }
+    if case.operation.definition.raw["operationId"] == "load_weights":
+        ids["path"] = str(path)
+    for values in (case.path_parameters, case.body):
+        if isinstance(values, dict):
+            values.update({name: ids[name] for name in values.keys() & ids.keys()})
+    if "name" in case.path_parameters:
+        case.path_parameters["name"] = path.name
+
+
+@pytest.mark.parametrize("name", sorted(set(ENDPOINTS) - {"health"}))
+def test_without_a_key_nobody_gets_anything(place: Place, name: str) -> None:
+    @settings(MODEST, max_examples=1)
+    @given(cases(name))
+    def check(case: Any) -> None:
+        answer = case.call(base_url=place.url, headers={"X-API-Key": "tml-nobody"})
+        case.validate_response(answer, checks=CHECKS)
+        assert answer.status_code == 401
+
+    check()
+
+
+def test_no_optimizer_means_the_usual_one(place: Place) -> None:
+    """The description lets it be null, which longer runs of the tests above come upon."""
+    session_id = place.house.session()
+    answer = create_model(place.house, session_id, optimizer_config=None)
+
+    assert answer.status_code == 200, answer.text

@@ -1,0 +1,125 @@
+"""A worker that starts on demand: what counts as work, and how the stand-in hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import eventually
+from tests.support.server_harness import House, open_house
+from tests.support.resources import ready_model, saved
+from tests.support.store_rows import add_session, add_tenant, new_job
+from tinkex import clock
+from tinkex.jobs.wakeup import WakeupListener, WakeupSender
+from tinkex.server.config import ServerConfig
+from tinkex.server.process import worker_on_demand
+from tinkex.server.process.worker_on_demand import open_worker_placeholder
+from tinkex.server.wiring import open_store, open_worker
+from tinkex.store import coordination, jobs, sessions
+from tinkex.store.database import Database
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServerConfig:
+    return ServerConfig(home=tmp_path, engine="fake")
+
+
+@pytest.fixture
+def database(config: ServerConfig) -> Iterator[Database]:
+    """The store of a server whose worker has run before."""
+    with open_store(config) as database:
+        with open_worker(config) as worker:
+            worker.stop()
+            worker.run()
+        yield database
+
+
+def add_job(database: Database) -> None:
+    session = add_session(database, add_tenant(database))
+    database.write(lambda db: jobs.insert(db, new_job(session), clock.now()))
+
+
+def ring(database: Database) -> None:
+    with contextlib.closing(WakeupSender(database, "worker")) as ringer:
+        ringer.notify()
+
+
+def test_a_store_without_work_needs_no_worker(config: ServerConfig, database: Database) -> None:
+    stand_in = open_worker_placeholder(config)
+    assert stand_in is not None
+    stand_in.close()
+    # Twice, for whoever ends the server does not know whether the worker has started.
+    stand_in.close()
+    assert (
+        database.read(lambda db: coordination.list_alive_processes(db, "worker", since=0.0)) == []
+    )
+
+
+def test_a_new_store_an_unfinished_job_and_changed_models_need_the_worker_at_once(
+    config: ServerConfig, database: Database, tmp_path: Path
+) -> None:
+    assert open_worker_placeholder(replace(config, models=("tinkex/other",))) is None
+    assert open_worker_placeholder(replace(config, engine="local")) is None
+    add_job(database)
+    assert open_worker_placeholder(config) is None
+    new = replace(config, home=tmp_path / "new")
+    with open_store(new):
+        assert open_worker_placeholder(new) is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("tell", [ring, add_job])
+async def test_a_ring_ends_the_wait_and_so_does_a_job_that_nothing_rang_for(
+    config: ServerConfig,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tell: Callable[[Database], None],
+) -> None:
+    monkeypatch.setattr(worker_on_demand, "LOOK_SECONDS", 0.01)
+    stand_in = open_worker_placeholder(config)
+    assert stand_in is not None
+    with contextlib.closing(stand_in):
+        waiting = asyncio.create_task(stand_in.wait_for_work())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await asyncio.to_thread(tell, database)
+        async with asyncio.timeout(60):
+            await waiting
+
+
+def test_sessions_expire_without_a_worker_too(
+    config: ServerConfig, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_on_demand, "LOOK_SECONDS", 0.01)
+    session = add_session(database, add_tenant(database), seen_at=time.time() - 1000.0)
+    stand_in = open_worker_placeholder(config)
+    assert stand_in is not None
+
+    def has_expired() -> bool:
+        found = database.read(lambda db: sessions.find(db, session.id))
+        return found is not None and found.expired_at is not None
+
+    with contextlib.closing(stand_in):
+        eventually(has_expired)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with open_house(tmp_path / "house") as house:
+        yield house
+
+
+def test_a_deleted_checkpoint_is_work(house: House) -> None:
+    with contextlib.closing(WakeupListener(house.services.database, "worker")) as bell:
+        run_id = ready_model(house, house.session())
+        assert bell.wait(30.0) == ["look"]  # for the job that creates the model
+        checkpoint = saved(house, run_id)
+        path = f"/training_runs/{run_id}/checkpoints/{checkpoint.segment}/{checkpoint.name}"
+        assert house.ask("DELETE", path).status_code == 200
+        assert bell.wait(30.0) == ["look"]

@@ -1,0 +1,140 @@
+"""A real PostgreSQL server of our own: on a free loopback port, its files gone when it is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.support.ports import free_port
+
+#: Where Debian keeps the servers, one directory per version.
+_DEBIAN = Path("/usr/lib/postgresql")
+_START_SECONDS = 60.0
+#: Nothing here must outlive the test run, so nothing needs to reach the disk.
+_OPTIONS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "60",
+    "shared_buffers": "16MB",
+}
+
+
+class PostgresServer:
+    """A server that is running from the moment it exists until `stop`."""
+
+    def __init__(self) -> None:
+        self._programs = find_programs()
+        self._account = _account()
+        self._directory = Path(tempfile.mkdtemp(prefix="tinkex-postgres-"))
+        if "user" in self._account:
+            os.chown(self._directory, self._account["user"], self._account["group"])
+        self._numbers = itertools.count()
+        try:
+            self._make_cluster()
+            self._process, self._port = self._start()
+        except BaseException:
+            shutil.rmtree(self._directory)
+            raise
+
+    def create_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"store_{next(self._numbers)}"
+        with psycopg.connect(self._address("postgres"), autocommit=True) as db:
+            db.execute(f'CREATE DATABASE "{name}"')
+        return self._address(name)
+
+    def drop_database(self, url: str) -> None:
+        """Remove a database, whoever may still be connected to it."""
+        name = url.rpartition("/")[2]
+        with psycopg.connect(self._address("postgres"), autocommit=True) as db:
+            db.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    def stop(self) -> None:
+        """End the server at once: nobody will want its files again."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(timeout=_START_SECONDS)
+        shutil.rmtree(self._directory)
+
+    def _address(self, name: str) -> str:
+        return f"postgresql://tinkex@127.0.0.1:{self._port}/{name}"
+
+    def _make_cluster(self) -> None:
+        command = [
+            self._programs / "initdb",
+            f"--pgdata={self._directory / 'data'}",
+            "--username=tinkex",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        ]
+        made = subprocess.run(
+            command, capture_output=True, text=True, cwd=self._directory, **self._account
+        )
+        if made.returncode:
+            raise RuntimeError(f"initdb failed: {made.stderr}")
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+        # Somebody may take a port between our look and the server's: then the next one.
+        for _ in range(5):
+            port = free_port()
+            process = self._launch(port)
+            if self._is_up(process, port):
+                return process, port
+        raise RuntimeError(f"PostgreSQL did not start: {(self._directory / 'log').read_text()}")
+
+    def _launch(self, port: int) -> subprocess.Popen[bytes]:
+        settings = [f"--{name}={value}" for name, value in _OPTIONS.items()]
+        command = [self._programs / "postgres", "-D", self._directory / "data", f"--port={port}"]
+        with (self._directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                [*command, *settings], stdout=log, stderr=log, cwd=self._directory, **self._account
+            )
+
+    def _is_up(self, process: subprocess.Popen[bytes], port: int) -> bool:
+        deadline = time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                psycopg.connect(f"postgresql://tinkex@127.0.0.1:{port}/postgres").close()
+            except psycopg.OperationalError:
+                time.sleep(0.05)
+            else:
+                return True
+        process.kill()
+        process.wait()
+        return False
+
+
+def find_programs() -> Path:
+    """The directory of PostgreSQL's server programs: Debian's newest, or that on the PATH."""
+    versions = [path for path in _DEBIAN.glob("*/bin") if (path / "initdb").exists()]
+    if versions:
+        return max(versions, key=lambda path: float(path.parent.name))
+    on_path = shutil.which("initdb")
+    if on_path is None:
+        raise RuntimeError(
+            "PostgreSQL's initdb is not installed; run scripts/system-packages.sh, "
+            "or apt-get install postgresql"
+        )
+    return Path(on_path).resolve().parent
+
+
+def _account() -> dict[str, Any]:
+    """Whose process the server is: it refuses to be root's."""
+    if os.geteuid() != 0:
+        return {}
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = names.get("postgres") or names["nobody"]
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}

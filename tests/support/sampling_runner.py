@@ -1,0 +1,142 @@
+"""Tiny hosted models with adapters, and how tests drive a runner and check what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.tiny_models import tiny_host
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.protocol import EngineFailure
+from tinkex.engine.sampling.continuous_batching import (
+    ContinuousBatcher,
+    SamplerAdapter,
+    TextDecoder,
+)
+from tinkex.nn.forward_context import ForwardContext
+from tinkex.nn.hosted_model import HostedModel
+from tinkex.nn.lora_layout import LoraLayout, TargetKind
+from tinkex.nn.lora_training import LoraSegment, SegmentedLora
+from tinkex.nn.packed_attention import PackedAttention
+from tinkex.types import ModelInput, SampleRequest, SampleResponse, SamplingParams
+
+CONTEXT = 512
+EOS = frozenset({2})
+
+Job = tuple[SamplerAdapter | None, SampleRequest]
+
+
+@lru_cache
+def shared_host() -> HostedModel:
+    """One Qwen3 for all tests that only look at it."""
+    return tiny_host()
+
+
+@lru_cache
+def adapter(
+    seed: int,
+    rank: int = 4,
+    parts: tuple[TargetKind, ...] = tuple(TargetKind),
+    host: HostedModel | None = None,
+) -> SamplerAdapter:
+    """An adapter that changes what the model says a good deal."""
+    layout = LoraLayout((host or shared_host()).lora_targets, rank, set(parts))
+    flat = layout.init_weights(seed)
+    dice = torch.Generator().manual_seed(seed)
+    for pair in layout.views(flat):
+        for up in pair.ups if pair is not None else ():
+            up.normal_(0, 0.2, generator=dice)
+    return SamplerAdapter((seed, rank, parts), 32 / 8 / rank, layout.views(flat))
+
+
+def new_runner(
+    host: HostedModel | None = None, texts: TextDecoder | None = None, **settings: Any
+) -> ContinuousBatcher:
+    """A runner on a tiny model."""
+    return ContinuousBatcher(
+        host or shared_host(),
+        decoder=texts,
+        eos_tokens=EOS,
+        max_context_tokens=CONTEXT,
+        config=EngineConfig(**settings),
+    )
+
+
+def request(prompt: Sequence[int], num_samples: int = 1, **fields: Any) -> SampleRequest:
+    """A request; what is no field of it is one of its parameters. Nothing stops it unless told."""
+    names = SamplingParams.__struct_fields__
+    params = {"stop": [], "max_tokens": 8} | {k: v for k, v in fields.items() if k in names}
+    others = {k: v for k, v in fields.items() if k not in names}
+    return SampleRequest(
+        num_samples=num_samples,
+        prompt=ModelInput.from_ints(list(prompt)),
+        sampling_params=SamplingParams(**params),
+        **others,
+    )
+
+
+def prompt_of(length: int, seed: int = 0, vocab_size: int = 211) -> list[int]:
+    """Some tokens, none of which ends a text."""
+    dice = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, vocab_size, (length,), generator=dice).tolist()
+
+
+def drain(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineFailure]:
+    """Run until nothing is left."""
+    found = {}
+    while len(runner):
+        for ticket, outcome in runner.step():
+            assert ticket not in found
+            found[ticket] = outcome
+    return found
+
+
+def answers(runner: ContinuousBatcher, jobs: Mapping[str, Job]) -> dict[str, SampleResponse]:
+    """Run all at once; every one must be answered."""
+    for ticket, (whose, asked) in jobs.items():
+        runner.add(ticket, whose, asked)
+    return {ticket: answered(outcome) for ticket, outcome in drain(runner).items()}
+
+
+def answer(
+    runner: ContinuousBatcher, asked: SampleRequest, whose: SamplerAdapter | None = None
+) -> SampleResponse:
+    """Run one request."""
+    return answers(runner, {"only": (whose, asked)})["only"]
+
+
+def failure(runner: ContinuousBatcher, asked: SampleRequest) -> EngineFailure:
+    """Run one request that must fail."""
+    runner.add("bad", None, asked)
+    outcome = drain(runner)["bad"]
+    assert isinstance(outcome, EngineFailure)
+    return outcome
+
+
+def answered(outcome: SampleResponse | EngineFailure) -> SampleResponse:
+    """An outcome that must be an answer."""
+    assert isinstance(outcome, SampleResponse), outcome
+    return outcome
+
+
+def tokens_of(response: SampleResponse) -> list[list[int]]:
+    """The tokens of every sequence."""
+    return [list(one.tokens) for one in response.sequences]
+
+
+@torch.no_grad()
+def model_logits(
+    host: HostedModel, tokens: Sequence[int], whose: SamplerAdapter | None = None
+) -> Tensor:
+    """What a training pass computes after each token: (T, V)."""
+    segments = (
+        [LoraSegment(0, len(tokens), whose.scale, whose.weights)] if whose is not None else []
+    )
+    this = ForwardContext(SegmentedLora(segments), PackedAttention([len(tokens)]))
+    hidden = host.hidden_states(torch.tensor(tokens), torch.arange(len(tokens)), this)
+    logits, _ = host.lm_head.logits(hidden, this.lora)
+    return logits.float()

@@ -1,0 +1,298 @@
+"""GGUF files become folders: the same numbers, a config that fits, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.support.gguf_files import HEADS, HIDDEN, KV_HEADS, llama_tensors, write_gguf
+from tinkex.engine.models.gguf import convert
+from tinkex.engine.models.gguf.convert import convert_gguf, row_order
+from tinkex.engine.models.gguf.rope import llama3_factors
+from tinkex.engine.models.model_folder import read_model_folder
+from tinkex.engine.models.weight_files import UnusableModel
+
+Kind = gguf.GGMLQuantizationType
+
+
+def refusal(source: Path, target: Path) -> str:
+    with pytest.raises(UnusableModel) as refused:
+        convert_gguf(source, target)
+    assert not target.exists()
+    assert not list(target.parent.glob(".partial-*"))
+    return refused.value.message
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+def turned(rows: Any, num_heads: int) -> Any:
+    """Rows as the format's makers lay out those of queries and keys."""
+    halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+def test_tensors_have_new_names_and_the_same_numbers(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+    folder = convert_gguf(source, tmp_path / "out" / "model")
+    assert folder == read_model_folder(tmp_path / "out" / "model")
+    assert (folder.arch, folder.dtype, folder.has_tokenizer) == (
+        "LlamaForCausalLM",
+        "float32",
+        True,
+    )
+    found, given = load_file(folder.path / "model.safetensors"), llama_tensors()
+    assert len(found) == len(given)
+    for ours, theirs in {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "model.layers.1.self_attn.v_proj.weight": "blk.1.attn_v.weight",
+        "model.layers.1.self_attn.o_proj.weight": "blk.1.attn_output.weight",
+        "model.layers.0.mlp.down_proj.weight": "blk.0.ffn_down.weight",
+        "model.layers.0.input_layernorm.weight": "blk.0.attn_norm.weight",
+    }.items():
+        assert np.array_equal(found[ours], given[theirs])
+
+
+@pytest.mark.parametrize(("part", "ours", "heads"), [("q", "q", HEADS), ("k", "k", KV_HEADS)])
+def test_rows_of_queries_and_keys_are_put_back(
+    tmp_path: Path, part: str, ours: str, heads: int
+) -> None:
+    folder = convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model")
+    found = load_file(folder.path / "model.safetensors")
+    back = found[f"model.layers.0.self_attn.{ours}_proj.weight"]
+    assert np.array_equal(turned(back, heads), llama_tensors()[f"blk.0.attn_{part}.weight"])
+
+
+def test_the_order_of_rows_undoes_theirs() -> None:
+    rows = np.arange(24)
+    assert np.array_equal(turned(rows, 3)[row_order(24, 3)], rows)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
+def test_packed_rows_are_unpacked_and_then_the_same(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that a tensor takes several turns.
+    monkeypatch.setattr(convert, "_CHUNK_NUMBERS", 700)
+    names = ("blk.0.attn_q.weight", "blk.0.ffn_up.weight", "token_embd.weight")
+    source = write_gguf(tmp_path / "model.gguf", kinds=dict.fromkeys(names, kind))
+    found = load_file(convert_gguf(source, tmp_path / "model").path / "model.safetensors")
+    given = {
+        name: gguf.quants.dequantize(gguf.quants.quantize(tensor, kind), kind)
+        for name, tensor in llama_tensors().items()
+        if name in names
+    }
+    assert np.array_equal(found["model.embed_tokens.weight"], given["token_embd.weight"])
+    assert np.array_equal(found["model.layers.0.mlp.up_proj.weight"], given["blk.0.ffn_up.weight"])
+    queries = found["model.layers.0.self_attn.q_proj.weight"]
+    assert np.array_equal(turned(queries, HEADS), given["blk.0.attn_q.weight"])
+
+
+def test_half_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    tensors: dict[str, Any] = llama_tensors()
+    kinds = {name: Kind.BF16 for name in tensors if "norm" not in name}
+    kinds["blk.0.ffn_up.weight"] = Kind.F16
+    source = write_gguf(tmp_path / "model.gguf", tensors, kinds=kinds)
+    folder = convert_gguf(source, tmp_path / "model")
+    assert folder.dtype == "bfloat16"
+    assert config_of(folder.path)["dtype"] == "bfloat16"
+    assert set(folder.weights.dtypes) == {"BF16", "F16", "F32"}
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    tensors["blk.1.ffn_up.weight"][3, 5] = np.nan
+    said = refusal(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "out" / "model")
+    assert "'blk.1.ffn_up.weight'" in said
+    assert "not finite" in said
+
+
+# --- config.json --------------------------------------------------------------------------------
+
+
+def test_config_says_what_the_file_says(tmp_path: Path) -> None:
+    config = config_of(convert_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path / "model").path)
+    assert (config["hidden_size"], config["head_dim"]) == (HIDDEN, HIDDEN // HEADS)
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (HEADS, KV_HEADS)
+    # Not 9.999999747378752e-06, which is the same float32.
+    assert (config["rms_norm_eps"], config["rope_theta"]) == (1e-5, 100000.0)
+    assert (config["tie_word_embeddings"], config["max_position_embeddings"]) == (True, 128)
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 2)
+    assert "rope_scaling" not in config
+
+
+def test_a_head_of_its_own(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    tensors["output.weight"] = tensors["token_embd.weight"] * 2
+    folder = convert_gguf(write_gguf(tmp_path / "model.gguf", tensors), tmp_path / "model").path
+    assert config_of(folder)["tie_word_embeddings"] is False
+    found = load_file(folder / "model.safetensors")
+    assert np.array_equal(found["lm_head.weight"], tensors["output.weight"])
+
+
+def test_stretched_positions(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 32,
+    }
+    folder = convert_gguf(write_gguf(tmp_path / "yarn.gguf", facts=facts), tmp_path / "yarn").path
+    assert config_of(folder)["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    facts = {"llama.rope.scaling.type": "longrope"}
+    said = refusal(write_gguf(tmp_path / "long.gguf", facts=facts), tmp_path / "out" / "long")
+    assert "'longrope'" in said
+
+
+def test_the_factors_of_llama_3_are_recognised_and_others_refused(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    tensors["rope_freqs.weight"] = llama3_factors(32.0, 1e5, HIDDEN // HEADS).astype(np.float32)
+    folder = convert_gguf(write_gguf(tmp_path / "three.gguf", tensors), tmp_path / "three").path
+    scaling = config_of(folder)["rope_scaling"]
+    assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 32.0)
+    tensors["rope_freqs.weight"][20] += 0.5
+    said = refusal(write_gguf(tmp_path / "other.gguf", tensors), tmp_path / "out" / "other")
+    assert "not known" in said
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def damaged(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """Files that cannot be converted, and why."""
+    yield write_gguf(tmp_path / "a.gguf", arch="falcon"), "holds a 'falcon' model"
+    tensors = llama_tensors()
+    del tensors["blk.1.attn_v.weight"]
+    yield write_gguf(tmp_path / "b.gguf", tensors), "lacks the tensor 'blk.1.attn_v.weight'"
+    tensors = llama_tensors() | {"blk.0.ffn_gate_exps.weight": np.zeros((4, 32), np.float32)}
+    yield write_gguf(tmp_path / "c.gguf", tensors), "such as 'blk.0.ffn_gate_exps.weight'"
+    facts: dict[str, Any] = {"llama.attention.head_count_kv": 4}
+    yield write_gguf(tmp_path / "d.gguf", facts=facts), "has the shape (128, 256), expected"
+    facts = {"llama.block_count": None}
+    yield write_gguf(tmp_path / "e.gguf", facts=facts), "lacks llama.block_count"
+    facts = {"llama.rope.dimension_count": 32}
+    yield write_gguf(tmp_path / "f.gguf", facts=facts), "rope.dimension_count of 32"
+    facts = {"llama.context_length": "long"}
+    yield write_gguf(tmp_path / "g.gguf", facts=facts), "has 'long' as llama.context_length"
+
+
+def test_what_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None:
+    for source, words in damaged(tmp_path):
+        assert words in refusal(source, tmp_path / "out" / "model")
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "_SPARE_BYTES", 1 << 60)
+    said = refusal(write_gguf(tmp_path / "model.gguf"), tmp_path / "out" / "model")
+    assert "GB free, and the converted model takes" in said
+
+
+def test_a_stop_halfway_leaves_the_old_folder(tmp_path: Path) -> None:
+    target = tmp_path / "out" / "model"
+    convert_gguf(write_gguf(tmp_path / "one.gguf"), target)
+    before = (target / "model.safetensors").read_bytes()
+
+    def stop(done: int, total: int) -> None:
+        if 2 * done > total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_gguf(
+            write_gguf(tmp_path / "two.gguf", llama_tensors(seed=1)), target, on_progress=stop
+        )
+    assert (target / "model.safetensors").read_bytes() == before
+    assert [path.name for path in target.parent.iterdir()] == ["model"]
+
+
+# --- once ---------------------------------------------------------------------------------------
+
+
+def test_the_same_file_is_converted_once_and_another_anew(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    told: list[tuple[int, int]] = []
+    for seed, is_told in ((0, True), (0, False), (1, True)):
+        source = write_gguf(tmp_path / "model.gguf", llama_tensors(seed))
+        convert_gguf(source, target, on_progress=lambda done, total: told.append((done, total)))
+        assert bool(told) == is_told
+        told.clear()
+
+
+def test_progress_ends_with_all_and_a_damaged_folder_is_made_anew(tmp_path: Path) -> None:
+    target, source = tmp_path / "model", write_gguf(tmp_path / "model.gguf")
+    told: list[tuple[int, int]] = []
+    convert_gguf(source, target)
+    (target / "model.safetensors").write_bytes(b"")
+    convert_gguf(source, target, on_progress=lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1] > told[0][0]
+    assert read_model_folder(target).weights.num_parameters
+
+
+def test_weights_that_are_not_what_was_computed_are_refused(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+
+    def damage(done: int, total: int) -> None:
+        """What a bad disk does: a bit of what was written changes."""
+        if done < total:
+            return
+        (path,) = tmp_path.rglob("model.safetensors")
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            (byte,) = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+
+    with pytest.raises(UnusableModel, match="are not those of the file"):
+        convert_gguf(source, tmp_path / "out" / "model", on_progress=damage)
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_folder_says_what_its_weights_are_and_others_are_not_trusted(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+    folder = convert_gguf(source, tmp_path / "model").path
+    weights = folder / "model.safetensors"
+    origin = json.loads((folder / "origin.json").read_text())
+    assert origin["weights_sha256"] == convert.file_sha256(weights)
+    assert origin["weights_bytes"] == weights.stat().st_size
+    # A sound file, but another one.
+    save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, weights)
+    assert convert.find_converted(folder, origin["sha256"]) is None
+    convert_gguf(source, folder)
+    assert convert.file_sha256(weights) == origin["weights_sha256"]
+
+
+def test_a_licence_goes_along(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf")
+    convert_gguf(source, tmp_path / "model", files={"LICENSE": b"words"})
+    assert (tmp_path / "model" / "LICENSE").read_bytes() == b"words"
+
+
+def test_converting_needs_no_torch() -> None:
+    probe = (
+        "import sys\n"
+        "from tinkex.engine.models import parcels\n"
+        "from tinkex.engine.models.gguf import converting\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'huggingface_hub'}\n"
+        "sys.exit(','.join(heavy & set(sys.modules)) or None)"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")

@@ -1,0 +1,179 @@
+"""Tokenizers of GGUF files: text is cut as the model's own tokenizer cuts it, or there is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.support.gguf_files import TEMPLATE, TOKENS, write_gguf
+from tinkex.engine.models.gguf.convert import convert_gguf
+from tinkex.engine.models.gguf.reader import GgufFile, read_gguf
+from tinkex.engine.models.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer, special_token_ids, special_tokens
+from tinkex.engine.models.weight_files import UnusableModel
+
+
+def vocabulary(**changes: Any) -> GgufFile:
+    """A header with a tokenizer, and nothing else."""
+    kinds = [3] * 3 + [1] * (len(TOKENS) - 3)
+    facts = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": list(TOKENS),
+        "token_type": kinds,
+        "merges": ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2", "Ġ w"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    facts |= changes
+    named = {f"tokenizer.ggml.{name}": x for name, x in facts.items() if x is not None}
+    return GgufFile(path=Path("a.gguf"), metadata=named, tensors={})
+
+
+def made(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_str(tokenizer_files(vocabulary(**changes))["tokenizer.json"].decode())
+
+
+def cut(tokenizer: Tokenizer, text: str) -> list[str]:
+    """The words between which nothing is merged."""
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+TOKENIZERS = {name: made(pre=name) for name in PRE_TOKENIZERS}
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@settings(deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back(name: str, text: str) -> None:
+    import unicodedata
+
+    tokenizer = TOKENIZERS[name]
+    # This family writes letters with their accents as one.
+    expected = unicodedata.normalize("NFC", text) if name == "qwen2" else text
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+
+
+def test_digits_stand_alone_where_the_model_learnt_them_so() -> None:
+    assert made(pre="smollm").encode("12").tokens == ["1", "2"]
+    assert made(pre="gpt-2").encode("12").tokens == ["12"]
+    assert cut(made(pre="qwen2"), "x 1234") == ["x", "Ġ", "1", "2", "3", "4"]
+    assert cut(made(pre="llama-bpe"), "x 1234") == ["x", "Ġ", "123", "4"]
+
+
+def test_words_signs_and_line_ends_are_cut_apart() -> None:
+    words = ["I", "'m", "Ġfine", ",", "Ġ", "Ġyou", "?!ĊĊ", "ok"]
+    assert cut(made(pre="qwen2"), "I'm fine,  you?!\n\nok") == words
+    assert cut(made(pre="gpt-2"), "I'm fine,  you") == ["I", "'m", "Ġfine", ",", "Ġ", "Ġyou"]
+
+
+def test_merges_are_those_of_the_file() -> None:
+    assert made().encode("hello hello world").tokens[:3] == ["hello", "Ġhello", "Ġw"]
+
+
+def test_signs_are_single_tokens_and_of_their_own_ids() -> None:
+    tokenizer = made()
+    assert tokenizer.encode("<|im_start|>hello<|im_end|>").ids == [1, TOKENS.index("hello"), 2]
+    assert tokenizer.decode([1, 2], skip_special_tokens=True) == ""
+
+
+def test_tokens_that_users_defined_are_whole_but_not_special() -> None:
+    kinds = [3] * 3 + [1] * (len(TOKENS) - 3) + [4]
+    tokenizer = made(tokens=[*TOKENS, "<think>"], token_type=kinds)
+    assert tokenizer.encode("a<think>").ids[-1] == len(TOKENS)
+    assert tokenizer.decode([len(TOKENS)], skip_special_tokens=True) == "<think>"
+
+
+def test_tokens_that_only_fill_up_stand_for_nothing() -> None:
+    kinds = [3] * 3 + [1] * (len(TOKENS) - 3) + [5]
+    tokenizer = made(tokens=[*TOKENS, "[PAD1]"], token_type=kinds)
+    assert len(TOKENS) not in tokenizer.get_vocab().values()
+
+
+@pytest.mark.parametrize(
+    ("pre", "told", "begins"),
+    [
+        ("smollm", None, False),
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+        ("qwen2", True, True),
+    ],
+)
+def test_a_first_token_is_added_where_it_belongs(pre: str, told: bool | None, begins: bool) -> None:
+    ids = made(pre=pre, add_bos_token=told).encode("hello").ids
+    assert (ids[0] == 1) == begins
+    assert len(ids) == 1 + begins
+
+
+def test_the_end_fills_up_unless_the_file_has_something_better() -> None:
+    assert special_tokens(vocabulary())["pad_token"] == "<|im_end|>"
+    assert special_tokens(vocabulary(padding_token_id=0))["pad_token"] == "<|endoftext|>"
+    assert "bos_token" not in special_tokens(vocabulary(bos_token_id=10**6))
+
+
+def test_every_token_that_ends_a_turn_is_named() -> None:
+    assert special_token_ids(vocabulary())["eos_token_id"] == 2
+    assert special_token_ids(vocabulary(eot_token_id=0))["eos_token_id"] == [2, 0]
+    assert special_token_ids(vocabulary(eot_token_id=2))["eos_token_id"] == 2
+    assert "eos_token_id" not in special_token_ids(vocabulary(eos_token_id=None))
+
+
+def test_the_template_goes_along(tmp_path: Path) -> None:
+    file = read_gguf(write_gguf(tmp_path / "model.gguf"))
+    settings = json.loads(tokenizer_files(file)["tokenizer_config.json"])
+    assert settings["chat_template"] == TEMPLATE
+    assert (settings["eos_token"], settings["pad_token"]) == ("<|im_end|>", "<|im_end|>")
+    assert settings["model_max_length"] == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pre": "falcon"}, "cuts text as 'falcon' does, which is not known"),
+        ({"pre": None}, "as None does"),
+        ({"model": "bert"}, "of the kind 'bert'"),
+        ({"model": None}, "has no tokenizer"),
+    ],
+)
+def test_what_cannot_be_rebuilt_exactly_is_not_rebuilt(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedTokenizer) as refused:
+        tokenizer_files(vocabulary(**changes))
+    assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": None}, "without tokens"),
+        ({"merges": None}, "without merges"),
+        ({"merges": ["h"]}, "merges 'h'"),
+        ({"merges": ["h h"]}, "merges 'h h'"),
+        ({"tokens": [*TOKENS, "h"], "token_type": None}, "a token twice"),
+        ({"token_type": [1]}, "not as many kinds"),
+    ],
+)
+def test_a_tokenizer_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnusableModel) as refused:
+        tokenizer_files(vocabulary(**changes))
+    assert not isinstance(refused.value, UnsupportedTokenizer)
+    assert words in refused.value.message
+
+
+def test_a_model_without_a_known_tokenizer_is_of_use_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf", pre="falcon")
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        folder = convert_gguf(source, tmp_path / "model")
+    assert not folder.has_tokenizer
+    assert "the folder has none" in caplog.text
+    assert gguf.GGUFReader(source).tensors

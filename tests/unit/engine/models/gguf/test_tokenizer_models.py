@@ -1,0 +1,64 @@
+"""SentencePiece tokenizers of GGUF files: the same tokens as SentencePiece itself makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.support.sentencepiece_files import LINES, THEIRS, vocabulary
+from tinkex.engine.models.gguf.tokenizer import tokenizer_files
+from tinkex.engine.models.gguf.vocab import UnsupportedTokenizer
+from tinkex.engine.models.weight_files import UnusableModel
+
+
+def made(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_str(tokenizer_files(vocabulary(**changes))["tokenizer.json"].decode())
+
+
+OURS = made()
+WORDS = st.lists(st.sampled_from(" ".join(LINES).split()), min_size=1).map(" ".join)
+LETTERS = st.text(st.sampled_from("then quick  ïé,'42\n\t你🙂"), min_size=1)
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text has no sign of the tokenizer itself, such as its blank."""
+    return not any(sign in text for sign in ("\u2581", "<s>", "</s>", "<unk>", "\0"))
+
+
+@settings(deadline=None)
+@given(WORDS | LETTERS | st.text(min_size=1).filter(is_plain))
+def test_any_text_becomes_the_tokens_of_sentencepiece(text: str) -> None:
+    assert OURS.encode(text).ids == THEIRS.encode(text)
+
+
+@settings(deadline=None)
+@given(WORDS | LETTERS | st.text(min_size=1).filter(is_plain))
+def test_any_text_comes_back(text: str) -> None:
+    assert OURS.decode(OURS.encode(text).ids) == text
+
+
+def test_a_first_token_is_the_rule_and_the_blank_can_be_left_out() -> None:
+    assert made(add_bos_token=None).encode("the").ids == [1, *THEIRS.encode("the")]
+    bare = made(add_space_prefix=False)
+    assert bare.decode(bare.encode(" the").ids) == " the"
+    assert bare.encode(" the").ids == THEIRS.encode("the")
+
+
+def test_signs_of_a_conversation_are_single_tokens() -> None:
+    assert OURS.encode("<s>").ids == [1]
+    assert OURS.decode([1, *THEIRS.encode("the")], skip_special_tokens=True) == "the"
+
+
+def test_a_tokenizer_that_changes_text_is_not_rebuilt() -> None:
+    with pytest.raises(UnsupportedTokenizer, match="changes text"):
+        made(remove_extra_whitespaces=True)
+
+
+def test_scores_have_to_be_there() -> None:
+    for scores in (None, [0.0]):
+        with pytest.raises(UnusableModel, match="a score for each token"):
+            made(scores=scores)

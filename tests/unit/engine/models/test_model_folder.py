@@ -1,0 +1,280 @@
+"""Model folders by their small files: what they are, and why one cannot be used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.model_folder_files import CONFIG, NUM_PARAMETERS, SHAPES, safetensors, write_folder, write_shards
+from tinkex.engine.models.model_folder import read_model_config, read_model_folder
+from tinkex.engine.models.weight_files import UnusableModel, read_header
+from tinkex.errors import ConfigError, RequestErrorCategory
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UnusableModel) as refused:
+        read_model_folder(folder)
+    assert "\n" not in refused.value.message
+    return refused.value.message
+
+
+# --- what a folder tells ------------------------------------------------------------------------
+
+
+def test_a_folder_tells_what_it_holds(tmp_path: Path) -> None:
+    found = read_model_folder(write_folder(tmp_path))
+    assert (found.path, found.arch, found.model_type) == (tmp_path, "Qwen3ForCausalLM", "qwen3")
+    assert (found.max_context_tokens, found.dtype) == (256, "float32")
+    assert (found.weights.format, found.weights.num_parameters) == ("safetensors", NUM_PARAMETERS)
+    assert not found.has_tokenizer
+    assert found.num_bytes("float32") == 4 * NUM_PARAMETERS
+    assert found.num_bytes("bfloat16") == 2 * NUM_PARAMETERS
+
+
+def test_several_files_of_weights_are_one_model(tmp_path: Path) -> None:
+    found = read_model_folder(write_shards(tmp_path))
+    assert found.weights.num_parameters == NUM_PARAMETERS
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
+    assert found.weights.num_file_bytes == sum(sizes)
+
+
+def test_memory_is_that_of_the_dtype_that_computes_and_not_of_the_file(tmp_path: Path) -> None:
+    found = read_model_folder(
+        write_folder(tmp_path, files={"model.safetensors": safetensors(dtype="BF16")})
+    )
+    assert found.dtype == "bfloat16"
+    assert found.num_bytes("float32") == 4 * NUM_PARAMETERS
+
+
+def test_pickles_tell_their_size_by_what_config_says_of_them(tmp_path: Path) -> None:
+    config = CONFIG | {"torch_dtype": "float16"}
+    found = read_model_folder(write_folder(tmp_path, config, {"pytorch_model.bin": bytes(100)}))
+    assert (found.weights.format, found.weights.num_parameters) == ("pickle", None)
+    assert found.num_bytes("float32") == 200
+    assert found.num_bytes("float16") == 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"max_position_embeddings": 4096, "sliding_window": 128}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"max_seq_len": 2048}, 2048),
+        ({"text_config": {"max_position_embeddings": 77}, "n_ctx": 3}, 77),
+        ({"max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_longest_context_is_found_under_every_name(
+    tmp_path: Path, fields: dict[str, Any], tokens: int | None
+) -> None:
+    config = {"architectures": ["XForCausalLM"], "model_type": "x", **fields}
+    assert read_model_folder(write_folder(tmp_path, config)).max_context_tokens == tokens
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "vocab.txt"])
+def test_a_tokenizer_is_seen(tmp_path: Path, name: str) -> None:
+    (write_folder(tmp_path) / name).write_text("{}")
+    assert read_model_folder(tmp_path).has_tokenizer
+
+
+# --- why a folder cannot be used ----------------------------------------------------------------
+
+
+def test_no_folder_a_file_and_an_empty_folder(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none") == f"there is no folder {tmp_path / 'none'}"
+    (tmp_path / "model.bin").write_text("weights")
+    assert "is a file" in refusal(tmp_path / "model.bin")
+    assert "has no config.json" in refusal(tmp_path)
+
+
+def test_a_gguf_file_says_how_it_is_converted(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text("GGUF")
+    for place, words in ((path, f"`tinkex model add NAME {path}`"), (tmp_path, str(path))):
+        with pytest.raises(UnusableModel) as refused:
+            read_model_folder(place)
+        assert words in (refused.value.hint or "")
+
+
+def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "is an adapter" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "holds BertForMaskedLM, which is no causal"),
+        ({"is_encoder_decoder": True}, "which is no causal language model"),
+        ({"model_type": ""}, "has no model_type"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "is quantized (gptq)"),
+        ({"quantization_config": "odd"}, "is quantized (?)"),
+    ],
+)
+def test_a_kind_that_cannot_be_trained(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    assert words in refusal(write_folder(tmp_path, CONFIG | config))
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "no valid JSON"), ("[]", "holds a list")])
+def test_a_config_that_is_damaged(tmp_path: Path, text: str, words: str) -> None:
+    (write_folder(tmp_path) / "config.json").write_text(text)
+    assert words in refusal(tmp_path)
+
+
+def test_no_weights_names_what_is_expected_and_what_is_there_instead(tmp_path: Path) -> None:
+    write_folder(tmp_path, files={"weights.gguf": b"GGUF"})
+    said = refusal(tmp_path)
+    assert "expected model.safetensors or" in said
+    assert ".gguf are not read" in said
+
+
+def test_weights_that_are_cut_off_name_both_sizes(tmp_path: Path) -> None:
+    whole = safetensors()
+    write_folder(tmp_path, files={"model.safetensors": whole[:-1]})
+    size = 4 * NUM_PARAMETERS
+    told = f"it has {size - 1:,} bytes of tensors where its header tells of {size:,}"
+    assert told in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 8, b"\xff" * 20, b"12345678{}", b"\2" + bytes(7) + b"[]"]
+)
+def test_weights_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
+    write_folder(tmp_path, files={"model.safetensors": content})
+    with pytest.raises(UnusableModel):
+        read_model_folder(tmp_path)
+
+
+GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "F8_E4M3"}, "has the dtype 'F8_E4M3', which is not one of F64, F32"),
+        ({"dtype": "MADE_UP", "shape": "abc"}, "has the dtype 'MADE_UP'"),
+        ({"dtype": None}, "has the dtype None"),
+        ({"dtype": ["F32"]}, "has the dtype ['F32']"),
+        ({"shape": [2, -3]}, "has the shape [2, -3], which is not a list of counts"),
+        ({"shape": [2, 3.0]}, "has the shape [2, 3.0]"),
+        ({"shape": [True, 6]}, "has the shape [True, 6]"),
+        ({"shape": None}, "has the shape None"),
+        ({"shape": [2, 4]}, "has 24 bytes, but F32 of shape [2, 4] takes 32"),
+        ({"data_offsets": [0]}, "has data_offsets [0], expected two positions"),
+        ({"data_offsets": [24, 0]}, "has -24 bytes, but F32"),
+        ({"data_offsets": [0, 1e400]}, "has data_offsets [0, inf]"),
+        ({"data_offsets": [8, 32]}, "begins at byte 8, expected 0"),
+    ],
+)
+def test_a_damaged_entry_names_the_file_and_the_tensor(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    text = json.dumps({"model.norm.weight": {**GOOD, **change}}).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(24)
+    write_folder(tmp_path, files={"model.safetensors": content})
+    said = refusal(tmp_path)
+    assert said.startswith(f"{tmp_path / 'model.safetensors'} cannot be read: tensor 'model.norm.w")
+    assert words in said
+
+
+@pytest.mark.parametrize("entry", [None, [], "F32", 5, {}])
+def test_an_entry_that_is_no_table_names_the_tensor(tmp_path: Path, entry: Any) -> None:
+    text = json.dumps({"model.norm.weight": entry}).encode()
+    write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
+    assert "tensor 'model.norm.weight' has" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("metadata", [{"format": 5}, [], "pt"])
+def test_metadata_that_no_library_reads_is_refused(tmp_path: Path, metadata: Any) -> None:
+    text = json.dumps({"__metadata__": metadata, "model.norm.weight": GOOD}).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(24)
+    write_folder(tmp_path, files={"model.safetensors": content})
+    assert "its __metadata__ is not a table of text" in refusal(tmp_path)
+
+
+def test_a_header_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
+    text = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    write_folder(tmp_path, files={"model.safetensors": len(text).to_bytes(8, "little") + text})
+    assert "is not valid JSON" in refusal(tmp_path)
+
+
+def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
+    write_folder(tmp_path, files={"model.safetensors": pointer})
+    with pytest.raises(UnusableModel, match="pointer of Git LFS") as refused:
+        read_model_folder(tmp_path)
+    assert "git lfs pull" in (refused.value.hint or "")
+
+
+def test_a_missing_file_and_a_missing_tensor_are_named(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    (tmp_path / "b.safetensors").write_bytes(safetensors({"other": (1,)}))
+    assert "b.safetensors lacks 1 tensors, among them 'model.norm.weight'" in refusal(tmp_path)
+    (tmp_path / "b.safetensors").unlink()
+    assert "b.safetensors is missing, which model.safetensors.index.json names" in refusal(tmp_path)
+
+
+def test_an_index_without_a_map(tmp_path: Path) -> None:
+    write_folder(tmp_path, files={"model.safetensors.index.json": b"{}"})
+    assert "has no weight_map" in refusal(tmp_path)
+
+
+def test_a_pickle_that_is_cut_off(tmp_path: Path) -> None:
+    write_folder(tmp_path, files={"pytorch_model.bin": b"PK\x03\x04 and no end"})
+    assert "pytorch_model.bin is cut off" in refusal(tmp_path)
+
+
+def test_a_refusal_is_a_setting_to_correct_but_never_the_fault_of_who_asks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_model_config(tmp_path)
+    assert refused.value.category is RequestErrorCategory.Server
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_damaged_header_is_always_a_sentence(tmp_path_factory: Any, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("header") / "model.safetensors"
+    whole = bytearray(safetensors())
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(whole))
+    try:
+        found = read_header(path)
+    except UnusableModel as error:
+        assert str(path) in error.message
+    else:
+        assert len(found) == len(SHAPES)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), st.lists), st.text())
+def test_any_header_is_read_or_refused(value: Any, name: str) -> None:
+    """JSON that is no header at all must not end in a traceback."""
+    import tempfile
+
+    text = json.dumps({name: value}).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text)
+        if name == "__metadata__" and value is None:
+            assert read_header(path) == {}
+        else:
+            with pytest.raises(UnusableModel):
+                read_header(path)
+
+
+def test_looking_a_folder_over_needs_no_torch() -> None:
+    probe = (
+        "import sys\n"
+        "from tinkex.engine.models import folders, hub, sources\n"
+        "sys.exit(','.join({'torch', 'transformers', 'numpy'} & set(sys.modules)) or None)"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")

