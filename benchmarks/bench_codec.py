@@ -37,11 +37,11 @@ Cases = dict[str, tuple[Callable[[], Any], int]]
 
 # --- what both do --------------------------------------------------------------------------
 def tokens_and_weights() -> list[tuple[list[int], list[float]]]:
-    dice = random.Random(0)
+    rng = random.Random(0)
     return [
         (
-            [dice.randrange(150_000) for _ in range(NUM_TOKENS)],
-            [dice.random() for _ in range(NUM_TOKENS)],
+            [rng.randrange(150_000) for _ in range(NUM_TOKENS)],
+            [rng.random() for _ in range(NUM_TOKENS)],
         )
         for _ in range(NUM_DATUMS)
     ]

@@ -197,15 +197,15 @@ async def measure_long_pass(heavy: Tenant, light: Tenant, scale: Scale) -> list[
     return rows
 
 
-async def measure_flood(loud: Tenant, quiet: Tenant, scale: Scale) -> list[Row]:
+async def measure_flood(busy: Tenant, light_tenant: Tenant, scale: Scale) -> list[Row]:
     """A quiet tenant's samples, with and without a flood of another tenant's."""
     alone: list[float] = []
     beside: list[float] = []
     for _ in range(scale.num_rounds):
-        alone += await repeated(lambda: quiet.sample(FLOOD_TOKENS))
-        async with loud.flooding(FLOOD_SAMPLES, FLOOD_TOKENS) as flood:
+        alone += await repeated(lambda: light_tenant.sample(FLOOD_TOKENS))
+        async with busy.flooding(FLOOD_SAMPLES, FLOOD_TOKENS) as flood:
             await asyncio.sleep(0.5)
-            beside += await repeated(lambda: quiet.sample(FLOOD_TOKENS), flood.done)
+            beside += await repeated(lambda: light_tenant.sample(FLOOD_TOKENS), flood.done)
     name = f"a quiet tenant's sample beside {FLOOD_SAMPLES} x {FLOOD_TOKENS} : alone"
     return [at_most(name, median(beside), median(alone), "ms", LONE_FACTOR)]
 

@@ -29,7 +29,7 @@ from benchmarks.bench_server import Server, serve
 SECONDS, QUICK_SECONDS = 6.0, 1.0
 #: Between two probes; a monitor asks far less often.
 PAUSE_SECONDS = 0.01
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 #: Until the server has closed what is left of an attack.
 SETTLE_SECONDS = 3.0
 MEBI = 1024 * 1024
@@ -150,7 +150,7 @@ def pipelined(attacker: Attacker) -> None:
             line.sendall(requests)
 
 
-def crumbs(attacker: Attacker) -> None:
+def tiny_chunks(attacker: Attacker) -> None:
     """A chunked body of one byte per chunk, without end."""
     while attacker.is_on:
         with contextlib.suppress(OSError), attacker.connect() as line:
@@ -188,7 +188,7 @@ ATTACKS: tuple[Callable[[Attacker], None], ...] = (
     stopped_uploads,
     header_bomb,
     pipelined,
-    crumbs,
+    tiny_chunks,
     endless_body,
     long_query,
 )
@@ -222,7 +222,7 @@ def probe(server: Server, seconds: float) -> list[float]:
         started = time.perf_counter()
         with (
             contextlib.suppress(OSError),
-            urllib.request.urlopen(url, timeout=PATIENCE) as answer,
+            urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer,
         ):
             answer.read()
         taken.append(1000.0 * (time.perf_counter() - started))
@@ -230,12 +230,12 @@ def probe(server: Server, seconds: float) -> list[float]:
     return taken
 
 
-class Kept:
+class KeepAliveConnection:
     """One connection from the address of the attacker that is kept open."""
 
     def __init__(self, server: Server) -> None:
         self._line = http.client.HTTPConnection(
-            "127.0.0.1", server.port, timeout=PATIENCE, source_address=(ATTACKER_HOST, 0)
+            "127.0.0.1", server.port, timeout=TIMEOUT_SECONDS, source_address=(ATTACKER_HOST, 0)
         )
         self.ask()
 
@@ -256,10 +256,10 @@ class Kept:
         return percentile(taken)
 
 
-def kept_row(server: Server, seconds: float) -> Row:
+def keep_alive_row(server: Server, seconds: float) -> Row:
     """A small request on a kept connection while its own address pipelines."""
     time.sleep(SETTLE_SECONDS)
-    kept = Kept(server)
+    kept = KeepAliveConnection(server)
     quiet = kept.probe(seconds)
     with attacking(ATTACKS.index(pipelined), server, seconds):
         time.sleep(0.5)
@@ -280,7 +280,7 @@ def api_pid(server: Server) -> int:
     return int(found[1])
 
 
-def held_mebibytes(pid: int) -> float:
+def rss_mebibytes(pid: int) -> float:
     """The most memory that a process has held since it was last asked."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -301,7 +301,7 @@ def main(options: Sequence[str] = ()) -> list[Row]:
     with serve() as server:
         pid = api_pid(server)
         quiet = percentile(probe(server, seconds))
-        memory = held_mebibytes(pid)
+        memory = rss_mebibytes(pid)
         for number, attack in enumerate(ATTACKS):
             name = attack.__name__.replace("_", " ")
             if chosen.only and chosen.only not in name:
@@ -310,11 +310,11 @@ def main(options: Sequence[str] = ()) -> list[Row]:
                 time.sleep(0.5)
                 taken = percentile(probe(server, seconds))
             rows.append(at_most(f"hostile: healthz during {name}", taken, quiet, "ms"))
-            held = held_mebibytes(pid)
+            held = rss_mebibytes(pid)
             title = f"hostile: memory during {name}"
             rows.append(at_most(title, held, memory, "MiB"))
             if attack is pipelined:
-                rows.append(kept_row(server, seconds))
+                rows.append(keep_alive_row(server, seconds))
         if api_pid(server) != pid:
             raise RuntimeError("an attack ended the API process")
     return rows

@@ -219,9 +219,9 @@ async def _timed(call: Any) -> float:
 async def measure_busy(server: Server) -> list[Row]:
     """A quiet tenant and healthz while a loud tenant keeps the engine busy."""
     quiet_key, loud_key = new_key(server, "quiet"), new_key(server, "loud")
-    async with client(server, quiet_key) as quiet, client(server, loud_key) as loud:
+    async with client(server, quiet_key) as quiet, client(server, loud_key) as busy_clients:
         calm = [await quiet.round_trip() for _ in range(40)]
-        flood = asyncio.create_task(_flood(server, loud_key, loud))
+        flood = asyncio.create_task(_flood(server, loud_key, busy_clients))
         await asyncio.sleep(1.0)
         busy = [await quiet.round_trip() for _ in range(40)]
         healthy = []
@@ -242,15 +242,15 @@ async def measure_busy(server: Server) -> list[Row]:
     ]
 
 
-async def _flood(server: Server, key: str, loud: Client) -> None:
+async def _flood(server: Server, key: str, busy_clients: Client) -> None:
     """Keep a thousand operations waiting."""
     connection = Connection(server, key)
     while True:
-        loud.seq_id += 1
-        step = {"model_id": loud.model_id, "seq_id": loud.seq_id, "adam_params": {}}
+        busy_clients.seq_id += 1
+        step = {"model_id": busy_clients.model_id, "seq_id": busy_clients.seq_id, "adam_params": {}}
         status, _ = await connection.send("/api/v1/optim_step", step)
-        if status == 429 or loud.seq_id > 1000:
-            loud.seq_id -= status == 429
+        if status == 429 or busy_clients.seq_id > 1000:
+            busy_clients.seq_id -= status == 429
             await asyncio.sleep(0.1)
 
 

@@ -46,7 +46,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(autouse=True)
-def untouched_logger() -> Iterator[None]:
+def restore_logger() -> Iterator[None]:
     """The package's log as one test found it, whatever it attached: the next may count records."""
     logger = logging.getLogger(ROOT)
     level, handlers = logger.level, list(logger.handlers)

@@ -15,8 +15,7 @@ import torch
 from transformers.utils import logging as transformers_log
 
 from benchmarks.engine import report
-from benchmarks.engine.figures import Figure, tell
-from benchmarks.engine.scaling import Slope, measure_growth
+from benchmarks.engine.figures import Figure, log_progress
 from benchmarks.engine.memory import measure_memory
 from benchmarks.engine.sampling import (
     measure_arrivals,
@@ -24,6 +23,7 @@ from benchmarks.engine.sampling import (
     measure_group,
     measure_single,
 )
+from benchmarks.engine.scaling import Slope, measure_growth
 from benchmarks.engine.serving import measure_serving, measure_snapshots
 from benchmarks.engine.shapes import LARGE, QUICK, SMALL, THREADS, WIDE, Shape
 from benchmarks.engine.stage import Stage, stage
@@ -84,7 +84,7 @@ def _measure_stages(shapes: Sequence[Shape], names: Collection[str]) -> Iterator
             for name in wanted:
                 started = time.monotonic()
                 found = ON_STAGE[name](made)
-                _tell(name, shape, started, found)
+                _log_progress(name, shape, started, found)
                 yield from found
 
 
@@ -92,7 +92,7 @@ def _measure_memory(shapes: Sequence[Shape], names: Collection[str]) -> Iterator
     for shape in shapes if "memory" in names else ():
         started = time.monotonic()
         found = measure_memory(WIDE if shape.name == WIDE.name else shape)
-        _tell("memory", shape, started, [found])
+        _log_progress("memory", shape, started, [found])
         yield found
 
 
@@ -101,16 +101,16 @@ def _measure_slopes(names: Collection[str], *, is_quick: bool) -> list[Slope]:
         return []
     started = time.monotonic()
     found = measure_growth(SMALL, is_quick=is_quick)
-    _tell("growth", SMALL, started, [])
+    _log_progress("growth", SMALL, started, [])
     return found
 
 
-def _tell(name: str, shape: Shape, started: float, found: Sequence[Figure]) -> None:
-    tell(f"  {name} on {shape.name}: {time.monotonic() - started:.0f} s")
+def _log_progress(name: str, shape: Shape, started: float, found: Sequence[Figure]) -> None:
+    log_progress(f"  {name} on {shape.name}: {time.monotonic() - started:.0f} s")
     for figure in found:
         row = figure.row
         verdict = f"{row.ours} : {row.official} = {row.ratio:.2f} ({row.target})"
-        tell(f"    {figure.name}: {verdict}; {figure.proof}")
+        log_progress(f"    {figure.name}: {verdict}; {figure.proof}")
 
 
 if __name__ == "__main__":

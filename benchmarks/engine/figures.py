@@ -96,6 +96,6 @@ def agreement(ours: list[float], baseline: list[float]) -> str:
     return f"last loss {ours[-1]:.4f} : {baseline[-1]:.4f}, apart by {worst:.1e} at most{verdict}"
 
 
-def tell(text: str) -> None:
+def log_progress(text: str) -> None:
     """Say how far it is, beside the output."""
     print(text, file=sys.stderr, flush=True)

@@ -69,13 +69,13 @@ def measure_side(side: str, folder: Path, vocab_size: int) -> dict[str, float]:
 
 # Each process imports its own side alone.
 def _our_step(folder: Path, adapter: Path) -> Step:
-    from benchmarks.engine.ours import Ours, a_pass
+    from benchmarks.engine.ours import Ours, make_pass
 
     ours = Ours(folder)
     ours.create(NAME, adapter, seed=1)
 
     def step(examples: list[Example]) -> float:
-        (loss,) = ours.forward_backward([a_pass(NAME, examples)])
+        (loss,) = ours.forward_backward([make_pass(NAME, examples)])
         ours.optim_step(NAME)
         return loss
 

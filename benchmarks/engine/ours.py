@@ -39,7 +39,7 @@ def datum(example: Example) -> Datum:
     )
 
 
-def a_pass(adapter_id: str, examples: Sequence[Example]) -> Pass:
+def make_pass(adapter_id: str, examples: Sequence[Example]) -> Pass:
     """The cross-entropy of examples, for one adapter."""
     data = [datum(each) for each in examples]
     return Pass(adapter_id=adapter_id, request=ForwardBackwardInput(data, "cross_entropy"))
@@ -58,10 +58,10 @@ class Ours:
         """Make an adapter, train it for a few steps, and save it for the other side."""
         spec = AdapterSpec(base_model=MODEL, rank=RANK, seed=seed)
         self.engine.create(adapter_id, spec)
-        dice = np.random.default_rng([8, seed])
+        rng = np.random.default_rng([8, seed])
         for _ in range(num_steps):
-            tokens: list[int] = dice.integers(1, 1000, size=33).tolist()
-            self.forward_backward([a_pass(adapter_id, [Example(tokens[:-1], tokens[1:], 0)])])
+            tokens: list[int] = rng.integers(1, 1000, size=33).tolist()
+            self.forward_backward([make_pass(adapter_id, [Example(tokens[:-1], tokens[1:], 0)])])
             self.optim_step(adapter_id)
         directory.mkdir(parents=True)
         self.engine.save(adapter_id, directory, with_optimizer=False)

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import run_json
 from benchmarks.engine import workloads
-from benchmarks.engine.ours import MODEL, Ours, a_pass
+from benchmarks.engine.ours import MODEL, Ours, make_pass
 from benchmarks.engine.process_memory import peak_of, rss_bytes, settle
 from benchmarks.engine.shapes import RANK, THREADS, Shape, write_model
 from benchmarks.engine.workloads import Example, Prompt
@@ -60,7 +60,7 @@ class Sweep:
         self._ours = Ours(folder)
         self._vocab_size = vocab_size
         self._is_quick = is_quick
-        self._dice = np.random.default_rng(11)
+        self._rng = np.random.default_rng(11)
         self._directory = self._ours.create(NAME, folder.with_name(NAME), num_steps=1)
 
     def run(self) -> list[Slope]:
@@ -168,18 +168,18 @@ class Sweep:
     def _serve_one(self) -> None:
         """A short pass, a step, a short sample with a prompt of its own."""
         self._step(self._examples(16, num_tokens=16))
-        tokens = self._dice.integers(1, self._vocab_size, size=16).tolist()
+        tokens = self._rng.integers(1, self._vocab_size, size=16).tolist()
         self._ours.sample([Prompt(tokens, 4)], [self._directory])
 
     # --- what they share --------------------------------------------------------------------
     def _examples(self, total: int, num_tokens: int = SEQUENCE_TOKENS) -> list[Example]:
         return [
-            workloads.example(self._dice, self._vocab_size, num_tokens)
+            workloads.example(self._rng, self._vocab_size, num_tokens)
             for _ in range(total // num_tokens)
         ]
 
     def _step(self, examples: list[Example]) -> None:
-        self._ours.forward_backward([a_pass(NAME, examples)])
+        self._ours.forward_backward([make_pass(NAME, examples)])
         self._ours.optim_step(NAME)
 
     def _usual_step(self, examples: list[Example]) -> float:
@@ -200,9 +200,9 @@ def _power(x: Any, y: Any) -> float:
     return _slope(np.log(x), np.log(y))
 
 
-def main(folder: str, vocab_size: str, how: str) -> None:
+def main(folder: str, vocab_size: str, mode: str) -> None:
     """Print everything as JSON."""
-    sweep = Sweep(Path(folder), int(vocab_size), is_quick=how == "quick")
+    sweep = Sweep(Path(folder), int(vocab_size), is_quick=mode == "quick")
     slopes = [{name: getattr(each, name) for name in Slope.__slots__} for each in sweep.run()]
     print(json.dumps({"slopes": slopes}))
 

@@ -21,7 +21,7 @@ import tinkex
 from benchmarks.engine import workloads
 from benchmarks.engine.baseline import collate
 from benchmarks.engine.figures import Figure, Turns, agreement, take_turns
-from benchmarks.engine.ours import ADAM, MODEL, a_pass, datum
+from benchmarks.engine.ours import ADAM, MODEL, datum, make_pass
 from benchmarks.engine.shapes import RANK, THREADS
 from benchmarks.engine.stage import Stage
 from tinkex import Datum, TrainingClient
@@ -74,8 +74,8 @@ def measure_serving(stage: Stage) -> list[Figure]:
 
 
 def _round_trip(stage: Stage, client: TrainingClient, name: str) -> Figure:
-    dice = np.random.default_rng(9)
-    example = workloads.example(dice, stage.shape.vocab_size, ROUND_TRIP_TOKENS)
+    rng = np.random.default_rng(9)
+    example = workloads.example(rng, stage.shape.vocab_size, ROUND_TRIP_TOKENS)
     data, batch = [datum(example)], collate([example])
 
     def ours() -> float:
@@ -115,13 +115,13 @@ def _timed(call: Callable[[], float]) -> tuple[float, float]:
 
 
 def _overhead(stage: Stage, client: TrainingClient, name: str) -> Figure:
-    dice = np.random.default_rng(10)
+    rng = np.random.default_rng(10)
     size = stage.shape.vocab_size
     batches = [
-        [workloads.example(dice, size, LOOP_TOKENS) for _ in range(LOOP_EXAMPLES)]
+        [workloads.example(rng, size, LOOP_TOKENS) for _ in range(LOOP_EXAMPLES)]
         for _ in range(LOOP_STEPS)
     ]
-    passes = [a_pass(name, examples) for examples in batches]
+    passes = [make_pass(name, examples) for examples in batches]
     data = [[datum(example) for example in examples] for examples in batches]
 
     def bare(turn: int) -> list[float]:
@@ -138,10 +138,10 @@ def _overhead(stage: Stage, client: TrainingClient, name: str) -> Figure:
 
 def measure_snapshots(stage: Stage) -> list[Figure]:
     """The same loop on a server that writes snapshots as usual, and on one that writes none."""
-    dice = np.random.default_rng(11)
+    rng = np.random.default_rng(11)
     size = stage.shape.vocab_size
     data = [
-        [datum(workloads.example(dice, size, SNAPSHOT_TOKENS)) for _ in range(SNAPSHOT_EXAMPLES)]
+        [datum(workloads.example(rng, size, SNAPSHOT_TOKENS)) for _ in range(SNAPSHOT_EXAMPLES)]
         for _ in range(SNAPSHOT_STEPS)
     ]
 

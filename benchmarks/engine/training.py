@@ -9,7 +9,7 @@ from itertools import chain
 from benchmarks.engine import workloads
 from benchmarks.engine.baseline import Peft, collate
 from benchmarks.engine.figures import Figure, Turns, agreement, take_turns
-from benchmarks.engine.ours import Ours, a_pass
+from benchmarks.engine.ours import Ours, make_pass
 from benchmarks.engine.stage import Stage
 from benchmarks.engine.workloads import Example
 
@@ -55,7 +55,7 @@ def measure_adapters(stage: Stage) -> Figure:
         stage.adapter(name, seed=10 + seed)
     size, num_repeats = stage.shape.vocab_size, stage.shape.effort.adapter_repeats
     data = [workloads.adapter_examples(turn, size) for turn in range(num_repeats + 2)]
-    passes = [[a_pass(*pair) for pair in _paired(names, examples)] for examples in data]
+    passes = [[make_pass(*pair) for pair in _paired(names, examples)] for examples in data]
     batches = [[collate([example]) for example in examples] for examples in data]
 
     def ours(turn: int) -> list[float]:
@@ -93,7 +93,7 @@ def _paired(names: list[str], examples: list[Example]) -> Iterable[tuple[str, li
 
 
 def _ours_ready(name: str, turns: list[list[list[Example]]]) -> list[list]:
-    return [[a_pass(name, batch) for batch in batches] for batches in turns]
+    return [[make_pass(name, batch) for batch in batches] for batches in turns]
 
 
 def _theirs_ready(turns: list[list[list[Example]]]) -> list[list]:

@@ -43,10 +43,10 @@ class Prompt:
 
 
 def example(
-    dice: np.random.Generator, vocab_size: int, num_tokens: int, prompt_share: float = 0.0
+    rng: np.random.Generator, vocab_size: int, num_tokens: int, prompt_share: float = 0.0
 ) -> Example:
     """An example of random tokens."""
-    tokens = _tokens(dice, vocab_size, num_tokens + 1)
+    tokens = _tokens(rng, vocab_size, num_tokens + 1)
     return Example(tokens[:-1], tokens[1:], int(prompt_share * num_tokens))
 
 
@@ -55,30 +55,30 @@ def sft_batches(turn: int, num_batches: int, vocab_size: int) -> list[list[Examp
     lengths = np.random.default_rng(1).integers(
         MIN_TOKENS, MAX_TOKENS, endpoint=True, size=(num_batches, BATCH_SIZE)
     )
-    dice = np.random.default_rng([2, turn])
+    rng = np.random.default_rng([2, turn])
     return [
-        [example(dice, vocab_size, int(length), PROMPT_SHARE) for length in batch]
+        [example(rng, vocab_size, int(length), PROMPT_SHARE) for length in batch]
         for batch in lengths
     ]
 
 
 def adapter_examples(turn: int, vocab_size: int) -> list[Example]:
     """One sequence for each of several adapters."""
-    dice = np.random.default_rng([3, turn])
-    return [example(dice, vocab_size, ADAPTER_TOKENS) for _ in range(NUM_ADAPTERS)]
+    rng = np.random.default_rng([3, turn])
+    return [example(rng, vocab_size, ADAPTER_TOKENS) for _ in range(NUM_ADAPTERS)]
 
 
 def single_prompt(turn: int, vocab_size: int) -> list[Prompt]:
     """One prompt."""
-    dice = np.random.default_rng([4, turn])
-    return [Prompt(_tokens(dice, vocab_size, 32), NEW_TOKENS)]
+    rng = np.random.default_rng([4, turn])
+    return [Prompt(_tokens(rng, vocab_size, 32), NEW_TOKENS)]
 
 
 def prompt_batch(turn: int, vocab_size: int) -> list[Prompt]:
     """Prompts of mixed lengths, all there from the start."""
     lengths = np.random.default_rng(5).integers(16, 64, endpoint=True, size=NUM_PROMPTS)
-    dice = np.random.default_rng([5, turn])
-    return [Prompt(_tokens(dice, vocab_size, int(length)), NEW_TOKENS) for length in lengths]
+    rng = np.random.default_rng([5, turn])
+    return [Prompt(_tokens(rng, vocab_size, int(length)), NEW_TOKENS) for length in lengths]
 
 
 def arrivals(turn: int, vocab_size: int) -> list[Prompt]:
@@ -86,10 +86,10 @@ def arrivals(turn: int, vocab_size: int) -> list[Prompt]:
     sizes = np.exp(
         np.random.default_rng(6).uniform(np.log(16), np.log(256), size=(NUM_ARRIVALS, 2))
     ).astype(int)
-    dice = np.random.default_rng([6, turn])
+    rng = np.random.default_rng([6, turn])
     return [
         Prompt(
-            _tokens(dice, vocab_size, int(num_prompt)),
+            _tokens(rng, vocab_size, int(num_prompt)),
             int(num_new),
             sampler=index % NUM_SAMPLERS,
             arrives_at=index * ARRIVAL_SECONDS,
@@ -100,11 +100,11 @@ def arrivals(turn: int, vocab_size: int) -> list[Prompt]:
 
 def group_prompt(turn: int, vocab_size: int) -> Prompt:
     """A long prompt to draw many samples of."""
-    dice = np.random.default_rng([7, turn])
-    return Prompt(_tokens(dice, vocab_size, GROUP_PROMPT_TOKENS), GROUP_NEW_TOKENS)
+    rng = np.random.default_rng([7, turn])
+    return Prompt(_tokens(rng, vocab_size, GROUP_PROMPT_TOKENS), GROUP_NEW_TOKENS)
 
 
-def _tokens(dice: np.random.Generator, vocab_size: int, num: int) -> list[int]:
+def _tokens(rng: np.random.Generator, vocab_size: int, num: int) -> list[int]:
     # Token 0 pads.
-    tokens: list[int] = dice.integers(1, vocab_size, size=num).tolist()
+    tokens: list[int] = rng.integers(1, vocab_size, size=num).tolist()
     return tokens

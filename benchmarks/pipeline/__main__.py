@@ -18,14 +18,14 @@ import torch
 from transformers.utils import logging as transformers_log
 
 from benchmarks import Row
-from benchmarks.engine.figures import Figure, tell
+from benchmarks.engine.figures import Figure, log_progress
 from benchmarks.pipeline.precision import measure_precision
 from benchmarks.pipeline.saving import measure_saving
-from benchmarks.pipeline.workload import Scene
 from benchmarks.pipeline.speed import measure_packing, measure_pretrain
+from benchmarks.pipeline.workload import Workload
 
 THREADS = 2
-MEASURES: dict[str, Callable[[Scene, bool], Sequence[Figure]]] = {
+MEASURES: dict[str, Callable[[Workload, bool], Sequence[Figure]]] = {
     "pretrain": measure_pretrain,
     "packing": measure_packing,
     "saving": measure_saving,
@@ -44,25 +44,25 @@ def main() -> int:
     transformers_log.disable_progress_bar()
     warnings.simplefilter("ignore")
     with TemporaryDirectory(prefix="tinkex-bench-") as folder:
-        rows = _measure(Scene(Path(folder)), options.only, options.quick)
+        rows = _measure(Workload(Path(folder)), options.only, options.quick)
     if "precision" in options.only:
         rows.append(measure_precision())
     print(json.dumps({"rows": rows}))
     return 0
 
 
-def _measure(scene: Scene, names: Sequence[str], is_quick: bool) -> list[Row]:
+def _measure(workload: Workload, names: Sequence[str], is_quick: bool) -> list[Row]:
     rows = []
     for name, measure in MEASURES.items():
         if name not in names:
             continue
         started = time.monotonic()
-        for figure in measure(scene, is_quick):
+        for figure in measure(workload, is_quick):
             row = figure.row
             rows.append(row)
             found = f"{row.ours} : {row.official} = {row.ratio:.3f} {row.target}"
             print(f"{row.name}: {found}; {figure.proof}", flush=True)
-        tell(f"  {name}: {time.monotonic() - started:.0f} s")
+        log_progress(f"  {name}: {time.monotonic() - started:.0f} s")
     return rows
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.pipeline.workload import LEARNING_RATE, WEIGHT_DECAY
 from benchmarks.pipeline.timeline import Timeline
+from benchmarks.pipeline.workload import LEARNING_RATE, WEIGHT_DECAY
 
 IGNORED = -100
 

@@ -17,7 +17,7 @@ from tinkex.pipeline.train.loop import train
 from tinkex.pipeline.train_stage import make_train_plan
 
 
-class _Watched:
+class _TimedSource:
     """A source that notes when it is asked; all batches of this benchmark are whole updates."""
 
     def __init__(self, source: BatchSource, timeline: Timeline) -> None:
@@ -33,7 +33,7 @@ class _Watched:
         return found
 
 
-class _Noted:
+class _TimedMetrics:
     """A sink that notes when an update is told."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -71,10 +71,10 @@ def run(stage: Any, *, num_updates: int = 0, **changes: Any) -> Timeline:
     plan = replace(
         make_train_plan(stage.setting.arguments, stage, 1), max_steps=num_updates, **changes
     )
-    stage.source = _Watched(source, timeline)
+    stage.source = _TimedSource(source, timeline)
     try:
         with _note_waits(timeline):
-            train(stage, plan, sink=_Noted(timeline))
+            train(stage, plan, sink=_TimedMetrics(timeline))
     finally:
         stage.source = source
         # The next run begins anew, and would not mix its steps with these.

@@ -11,23 +11,23 @@ import torch
 
 from benchmarks.engine.figures import Figure
 from benchmarks.pipeline import ours
-from benchmarks.pipeline.workload import Scene
 from benchmarks.pipeline.timeline import Timeline
+from benchmarks.pipeline.workload import Workload
 
 SAVE_INTERVAL = 4
 
 
-def measure_saving(scene: Scene, is_quick: bool) -> Sequence[Figure]:
+def measure_saving(workload: Workload, is_quick: bool) -> Sequence[Figure]:
     """The gaps between updates after which a step is saved, less those after which none is.
 
     To a gap belongs what the next update waits before it may change the weights.
     """
     num_saves = 3 if is_quick else 5
     num_updates = SAVE_INTERVAL * num_saves + 1
-    stage = scene.pretrain(num_blocks=num_updates, batch_size=1)
-    before = [_plain_save(stage, scene) for _ in range(3)]
+    stage = workload.pretrain(num_blocks=num_updates, batch_size=1)
+    before = [_plain_save(stage, workload) for _ in range(3)]
     timeline = ours.run(stage, num_updates=num_updates, save_interval=SAVE_INTERVAL)
-    seconds = [*before, *(_plain_save(stage, scene) for _ in range(3))]
+    seconds = [*before, *(_plain_save(stage, workload) for _ in range(3))]
     blocked = _gaps(timeline, is_saved=True)
     usual = median(_gaps(timeline, is_saved=False))
     slowed = _slowing(timeline)
@@ -72,7 +72,7 @@ def _slowing(timeline: Timeline) -> float:
     return max(0.0, median(sum(block) - SAVE_INTERVAL * block[-1] for block in blocks))
 
 
-def _plain_save(stage: Any, scene: Scene) -> float:
+def _plain_save(stage: Any, workload: Workload) -> float:
     """Seconds to save the model and an AdamW that has stepped."""
     optimizer = torch.optim.AdamW(stage.model.parameters())
     for param in optimizer.param_groups[0]["params"]:
@@ -82,7 +82,7 @@ def _plain_save(stage: Any, scene: Scene) -> float:
             "exp_avg_sq": torch.zeros_like(param),
         }
     both = {"model": stage.model.state_dict(), "optimizer": optimizer.state_dict()}
-    path = scene.folder / "plain.pt"
+    path = workload.folder / "plain.pt"
     started = time.perf_counter()
     torch.save(both, path)
     seconds = time.perf_counter() - started

@@ -12,20 +12,19 @@ from typing import Any
 import torch
 
 from benchmarks.engine.figures import Figure, agreement, take_turns
-from benchmarks.pipeline import ours
-from benchmarks.pipeline import hf_trainer
-from benchmarks.pipeline.workload import SEED, SEQ_LEN, Scene, flops_per_token
+from benchmarks.pipeline import hf_trainer, ours
 from benchmarks.pipeline.timeline import Timeline
+from benchmarks.pipeline.workload import SEED, SEQ_LEN, Workload, flops_per_token
 
 BATCH_SIZE = 4
 CHATS_PER_BATCH = 8
 PEAK_SIZE = 2048
 
 
-def measure_pretrain(scene: Scene, is_quick: bool) -> Sequence[Figure]:
+def measure_pretrain(workload: Workload, is_quick: bool) -> Sequence[Figure]:
     """Blocks of the full length: no padding on either side."""
     num_updates, num_rounds = (3, 2) if is_quick else (4, 3)
-    stage = scene.pretrain(num_blocks=BATCH_SIZE * num_updates, batch_size=BATCH_SIZE)
+    stage = workload.pretrain(num_blocks=BATCH_SIZE * num_updates, batch_size=BATCH_SIZE)
     model, rows = copy.deepcopy(stage.model), hf_trainer.rows_of(stage, num_updates)
     peaks: list[float] = []
 
@@ -36,7 +35,7 @@ def measure_pretrain(scene: Scene, is_quick: bool) -> Sequence[Figure]:
         return found
 
     def train_plain(_: int) -> Timeline:
-        return hf_trainer.run(model, rows, BATCH_SIZE, num_updates, scene.folder / "plain")
+        return hf_trainer.run(model, rows, BATCH_SIZE, num_updates, workload.folder / "plain")
 
     turns = take_turns(train_ours, train_plain, num_rounds)
     mine = median(one.warm_speed for one in turns.our_results)
@@ -67,17 +66,17 @@ def measure_pretrain(scene: Scene, is_quick: bool) -> Sequence[Figure]:
     ]
 
 
-def measure_packing(scene: Scene, is_quick: bool) -> Sequence[Figure]:
+def measure_packing(workload: Workload, is_quick: bool) -> Sequence[Figure]:
     """The same conversations once: packed, and padded to the longest of each batch."""
     num_chats, num_rounds = (24, 1) if is_quick else (40, 2)
-    stage = scene.chats(num_chats=num_chats, batch_size=BATCH_SIZE)
+    stage = workload.chats(num_chats=num_chats, batch_size=BATCH_SIZE)
     model, rows = copy.deepcopy(stage.model), hf_trainer.rows_of(stage, stage.source.num_batches(0))
     # Our batches are sorted by length, which would spare the other side its padding.
     random.Random(SEED).shuffle(rows)
     num_batches = -(-len(rows) // CHATS_PER_BATCH)
 
     def train_plain(_: int) -> Timeline:
-        return hf_trainer.run(model, rows, CHATS_PER_BATCH, num_batches, scene.folder / "plain")
+        return hf_trainer.run(model, rows, CHATS_PER_BATCH, num_batches, workload.folder / "plain")
 
     turns = take_turns(lambda _: ours.run(stage), train_plain, num_rounds)
     num_tokens = [sum(one.tokens) for one in (turns.our_results[0], turns.baseline_results[0])]

@@ -34,13 +34,13 @@ _SYLLABLES = [one + two for one in "bdfgklmnprstvz" for two in ("a", "e", "i", "
 _NUM_WORDS = 12_000
 
 
-class Scene:
+class Workload:
     """Data and tokenizer in a folder; stages are made from them as a trainer makes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._dice = random.Random(SEED)
-        self._words = ["".join(self._dice.choices(_SYLLABLES, k=3)) for _ in range(_NUM_WORDS)]
+        self._rng = random.Random(SEED)
+        self._words = ["".join(self._rng.choices(_SYLLABLES, k=3)) for _ in range(_NUM_WORDS)]
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -55,7 +55,7 @@ class Scene:
         """A stage whose every row fills a sequence."""
         lowest = self.tokenizer.vocab_size // 10
         rows = (
-            {"ids": self._dice.choices(range(lowest, VOCAB_SIZE), k=SEQ_LEN)}
+            {"ids": self._rng.choices(range(lowest, VOCAB_SIZE), k=SEQ_LEN)}
             # One more row is held out.
             for _ in range(num_blocks + 1)
         )
@@ -72,14 +72,14 @@ class Scene:
 
     def _chat(self, tokens_per_word: float) -> dict[str, Any]:
         # Roles, marks and line ends take about twelve tokens.
-        num_words = (self._dice.uniform(SHORTEST, LONGEST) - 12) / tokens_per_word
+        num_words = (self._rng.uniform(SHORTEST, LONGEST) - 12) / tokens_per_word
         asked, answered = PROMPT_SHARE * num_words, (1 - PROMPT_SHARE) * num_words
         said = (("user", asked), ("assistant", answered))
         turns = [{"role": role, "content": self._text(round(num) or 1)} for role, num in said]
         return {"conversations": turns}
 
     def _text(self, num_words: int) -> str:
-        return " ".join(self._dice.choices(self._words, k=num_words))
+        return " ".join(self._rng.choices(self._words, k=num_words))
 
     def _write(self, name: str, rows: Iterable[Any]) -> Path:
         path = self.folder / f"{name}.jsonl"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.serve_process import PATIENCE
+from tests.support.serve_process import TIMEOUT_SECONDS
 from tinkex.home import Home
 from tinkex.server_discovery import find_lock_holder
 
@@ -38,7 +38,7 @@ def test_without_an_index_the_demo_goes_all_the_way_with_the_model_of_the_packag
 ) -> None:
     home = tmp_path / "demo"
     process = start(home)
-    printed, said = process.communicate(timeout=3 * PATIENCE)
+    printed, said = process.communicate(timeout=3 * TIMEOUT_SECONDS)
     assert process.returncode == 0, said
     assert "SmolLM2 cannot be had here, so tinkex/tiny is taken" in said
     # Questions that were in no row are answered as the rows are.
@@ -62,7 +62,7 @@ def test_without_an_index_the_demo_goes_all_the_way_with_the_model_of_the_packag
         cwd=home.parent,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert again.returncode == 0, again.stderr
@@ -77,7 +77,7 @@ def test_ctrl_c_in_the_middle_ends_with_130_and_a_sentence_and_no_server(tmp_pat
         if "step 1/100000" in line:
             os.killpg(process.pid, signal.SIGINT)
             break
-    _, said = process.communicate(timeout=PATIENCE)
+    _, said = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130, said
     assert said.rstrip().endswith("Interrupted: the server is stopped. Run it again to start over.")
     assert "Traceback" not in said

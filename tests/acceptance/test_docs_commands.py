@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.postgres import PostgresServer, find_programs
 from tests.support.ports import free_port
+from tests.support.postgres import PostgresServer, find_programs
 from tinkex.home import Home
 from tinkex.server_discovery import find_lock_holder
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "server").glob("*.md"))
 BLOCK = re.compile(r"<!-- (run|serve) -->\n\n```(sh|python)\n(.*?)```", re.DOTALL)
 READY = "tinkex server ready at http://127.0.0.1:8000"
-PATIENCE = 240.0
+TIMEOUT_SECONDS = 240.0
 #: Nothing here may find a server or a key of whoever runs the tests.
 CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("TINKE", "PG"))}
 #: A process substitution, because its first line can be waited for.
@@ -74,7 +74,7 @@ def run_page(tmp_path: Path) -> Iterator[Callable[..., None]]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         log = tmp_path / "log"
         said = log.read_text() if log.exists() else ""
@@ -85,7 +85,7 @@ def run_page(tmp_path: Path) -> Iterator[Callable[..., None]]:
     for lock in tmp_path.rglob("server.lock"):
         if find_lock_holder(Home(lock.parent)) is not None:
             command = [sys.executable, "-m", "tinkex", "serve", "stop", "--home", str(lock.parent)]
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+            subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
 
 
 TRAIN = """

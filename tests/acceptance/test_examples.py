@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = ("--base-model", "tinkex/tiny")
 NAMES = ("sft", "dpo", "grpo", "distill", "multi_tenant", "resume")
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 240.0
+TIMEOUT_SECONDS = 240.0
 #: One that samples, one with two clients, one with a process of its own; the others are simpler.
 INTERRUPTED = ("grpo", "multi_tenant", "resume")
 #: A bar with figures: somebody who watches sees how far it is.
@@ -75,10 +75,10 @@ def run(server: LocalServer, tmp_path: Path) -> Run:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.said[-3000:]}"
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log_text[-3000:]}"
         assert "Traceback" not in done.stderr
         assert BAR.search(done.stderr)
         # The last line says what came of it, and what to do next.
@@ -184,12 +184,14 @@ def test_ctrl_c_ends_each_with_one_sentence(server: LocalServer, tmp_path: Path)
             wait_for_bar(process)
         for process in running.values():
             process.send_signal(signal.SIGINT)
-        ends = {name: process.communicate(timeout=PATIENCE) for name, process in running.items()}
+        ends = {
+            name: process.communicate(timeout=TIMEOUT_SECONDS) for name, process in running.items()
+        }
     assert [process.returncode for process in running.values()] == [130] * len(running), ends
     for _, errors in ends.values():
         # What else comes is only how far it came meanwhile.
-        said = [line for line in errors.splitlines() if line and not BAR.search(line)]
-        assert said == ["Stopped by Ctrl-C; what was saved before is kept."]
+        log_text = [line for line in errors.splitlines() if line and not BAR.search(line)]
+        assert log_text == ["Stopped by Ctrl-C; what was saved before is kept."]
 
 
 @contextlib.contextmanager
@@ -231,7 +233,7 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence(
             env=surroundings(tmp_path, **url),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
     assert done.returncode == 1
@@ -256,7 +258,7 @@ def test_the_first_block_of_the_readme_runs_as_it_stands(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -293,7 +295,7 @@ def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
             env=surrounded,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 
@@ -315,5 +317,5 @@ def test_a_running_server_serves_what_is_added_and_ends_what_is_removed(
         assert "offers it no more" in removed.stderr
         assert "cannot be trained here" in python("-c", ASK).stderr
         # What began on it goes on.
-        out, _ = training.communicate("\n", timeout=PATIENCE)
+        out, _ = training.communicate("\n", timeout=TIMEOUT_SECONDS)
     assert float(out) > 0.0

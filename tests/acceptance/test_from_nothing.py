@@ -13,7 +13,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Half a minute is enough on a machine that does nothing else; it only says that nothing hangs.
-PATIENCE = 600.0
+TIMEOUT_SECONDS = 600.0
 KINDS = ("chain_sum", "spell_backward", "letter_counting")
 
 
@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         cwd=work,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -25,7 +25,7 @@ from tinkex.wire.proto import decode_sample_response, encode_forward_backward_ou
 
 KEY = "tml-acceptance"
 BASE_MODEL = "tinkex/bigram"
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 Official = Callable[..., Any]
 
 
@@ -40,7 +40,7 @@ def official() -> Iterator[Official]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=quiet) as pool:
         yield lambda scenario, *args: pool.submit(with_official, scenario, *args).result(
-            2 * PATIENCE
+            2 * TIMEOUT_SECONDS
         )
 
 
@@ -119,7 +119,7 @@ def test_inputs_of_any_name_are_taken(official: Official) -> None:
 def step_with_nan(sdk: ModuleType, url: str) -> str:
     with connect(sdk, url) as service:
         client = service.create_lora_training_client(BASE_MODEL)
-        client.optim_step(sdk.AdamParams(learning_rate=float("nan"))).result(PATIENCE)
+        client.optim_step(sdk.AdamParams(learning_rate=float("nan"))).result(TIMEOUT_SECONDS)
     return "accepted"
 
 
@@ -136,7 +136,7 @@ def test_a_learning_rate_of_nan_is_refused_here(official: Official, server: Stub
 def read_metrics(sdk: ModuleType, url: str) -> dict[str, float]:
     with connect(sdk, url) as service:
         client = service.create_lora_training_client(BASE_MODEL)
-        output = client.forward([datum(sdk, [1, 2, 3])], "cross_entropy").result(PATIENCE)
+        output = client.forward([datum(sdk, [1, 2, 3])], "cross_entropy").result(TIMEOUT_SECONDS)
         return dict(output.metrics)
 
 
@@ -174,7 +174,7 @@ def train_sparse(sdk: ModuleType, url: str) -> float:
 
     with connect(sdk, url) as service:
         client = service.create_lora_training_client(BASE_MODEL)
-        output = client.forward_backward_custom([row], loss).result(PATIENCE)
+        output = client.forward_backward_custom([row], loss).result(TIMEOUT_SECONDS)
         return float(output.metrics["loss:sum"])
 
 
@@ -246,7 +246,7 @@ def test_saving_does_not_block_the_callers_loop(official: Official) -> None:
 def step_once(sdk: ModuleType, url: str) -> str:
     with connect(sdk, url) as service:
         client = service.create_lora_training_client(BASE_MODEL)
-        client.optim_step(sdk.AdamParams()).result(PATIENCE)
+        client.optim_step(sdk.AdamParams()).result(TIMEOUT_SECONDS)
     return "stepped"
 
 
@@ -281,7 +281,7 @@ def sample_once(sdk: ModuleType, url: str) -> str:
     with connect(sdk, url) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
         params = sdk.SamplingParams(max_tokens=1)
-        sampler.sample(sdk.ModelInput.from_ints([1]), 1, params).result(PATIENCE)
+        sampler.sample(sdk.ModelInput.from_ints([1]), 1, params).result(TIMEOUT_SECONDS)
     return "sampled"
 
 

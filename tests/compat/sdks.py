@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.real_server import clean_environment
 from tests.compat.environments import ROOT
 from tests.compat.results import FAIL, PASS, Outcome
+from tests.support.real_server import clean_environment
 
 #: A process that ends later than this after its last scenario has hung.
 EXIT_SECONDS = 30

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import tinkex
-from tests.support.real_server import RealServer, start_server
 from tests.compat.cookbook.workspace import write_models
+from tests.support.real_server import RealServer, start_server
 
 BASE_MODEL = "tinkex/tiny"
 

@@ -24,7 +24,7 @@ HELLO = list(b"hello hello hello")
 PROMPT = ModelInput.from_ints(list(b"hello"))
 SHORT = SamplingParams(max_tokens=4)
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class Serve(Protocol):
@@ -60,7 +60,8 @@ class Events:
         """Block until that many such events came."""
         with self._changed:
             self._changed.wait_for(
-                lambda: sum(_fits(event, kind, fields) for event in self._seen) >= count, PATIENCE
+                lambda: sum(_fits(event, kind, fields) for event in self._seen) >= count,
+                TIMEOUT_SECONDS,
             )
         found = self.of(kind, **fields)
         assert len(found) >= count, f"{len(found)} of {count} {kind.__name__} {fields}"
@@ -74,7 +75,7 @@ def _fits(event: Any, kind: type[Any], fields: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No key, URL or stored credential of this machine reaches a test."""
     for name in list(os.environ):
         if name.startswith(("TINKER_", "TINKEX_", "CLOUDFLARE_ACCESS_")):
@@ -100,7 +101,7 @@ def connect(serve: Serve) -> Iterator[Connect]:
 
     yield make
     for client in made:
-        client.close().result(PATIENCE)
+        client.close().result(TIMEOUT_SECONDS)
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def _base_logits() -> np.ndarray:
     return Bigram.base(BASE_MODEL).logits_VV
 
 
-def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
+def eventually(check: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:
     """Wait until something is true; fails if it never is."""
     ends_at = time.monotonic() + seconds
     while not check():

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers.utils import logging as transformers_log
 
 from tests.support.adapters import make_layout, make_model, make_spec, make_state, sites_of
-from tests.support.small_disk import leave_free
 from tests.support.gguf_files import write_gguf
+from tests.support.small_disk import leave_free
 from tinkex.checkpoint.manifest import check_manifest, write_manifest
 from tinkex.checkpoint.retention import StepRetention
 from tinkex.engine.checkpoints import merge as merge_module

@@ -17,9 +17,9 @@ from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
     KEY,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     datum,
@@ -45,7 +45,7 @@ def test_a_batch_may_be_reused_after_the_call(service: ServiceClient, server: St
 
     future = client.forward_backward_custom(batch, loss)
     batch[:] = [datum(OTHER)]
-    future.result(PATIENCE)
+    future.result(TIMEOUT_SECONDS)
     sent = [call.message.forward_backward_input.data for call in server.calls("forward_backward")]
     inputs = [chunk[0].model_input.to_ints() for chunk in sent]
     assert inputs == [HELLO[:-1], HELLO[:-1]]
@@ -55,7 +55,7 @@ def test_a_batch_may_be_reused_after_the_call(service: ServiceClient, server: St
 def test_any_iterable_of_datums_is_a_batch(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     output = client.forward_backward(iter([datum(), datum()]), "cross_entropy")  # type: ignore[arg-type]
-    assert len(output.result(PATIENCE).loss_fn_outputs) == 2
+    assert len(output.result(TIMEOUT_SECONDS).loss_fn_outputs) == 2
 
 
 def test_polls_hold_up_neither_beats_nor_training(serve: Serve, connect: Connect) -> None:
@@ -65,9 +65,9 @@ def test_polls_hold_up_neither_beats_nor_training(serve: Serve, connect: Connect
     samples = [sampler.sample(PROMPT, 1, SHORT) for _ in range(12)]
     server.wait_for("retrieve_future", 4)
     beats = len(server.calls("session_heartbeat"))
-    server.wait_for("session_heartbeat", beats + 3, timeout=PATIENCE)
+    server.wait_for("session_heartbeat", beats + 3, timeout=TIMEOUT_SECONDS)
     assert not all(sample.done() for sample in samples)
-    assert all(sample.result(PATIENCE).sequences for sample in samples)
+    assert all(sample.result(TIMEOUT_SECONDS).sequences for sample in samples)
 
 
 def test_a_result_announced_once_is_fetched_again(serve: Serve, connect: Connect) -> None:
@@ -77,14 +77,14 @@ def test_a_result_announced_once_is_fetched_again(serve: Serve, connect: Connect
     config = RetryConfig(retry_delay_base=0.01)
     again = sampler.holder
     client = tinkex.SamplingClient.create(again, base_model=BASE_MODEL, retry_config=config)
-    assert client.result(PATIENCE).sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert client.result(TIMEOUT_SECONDS).sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
 
 
 def test_an_outage_leaves_the_refusals_their_tries(server: StubServer, connect: Connect) -> None:
     client = connect(server, max_retries=1).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(drop=True), times=3)
     server.inject("optim_step", Fault(status=500, body={"detail": "warming up"}))
-    assert client.optim_step(ADAM).result(PATIENCE).metrics is not None
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics is not None
     assert len(server.calls("optim_step")) == 5
 
 
@@ -94,8 +94,8 @@ def test_a_session_that_came_too_late_is_finished(server: StubServer) -> None:
     making = threading.Thread(target=_swallow, args=(service,))
     making.start()
     server.wait_for("create_session")
-    service.close("success").result(PATIENCE)
-    making.join(PATIENCE)
+    service.close("success").result(TIMEOUT_SECONDS)
+    making.join(TIMEOUT_SECONDS)
     eventually(lambda: len(server.finish_reasons) == 1)
     assert server.heartbeats() == []
 
@@ -124,7 +124,7 @@ def test_a_token_with_a_line_break_is_refused_and_not_shown(service: ServiceClie
     path = "tinker://run:train:0/weights/x"
     secret = "-".join(["foreign", "secret"])
     with pytest.raises(tinkex.InvalidInput, match="HTTP does not allow") as caught:
-        service.copy_weights(path, weights_access_token=f"{secret}\n").result(PATIENCE)
+        service.copy_weights(path, weights_access_token=f"{secret}\n").result(TIMEOUT_SECONDS)
     shown = "".join(traceback.format_exception(caught.value))
     assert secret not in shown
 
@@ -137,7 +137,7 @@ def test_a_burst_of_cancels_is_told_in_full(serve: Serve, connect: Connect) -> N
     server.wait_for("retrieve_future", 10)
     cancelled = [sample.cancel() for sample in samples]
     assert all(cancelled)
-    assert len(server.wait_for("cancel_future", 10, timeout=PATIENCE)) == 10
+    assert len(server.wait_for("cancel_future", 10, timeout=TIMEOUT_SECONDS)) == 10
 
 
 def test_a_billing_issue_pauses_a_submission(
@@ -145,11 +145,11 @@ def test_a_billing_issue_pauses_a_submission(
 ) -> None:
     client = connect(server, billing_pause_seconds=0.3).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=402, body={"detail": "no funds"}))
-    assert client.optim_step(ADAM).result(PATIENCE).metrics is not None
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics is not None
     assert "Paused by a billing issue" in caplog.text
     server.inject("optim_step", Fault(status=402, body={"detail": "no funds"}), times=None)
     with pytest.raises(tinkex.BillingError, match="no funds"):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
 
 
 def test_a_finished_future_keeps_nothing_alive(server: StubServer) -> None:
@@ -158,9 +158,9 @@ def test_a_finished_future_keeps_nothing_alive(server: StubServer) -> None:
     batch = [datum()]
     first = weakref.ref(batch[0].loss_fn_inputs["weights"].array)
     future = client.forward_backward(batch, "cross_entropy")
-    assert future.result(PATIENCE).metrics
+    assert future.result(TIMEOUT_SECONDS).metrics
     holder = weakref.ref(client.holder)
-    service.close("success").result(PATIENCE)
+    service.close("success").result(TIMEOUT_SECONDS)
     del service, client, batch
 
     def is_gone() -> bool:
@@ -179,7 +179,7 @@ def test_a_credential_command_runs_now_and_then(
     service = connect(server, api_key=None)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     for _ in range(5):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert log.read_text().count("run") == 1
     assert {call.api_key for call in server.calls("asample")} == {"tml-printed"}
 
@@ -189,13 +189,13 @@ def test_a_lost_answer_does_not_turn_a_yes_into_a_no(
     server: StubServer, service: ServiceClient, verb: str
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
-    path = client.save_state("kept").result(PATIENCE).path
+    path = client.save_state("kept").result(TIMEOUT_SECONDS).path
     server.inject(f"{verb}_checkpoint", Fault(drop_after=True))
     method = getattr(service.rest_client(), f"{verb}_checkpoint_from_tinker_path")
-    assert method(path).result(PATIENCE) is None
+    assert method(path).result(TIMEOUT_SECONDS) is None
     # Without a lost answer the same words are a no.
     with pytest.raises((tinkex.NotFoundError, tinkex.ConflictError)):
-        method(path).result(PATIENCE)
+        method(path).result(TIMEOUT_SECONDS)
 
 
 def test_stuck_samples_are_ended(serve: Serve, connect: Connect) -> None:
@@ -204,7 +204,7 @@ def test_stuck_samples_are_ended(serve: Serve, connect: Connect) -> None:
     config = RetryConfig(progress_timeout=0.5)
     sampler = service.create_sampling_client(base_model=BASE_MODEL, retry_config=config)
     with pytest.raises(tinkex.ResultTimeoutError, match=r"made progress for 0\.5 s"):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
 
 
 def test_a_save_may_interrupt_a_batch_being_encoded(service: ServiceClient) -> None:
@@ -220,8 +220,8 @@ def test_a_save_may_interrupt_a_batch_being_encoded(service: ServiceClient) -> N
             return super().__iter__()
 
     output = client.forward_backward(Interrupting([datum()]), "cross_entropy")
-    assert output.result(PATIENCE).metrics
-    assert saved[0].result(PATIENCE)
+    assert output.result(TIMEOUT_SECONDS).metrics
+    assert saved[0].result(TIMEOUT_SECONDS)
 
 
 def test_extra_headers_travel_with_downloads(
@@ -229,8 +229,8 @@ def test_extra_headers_travel_with_downloads(
 ) -> None:
     service = connect(server, headers={"x-proxy-auth": "pass"})
     client = service.create_lora_training_client(BASE_MODEL)
-    path = client.save_weights_external("out").result(PATIENCE).path
-    service.rest_client().download_checkpoint(path, tmp_path / "out").result(PATIENCE)
+    path = client.save_weights_external("out").result(TIMEOUT_SECONDS).path
+    service.rest_client().download_checkpoint(path, tmp_path / "out").result(TIMEOUT_SECONDS)
     downloads = server.calls("download")
     assert downloads
     assert {call.headers.get("x-proxy-auth") for call in downloads} == {"pass"}
@@ -249,7 +249,7 @@ def test_blocking_in_a_callback_is_refused(serve: Serve, connect: Connect) -> No
         done.set()
 
     client.forward([datum()], "cross_entropy").add_done_callback(callback)
-    assert done.wait(PATIENCE)
+    assert done.wait(TIMEOUT_SECONDS)
     assert [type(error).__name__ for error in caught] == ["WrongThread"]
 
 

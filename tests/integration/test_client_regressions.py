@@ -19,9 +19,9 @@ import tinkex
 from tests.integration.conftest import (
     BASE_MODEL,
     KEY,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     datum,
@@ -63,7 +63,7 @@ def test_a_step_does_not_pass_the_backward_of_a_custom_loss(
     client.forward_backward_custom([datum()], lambda _, rows: (-rows[0].sum(), {}))
     stepped = client.optim_step(ADAM)
     assert time.monotonic() - called_at < held.delay_seconds
-    assert stepped.result(PATIENCE).metrics["grad_norm"] > 0.0
+    assert stepped.result(TIMEOUT_SECONDS).metrics["grad_norm"] > 0.0
     kinds = [(number, kind) for _, number, kind in server.executed]
     assert kinds == [(1, "forward"), (2, "forward_backward"), (3, "optim_step")]
     (step,) = server.calls("optim_step")
@@ -76,13 +76,13 @@ def test_sample_returns_at_once_while_the_io_thread_is_busy(
     """P-14: the caller waits for nobody, and a sample costs its two requests and no other."""
     before = len(server.calls())
     gate = threading.Event()
-    IO_LOOP.post(gate.wait, PATIENCE)
+    IO_LOOP.post(gate.wait, TIMEOUT_SECONDS)
     started = time.monotonic()
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(100)]
-    assert time.monotonic() - started < PATIENCE / 2
+    assert time.monotonic() - started < TIMEOUT_SECONDS / 2
     assert not any(future.done() for future in futures)
     gate.set()
-    assert all(future.result(PATIENCE).sequences for future in futures)
+    assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
     asked = {call.endpoint for call in server.calls()[before:]} - {"session_heartbeat"}
     assert asked == {"asample", "retrieve_future"}
     assert len(server.calls("asample")) == 100
@@ -105,7 +105,7 @@ def test_encoding_and_decoding_of_batches_keep_off_the_io_thread(
 
     note_thread(remote_model, "encode_forward_backward_request")
     note_thread(polling, "decode_result")
-    output = client.forward([datum([1] * 2000)] * 50, "cross_entropy").result(PATIENCE)
+    output = client.forward([datum([1] * 2000)] * 50, "cross_entropy").result(TIMEOUT_SECONDS)
     assert (
         sum(row["logprobs"].nbytes for row in output.loss_fn_outputs)
         > polling.MIN_THREADED_DECODE_BYTES
@@ -128,7 +128,7 @@ def test_closing_clients_harms_nobody_and_restarts_nothing(
             service.create_sampling_client(base_model=BASE_MODEL)
         closed.append(service)
     num_beats = len(server.heartbeats())
-    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
     for service in closed:
         with pytest.raises(tinkex.ClientClosed):
             service.health()
@@ -226,10 +226,10 @@ def test_slow_creation_is_waited_for(serve: Serve, connect: Connect) -> None:
 
 @pytest.fixture
 def path(client: TrainingClient) -> str:
-    return client.save_state("a").result(PATIENCE).path
+    return client.save_state("a").result(TIMEOUT_SECONDS).path
 
 
-def test_a_failed_load_leaves_nothing_here(
+def test_failed_load_leaves_no_client_state(
     server: StubServer, service: ServiceClient, path: str
 ) -> None:
     """P-48: no client, no task; a checkpoint that does not exist makes no model at all."""
@@ -267,7 +267,9 @@ def test_sync_and_async_creation_send_the_same(
     """12.11: one sent the exchanged token and the other the raw one."""
     server = serve(api_keys={KEY, "tml-foreign"}, client_config={"pjwt_auth_enabled": True})
     owner = connect(server, api_key=token or KEY)
-    path = owner.create_lora_training_client(BASE_MODEL).save_state("a").result(PATIENCE).path
+    path = (
+        owner.create_lora_training_client(BASE_MODEL).save_state("a").result(TIMEOUT_SECONDS).path
+    )
     sent: list[list[tuple[Any, ...]]] = []
     for suffix in ("", "_async"):
         service = connect(server)
@@ -295,13 +297,13 @@ def test_what_is_not_set_is_not_sent(
     server: StubServer, service: ServiceClient, client: TrainingClient
 ) -> None:
     """P-38: null was answered by 422, or by 500. (Removing a lifetime is the one null there is.)"""
-    client.optim_step(ADAM).result(PATIENCE)
-    path = client.save_state("a").result(PATIENCE).path
+    client.optim_step(ADAM).result(TIMEOUT_SECONDS)
+    path = client.save_state("a").result(TIMEOUT_SECONDS).path
     service.create_training_client_from_state(path)
     sampler = client.save_weights_and_get_sampling_client()
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
-    service.rest_client().copy_weights(path).result(PATIENCE)
-    service.close().result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+    service.rest_client().copy_weights(path).result(TIMEOUT_SECONDS)
+    service.close().result(TIMEOUT_SECONDS)
     bodies = [(call.endpoint, call.body) for call in server.calls() if not call.is_proto]
     assert len({name for name, _ in bodies}) >= 10
     assert [name for name, body in bodies if b"null" in body] == []
@@ -314,7 +316,7 @@ def test_an_empty_answer_to_a_delete_is_fine(
     """P-39"""
     server.inject("delete_checkpoint", Fault(status=status, body=b""))
     rest = service.rest_client()
-    assert rest.delete_checkpoint("s:train:0", "weights/a").result(PATIENCE) is None
+    assert rest.delete_checkpoint("s:train:0", "weights/a").result(TIMEOUT_SECONDS) is None
     (call,) = server.calls("delete_checkpoint")
     assert call.path == "/api/v1/training_runs/s:train:0/checkpoints/weights/a"
 
@@ -328,7 +330,7 @@ def test_every_result_of_training_is_typed(client: TrainingClient) -> None:
         client.save_weights_for_sampler("a"): types.SaveWeightsForSamplerResponse,
         client.save_weights_external("a"): types.SaveWeightsExternalResponse,
     }
-    assert {future: type(future.result(PATIENCE)) for future in futures} == futures
+    assert {future: type(future.result(TIMEOUT_SECONDS)) for future in futures} == futures
     assert type(client.get_info()) is types.GetInfoResponse
 
 
@@ -344,7 +346,7 @@ def test_a_download_is_written_while_it_arrives(
             line.recv(65536)
             line.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (2 * len(half)))
             line.sendall(half)
-            line.sendall(half if go_on.wait(PATIENCE / 2) else b"")
+            line.sendall(half if go_on.wait(TIMEOUT_SECONDS / 2) else b"")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=send_in_halves, daemon=True).start()
@@ -358,7 +360,7 @@ def test_a_download_is_written_while_it_arrives(
             tmp_path / "x",
             progress=lambda done, total: go_on.set() if done else None,
         )
-        assert (got.result(PATIENCE) / "weights").stat().st_size == 2 * len(half)
+        assert (got.result(TIMEOUT_SECONDS) / "weights").stat().st_size == 2 * len(half)
 
 
 # --- progress ---------------------------------------------------------------------------------
@@ -380,13 +382,13 @@ def unlucky(server: StubServer, connect: Connect) -> SamplingClient:
     return sampler
 
 
-def test_progress_of_others_is_progress(unlucky: SamplingClient) -> None:
+def test_progress_of_other_requests_resets_stall_timer(unlucky: SamplingClient) -> None:
     """P-17: what nobody updates is a limit on the whole, not on standing still."""
     slow = unlucky.sample(PROMPT, 1, SHORT)
     while not slow.done():
-        unlucky.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        unlucky.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
         time.sleep(0.02)
-    assert slow.result(PATIENCE).sequences
+    assert slow.result(TIMEOUT_SECONDS).sequences
 
 
 def test_no_progress_ends_it_but_idle_time_does_not_count(
@@ -396,7 +398,7 @@ def test_no_progress_ends_it_but_idle_time_does_not_count(
     time.sleep(1.0)
     server.inject("asample", BROKEN, times=None)
     with pytest.raises(tinkex.InternalServerError):
-        unlucky.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        unlucky.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     times = [call.arrived_at for call in server.calls("asample")]
     assert len(times) > 2
     assert times[-1] - times[0] > 0.5

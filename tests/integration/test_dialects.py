@@ -11,9 +11,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     base_logprobs,
@@ -50,33 +50,35 @@ def test_the_whole_loop(server: StubServer, connect: Connect, tmp_path: Path) ->
         for _ in range(3):
             passed = client.forward_backward([datum()] * 1100, "cross_entropy")
             client.optim_step(ADAM)
-            losses.append(passed.result(PATIENCE).metrics["loss:sum"])
+            losses.append(passed.result(TIMEOUT_SECONDS).metrics["loss:sum"])
         assert losses[0] == pytest.approx(-1100 * base_logprobs(HELLO).sum())
         assert losses == sorted(losses, reverse=True)
 
-        path = client.save_state("last").result(PATIENCE).path
+        path = client.save_state("last").result(TIMEOUT_SECONDS).path
         resumed = service.create_training_client_from_state_with_optimizer(path)
         scores = [
-            each.forward([datum()], "cross_entropy").result(PATIENCE).loss_fn_outputs[0]["logprobs"]
+            each.forward([datum()], "cross_entropy")
+            .result(TIMEOUT_SECONDS)
+            .loss_fn_outputs[0]["logprobs"]
             for each in (client, resumed)
         ]
         np.testing.assert_allclose(scores[0].to_numpy(), scores[1].to_numpy(), rtol=1e-6)
 
-        weights = client.save_weights_for_sampler("last").result(PATIENCE).path
+        weights = client.save_weights_for_sampler("last").result(TIMEOUT_SECONDS).path
         named = service.create_sampling_client(model_path=weights)
         unnamed = client.save_weights_and_get_sampling_client()
         for sampler in (named, unnamed):
             greedy = SamplingParams(max_tokens=3, temperature=0.0)
             response = sampler.sample(PROMPT, 2, greedy, include_prompt_logprobs=True)
-            sequences = response.result(PATIENCE).sequences
+            sequences = response.result(TIMEOUT_SECONDS).sequences
             assert sequences[0].tokens == sequences[1].tokens
             assert len({sequence.sequence_id for sequence in sequences}) == 2
-            logprobs = sampler.compute_logprobs(ModelInput.from_ints(HELLO)).result(PATIENCE)
+            logprobs = sampler.compute_logprobs(ModelInput.from_ints(HELLO)).result(TIMEOUT_SECONDS)
             assert logprobs[1:] == pytest.approx(scores[0].tolist(), rel=1e-5)
 
         folder = tmp_path / "weights"
         rest = service.rest_client()
-        assert rest.download_checkpoint(path, folder).result(PATIENCE) == folder
+        assert rest.download_checkpoint(path, folder).result(TIMEOUT_SECONDS) == folder
         config = json.loads((folder / "adapter_config.json").read_text())
         assert config["r"] == 4
     assert not list(tmp_path.glob(".weights*"))
@@ -86,9 +88,9 @@ def test_the_whole_loop(server: StubServer, connect: Connect, tmp_path: Path) ->
 def test_skyrl_gets_json_and_the_old_forward(serve: Serve, connect: Connect) -> None:
     server = serve(dialect="skyrl")
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    client.forward([datum()], "cross_entropy").result(PATIENCE)
-    client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
-    client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+    client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
+    client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
+    client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     tried, *rest = server.calls("forward_backward")
     # One batch is enough to find out; from then on everything is JSON.
     assert tried.is_proto
@@ -101,8 +103,8 @@ def test_skyrl_gets_json_and_the_old_forward(serve: Serve, connect: Connect) -> 
 def test_tuft_gets_protobuf(serve: Serve, connect: Connect) -> None:
     server = serve(dialect="tuft")
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    client.forward([datum()], "cross_entropy").result(PATIENCE)
-    client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+    client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
+    client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     assert all(call.is_proto for call in server.calls("forward_backward"))
     assert server.calls("forward") == []
 
@@ -111,7 +113,9 @@ def test_a_chunked_first_batch_finds_the_dialect(serve: Serve, connect: Connect)
     server = serve(dialect="skyrl", client_config={"fwdbwd_max_chunk_len": 2})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     rows = [[index, index + 1, index + 2] for index in range(7)]
-    output = client.forward_backward([datum(row) for row in rows], "cross_entropy").result(PATIENCE)
+    output = client.forward_backward([datum(row) for row in rows], "cross_entropy").result(
+        TIMEOUT_SECONDS
+    )
     got = [row["logprobs"].tolist() for row in output.loss_fn_outputs]
     assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-5) for row in rows]
 
@@ -129,7 +133,7 @@ def test_sparse_targets_survive_json(serve: Serve, connect: Connect) -> None:
         client = connect(serve(dialect=dialect)).create_lora_training_client(BASE_MODEL)
         row = datum([1, 2, 3, 4])
         soft = type(row)(model_input=row.model_input, loss_fn_inputs=inputs)
-        output = client.forward_backward([soft], "cross_entropy").result(PATIENCE)
+        output = client.forward_backward([soft], "cross_entropy").result(TIMEOUT_SECONDS)
         losses.append(output.metrics["loss:sum"])
         assert output.loss_fn_outputs[0]["logprobs"].shape == [3, 40]
     expected = [base_logprobs(pair)[0] for pair in ([1, 11], [2, 12], [3, 13])]
@@ -140,8 +144,8 @@ def test_a_failed_job_is_a_failure_in_every_dialect(server: StubServer, connect:
     """Some say so by 200, some by 400; nobody is polled for ever."""
     client = connect(server).create_lora_training_client(BASE_MODEL)
     with pytest.raises((RequestFailedError, BadRequestError), match="999999"):
-        client.forward_backward([datum([1, 999_999])], "cross_entropy").result(PATIENCE)
-    assert client.optim_step(ADAM).result(PATIENCE).metrics
+        client.forward_backward([datum([1, 999_999])], "cross_entropy").result(TIMEOUT_SECONDS)
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics
     polled = [call.message["request_id"] for call in server.calls("retrieve_future")]
     assert polled.count("req-2") <= 4
 
@@ -150,16 +154,18 @@ def test_slow_work_is_waited_for_in_every_dialect(serve: Serve, connect: Connect
     for dialect in DIALECTS:
         server = serve(dialect=dialect, work_seconds=0.5, long_poll_seconds=0.05)
         client = connect(server).create_lora_training_client(BASE_MODEL)
-        assert client.optim_step(ADAM).result(PATIENCE).metrics
+        assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics
         assert len(server.calls("retrieve_future")) > 2
 
 
 def test_what_is_missing_is_said(server: StubServer, connect: Connect) -> None:
     rest = connect(server).rest_client()
     with pytest.raises(NotFoundError):
-        rest.copy_weights("tinker://run/weights/a").result(PATIENCE)
+        rest.copy_weights("tinker://run/weights/a").result(TIMEOUT_SECONDS)
     with pytest.raises(APIStatusError):
-        rest.set_checkpoint_ttl_from_tinker_path("tinker://run/weights/a", 60).result(PATIENCE)
+        rest.set_checkpoint_ttl_from_tinker_path("tinker://run/weights/a", 60).result(
+            TIMEOUT_SECONDS
+        )
 
 
 def test_a_missing_checkpoint_is_said_in_every_dialect(
@@ -167,7 +173,9 @@ def test_a_missing_checkpoint_is_said_in_every_dialect(
 ) -> None:
     rest = connect(server).rest_client()
     with pytest.raises(NotFoundError):
-        rest.download_checkpoint("tinker://run/weights/none", tmp_path / "x").result(PATIENCE)
+        rest.download_checkpoint("tinker://run/weights/none", tmp_path / "x").result(
+            TIMEOUT_SECONDS
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,10 +184,12 @@ def test_old_answers_that_name_neither_file_nor_archive(
 ) -> None:
     server = serve(dialect="tuft")
     service = connect(server)
-    path = service.create_lora_training_client(BASE_MODEL).save_state("a").result(PATIENCE).path
+    path = (
+        service.create_lora_training_client(BASE_MODEL).save_state("a").result(TIMEOUT_SECONDS).path
+    )
     server.inject("checkpoint_archive", Fault(status=200, body={"nothing": 1}))
     with pytest.raises(APIResponseValidationError, match="checkpoint_archive"):
-        service.rest_client().download_checkpoint(path, tmp_path / "x").result(PATIENCE)
+        service.rest_client().download_checkpoint(path, tmp_path / "x").result(TIMEOUT_SECONDS)
 
 
 def test_an_archive_that_is_being_built_is_waited_for(
@@ -187,10 +197,12 @@ def test_an_archive_that_is_being_built_is_waited_for(
 ) -> None:
     server = serve(dialect="tuft")
     service = connect(server)
-    path = service.create_lora_training_client(BASE_MODEL).save_state("a").result(PATIENCE).path
+    path = (
+        service.create_lora_training_client(BASE_MODEL).save_state("a").result(TIMEOUT_SECONDS).path
+    )
     building = Fault(status=503, headers={"retry-after-ms": "50"}, body={"detail": "building"})
     server.inject("checkpoint_archive", building, times=2)
-    folder = service.rest_client().download_checkpoint(path, tmp_path / "x").result(PATIENCE)
+    folder = service.rest_client().download_checkpoint(path, tmp_path / "x").result(TIMEOUT_SECONDS)
     assert (folder / "adapter_config.json").exists()
     assert len(server.calls("checkpoint_archive")) == 3
 
@@ -200,7 +212,7 @@ def test_samples_of_old_servers_are_not_asked_for_new_things(
 ) -> None:
     """An unknown field is refused by a strict server of the old schema (protocol 11)."""
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     (call,) = server.calls("asample")
     assert call.message.keys() <= {
         "num_samples",

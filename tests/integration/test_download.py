@@ -29,7 +29,7 @@ NOTES = json.dumps({"etag": '"v1"', "num_bytes": len(DATA)})
 
 
 @dataclass
-class Act:
+class ResponseFault:
     """How the server behaves towards one request."""
 
     status: int | None = None
@@ -40,13 +40,13 @@ class Act:
 
 
 @dataclass
-class Shelf:
+class FileServer:
     """What the server offers, what it will do next, and what it was asked."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     etag: str | None = '"v1"'
     last_modified: str | None = None
-    acts: list[Act] = field(default_factory=list)
+    faults: list[ResponseFault] = field(default_factory=list)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
     num_open: int = 0
@@ -61,25 +61,25 @@ class Handler(BaseHTTPRequestHandler):
     """GET with ranges, and misbehaviour on demand."""
 
     protocol_version = "HTTP/1.1"
-    shelf: Shelf
+    file_server: FileServer
 
     def log_message(self, *_: Any) -> None:
         """Be quiet."""
 
     def do_GET(self) -> None:
-        shelf, name = self.shelf, self.path.lstrip("/").partition("?")[0]
-        with shelf.lock:
-            shelf.asked.append((name, self.headers["Range"]))
-            act = shelf.acts.pop(0) if shelf.acts else Act()
-            shelf.num_open += 1
-            shelf.max_open = max(shelf.max_open, shelf.num_open)
+        file_server, name = self.file_server, self.path.lstrip("/").partition("?")[0]
+        with file_server.lock:
+            file_server.asked.append((name, self.headers["Range"]))
+            act = file_server.faults.pop(0) if file_server.faults else ResponseFault()
+            file_server.num_open += 1
+            file_server.max_open = max(file_server.max_open, file_server.num_open)
         try:
-            self.answer(act, shelf.files.get(name))
+            self.answer(act, file_server.files.get(name))
         finally:
-            with shelf.lock:
-                shelf.num_open -= 1
+            with file_server.lock:
+                file_server.num_open -= 1
 
-    def answer(self, act: Act, data: bytes | None) -> None:
+    def answer(self, act: ResponseFault, data: bytes | None) -> None:
         if act.status or data is None:
             self.reply(act.status or 404, {"Content-Length": "0"} | act.headers)
             return
@@ -95,9 +95,9 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200 if start is None else 206, headers | act.headers)
         self.send_body(act, data[start or 0 :])
 
-    def start(self, act: Act) -> int | None:
+    def start(self, act: ResponseFault) -> int | None:
         wanted, condition = self.headers["Range"], self.headers["If-Range"]
-        is_stale = condition not in {None, self.shelf.etag, self.shelf.last_modified}
+        is_stale = condition not in {None, self.file_server.etag, self.file_server.last_modified}
         if wanted is None or is_stale or act.ignores_range:
             return None
         match = re.fullmatch(r"bytes=(\d+)-", wanted)
@@ -105,14 +105,14 @@ class Handler(BaseHTTPRequestHandler):
         return int(match[1])
 
     def reply(self, status: int, headers: dict[str, str]) -> None:
-        known = {"ETag": self.shelf.etag, "Last-Modified": self.shelf.last_modified}
+        known = {"ETag": self.file_server.etag, "Last-Modified": self.file_server.last_modified}
         self.send_response(status)
         for name, value in (known | headers).items():
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
 
-    def send_body(self, act: Act, body: bytes) -> None:
+    def send_body(self, act: ResponseFault, body: bytes) -> None:
         if act.is_chunked:
             body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         self.close_connection = act.cut is not None
@@ -123,15 +123,15 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
+def file_server() -> Iterator[FileServer]:
     """A server on the loopback, for one test."""
-    shelf = Shelf(files={"model.bin": DATA})
-    handler = type("BoundHandler", (Handler,), {"shelf": shelf})
+    file_server = FileServer(files={"model.bin": DATA})
+    handler = type("BoundHandler", (Handler,), {"file_server": file_server})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    shelf.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield shelf
+    file_server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield file_server
     server.shutdown()
     thread.join()
     server.server_close()
@@ -170,13 +170,15 @@ class Waits:
         self.seconds.append(seconds)
 
 
-def ranges(shelf: Shelf) -> list[str | None]:
-    return [wanted for _, wanted in shelf.asked]
+def ranges(file_server: FileServer) -> list[str | None]:
+    return [wanted for _, wanted in file_server.asked]
 
 
-async def get(shelf: Shelf, folder: Path, **options: Any) -> Path:
+async def get(file_server: FileServer, folder: Path, **options: Any) -> Path:
     options.setdefault("sleep", Waits())
-    return await download_file(fetch, f"{shelf.url}/model.bin", folder / "model.bin", **options)
+    return await download_file(
+        fetch, f"{file_server.url}/model.bin", folder / "model.bin", **options
+    )
 
 
 def assert_only(folder: Path, *names: str) -> None:
@@ -187,10 +189,10 @@ def assert_only(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_file_arrives(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_file_arrives(file_server: FileServer, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     path = await get(
-        shelf,
+        file_server,
         tmp_path,
         expected_bytes=len(DATA),
         expected_sha256=DIGEST.upper(),
@@ -202,76 +204,86 @@ async def test_a_file_arrives(shelf: Shelf, tmp_path: Path) -> None:
     assert seen[-1] == (len(DATA), len(DATA))
     assert seen == sorted(seen)
     assert len(seen) <= 7, "bytes are written in big blocks"
-    assert ranges(shelf) == [None]
+    assert ranges(file_server) == [None]
 
 
 @pytest.mark.asyncio
-async def test_an_older_file_is_replaced_and_folders_are_made(shelf: Shelf, tmp_path: Path) -> None:
+async def test_an_older_file_is_replaced_and_folders_are_made(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin").write_text("old")
-    await get(shelf, tmp_path)
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA
-    await get(shelf, tmp_path / "a" / "b")
+    await get(file_server, tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b" / "model.bin").read_bytes() == DATA
 
 
 @pytest.mark.asyncio
-async def test_an_empty_file_and_an_unknown_size(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.files["model.bin"] = b""
-    await get(shelf, tmp_path)
+async def test_an_empty_file_and_an_unknown_size(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["model.bin"] = b""
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == b""
-    shelf.files["model.bin"] = DATA
-    shelf.acts = [Act(is_chunked=True)]
+    file_server.files["model.bin"] = DATA
+    file_server.faults = [ResponseFault(is_chunked=True)]
     seen: list[int | None] = []
-    await get(shelf, tmp_path, progress=lambda _, total: seen.append(total))
+    await get(file_server, tmp_path, progress=lambda _, total: seen.append(total))
     assert (tmp_path / "model.bin").read_bytes() == DATA
     assert set(seen) == {None}
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("validator", ["etag", "last_modified"])
-async def test_a_cut_line_is_taken_up_again(shelf: Shelf, tmp_path: Path, validator: str) -> None:
-    shelf.etag = None
-    setattr(shelf, validator, '"v1"' if validator == "etag" else "Mon, 01 Jan 2024 00:00:00 GMT")
-    shelf.acts = [Act(cut=2_000_000), Act(cut=1_500_000)]
-    await get(shelf, tmp_path, expected_sha256=DIGEST)
+async def test_a_cut_line_is_taken_up_again(
+    file_server: FileServer, tmp_path: Path, validator: str
+) -> None:
+    file_server.etag = None
+    setattr(
+        file_server, validator, '"v1"' if validator == "etag" else "Mon, 01 Jan 2024 00:00:00 GMT"
+    )
+    file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(cut=1_500_000)]
+    await get(file_server, tmp_path, expected_sha256=DIGEST)
     assert (tmp_path / "model.bin").read_bytes() == DATA
-    assert ranges(shelf) == [None, "bytes=2000000-", "bytes=3500000-"]
+    assert ranges(file_server) == [None, "bytes=2000000-", "bytes=3500000-"]
 
 
 @pytest.mark.asyncio
-async def test_without_a_validator_it_begins_again(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.etag = 'W/"weak"'
-    shelf.acts = [Act(cut=2_000_000)]
-    await get(shelf, tmp_path)
+async def test_without_a_validator_it_begins_again(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.etag = 'W/"weak"'
+    file_server.faults = [ResponseFault(cut=2_000_000)]
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA
-    assert ranges(shelf) == [None, None]
+    assert ranges(file_server) == [None, None]
 
 
 @pytest.mark.asyncio
-async def test_a_digest_makes_up_for_a_missing_validator(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.etag = None
-    shelf.acts = [Act(cut=2_000_000)]
-    await get(shelf, tmp_path, expected_sha256=DIGEST)
-    assert ranges(shelf) == [None, "bytes=2000000-"]
+async def test_a_digest_makes_up_for_a_missing_validator(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.etag = None
+    file_server.faults = [ResponseFault(cut=2_000_000)]
+    await get(file_server, tmp_path, expected_sha256=DIGEST)
+    assert ranges(file_server) == [None, "bytes=2000000-"]
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_ignores_ranges(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.acts = [Act(cut=2_000_000), Act(ignores_range=True)]
-    await get(shelf, tmp_path)
+async def test_a_server_that_ignores_ranges(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(ignores_range=True)]
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA
-    assert ranges(shelf) == [None, "bytes=2000000-"]
+    assert ranges(file_server) == [None, "bytes=2000000-"]
 
 
 @pytest.mark.asyncio
-async def test_pieces_of_two_files_are_never_joined(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.acts = [Act(cut=2_000_000), Act(status=404)]
+async def test_pieces_of_two_files_are_never_joined(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(status=404)]
     with pytest.raises(DownloadError, match="answered 404"):
-        await get(shelf, tmp_path)
+        await get(file_server, tmp_path)
     assert_only(tmp_path, "model.bin.part", "model.bin.part.json")
-    shelf.etag, shelf.files["model.bin"] = '"v2"', DATA[::-1]
-    await get(shelf, tmp_path)
+    file_server.etag, file_server.files["model.bin"] = '"v2"', DATA[::-1]
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA[::-1]
 
 
@@ -286,143 +298,157 @@ async def test_pieces_of_two_files_are_never_joined(shelf: Shelf, tmp_path: Path
     ],
 )
 async def test_a_range_that_does_not_fit_begins_again(
-    shelf: Shelf, tmp_path: Path, headers: dict[str, str]
+    file_server: FileServer, tmp_path: Path, headers: dict[str, str]
 ) -> None:
-    shelf.acts = [Act(cut=2_000_000), Act(headers=headers)]
-    await get(shelf, tmp_path)
+    file_server.faults = [ResponseFault(cut=2_000_000), ResponseFault(headers=headers)]
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA
-    assert ranges(shelf) == [None, "bytes=2000000-", None]
+    assert ranges(file_server) == [None, "bytes=2000000-", None]
 
 
 @pytest.mark.asyncio
-async def test_resumes_a_complete_part_without_fetching_it(shelf: Shelf, tmp_path: Path) -> None:
+async def test_resumes_a_complete_part_without_fetching_it(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA)
     (tmp_path / "model.bin.part.json").write_text(NOTES)
-    await get(shelf, tmp_path)
-    assert ranges(shelf) == ["bytes=5020000-"]
+    await get(file_server, tmp_path)
+    assert ranges(file_server) == ["bytes=5020000-"]
     assert_only(tmp_path, "model.bin")
 
 
 @pytest.mark.asyncio
-async def test_a_part_that_is_too_long_begins_again(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_part_that_is_too_long_begins_again(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA + b"more")
     (tmp_path / "model.bin.part.json").write_text(NOTES)
-    await get(shelf, tmp_path)
-    assert ranges(shelf) == ["bytes=5020004-", None]
+    await get(file_server, tmp_path)
+    assert ranges(file_server) == ["bytes=5020004-", None]
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
 @pytest.mark.asyncio
-async def test_a_known_digest_saves_the_question(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_known_digest_saves_the_question(file_server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "model.bin.part").write_bytes(DATA)
-    await get(shelf, tmp_path, expected_bytes=len(DATA), expected_sha256=DIGEST)
-    assert shelf.asked == []
+    await get(file_server, tmp_path, expected_bytes=len(DATA), expected_sha256=DIGEST)
+    assert file_server.asked == []
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
 @pytest.mark.asyncio
-async def test_a_rotten_part_is_found_and_fetched_anew(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_rotten_part_is_found_and_fetched_anew(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin.part").write_bytes(b"rotten" * 100)
     (tmp_path / "model.bin.part.json").write_text(NOTES)
-    await get(shelf, tmp_path, expected_sha256=DIGEST)
-    assert ranges(shelf) == ["bytes=600-", None]
+    await get(file_server, tmp_path, expected_sha256=DIGEST)
+    assert ranges(file_server) == ["bytes=600-", None]
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
 @pytest.mark.asyncio
-async def test_a_busy_server_is_asked_again(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_busy_server_is_asked_again(file_server: FileServer, tmp_path: Path) -> None:
     waits = Waits()
-    shelf.acts = [Act(status=503, headers={"Retry-After": "30"}), Act(status=429), Act(status=408)]
-    await get(shelf, tmp_path, sleep=waits)
+    file_server.faults = [
+        ResponseFault(status=503, headers={"Retry-After": "30"}),
+        ResponseFault(status=429),
+        ResponseFault(status=408),
+    ]
+    await get(file_server, tmp_path, sleep=waits)
     assert (tmp_path / "model.bin").read_bytes() == DATA
     assert waits.seconds[0] == 30.0
     assert 0.7 < waits.seconds[1] < waits.seconds[2] <= 2.0
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_stays_busy(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_server_that_stays_busy(file_server: FileServer, tmp_path: Path) -> None:
     waits = Waits()
-    shelf.acts = [Act(status=503)] * 10
+    file_server.faults = [ResponseFault(status=503)] * 10
     with pytest.raises(DownloadError, match=r"model\.bin stopped at 0 of \? bytes: .*answered 503"):
-        await get(shelf, tmp_path, retries=3, sleep=waits)
-    assert len(shelf.asked) == 4
+        await get(file_server, tmp_path, retries=3, sleep=waits)
+    assert len(file_server.asked) == 4
     assert len(waits.seconds) == 3
     assert_only(tmp_path)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("status", [401, 403, 404, 400])
-async def test_a_refusal_is_final(shelf: Shelf, tmp_path: Path, status: int) -> None:
-    shelf.acts = [Act(status=status)]
+async def test_a_refusal_is_final(file_server: FileServer, tmp_path: Path, status: int) -> None:
+    file_server.faults = [ResponseFault(status=status)]
     with pytest.raises(DownloadError, match=f"Cannot download model.bin: .*{status}") as caught:
-        await get(shelf, tmp_path)
+        await get(file_server, tmp_path)
     assert caught.value.status == status
     assert caught.value.is_user_error
-    assert shelf.url not in str(caught.value), "a signed URL is a secret"
-    assert len(shelf.asked) == 1
+    assert file_server.url not in str(caught.value), "a signed URL is a secret"
+    assert len(file_server.asked) == 1
     assert_only(tmp_path)
 
 
 @pytest.mark.asyncio
-async def test_the_server_may_forbid_a_retry(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.acts = [Act(status=503, headers={"x-should-retry": "false"})]
+async def test_the_server_may_forbid_a_retry(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.faults = [ResponseFault(status=503, headers={"x-should-retry": "false"})]
     with pytest.raises(DownloadError, match="503"):
-        await get(shelf, tmp_path)
-    assert len(shelf.asked) == 1
+        await get(file_server, tmp_path)
+    assert len(file_server.asked) == 1
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_stays_short_names_both_sizes(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.acts = [Act(cut=500, ignores_range=True)] * 20
+async def test_a_file_that_stays_short_names_both_sizes(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.faults = [ResponseFault(cut=500, ignores_range=True)] * 20
     with pytest.raises(DownloadError, match="stopped at 500 of 5020000 bytes: The download broke"):
-        await get(shelf, tmp_path)
-    assert len(shelf.asked) == 6, "the first try and five more"
+        await get(file_server, tmp_path)
+    assert len(file_server.asked) == 6, "the first try and five more"
     assert_only(tmp_path, "model.bin.part", "model.bin.part.json")
-    await get(shelf, tmp_path, retries=20)
+    await get(file_server, tmp_path, retries=20)
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
 @pytest.mark.asyncio
-async def test_progress_renews_the_patience(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.acts = [Act(cut=300_000)] * 16
-    await get(shelf, tmp_path, retries=1, expected_sha256=DIGEST)
-    assert len(shelf.asked) == 17
+async def test_progress_renews_the_patience(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.faults = [ResponseFault(cut=300_000)] * 16
+    await get(file_server, tmp_path, retries=1, expected_sha256=DIGEST)
+    assert len(file_server.asked) == 17
 
 
 @pytest.mark.asyncio
-async def test_a_wrong_size_is_refused_before_the_body(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_wrong_size_is_refused_before_the_body(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     with pytest.raises(DownloadError, match=r"model\.bin has 5020000 bytes on the server.* 77"):
-        await get(shelf, tmp_path, expected_bytes=77)
-    assert len(shelf.asked) == 1
+        await get(file_server, tmp_path, expected_bytes=77)
+    assert len(file_server.asked) == 1
     assert_only(tmp_path)
 
 
 @pytest.mark.asyncio
-async def test_an_unannounced_size_is_checked_too(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.acts = [Act(is_chunked=True)] * 10
+async def test_an_unannounced_size_is_checked_too(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.faults = [ResponseFault(is_chunked=True)] * 10
     with pytest.raises(DownloadError, match="stopped at 5020000 of 5020001 bytes"):
-        await get(shelf, tmp_path, expected_bytes=len(DATA) + 1, retries=0)
+        await get(file_server, tmp_path, expected_bytes=len(DATA) + 1, retries=0)
     with pytest.raises(DownloadError, match="more than the announced 77 bytes"):
-        await get(shelf, tmp_path / "other", expected_bytes=77, retries=0)
+        await get(file_server, tmp_path / "other", expected_bytes=77, retries=0)
     assert_only(tmp_path, "model.bin.part", "model.bin.part.json", "other")
     assert_only(tmp_path / "other")
 
 
 @pytest.mark.asyncio
-async def test_a_wrong_digest_keeps_nothing(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_wrong_digest_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"model.bin does not have the sha256 {'0' * 64}"):
-        await get(shelf, tmp_path, expected_sha256="0" * 64)
-    assert len(shelf.asked) == 1
+        await get(file_server, tmp_path, expected_sha256="0" * 64)
+    assert len(file_server.asked) == 1
     assert_only(tmp_path)
 
 
 @pytest.mark.asyncio
-async def test_bad_arguments(shelf: Shelf, tmp_path: Path) -> None:
+async def test_bad_arguments(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is a folder"):
-        await download_file(fetch, f"{shelf.url}/model.bin", tmp_path)
+        await download_file(fetch, f"{file_server.url}/model.bin", tmp_path)
     with pytest.raises(InvalidInput, match="64 hexadecimal"):
-        await get(shelf, tmp_path, expected_sha256="abc")
-    assert shelf.asked == []
+        await get(file_server, tmp_path, expected_sha256="abc")
+    assert file_server.asked == []
 
 
 class FakeStream:
@@ -475,7 +501,9 @@ async def test_more_than_announced_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_killed_in_the_middle_it_goes_on_later(shelf: Shelf, tmp_path: Path) -> None:
+async def test_killed_in_the_middle_it_goes_on_later(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     class KilledError(BaseException):
         pass
 
@@ -484,12 +512,12 @@ async def test_killed_in_the_middle_it_goes_on_later(shelf: Shelf, tmp_path: Pat
             raise KilledError
 
     with pytest.raises(KilledError):
-        await get(shelf, tmp_path, progress=kill)
+        await get(file_server, tmp_path, progress=kill)
     kept = (tmp_path / "model.bin.part").stat().st_size
     assert 2_000_000 < kept < len(DATA)
     assert not (tmp_path / "model.bin").exists()
-    await get(shelf, tmp_path)
-    assert ranges(shelf) == [None, f"bytes={kept}-"]
+    await get(file_server, tmp_path)
+    assert ranges(file_server) == [None, f"bytes={kept}-"]
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
@@ -517,9 +545,9 @@ async def test_a_cancelled_download_keeps_its_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_two_downloads_do_not_share_a_part(shelf: Shelf, tmp_path: Path) -> None:
+async def test_two_downloads_do_not_share_a_part(file_server: FileServer, tmp_path: Path) -> None:
     results = await asyncio.gather(
-        get(shelf, tmp_path), get(shelf, tmp_path), return_exceptions=True
+        get(file_server, tmp_path), get(file_server, tmp_path), return_exceptions=True
     )
     refused = [result for result in results if isinstance(result, DownloadError)]
     assert len(refused) == 1
@@ -529,7 +557,7 @@ async def test_two_downloads_do_not_share_a_part(shelf: Shelf, tmp_path: Path) -
 
 @pytest.mark.asyncio
 async def test_a_full_disk_keeps_the_part(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = PartialFile.append
 
@@ -541,9 +569,9 @@ async def test_a_full_disk_keeps_the_part(
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "append", fill_up)
         with pytest.raises(DownloadError, match="the disk is full"):
-            await get(shelf, tmp_path)
+            await get(file_server, tmp_path)
     assert (tmp_path / "model.bin.part").stat().st_size > 2_000_000
-    await get(shelf, tmp_path)
+    await get(file_server, tmp_path)
     assert (tmp_path / "model.bin").read_bytes() == DATA
 
 
@@ -570,46 +598,48 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-async def get_tree(shelf: Shelf, folder: Path, **options: Any) -> Path:
+async def get_tree(file_server: FileServer, folder: Path, **options: Any) -> Path:
     options.setdefault("sleep", Waits())
-    return await download_directory(fetch, shelf.urls(), folder / "out", **options)
+    return await download_directory(fetch, file_server.urls(), folder / "out", **options)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("has_manifest", [True, False])
-async def test_a_folder_arrives(shelf: Shelf, tmp_path: Path, has_manifest: bool) -> None:
-    shelf.files = TREE | ({"manifest.json": manifest(TREE)} if has_manifest else {})
+async def test_a_folder_arrives(
+    file_server: FileServer, tmp_path: Path, has_manifest: bool
+) -> None:
+    file_server.files = TREE | ({"manifest.json": manifest(TREE)} if has_manifest else {})
     seen: list[tuple[int, int | None]] = []
-    out = await get_tree(shelf, tmp_path, progress=lambda *row: seen.append(row))
+    out = await get_tree(file_server, tmp_path, progress=lambda *row: seen.append(row))
     assert out == tmp_path / "out"
-    assert contents(out) == shelf.files
+    assert contents(out) == file_server.files
     assert_only(tmp_path, "out")
-    whole = sum(map(len, shelf.files.values()))
+    whole = sum(map(len, file_server.files.values()))
     assert seen[-1] == (whole, whole)
-    assert shelf.max_open <= 4
+    assert file_server.max_open <= 4
     if has_manifest:
-        assert shelf.asked[0] == ("manifest.json", None)
+        assert file_server.asked[0] == ("manifest.json", None)
 
 
 @pytest.mark.asyncio
-async def test_not_more_at_once_than_allowed(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.files = {f"f{index}": DATA[:100_000] for index in range(12)}
-    await get_tree(shelf, tmp_path, concurrency=2)
-    assert shelf.max_open <= 2
+async def test_not_more_at_once_than_allowed(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files = {f"f{index}": DATA[:100_000] for index in range(12)}
+    await get_tree(file_server, tmp_path, concurrency=2)
+    assert file_server.max_open <= 2
     with pytest.raises(InvalidInput, match="concurrency must be at least 1, got 0"):
-        await get_tree(shelf, tmp_path / "other", concurrency=0)
+        await get_tree(file_server, tmp_path / "other", concurrency=0)
 
 
 @pytest.mark.asyncio
-async def test_sizes_and_digests_are_checked(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.files = dict(TREE)
+async def test_sizes_and_digests_are_checked(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files = dict(TREE)
     digests = {"adapter_config.json": hashlib.sha256(b"something else").hexdigest()}
     with pytest.raises(DownloadError, match=r"adapter_config\.json does not have the sha256"):
-        await get_tree(shelf, tmp_path, digests=digests)
+        await get_tree(file_server, tmp_path, digests=digests)
     with pytest.raises(DownloadError, match=r"adapter_config\.json has 8 bytes.*expected 9"):
-        await get_tree(shelf, tmp_path, sizes={"adapter_config.json": 9})
+        await get_tree(file_server, tmp_path, sizes={"adapter_config.json": 9})
     assert not (tmp_path / "out").exists()
-    await get_tree(shelf, tmp_path, sizes={name: len(data) for name, data in TREE.items()})
+    await get_tree(file_server, tmp_path, sizes={name: len(data) for name, data in TREE.items()})
     assert contents(tmp_path / "out") == TREE
 
 
@@ -623,109 +653,115 @@ async def test_sizes_and_digests_are_checked(shelf: Shelf, tmp_path: Path) -> No
     ],
 )
 async def test_the_manifest_rules(
-    shelf: Shelf,
+    file_server: FileServer,
     tmp_path: Path,
     told: dict[str, bytes],
     offered: dict[str, bytes],
     problem: str,
 ) -> None:
-    shelf.files = offered | {"manifest.json": manifest(told)}
+    file_server.files = offered | {"manifest.json": manifest(told)}
     with pytest.raises(DownloadError, match=problem):
-        await get_tree(shelf, tmp_path)
+        await get_tree(file_server, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.asyncio
-async def test_the_manifest_must_agree_with_the_caller(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.files = {"a": b"x", "manifest.json": manifest({"a": b"x"})}
+async def test_the_manifest_must_agree_with_the_caller(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files = {"a": b"x", "manifest.json": manifest({"a": b"x"})}
     with pytest.raises(DownloadError, match=r"manifest\.json and the server disagree: 'a'"):
-        await get_tree(shelf, tmp_path, sizes={"a": 2})
+        await get_tree(file_server, tmp_path, sizes={"a": 2})
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("text", [b"{}", b"not json", b'{"files": ["a"]}', b'{"files": {"a": 1}}'])
 async def test_a_foreign_manifest_is_a_file_like_any(
-    shelf: Shelf, tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+    file_server: FileServer, tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf.files = {"a": b"x", "manifest.json": text}
-    await get_tree(shelf, tmp_path)
-    assert contents(tmp_path / "out") == shelf.files
+    file_server.files = {"a": b"x", "manifest.json": text}
+    await get_tree(file_server, tmp_path)
+    assert contents(tmp_path / "out") == file_server.files
     assert "nothing is checked against it" in caplog.text
 
 
 @pytest.mark.asyncio
 async def test_an_existing_folder_is_refused_before_anything_is_fetched(
-    shelf: Shelf, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(InvalidInput, match="exists already") as caught:
-        await get_tree(shelf, tmp_path)
+        await get_tree(file_server, tmp_path)
     assert "force" in str(caught.value.hint)
-    assert shelf.asked == []
+    assert file_server.asked == []
     assert_only(tmp_path, "out")
 
 
 @pytest.mark.asyncio
 async def test_force_keeps_the_old_folder_until_the_new_one_is_complete(
-    shelf: Shelf, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
     old = tmp_path / "out"
     old.mkdir()
     (old / "old").write_text("old")
-    shelf.files = dict(TREE)
+    file_server.files = dict(TREE)
     with pytest.raises(DownloadError):
-        await get_tree(shelf, tmp_path, force=True, sizes={"adapter_model.bin": 1})
+        await get_tree(file_server, tmp_path, force=True, sizes={"adapter_model.bin": 1})
     assert contents(old) == {"old": b"old"}
-    await get_tree(shelf, tmp_path, force=True)
+    await get_tree(file_server, tmp_path, force=True)
     assert contents(old) == TREE
     assert_only(tmp_path, "out")
 
 
 @pytest.mark.asyncio
-async def test_force_replaces_folders_only(shelf: Shelf, tmp_path: Path) -> None:
+async def test_force_replaces_folders_only(file_server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(InvalidInput, match="not a folder that can be replaced"):
-        await get_tree(shelf, tmp_path, force=True)
+        await get_tree(file_server, tmp_path, force=True)
     (tmp_path / "out").unlink()
     (tmp_path / "real").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "real")
     with pytest.raises(InvalidInput, match="not a folder that can be replaced"):
-        await get_tree(shelf, tmp_path, force=True)
-    assert shelf.asked == []
+        await get_tree(file_server, tmp_path, force=True)
+    assert file_server.asked == []
 
 
 @pytest.mark.asyncio
-async def test_a_crash_between_the_two_renames_loses_nothing(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_crash_between_the_two_renames_loses_nothing(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     aside = tmp_path / ".out.replaced"
     aside.mkdir()
     (aside / "old").write_text("old")
     with pytest.raises(InvalidInput, match="exists already"):
-        await get_tree(shelf, tmp_path)
+        await get_tree(file_server, tmp_path)
     assert contents(tmp_path / "out") == {"old": b"old"}
     assert_only(tmp_path, "out")
 
 
 @pytest.mark.asyncio
-async def test_a_later_call_goes_on_with_the_parts(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.files = dict(TREE)
-    urls = shelf.urls()
-    del shelf.files["optimizer/state.bin"]
+async def test_a_later_call_goes_on_with_the_parts(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files = dict(TREE)
+    urls = file_server.urls()
+    del file_server.files["optimizer/state.bin"]
     with pytest.raises(DownloadError, match=r"state\.bin: the server answered 404"):
         await download_directory(fetch, urls, tmp_path / "out", concurrency=1)
     assert_only(tmp_path, ".out.partial")
     kept = contents(tmp_path / ".out.partial")
     assert kept["adapter_model.bin.part"] == DATA
-    shelf.files["optimizer/state.bin"] = TREE["optimizer/state.bin"]
-    shelf.asked.clear()
+    file_server.files["optimizer/state.bin"] = TREE["optimizer/state.bin"]
+    file_server.asked.clear()
     await download_directory(fetch, urls, tmp_path / "out", concurrency=1)
     assert contents(tmp_path / "out") == TREE
     assert_only(tmp_path, "out")
-    assert ("adapter_model.bin", "bytes=5020000-") in shelf.asked
-    assert ("adapter_model.bin", None) not in shelf.asked
+    assert ("adapter_model.bin", "bytes=5020000-") in file_server.asked
+    assert ("adapter_model.bin", None) not in file_server.asked
 
 
 @pytest.mark.asyncio
-async def test_parts_of_another_checkpoint_are_not_used(shelf: Shelf, tmp_path: Path) -> None:
+async def test_parts_of_another_checkpoint_are_not_used(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     staging = tmp_path / ".out.partial"
     (staging / "stale" / "deep").mkdir(parents=True)
     (staging / "stale" / "deep" / "x.part").write_text("stale")
@@ -734,20 +770,24 @@ async def test_parts_of_another_checkpoint_are_not_used(shelf: Shelf, tmp_path: 
         '{"etag": "\\"v0\\"", "num_bytes": 5020000}'
     )
     (staging / "adapter_config.json").write_text("complete, of the other")
-    shelf.files = dict(TREE)
-    await get_tree(shelf, tmp_path)
+    file_server.files = dict(TREE)
+    await get_tree(file_server, tmp_path)
     assert contents(tmp_path / "out") == TREE
     assert not (tmp_path / "out" / "stale").exists()
     assert_only(tmp_path, "out")
 
 
 @pytest.mark.asyncio
-async def test_a_crash_before_the_last_rename_costs_no_fetch(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_crash_before_the_last_rename_costs_no_fetch(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     staging = tmp_path / ".out.partial"
     staging.mkdir()
     (staging / "model.bin").write_bytes(DATA)
-    await get_tree(shelf, tmp_path, sizes={"model.bin": len(DATA)}, digests={"model.bin": DIGEST})
-    assert shelf.asked == []
+    await get_tree(
+        file_server, tmp_path, sizes={"model.bin": len(DATA)}, digests={"model.bin": DIGEST}
+    )
+    assert file_server.asked == []
     assert contents(tmp_path / "out") == {"model.bin": DATA}
 
 
@@ -756,29 +796,31 @@ async def test_a_crash_before_the_last_rename_costs_no_fetch(shelf: Shelf, tmp_p
     "name", ["../x", "/x", "a/../../x", "C:/x", "a\\b", "a\0b", "", ".", "a//b", "./a", "x.part"]
 )
 async def test_unsafe_names_are_refused_before_anything_is_fetched(
-    shelf: Shelf, tmp_path: Path, name: str
+    file_server: FileServer, tmp_path: Path, name: str
 ) -> None:
-    files = {"fine": f"{shelf.url}/model.bin", name: f"{shelf.url}/model.bin"}
+    files = {"fine": f"{file_server.url}/model.bin", name: f"{file_server.url}/model.bin"}
     with pytest.raises(DownloadError, match=re.escape(repr(name))):
         await download_directory(fetch, files, tmp_path / "out")
-    assert shelf.asked == []
+    assert file_server.asked == []
     assert_only(tmp_path)
 
 
 @pytest.mark.asyncio
-async def test_a_file_cannot_be_a_folder_too(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_file_cannot_be_a_folder_too(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="'a/b': it would clash"):
-        await download_directory(fetch, {"a": shelf.url, "a/b": shelf.url}, tmp_path / "out")
+        await download_directory(
+            fetch, {"a": file_server.url, "a/b": file_server.url}, tmp_path / "out"
+        )
     with pytest.raises(InvalidInput, match="nothing to download"):
         await download_directory(fetch, {}, tmp_path / "out")
-    assert shelf.asked == []
+    assert file_server.asked == []
 
 
 @pytest.mark.asyncio
-async def test_two_downloads_do_not_share_a_folder(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.files = dict(TREE)
+async def test_two_downloads_do_not_share_a_folder(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files = dict(TREE)
     results = await asyncio.gather(
-        get_tree(shelf, tmp_path), get_tree(shelf, tmp_path), return_exceptions=True
+        get_tree(file_server, tmp_path), get_tree(file_server, tmp_path), return_exceptions=True
     )
     assert sum(isinstance(result, DownloadError) for result in results) == 1
     assert contents(tmp_path / "out") == TREE
@@ -786,10 +828,10 @@ async def test_two_downloads_do_not_share_a_folder(shelf: Shelf, tmp_path: Path)
 
 @pytest.mark.asyncio
 async def test_a_plain_dot_means_this_folder(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InvalidInput, match="here' exists already"):
-        await download_directory(fetch, shelf.urls(), Path())
-    assert shelf.asked == []
+        await download_directory(fetch, file_server.urls(), Path())
+    assert file_server.asked == []

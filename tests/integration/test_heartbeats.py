@@ -14,9 +14,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     KEY,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Events,
     Serve,
@@ -48,7 +48,7 @@ class Blocker:
             return
         self.has_started.set()
         before = len(self._server.heartbeats())
-        ends_at = time.monotonic() + PATIENCE / 2
+        ends_at = time.monotonic() + TIMEOUT_SECONDS / 2
         while time.monotonic() < ends_at:
             self._pause()
             self.num_beats = len(self._server.heartbeats()) - before
@@ -59,7 +59,7 @@ class Blocker:
     def check(self) -> None:
         """Beats arrived while the code was in the way."""
         self.may_end.set()
-        assert self.is_over.wait(PATIENCE)
+        assert self.is_over.wait(TIMEOUT_SECONDS)
         assert self.num_beats >= FEWEST
 
 
@@ -95,7 +95,7 @@ def test_a_custom_loss_does_not_delay_them(
         blocker()
         return -sum(row.sum() for row in logprobs), {}
 
-    client.forward_backward_custom([datum()], loss).result(PATIENCE)
+    client.forward_backward_custom([datum()], loss).result(TIMEOUT_SECONDS)
     blocker.check()
 
 
@@ -106,7 +106,7 @@ def test_a_callback_does_not_delay_them(server: StubServer, beating: ServiceClie
     blocker.may_end.set()
     future = sampler.sample(PROMPT, 1, SHORT)
     future.add_done_callback(blocker)
-    future.result(PATIENCE)
+    future.result(TIMEOUT_SECONDS)
     blocker.check()
 
 
@@ -116,9 +116,9 @@ def test_an_event_hook_delays_neither_them_nor_the_work(
     blocker = Blocker(server, rest)
     service = connect(server, heartbeat_seconds=INTERVAL, event_hook=blocker)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    assert blocker.has_started.wait(PATIENCE)
+    assert blocker.has_started.wait(TIMEOUT_SECONDS)
     # It ends only after this, or because nothing came for very long.
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert not blocker.is_over.is_set()
     blocker.check()
 
@@ -129,7 +129,7 @@ def test_a_hook_that_raises_harms_nobody(server: StubServer, connect: Connect) -
 
     service = connect(server, heartbeat_seconds=INTERVAL, event_hook=hook)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     server.wait_for("session_heartbeat", 2)
 
 
@@ -141,7 +141,7 @@ def test_huge_results_do_not_delay_them(server: StubServer, beating: ServiceClie
     proto = {"content-type": "application/x-protobuf"}
     server.inject("retrieve_future", Fault(status=200, body=huge, headers=proto))
     started = time.monotonic()
-    output = client.forward([datum()], "cross_entropy").result(PATIENCE)
+    output = client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     ended = time.monotonic()
     assert len(output.loss_fn_outputs) == 60_000
     beats = [beat for beat in server.heartbeats() if started < beat < ended]
@@ -212,7 +212,7 @@ def test_none_comes_after_close(server: StubServer, beating: ServiceClient) -> N
     """P-22: also none that the server would have to refuse."""
     beating.create_lora_training_client(BASE_MODEL)
     server.wait_for("session_heartbeat", 2)
-    beating.close().result(PATIENCE)
+    beating.close().result(TIMEOUT_SECONDS)
     num_beats = len(server.calls("session_heartbeat"))
     time.sleep(5 * INTERVAL)
     assert len(server.calls("session_heartbeat")) == num_beats
@@ -232,8 +232,10 @@ def test_a_forgotten_client_stops_beating(server: StubServer, options: dict[str,
     """P-21: without this, a server would keep a dead client's weights for ever."""
     service = ServiceClient(base_url=server.url, api_key=KEY, heartbeat_seconds=INTERVAL, **options)
     client = service.create_lora_training_client(BASE_MODEL)
-    client.forward([datum()], "cross_entropy").result(PATIENCE)
-    service.create_sampling_client(base_model=BASE_MODEL).sample(PROMPT, 1, SHORT).result(PATIENCE)
+    client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
+    service.create_sampling_client(base_model=BASE_MODEL).sample(PROMPT, 1, SHORT).result(
+        TIMEOUT_SECONDS
+    )
     server.wait_for("session_heartbeat", 2)
     if isinstance(hook := options.get("event_hook"), Events):
         hook.wait_for(1, Timing, operation="sample")
@@ -258,4 +260,4 @@ def test_a_client_in_use_is_not_forgotten(server: StubServer, connect: Connect) 
     client = train()
     gc.collect()
     server.wait_for("session_heartbeat", len(server.calls("session_heartbeat")) + 3)
-    client.holder.close("success").result(PATIENCE)
+    client.holder.close("success").result(TIMEOUT_SECONDS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Events, Serve
+from tests.integration.conftest import BASE_MODEL, TIMEOUT_SECONDS, Connect, Events, Serve
 from tinkex import (
     AdamParams,
     APITimeoutError,
@@ -44,7 +44,7 @@ def test_instant_answers_do_not_make_a_hot_loop(
 ) -> None:
     """The official client asked 67 times in 3 s (protocol 12.16)."""
     server.inject("retrieve_future", Fault(status=status), times=times)
-    client.optim_step(ADAM).result(PATIENCE)
+    client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     pauses = waits(server, "req-2")
     assert len(pauses) == times
     assert sum(pauses) >= least
@@ -62,7 +62,7 @@ def test_a_polls_retry_after_is_honoured(server: StubServer, service: ServiceCli
     paused = {"type": "try_again", "retry_after_ms": 300, "queue_state": "active"}
     server.inject("retrieve_future", Fault(status=200, body=paused))
     server.inject("retrieve_future", Fault(status=429, headers={"retry-after-ms": "600"}))
-    client.optim_step(ADAM).result(PATIENCE)
+    client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     first, second = waits(server, "req-2")
     assert first >= 0.3
     assert second >= 0.6
@@ -75,7 +75,7 @@ def test_a_500_with_a_reason_is_a_failure_after_a_few_polls(
     client = service.create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=500, body={"detail": "it broke"}), times=None)
     with pytest.raises(InternalServerError, match="it broke"):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert len(waits(server, "req-2")) == 3
 
 
@@ -83,7 +83,7 @@ def test_a_server_that_stays_away_is_given_up(server: StubServer, connect: Conne
     client = connect(server, outage_seconds=0.3).create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=503, body={"detail": "away"}), times=None)
     with pytest.raises(InternalServerError, match="away"):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_failed_job_fails_at_once_with_its_category(
     body = {"error": "it failed"} | ({} if word is None else {"category": word})
     server.inject("retrieve_future", Fault(status=200, body=body), times=None)
     with pytest.raises(RequestFailedError, match="it failed") as caught:
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert caught.value.category is category
     assert caught.value.request_id == "req-2"
     assert caught.value.is_user_error is (category is RequestErrorCategory.User)
@@ -124,7 +124,7 @@ def test_other_words_for_failure(
 ) -> None:
     server.inject("retrieve_future", Fault(status=200, body=body))
     with pytest.raises(RequestFailedError):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_other_words_for_success(
     server: StubServer, client: TrainingClient, body: dict[str, Any]
 ) -> None:
     server.inject("retrieve_future", Fault(status=200, body=body))
-    assert client.optim_step(ADAM).result(PATIENCE).metrics == {"step": 5.0}
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics == {"step": 5.0}
 
 
 def test_a_billing_issue_is_waited_for_then_surfaces(server: StubServer, connect: Connect) -> None:
@@ -143,10 +143,10 @@ def test_a_billing_issue_is_waited_for_then_surfaces(server: StubServer, connect
     client = connect(server, billing_pause_seconds=0.5).create_lora_training_client(BASE_MODEL)
     unpaid = Fault(status=402, body={"detail": "no funds"})
     server.inject("retrieve_future", unpaid)
-    assert client.optim_step(ADAM).result(PATIENCE).metrics
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics
     server.inject("retrieve_future", unpaid, times=None)
     with pytest.raises(BillingError, match="no funds") as caught:
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert "billing" in (caught.value.hint or "")
     assert sum(waits(server, "req-3")) >= 0.5
 
@@ -155,7 +155,7 @@ def test_a_billing_issue_can_surface_at_once(server: StubServer, connect: Connec
     client = connect(server, billing_pause_seconds=0.0).create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", Fault(status=402), times=None)
     with pytest.raises(BillingError):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert waits(server, "req-2") == []
 
 
@@ -189,7 +189,7 @@ def test_a_paused_queue_is_told_once_and_slows_the_polls(
     client = connect(server, event_hook=events).create_lora_training_client(BASE_MODEL)
     paused = {"queue_state": "PAUSED_CAPACITY", "queue_state_reason": "no machines"}
     server.inject("retrieve_future", Fault(status=408, body=paused))
-    client.optim_step(ADAM).result(PATIENCE)
+    client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     (change,) = events.wait_for(1, QueueChanged)
     assert (change.client, change.state, change.reason) == (
         client.model_id,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve, datum
+from tests.integration.conftest import BASE_MODEL, KEY, TIMEOUT_SECONDS, Connect, Serve, datum
 from tinkex import (
     AdamParams,
     APIConnectionError,
@@ -57,7 +57,7 @@ def test_a_dead_server_is_reported_in_a_few_seconds(dead_url: str, connect: Conn
     service = connect(dead_url)
     capabilities = service.rest_client().list_sessions()
     with pytest.raises(APIConnectionError, match=r"cannot reach 127\.0\.0\.1") as caught:
-        capabilities.result(PATIENCE)
+        capabilities.result(TIMEOUT_SECONDS)
     check_sentence(caught.value)
     assert "base_url" in (caught.value.hint or "")
 
@@ -68,7 +68,7 @@ def test_a_dead_server_fails_every_front_door(dead_url: str, connect: Connect) -
         service.get_server_capabilities,
         lambda: service.create_lora_training_client(BASE_MODEL),
         lambda: service.create_sampling_client(base_model=BASE_MODEL),
-        lambda: service.rest_client().list_training_runs().result(PATIENCE),
+        lambda: service.rest_client().list_training_runs().result(TIMEOUT_SECONDS),
     ):
         with pytest.raises(APIConnectionError, match="refused"):
             call()
@@ -190,7 +190,7 @@ def test_nonsense_is_a_typed_error(
     is_page = (name, endpoint) == ("html", "create_session")
     said = "is not a Tinker server" if is_page else endpoint
     with pytest.raises(APIResponseValidationError, match=said) as caught:
-        service.create_lora_training_client(BASE_MODEL).optim_step(ADAM).result(PATIENCE)
+        service.create_lora_training_client(BASE_MODEL).optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert "\n" not in str(caught.value)
     assert len(server.calls(endpoint)) == 1
 
@@ -204,9 +204,9 @@ def test_a_nonsensical_result_is_a_typed_error(
     client = service.create_lora_training_client(BASE_MODEL)
     server.inject("retrieve_future", NONSENSE[name], times=None)
     with pytest.raises(APIResponseValidationError):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     with pytest.raises(APIResponseValidationError):
-        client.forward([datum()], "cross_entropy").result(PATIENCE)
+        client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize("size", ["many", -5, None, 1.5])
@@ -217,7 +217,7 @@ def test_a_nonsensical_size_is_a_typed_error(
     announced = {"status": "complete_metadata", "response_payload_size": size}
     server.inject("retrieve_future", Fault(status=200, body=announced), times=None)
     with pytest.raises(APIResponseValidationError):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
 
 
 BROKEN = {
@@ -237,10 +237,10 @@ def test_a_broken_line_is_tried_again_then_typed(
     server = serve()
     client = connect(server, outage_seconds=0.6).create_lora_training_client(BASE_MODEL)
     server.inject(endpoint, BROKEN[name])
-    assert client.optim_step(ADAM).result(PATIENCE).metrics["step"] == 1.0
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     server.inject(endpoint, BROKEN[name], times=None)
     with pytest.raises(APIConnectionError) as caught:
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     check_sentence(caught.value)
 
 
@@ -275,7 +275,7 @@ def test_each_status_is_a_class(
     refusal = Fault(status=status, body={"detail": f"no {status}"}, chunked=True)
     server.inject("optim_step", refusal, times=None)
     with pytest.raises(expected, match=f"no {status}") as caught:
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert type(caught.value) is expected
     assert caught.value.status_code == status
     assert caught.value.body == {"detail": f"no {status}"}
@@ -285,19 +285,21 @@ def test_each_status_is_a_class(
 def test_a_conflict_that_is_permanent_is_not_retried(service: ServiceClient) -> None:
     """The official client takes 306 s to say that it is public already (protocol 12.17)."""
     client = service.create_lora_training_client(BASE_MODEL)
-    path = client.save_state("a").result(PATIENCE).path
+    path = client.save_state("a").result(TIMEOUT_SECONDS).path
     rest = service.rest_client()
-    rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+    rest.publish_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
     with pytest.raises(ConflictError, match="public already"):
-        rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+        rest.publish_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
 
 
 def test_a_publish_is_sent_once(server: StubServer, service: ServiceClient) -> None:
-    path = service.create_lora_training_client(BASE_MODEL).save_state("a").result(PATIENCE).path
+    path = (
+        service.create_lora_training_client(BASE_MODEL).save_state("a").result(TIMEOUT_SECONDS).path
+    )
     rest = service.rest_client()
     server.inject("publish_checkpoint", Fault(status=409, body={"detail": "is"}), times=None)
     with pytest.raises(ConflictError):
-        rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+        rest.publish_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
     assert len(server.calls("publish_checkpoint")) == 1
 
 
@@ -310,7 +312,7 @@ def test_retry_after_is_honoured(
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=429, headers=headers))
-    client.optim_step(ADAM).result(PATIENCE)
+    client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     first, second = (call.arrived_at for call in server.calls("optim_step"))
     assert second - first >= least
 
@@ -320,9 +322,9 @@ def test_the_servers_word_on_retrying_wins(serve: Serve, connect: Connect) -> No
     client = connect(server).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=503, headers={"x-should-retry": "false"}))
     with pytest.raises(InternalServerError):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     server.inject("optim_step", Fault(status=400, headers={"x-should-retry": "true"}))
-    assert client.optim_step(ADAM).result(PATIENCE).metrics
+    assert client.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics
     assert len(server.calls("optim_step")) == 3
 
 
@@ -330,7 +332,7 @@ def test_the_key_is_never_in_an_error(serve: Serve, connect: Connect) -> None:
     server = serve()
     client = connect(server, max_retries=0).create_lora_training_client(BASE_MODEL)
     server.inject("optim_step", Fault(status=500, body={"detail": "no"}))
-    error = client.optim_step(ADAM).exception(PATIENCE)
+    error = client.optim_step(ADAM).exception(TIMEOUT_SECONDS)
     assert error is not None
     seen = f"{error!r} {error} {error.__dict__}"
     assert KEY not in seen

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, PROMPT, SHORT, Connect, Serve
+from tests.integration.conftest import (
+    BASE_MODEL,
+    KEY,
+    PROMPT,
+    SHORT,
+    TIMEOUT_SECONDS,
+    Connect,
+    Serve,
+)
 from tinkex import (
     AdminClient,
     APIFuture,
@@ -54,12 +62,12 @@ def scene(serve: Serve, connect: Connect) -> Scene:
     service = connect(server, project_id="p-1", user_metadata={"team": "red"}, display_name="s")
     client = service.create_lora_training_client(BASE_MODEL, rank=4, user_metadata={"n": "1"})
     paths = [
-        client.save_state("a").result(PATIENCE).path,
-        client.save_weights_for_sampler("b").result(PATIENCE).path,
-        client.save_weights_external("c").result(PATIENCE).path,
+        client.save_state("a").result(TIMEOUT_SECONDS).path,
+        client.save_weights_for_sampler("b").result(TIMEOUT_SECONDS).path,
+        client.save_weights_external("c").result(TIMEOUT_SECONDS).path,
     ]
     sampler = client.save_weights_and_get_sampling_client()
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     rest = RestClient(base_url=server.url, api_key=KEY)
     admin = AdminClient(base_url=server.url, api_key=KEY)
     (session_id,) = server.sessions
@@ -72,7 +80,7 @@ def both(owner: Any, name: str, *args: Any, **options: Any) -> Any:
     """Call a method and its async twin; they must agree."""
     now = getattr(owner, name)(*args, **options)
     assert isinstance(now, APIFuture)
-    value = now.result(PATIENCE)
+    value = now.result(TIMEOUT_SECONDS)
     twin = getattr(owner, f"{name}_async", None)
 
     async def later() -> Any:
@@ -135,7 +143,7 @@ def test_checkpoints(scene: Scene) -> None:
 
 def both_urls(scene: Scene) -> dict[str, str]:
     """The URLs are the same; their expiry is not."""
-    first = scene.rest.get_external_weights_urls(scene.external).result(PATIENCE)
+    first = scene.rest.get_external_weights_urls(scene.external).result(TIMEOUT_SECONDS)
     second = asyncio.run(scene.rest.get_external_weights_urls_async(scene.external))
     assert first.urls == second.urls
     assert first.expires > datetime.now(UTC)
@@ -154,7 +162,7 @@ def test_sessions_and_samplers(scene: Scene) -> None:
 def test_session_search(scene: Scene, connect: Connect) -> None:
     other = connect(scene.server, display_name="other run")
     other.create_lora_training_client(BASE_MODEL)
-    other.close().result(PATIENCE)
+    other.close().result(TIMEOUT_SECONDS)
     request = types.SessionSearchRequest(owner=types.OwnSearchOwner(), limit=1)
     with pytest.warns(ExperimentalWarning):
         first = both(scene.rest, "search_sessions", request)
@@ -164,7 +172,7 @@ def test_session_search(scene: Scene, connect: Connect) -> None:
         second = scene.rest.search_sessions(
             request.model_copy(update={"cursor": first.next_cursor})
         )
-    (found,) = second.result(PATIENCE).sessions
+    (found,) = second.result(TIMEOUT_SECONDS).sessions
     assert (found.session_id, found.checkpoints_count) == (scene.session_id, 3)
     assert found.status.type == "active"
 
@@ -178,21 +186,24 @@ def test_trace_export_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatc
         "export_session_trace", Fault(status=200, body={"status": "failed", "error": "too old"})
     )
     with pytest.raises(APIResponseValidationError, match="too old"):
-        scene.rest.export_session_trace(scene.session_id).result(PATIENCE)
+        scene.rest.export_session_trace(scene.session_id).result(TIMEOUT_SECONDS)
 
 
 # --- changing ---------------------------------------------------------------------------------
 
 
 def is_public(scene: Scene, path: str) -> bool:
-    found = scene.rest.list_checkpoints(scene.run_id).result(PATIENCE).checkpoints
+    found = scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints
     return next(checkpoint.public for checkpoint in found if checkpoint.tinker_path == path)
 
 
 def test_publishing(scene: Scene) -> None:
-    assert scene.rest.publish_checkpoint_from_tinker_path(scene.training).result(PATIENCE) is None
+    assert (
+        scene.rest.publish_checkpoint_from_tinker_path(scene.training).result(TIMEOUT_SECONDS)
+        is None
+    )
     assert is_public(scene, scene.training)
-    scene.rest.unpublish_checkpoint_from_tinker_path(scene.training).result(PATIENCE)
+    scene.rest.unpublish_checkpoint_from_tinker_path(scene.training).result(TIMEOUT_SECONDS)
     asyncio.run(scene.rest.publish_checkpoint_from_tinker_path_async(scene.sampler))
     assert (is_public(scene, scene.training), is_public(scene, scene.sampler)) == (False, True)
     asyncio.run(scene.rest.unpublish_checkpoint_from_tinker_path_async(scene.sampler))
@@ -200,22 +211,22 @@ def test_publishing(scene: Scene) -> None:
 
 
 def test_time_to_live(scene: Scene) -> None:
-    scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, 3600).result(PATIENCE)
+    scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, 3600).result(TIMEOUT_SECONDS)
     asyncio.run(scene.rest.set_checkpoint_ttl_from_tinker_path_async(scene.training, None))
     bodies = [call.body for call in scene.server.calls("set_checkpoint_ttl")]
     # Here, and only here, null has a meaning and is sent.
     assert bodies == [b'{"ttl_seconds":3600}', b'{"ttl_seconds":null}']
-    found = scene.rest.list_checkpoints(scene.run_id).result(PATIENCE).checkpoints
+    found = scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints
     assert all(checkpoint.expires_at is None for checkpoint in found)
     with pytest.raises(InvalidInput, match="-1"):
         scene.rest.set_checkpoint_ttl_from_tinker_path(scene.training, -1)
 
 
 def test_deleting(scene: Scene) -> None:
-    scene.rest.delete_checkpoint(scene.run_id, "weights/a").result(PATIENCE)
+    scene.rest.delete_checkpoint(scene.run_id, "weights/a").result(TIMEOUT_SECONDS)
     asyncio.run(scene.rest.delete_checkpoint_from_tinker_path_async(scene.sampler))
-    scene.rest.delete_checkpoint_from_tinker_path(scene.external).result(PATIENCE)
-    assert scene.rest.list_checkpoints(scene.run_id).result(PATIENCE).checkpoints == []
+    scene.rest.delete_checkpoint_from_tinker_path(scene.external).result(TIMEOUT_SECONDS)
+    assert scene.rest.list_checkpoints(scene.run_id).result(TIMEOUT_SECONDS).checkpoints == []
     with pytest.raises(NotFoundError):
         asyncio.run(scene.rest.delete_checkpoint_async(scene.run_id, "weights/a"))
     paths = [call.path for call in scene.server.calls("delete_checkpoint")]
@@ -223,32 +234,34 @@ def test_deleting(scene: Scene) -> None:
 
 
 def test_projects(scene: Scene) -> None:
-    scene.rest.assign_session_project(scene.session_id, "p-2").result(PATIENCE)
+    scene.rest.assign_session_project(scene.session_id, "p-2").result(TIMEOUT_SECONDS)
     assert scene.server.sessions[scene.session_id].project_id == "p-2"
     asyncio.run(scene.rest.assign_session_project_async(scene.session_id, "p-3"))
     assert scene.server.sessions[scene.session_id].project_id == "p-3"
 
 
 def test_copying(scene: Scene) -> None:
-    mine = scene.rest.copy_weights(scene.training, ttl_seconds=60).result(PATIENCE)
+    mine = scene.rest.copy_weights(scene.training, ttl_seconds=60).result(TIMEOUT_SECONDS)
     theirs = RestClient(base_url=scene.server.url, api_key=FOREIGN)
     with pytest.raises(NotFoundError):
-        theirs.copy_weights(scene.training).result(PATIENCE)
+        theirs.copy_weights(scene.training).result(TIMEOUT_SECONDS)
     shared = asyncio.run(theirs.copy_weights_async(scene.training, weights_access_token=KEY))
     assert len({mine, shared, scene.training}) == 3
     call = scene.server.calls("copy_weights")[-1]
     assert call.headers["x-tinker-weights-access-token"] == KEY
     assert KEY not in call.body.decode()
-    assert scene.service.copy_weights(scene.training).result(PATIENCE).startswith("tinker://")
+    assert (
+        scene.service.copy_weights(scene.training).result(TIMEOUT_SECONDS).startswith("tinker://")
+    )
     assert scene.server.calls("copy_weights")[-1].message["destination_project_id"] == "p-1"
 
 
 def test_a_lost_answer_copies_once(scene: Scene) -> None:
     scene.server.inject("copy_weights", Fault(drop_after=True))
-    scene.rest.copy_weights(scene.training).result(PATIENCE)
+    scene.rest.copy_weights(scene.training).result(TIMEOUT_SECONDS)
     first, second = scene.server.calls("copy_weights")
     assert first.headers["x-idempotency-key"] == second.headers["x-idempotency-key"]
-    found = scene.rest.list_user_checkpoints().result(PATIENCE).checkpoints
+    found = scene.rest.list_user_checkpoints().result(TIMEOUT_SECONDS).checkpoints
     assert len(found) == 4
 
 
@@ -293,7 +306,7 @@ def test_ids_are_quoted_in_paths(scene: Scene) -> None:
     """`a?x#y` reached the official server as run `a`."""
     wanted = "a?x#y/../z"
     with pytest.raises(NotFoundError, match="a\\?x#y"):
-        scene.rest.get_training_run(wanted).result(PATIENCE)
+        scene.rest.get_training_run(wanted).result(TIMEOUT_SECONDS)
     call = scene.server.calls("get_training_run")[-1]
     assert call.path == "/api/v1/training_runs/a%3Fx%23y%2F..%2Fz"
     assert call.ids == {"training_run_id": wanted}
@@ -327,7 +340,7 @@ def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
     me = both(rest, "whoami")
     assert me.user_urn.startswith("tml:user:")
     assert (me.org_urn, me.email) == ("tml:organization:stub-org", "user@example.com")
-    rest.list_sessions().result(PATIENCE)
+    rest.list_sessions().result(TIMEOUT_SECONDS)
     # The key travels to the exchange only; everything else carries the token.
     assert {call.endpoint for call in server.calls() if call.api_key == KEY} == {
         "client_config",
@@ -338,4 +351,4 @@ def test_whoami_reads_the_exchanged_token(serve: Serve) -> None:
 
 def test_whoami_needs_tokens(server: StubServer) -> None:
     with pytest.raises(ConfigError, match="cannot say who you are"):
-        RestClient(base_url=server.url, api_key=KEY).whoami().result(PATIENCE)
+        RestClient(base_url=server.url, api_key=KEY).whoami().result(TIMEOUT_SECONDS)

@@ -13,9 +13,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     KEY,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     eventually,
@@ -43,7 +43,7 @@ def seq_ids(server: StubServer) -> list[int]:
 
 def sample_here(client: SamplingClient) -> str:
     """Runs in another process."""
-    return str(client.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences[0].sequence_id)
+    return str(client.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences[0].sequence_id)
 
 
 def sample_handle_here(handle: str, key: str) -> str:
@@ -55,13 +55,13 @@ def test_a_client_works_in_other_processes(serve: Serve, connect: Connect) -> No
     server = serve(api_keys={KEY})
     service = connect(server)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     handle = sampler.get_sampler_handle()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         pickled = pool.submit(sample_here, sampler)
         handed = pool.submit(sample_handle_here, handle, KEY)
-        assert pickled.result(PATIENCE) != handed.result(PATIENCE)
+        assert pickled.result(TIMEOUT_SECONDS) != handed.result(TIMEOUT_SECONDS)
     numbers = seq_ids(server)
     assert len(set(numbers)) == 3
     assert numbers[0] == 0
@@ -69,8 +69,8 @@ def test_a_client_works_in_other_processes(serve: Serve, connect: Connect) -> No
     assert len(server.sessions) == 1
     # The other process is gone; the session is still this one's to finish.
     assert server.finish_reasons == {}
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
-    service.close().result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+    service.close().result(TIMEOUT_SECONDS)
     assert list(server.finish_reasons.values()) == ["success"]
 
 
@@ -87,11 +87,11 @@ def test_a_handle_is_used_with_the_readers_own_key(
     handle = connect(server).create_sampling_client(base_model=BASE_MODEL).get_sampler_handle()
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     clone = SamplingClient.from_sampler_handle(handle)
-    assert clone.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
     stranger = SamplingClient.from_sampler_handle(handle, api_key="tml-stranger")
     with pytest.raises(AuthenticationError):
-        stranger.sample(PROMPT, 1, SHORT).result(PATIENCE)
-    clone.holder.close("success").result(PATIENCE)
+        stranger.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+    clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize("handle", ["", "???", "bm90IGpzb24=", "e30=", "tinker://run/weights/1"])
@@ -110,10 +110,10 @@ def test_a_pickled_client_keeps_its_settings(server: StubServer, connect: Connec
     assert clone.holder.config.heartbeat_seconds == 3.0
     assert clone.holder.config.event_hook is None
     server.inject("asample", Fault(status=500), times=1)
-    assert clone.sample(PROMPT, 1, SHORT).exception(PATIENCE) is not None
-    clone.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    assert clone.sample(PROMPT, 1, SHORT).exception(TIMEOUT_SECONDS) is not None
+    clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert server.calls("asample")[-1].message["record_stability_info"] is True
-    clone.holder.close("success").result(PATIENCE)
+    clone.holder.close("success").result(TIMEOUT_SECONDS)
     assert server.finish_reasons == {}
 
 
@@ -122,10 +122,10 @@ def test_clones_keep_the_session_alive(server: StubServer, connect: Connect) -> 
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     rebuild, (handle, config, retry) = sampler.__reduce__()
     clone = rebuild(handle, config.evolve(heartbeat_seconds=0.02), retry)
-    clone.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     server.wait_for("session_heartbeat", 2)
     assert len(server.calls("create_session")) == 1
-    clone.holder.close("success").result(PATIENCE)
+    clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
 def test_clones_get_their_number_from_a_server_that_gives_them(
@@ -135,16 +135,16 @@ def test_clones_get_their_number_from_a_server_that_gives_them(
     service = connect(server)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     clones = [pickle.loads(pickle.dumps(sampler)) for _ in range(2)]
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     for clone in clones:
         futures = [clone.sample(PROMPT, 1, SHORT) for _ in range(5)]
-        assert all(future.result(PATIENCE).sequences for future in futures)
+        assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
     # A clone joins once, however many samples start together.
     assert len(server.calls("join_sampling_session")) == 2
     expected = [0, *range(BLOCK, BLOCK + 5), *range(2 * BLOCK, 2 * BLOCK + 5)]
     assert sorted(seq_ids(server)) == expected
     for clone in clones:
-        clone.holder.close("success").result(PATIENCE)
+        clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
 def test_clones_share_one_poll_of_their_own(serve: Serve, connect: Connect) -> None:
@@ -152,10 +152,10 @@ def test_clones_share_one_poll_of_their_own(serve: Serve, connect: Connect) -> N
     server = serve(client_config=flags)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     clone = pickle.loads(pickle.dumps(sampler))
-    assert clone.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
     targets = [call.message["target"] for call in server.calls("retrieve_futures")]
     assert {target["cloned_sampler_id"] for target in targets} == {1}
-    clone.holder.close("success").result(PATIENCE)
+    clone.holder.close("success").result(TIMEOUT_SECONDS)
 
 
 def test_a_finished_session_ends_the_beats_of_its_clones(
@@ -165,13 +165,13 @@ def test_a_finished_session_ends_the_beats_of_its_clones(
     service = connect(server, heartbeat_seconds=0.02)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     clone = pickle.loads(pickle.dumps(sampler))
-    clone.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    clone.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     server.wait_for("session_heartbeat", 3)
-    service.close().result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
     counters = clone.holder.transport.stopwatch.counters
     eventually(lambda: counters["heartbeats_failed"] == 1)
     num_beats = len(server.calls("session_heartbeat"))
     time.sleep(0.1)  # five more would have come
     assert counters["heartbeats_failed"] == 1
     assert len(server.calls("session_heartbeat")) == num_beats
-    clone.holder.close("success").result(PATIENCE)
+    clone.holder.close("success").result(TIMEOUT_SECONDS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import BASE_MODEL, PATIENCE, PROMPT, SHORT, Connect, Serve
+from tests.integration.conftest import BASE_MODEL, PROMPT, SHORT, TIMEOUT_SECONDS, Connect, Serve
 from tinkex import (
     APIResponseValidationError,
     ModelInput,
@@ -46,7 +46,7 @@ def test_cancelling_tells_a_server_that_wants_to_know(serve: Serve, connect: Con
     (call,) = server.wait_for("cancel_future")
     assert call.message == {"request_id": polls(server)[0]["request_id"]}
     with pytest.raises(CancelledError):
-        future.result(PATIENCE)
+        future.result(TIMEOUT_SECONDS)
 
 
 def test_cancelling_an_awaiting_task_tells_the_server(serve: Serve, connect: Connect) -> None:
@@ -87,7 +87,7 @@ def test_running_out_of_time_cancels_nothing(serve: Serve, connect: Connect) -> 
             await future.result_async(0.05)
 
     asyncio.run(wait_a_moment())
-    assert future.result(PATIENCE).sequences
+    assert future.result(TIMEOUT_SECONDS).sequences
     assert server.calls("cancel_future") == []
 
 
@@ -112,7 +112,7 @@ def test_a_server_without_dynamic_flags_hears_nothing(serve: Serve, connect: Con
 def test_a_large_result_is_announced_then_fetched(serve: Serve, connect: Connect) -> None:
     server = serve()
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
-    response = sampler.sample(PROMPT, 8, LARGE).result(PATIENCE)
+    response = sampler.sample(PROMPT, 8, LARGE).result(TIMEOUT_SECONDS)
     assert [len(sequence.tokens) for sequence in response.sequences] == [5000] * 8
     assert [poll["allow_metadata_only"] for poll in polls(server)] == [True, False]
 
@@ -123,7 +123,7 @@ def test_large_results_share_a_budget(serve: Serve, connect: Connect) -> None:
     service = connect(server)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     futures = [sampler.sample(PROMPT, 8, LARGE) for _ in range(4)]
-    assert all(len(future.result(PATIENCE).sequences) == 8 for future in futures)
+    assert all(len(future.result(TIMEOUT_SECONDS).sequences) == 8 for future in futures)
     assert sampler.holder.response_budget.used_bytes == 0
 
 
@@ -133,7 +133,7 @@ def test_a_result_announced_for_ever_is_a_typed_error(serve: Serve, connect: Con
     server.inject("retrieve_future", Fault(status=200, body=announced), times=None)
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL)
     with pytest.raises(APIResponseValidationError, match="twice"):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
 
 
 # --- one poll for all samples (protocol 3.3) --------------------------------------------------
@@ -147,7 +147,7 @@ def one_poll(serve: Serve) -> StubServer:
 def test_samples_share_one_poll(one_poll: StubServer, connect: Connect) -> None:
     sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL)
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(30)]
-    assert all(future.result(PATIENCE).sequences for future in futures)
+    assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
     fetched = [poll["request_id"] for poll in polls(one_poll)]
     # Each result is asked for once, when it is known to be there.
     assert len(fetched) == len(set(fetched)) == 30
@@ -163,7 +163,7 @@ def test_samples_share_one_poll(one_poll: StubServer, connect: Connect) -> None:
 def test_retrieved_results_are_acknowledged(one_poll: StubServer, connect: Connect) -> None:
     sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL)
     for _ in range(3):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     told = [call.message["retrieved_request_ids"] for call in one_poll.calls("retrieve_futures")]
     assert [name for names in told for name in names] == ["req-1", "req-2"]
 
@@ -173,8 +173,8 @@ def test_failures_arrive_through_the_shared_poll(one_poll: StubServer, connect: 
     bad = sampler.sample(ModelInput.from_ints([99_999]), 1, SHORT)
     good = sampler.sample(PROMPT, 1, SHORT)
     with pytest.raises(RequestFailedError, match="99999"):
-        bad.result(PATIENCE)
-    assert good.result(PATIENCE).sequences
+        bad.result(TIMEOUT_SECONDS)
+    assert good.result(TIMEOUT_SECONDS).sequences
 
 
 def test_the_shared_poll_survives_a_restart(one_poll: StubServer, connect: Connect) -> None:
@@ -182,7 +182,7 @@ def test_the_shared_poll_survives_a_restart(one_poll: StubServer, connect: Conne
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(5)]
     one_poll.wait_for("retrieve_futures")
     one_poll.restart()
-    assert all(future.result(PATIENCE).sequences for future in futures)
+    assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
 
 
 def test_a_broken_shared_poll_fails_the_samples_that_wait(
@@ -192,9 +192,9 @@ def test_a_broken_shared_poll_fails_the_samples_that_wait(
     sampler = connect(one_poll).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
     one_poll.inject("retrieve_futures", Fault(status=404, body={"detail": "what?"}))
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(3)]
-    failures = [future.exception(PATIENCE) for future in futures]
+    failures = [future.exception(TIMEOUT_SECONDS) for future in futures]
     assert any(isinstance(failure, NotFoundError) for failure in failures)
-    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
 
 
 def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect) -> None:
@@ -204,9 +204,9 @@ def test_cancelled_samples_leave_the_shared_poll(serve: Serve, connect: Connect)
     server.wait_for("retrieve_futures")
     assert first.cancel()
     server.wait_for("cancel_future")
-    assert second.result(PATIENCE).sequences
+    assert second.result(TIMEOUT_SECONDS).sequences
     assert len(polls(server)) == 1
     # What was given up is acknowledged too, so that the server need not keep it.
-    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
     told = [call.message["retrieved_request_ids"] for call in server.calls("retrieve_futures")]
     assert "req-1" in [name for names in told for name in names]

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     base_logprobs,
@@ -60,7 +60,7 @@ def seq_ids(server: StubServer) -> list[int]:
 
 def test_samples_have_tokens_logprobs_and_ids(server: StubServer, sampler: SamplingClient) -> None:
     response = sampler.sample(PROMPT, 3, SamplingParams(max_tokens=5, stop=[], seed=1)).result(
-        PATIENCE
+        TIMEOUT_SECONDS
     )
     assert len({sequence.sequence_id for sequence in response.sequences}) == 3
     for sequence in response.sequences:
@@ -77,7 +77,7 @@ def test_samples_have_tokens_logprobs_and_ids(server: StubServer, sampler: Sampl
 
 def test_many_concurrent_samples_all_resolve(server: StubServer, sampler: SamplingClient) -> None:
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(50)]
-    responses = [future.result(PATIENCE) for future in futures]
+    responses = [future.result(TIMEOUT_SECONDS) for future in futures]
     ids = {response.sequences[0].sequence_id for response in responses}
     assert len(ids) == 50
     assert sorted(seq_ids(server)) == list(range(50))
@@ -93,7 +93,7 @@ def test_async_samples_run_side_by_side(serve: Serve, connect: Connect) -> None:
 
     async def sample_all() -> list[Any]:
         work = (sampler.sample_async(PROMPT, 1, SHORT) for _ in range(20))
-        return await asyncio.wait_for(asyncio.gather(*work), PATIENCE)
+        return await asyncio.wait_for(asyncio.gather(*work), TIMEOUT_SECONDS)
 
     assert len(asyncio.run(sample_all())) == 20
     submitted = [call.arrived_at for call in server.calls("asample")]
@@ -108,14 +108,16 @@ def test_what_was_trained_can_be_sampled(service: ServiceClient) -> None:
     for _ in range(20):
         client.forward_backward([datum()], "cross_entropy")
         client.optim_step(AdamParams(learning_rate=0.5))
-    path = client.save_weights_for_sampler("trained").result(PATIENCE).path
+    path = client.save_weights_for_sampler("trained").result(TIMEOUT_SECONDS).path
     named = service.create_sampling_client(model_path=path)
     unnamed = client.save_weights_and_get_sampling_client()
     prompt = ModelInput.from_ints(HELLO)
-    scores = [sum(each.compute_logprobs(prompt).result(PATIENCE)[1:]) for each in (named, unnamed)]
+    scores = [
+        sum(each.compute_logprobs(prompt).result(TIMEOUT_SECONDS)[1:]) for each in (named, unnamed)
+    ]
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
     # A sampler keeps the weights it was made from.
-    untrained = sum(before.compute_logprobs(prompt).result(PATIENCE)[1:])
+    untrained = sum(before.compute_logprobs(prompt).result(TIMEOUT_SECONDS)[1:])
     assert untrained == pytest.approx(float(base_logprobs(HELLO).sum()), rel=1e-5)
     assert scores[0] > 0.5 * untrained
     assert named.get_base_model() == BASE_MODEL
@@ -126,7 +128,7 @@ def test_what_was_trained_can_be_sampled(service: ServiceClient) -> None:
 
 def test_compute_logprobs(sampler: SamplingClient) -> None:
     prompt = ModelInput.from_ints(HELLO)
-    logprobs = sampler.compute_logprobs(prompt).result(PATIENCE)
+    logprobs = sampler.compute_logprobs(prompt).result(TIMEOUT_SECONDS)
     assert logprobs[0] is None
     assert logprobs[1:] == pytest.approx(base_logprobs(HELLO).tolist(), rel=1e-5)
     tail = asyncio.run(sampler.compute_logprobs_async(prompt, 3))
@@ -146,7 +148,7 @@ def test_topk_target_and_alternative_tokens(server: StubServer, sampler: Samplin
         topk_sample_logprobs=3,
         target_prompt_logprobs=target,
         prompt_alt_tokens_k=4,
-    ).result(PATIENCE)
+    ).result(TIMEOUT_SECONDS)
     topk = response.topk_prompt_logprobs
     assert topk is not None
     assert [None if row is None else len(row) for row in topk] == [None, 2, 2]
@@ -193,7 +195,7 @@ def test_429_is_submitted_again_under_the_same_number(
     server.wait_for("asample", 1)
     eventually(lambda: limiter_of(sampler).should_back_off())
     assert not future.done()
-    future.result(PATIENCE)
+    future.result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0]
     # The success came after the deadline, so nothing holds the next one back.
     assert not limiter_of(sampler).should_back_off()
@@ -205,7 +207,7 @@ def test_429_holds_back_every_client_of_the_lane(
     once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
     server.inject("asample", Fault(status=429, headers={"retry-after": "30"}))
     with pytest.raises(RateLimitError) as caught:
-        once.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        once.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert caught.value.retry_after_seconds == 30.0
     assert limiter_of(sampler) is limiter_of(once)
     # The server's word counts, not only our own rule of one second.
@@ -228,7 +230,7 @@ def test_a_shorter_429_does_not_shorten_the_wait(
     server.inject("asample", Fault(status=429, headers=short, delay_seconds=0.3))
     futures = [once.sample(PROMPT, 1, SHORT) for _ in range(2)]
     for future in futures:
-        assert isinstance(future.exception(PATIENCE), RateLimitError)
+        assert isinstance(future.exception(TIMEOUT_SECONDS), RateLimitError)
     assert limiter_of(once).remaining_seconds() > 15.0
 
 
@@ -242,21 +244,21 @@ def test_5xx_surfaces_once_without_retries(
     once = service.create_sampling_client(base_model=BASE_MODEL, retry_config=ONCE)
     server.inject("asample", Fault(status=status, body={"detail": "broken"}), times=None)
     with pytest.raises(InternalServerError, match="broken") as caught:
-        once.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        once.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert caught.value.status_code == status
     assert len(server.calls("asample")) == 1
 
 
 def test_5xx_is_retried_under_the_same_number(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", Fault(status=500), times=3)
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0, 0, 0]
 
 
 def test_400_surfaces_at_once(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", Fault(status=400, body={"detail": "too long"}), times=None)
     with pytest.raises(BadRequestError, match="too long") as caught:
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert caught.value.is_user_error
     assert len(server.calls("asample")) == 1
 
@@ -265,11 +267,11 @@ def test_the_server_decides_what_is_retried(server: StubServer, sampler: Samplin
     """P-06: x-should-retry holds for the outer layer too."""
     server.inject("asample", Fault(status=503, headers={"x-should-retry": "false"}), times=None)
     with pytest.raises(InternalServerError):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert len(server.calls("asample")) == 1
     server.clear_faults()
     server.inject("asample", Fault(status=400, headers={"x-should-retry": "true"}))
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 1, 1]
 
 
@@ -278,7 +280,7 @@ def test_the_server_can_turn_retries_off(serve: Serve, connect: Connect) -> None
     sampler = connect(server).create_sampling_client(base_model=BASE_MODEL, retry_config=QUICK)
     server.inject("asample", Fault(status=500), times=None)
     with pytest.raises(InternalServerError):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert len(server.calls("asample")) == 1
 
 
@@ -286,7 +288,7 @@ def test_an_expired_promise_is_submitted_under_a_new_number(
     server: StubServer, sampler: SamplingClient
 ) -> None:
     server.inject("retrieve_future", Fault(status=410, body={"detail": "gone"}))
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 1]
 
 
@@ -294,7 +296,7 @@ def test_a_failed_sample_of_the_user_is_not_run_again(
     server: StubServer, sampler: SamplingClient
 ) -> None:
     with pytest.raises(RequestFailedError, match="99999"):
-        sampler.sample(ModelInput.from_ints([99999]), 1, SHORT).result(PATIENCE)
+        sampler.sample(ModelInput.from_ints([99999]), 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0]
 
 
@@ -303,17 +305,17 @@ def test_a_failed_sample_of_the_server_is_run_again_a_few_times(
 ) -> None:
     failed = Fault(status=200, body={"error": "out of memory", "category": "server"})
     server.inject("retrieve_future", failed, times=2)
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 1, 2]
     server.inject("retrieve_future", failed, times=None)
     with pytest.raises(RequestFailedError, match="out of memory"):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert len(seq_ids(server)) <= 3 + 4
 
 
 def test_a_lost_answer_samples_once(server: StubServer, sampler: SamplingClient) -> None:
     server.inject("asample", Fault(drop_after=True))
-    response = sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    response = sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert seq_ids(server) == [0, 0]
     assert response.sequences[0].sequence_id == "req-1:0"
 
@@ -322,9 +324,9 @@ def test_a_lost_answer_samples_once(server: StubServer, sampler: SamplingClient)
 
 
 def test_missing_sequence_ids_are_tolerated(server: StubServer, sampler: SamplingClient) -> None:
-    sampler.sample(PROMPT, 2, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 2, SHORT).result(TIMEOUT_SECONDS)
     server.inject("asample", Fault(status=200, body={"request_id": "req-1"}))
-    response = sampler.sample(PROMPT, 2, SHORT).result(PATIENCE)
+    response = sampler.sample(PROMPT, 2, SHORT).result(TIMEOUT_SECONDS)
     assert [sequence.sequence_id for sequence in response.sequences] == ["req-1:0", "req-1:1"]
 
 
@@ -332,8 +334,8 @@ def test_wrong_number_of_sequences_is_a_typed_error(
     server: StubServer, sampler: SamplingClient
 ) -> None:
     """The official client uses assert here (protocol 12.10)."""
-    sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     promise = {"request_id": "req-1", "sample_sequence_ids": ["a", "b"]}
     server.inject("asample", Fault(status=200, body=promise))
     with pytest.raises(APIResponseValidationError, match="promised 2 sequences and returned 1"):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)

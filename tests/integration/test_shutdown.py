@@ -16,9 +16,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     KEY,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Events,
     Serve,
@@ -58,9 +58,9 @@ def test_closing_resolves_everything_under_way(serve: Serve, connect: Connect) -
     futures.append(sampler.compute_logprobs(PROMPT))
     server.wait_for("optim_step")
     server.wait_for("retrieve_future", 6)
-    service.close().result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
     for future in futures:
-        assert isinstance(future.exception(PATIENCE), ClientClosed)
+        assert isinstance(future.exception(TIMEOUT_SECONDS), ClientClosed)
     assert list(server.finish_reasons.values()) == ["success"]
     # What was still queued was never sent.
     assert len(server.calls("optim_step")) == 1
@@ -81,8 +81,8 @@ def test_closing_ends_a_blocking_call_of_another_thread(serve: Serve, connect: C
     thread = threading.Thread(target=create, daemon=True)
     thread.start()
     server.wait_for("retrieve_future")
-    service.close().result(PATIENCE)
-    thread.join(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
+    thread.join(TIMEOUT_SECONDS)
     assert len(caught) == 1
 
 
@@ -90,7 +90,7 @@ def test_a_closed_client_refuses(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     rest = service.rest_client()
-    service.close().result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
     calls: list[Callable[[], Any]] = [
         lambda: client.forward_backward([datum()], "cross_entropy"),
         lambda: client.optim_step(ADAM),
@@ -112,8 +112,8 @@ def test_a_closed_client_refuses(service: ServiceClient) -> None:
 
 def test_closing_twice_is_fine(server: StubServer, service: ServiceClient) -> None:
     service.create_lora_training_client(BASE_MODEL)
-    service.close().result(PATIENCE)
-    service.close("errored").result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
+    service.close("errored").result(TIMEOUT_SECONDS)
     assert list(server.finish_reasons.values()) == ["success"]
     assert len(server.calls("finish_session")) == 1
 
@@ -161,15 +161,15 @@ def test_a_hook_hears_of_work_that_closing_stopped(serve: Serve, connect: Connec
     service = connect(server, event_hook=events)
     future = service.create_sampling_client(base_model=BASE_MODEL).sample(PROMPT, 1, SHORT)
     server.wait_for("retrieve_future")
-    service.close().result(PATIENCE)
-    assert isinstance(future.exception(PATIENCE), ClientClosed)
+    service.close().result(TIMEOUT_SECONDS)
+    assert isinstance(future.exception(TIMEOUT_SECONDS), ClientClosed)
     (timing,) = events.wait_for(1, Timing, operation="sample")
     assert not timing.ok
 
 
 def test_a_rest_client_needs_no_closing(server: StubServer) -> None:
     rest = RestClient(base_url=server.url, api_key=KEY)
-    rest.list_sessions().result(PATIENCE)
+    rest.list_sessions().result(TIMEOUT_SECONDS)
     assert server.calls("create_session") == []
 
 
@@ -202,7 +202,7 @@ def run_script(server: StubServer, body: str) -> subprocess.CompletedProcess[str
         [sys.executable, "-W", "error", "-c", script, server.url],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
 
@@ -279,7 +279,7 @@ def test_a_dead_server_does_not_hold_up_the_end(server: StubServer) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         server.stop()
-        _, errors = process.communicate("\n", timeout=PATIENCE)
+        _, errors = process.communicate("\n", timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in errors
 
@@ -358,5 +358,5 @@ def test_sampling_goes_on_while_another_thread_leaves(serve: Serve, connect: Con
         target=lambda: made.append(sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1)))
     )
     thread.start()
-    thread.join(PATIENCE)
-    assert made[0].result(PATIENCE).sequences
+    thread.join(TIMEOUT_SECONDS)
+    assert made[0].result(TIMEOUT_SECONDS).sequences

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from tests.integration.conftest import PATIENCE
+from tests.integration.conftest import TIMEOUT_SECONDS
 from tinkex import types
 from tinkex.testing import Fault, StubServer
 from tinkex.types.base import decode_hook
@@ -52,7 +52,9 @@ class Wire:
     """One connection to a server, and a session with a model on it."""
 
     def __init__(self, server: StubServer, key: str = "tml-a") -> None:
-        self.connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=PATIENCE)
+        self.connection = http.client.HTTPConnection(
+            urlsplit(server.url).netloc, timeout=TIMEOUT_SECONDS
+        )
         self.key = key
 
     def close(self) -> None:
@@ -202,11 +204,11 @@ def test_it_serves_from_a_process_of_its_own() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         netloc = urlsplit(child.stdout.readline().strip()).netloc
-        with closing(http.client.HTTPConnection(netloc, timeout=PATIENCE)) as connection:
+        with closing(http.client.HTTPConnection(netloc, timeout=TIMEOUT_SECONDS)) as connection:
             connection.request("GET", "/api/v1/get_server_capabilities")
             assert Reply(connection.getresponse()).status == 401
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=PATIENCE) == 0
+        assert child.wait(timeout=TIMEOUT_SECONDS) == 0
         assert child.stdout.read() == ""
 
 

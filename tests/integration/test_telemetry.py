@@ -12,9 +12,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     KEY,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Events,
     Serve,
@@ -53,7 +53,7 @@ def test_it_is_off_unless_asked_for(server: StubServer, connect: Connect) -> Non
         assert service.get_telemetry() is None
         client = service.create_lora_training_client(BASE_MODEL)
         server.inject("optim_step", Fault(status=500))
-        assert client.optim_step(ADAM).exception(PATIENCE) is not None
+        assert client.optim_step(ADAM).exception(TIMEOUT_SECONDS) is not None
     assert server.calls("telemetry") == []
 
 
@@ -74,7 +74,7 @@ def test_batches_are_bounded_and_counted(server: StubServer, service: ServiceCli
     telemetry = reporter(service)
     for number in range(250):
         assert telemetry.log("tick", {"number": number}, severity="DEBUG")
-    service.close().result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
     calls = server.calls("telemetry")
     assert [len(call.message["events"]) for call in calls] == [100, 100, 52]
     told = events(server)
@@ -103,8 +103,8 @@ def test_events_of_many_threads_get_one_number_each(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
-    service.close().result(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
+    service.close().result(TIMEOUT_SECONDS)
     assert [event["event_session_index"] for event in events(server)] == list(range(202))
 
 
@@ -144,21 +144,21 @@ def test_no_secret_is_in_any_body(serve: Serve, connect: Connect, key: str, pjwt
     )
     client = service.create_lora_training_client(BASE_MODEL)
     sent = client.optim_step(ADAM)
-    sent.result(PATIENCE)
+    sent.result(TIMEOUT_SECONDS)
     tokens = {call.api_key for call in server.calls() if call.api_key}
     quoted = " ".join([key, secret_header, *tokens])
     telemetry = reporter(service)
     for endpoint, status in (("optim_step", 400), ("retrieve_future", 404), ("get_sampler", 401)):
         server.inject(endpoint, Fault(status=status, body={"detail": f"not with {quoted}"}))
         error = (
-            service.rest_client().get_sampler("none").exception(PATIENCE)
+            service.rest_client().get_sampler("none").exception(TIMEOUT_SECONDS)
             if endpoint == "get_sampler"
-            else client.optim_step(ADAM).exception(PATIENCE)
+            else client.optim_step(ADAM).exception(TIMEOUT_SECONDS)
         )
         assert isinstance(error, APIStatusError)
         telemetry.log_exception(error)
         telemetry.log(f"failed with {quoted}", {quoted: error, "request": error.request})
-    service.close().result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
     # Start and end, what was logged by hand, and the two operations that failed.
     assert len(events(server)) == 2 + 6 + 2
     for call in server.calls("telemetry"):
@@ -180,7 +180,7 @@ def test_a_missing_endpoint_is_asked_once_and_delays_nothing(
         client = service.create_lora_training_client(BASE_MODEL)
         server.inject("optim_step", Fault(status=400, body={"detail": "no"}))
         started = time.monotonic()
-        error = client.optim_step(ADAM).exception(PATIENCE)
+        error = client.optim_step(ADAM).exception(TIMEOUT_SECONDS)
         assert error is not None
         reporter(service).log_exception(error)
     assert time.monotonic() - started < 25.0
@@ -211,11 +211,11 @@ def test_a_hung_endpoint_holds_up_nothing(
     server.inject("telemetry", Fault(delay_seconds=60.0), times=None)
     service = connect(server, telemetry=True)
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    assert sampler.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
     # The session is finished first; only then a moment is spent on goodbye.
     closed = service.close()
     server.wait_for("finish_session")
-    closed.result(PATIENCE)
+    closed.result(TIMEOUT_SECONDS)
     assert reporter(service).num_delivered == 0
 
 

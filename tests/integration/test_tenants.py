@@ -7,9 +7,9 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
-    PATIENCE,
     PROMPT,
     SHORT,
+    TIMEOUT_SECONDS,
     Connect,
     Events,
     Serve,
@@ -55,8 +55,8 @@ def work(tenant: Tenant, learning_rate: float) -> tuple[float, int]:
     after = client.forward([datum()], "cross_entropy")
     sampler = client.save_weights_and_get_sampling_client()
     futures = [sampler.sample(PROMPT, 1, SHORT) for _ in range(NUM_SAMPLES)]
-    num_sampled = sum(len(future.result(PATIENCE).sequences) for future in futures)
-    return after.result(PATIENCE).metrics["loss:sum"], num_sampled
+    num_sampled = sum(len(future.result(TIMEOUT_SECONDS).sequences) for future in futures)
+    return after.result(TIMEOUT_SECONDS).metrics["loss:sum"], num_sampled
 
 
 def check_events(tenant: Tenant) -> None:
@@ -93,10 +93,10 @@ def test_two_keys_on_one_server_do_not_mix(serve: Serve, connect: Connect) -> No
         work(tenant, 0.1)
         check_events(tenant)
     assert {session.tenant for session in server.sessions.values()} == {RED, BLUE}
-    runs = red.service.rest_client().list_training_runs().result(PATIENCE).training_runs
+    runs = red.service.rest_client().list_training_runs().result(TIMEOUT_SECONDS).training_runs
     (run,) = runs
     with pytest.raises(NotFoundError):
-        blue.service.rest_client().get_training_run(run.training_run_id).result(PATIENCE)
+        blue.service.rest_client().get_training_run(run.training_run_id).result(TIMEOUT_SECONDS)
 
 
 def test_a_429_for_one_does_not_delay_the_other(serve: Serve, connect: Connect) -> None:
@@ -112,10 +112,10 @@ def test_a_429_for_one_does_not_delay_the_other(serve: Serve, connect: Connect) 
         match=lambda call: call.api_key == RED,
     )
     with pytest.raises(RateLimitError):
-        limited.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        limited.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     waiting = limited.sample(PROMPT, 1, SHORT)
     futures = [free.sample(PROMPT, 1, SHORT) for _ in range(100)]
-    assert all(future.result(PATIENCE).sequences for future in futures)
+    assert all(future.result(TIMEOUT_SECONDS).sequences for future in futures)
     assert lanes[0].limiter.remaining_seconds() > 5.0
     assert not lanes[1].limiter.is_backing_off()
     assert not waiting.done()
@@ -138,12 +138,12 @@ def test_5xx_is_retried_on_training_and_polling_only(serve: Serve, connect: Conn
     sampler = tenant.sampler(ONCE)
     for endpoint in ("optim_step", "retrieve_future", "asample"):
         server.inject(endpoint, Fault(status=500))
-    assert client.optim_step(AdamParams()).result(PATIENCE).metrics["step"] == 1.0
+    assert client.optim_step(AdamParams()).result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     assert len(server.calls("optim_step")) == 2
     (done,) = tenant.events.wait_for(1, RequestDone, endpoint="optim_step")
     assert (done.status, done.num_retries) == (200, 1)
     with pytest.raises(InternalServerError):
-        sampler.sample(PROMPT, 1, SHORT).result(PATIENCE)
+        sampler.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     assert len(server.calls("asample")) == 1
     (failed,) = tenant.events.wait_for(1, Timing, operation="sample")
     assert not failed.ok
@@ -163,12 +163,12 @@ def test_closing_one_leaves_the_other_working(serve: Serve, connect: Connect) ->
     first, second = connect(server, **options), connect(server, **options)
     old, new = (each.create_sampling_client(base_model=BASE_MODEL) for each in (first, second))
     client = second.create_lora_training_client(BASE_MODEL)
-    old.sample(PROMPT, 1, SHORT).result(PATIENCE)
-    first.close().result(PATIENCE)
+    old.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+    first.close().result(TIMEOUT_SECONDS)
     with pytest.raises(ClientClosed):
         old.sample(PROMPT, 1, SHORT)
-    assert new.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
-    assert client.optim_step(AdamParams()).result(PATIENCE).metrics
+    assert new.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
+    assert client.optim_step(AdamParams()).result(TIMEOUT_SECONDS).metrics
     alive = second._holder.known_session_id
     assert alive is not None and second._holder.get_session_id() == alive
     num_beats = len(server.heartbeats(alive))
@@ -178,7 +178,7 @@ def test_closing_one_leaves_the_other_working(serve: Serve, connect: Connect) ->
     telemetry = second.get_telemetry()
     assert telemetry is not None
     assert telemetry.log("still here")
-    second.close().result(PATIENCE)
+    second.close().result(TIMEOUT_SECONDS)
     assert any(b"still here" in call.body for call in server.calls("telemetry"))
 
 
@@ -187,9 +187,9 @@ def test_closing_one_client_of_a_service_is_not_needed(serve: Serve, connect: Co
     service = connect(serve())
     first = service.create_sampling_client(base_model=BASE_MODEL)
     second = service.create_sampling_client(base_model=BASE_MODEL)
-    first.sample(PROMPT, 1, SHORT).result(PATIENCE)
+    first.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
     del first
-    assert second.sample(PROMPT, 1, SHORT).result(PATIENCE).sequences
+    assert second.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS).sequences
 
 
 def test_settings_of_one_client_do_not_reach_another(serve: Serve, connect: Connect) -> None:

@@ -12,7 +12,7 @@ from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
     KEY,
-    PATIENCE,
+    TIMEOUT_SECONDS,
     Connect,
     Events,
     Serve,
@@ -65,7 +65,7 @@ def test_chunked_loop_resolves_and_combines(server: StubServer, connect: Connect
     saved = client.save_state("step-1")
     sampler = client.save_weights_for_sampler("step-1")
 
-    output = passed.result(PATIENCE)
+    output = passed.result(TIMEOUT_SECONDS)
     expected = [base_logprobs(row) for row in rows]
     assert len(output.loss_fn_outputs) == NUM_DATUMS
     for got, wanted in zip(output.loss_fn_outputs, expected, strict=True):
@@ -73,9 +73,11 @@ def test_chunked_loop_resolves_and_combines(server: StubServer, connect: Connect
     loss = -0.5 * sum(float(row.sum()) for row in expected)
     assert output.metrics["loss:sum"] == pytest.approx(loss, rel=1e-9)
     assert output.metrics["tokens:sum"] == 3 * NUM_DATUMS
-    assert stepped.result(PATIENCE).metrics["learning_rate"] == 0.1
-    assert saved.result(PATIENCE).path == f"tinker://{client.model_id}/weights/step-1"
-    assert sampler.result(PATIENCE).path == f"tinker://{client.model_id}/sampler_weights/step-1"
+    assert stepped.result(TIMEOUT_SECONDS).metrics["learning_rate"] == 0.1
+    assert saved.result(TIMEOUT_SECONDS).path == f"tinker://{client.model_id}/weights/step-1"
+    assert (
+        sampler.result(TIMEOUT_SECONDS).path == f"tinker://{client.model_id}/sampler_weights/step-1"
+    )
 
     calls = training_calls(server)
     assert seq_ids(calls) == [1, 2, 3, 4, 5, 6]
@@ -107,7 +109,9 @@ def test_chunk_metrics_are_reduced_by_suffix(server: StubServer, service: Servic
             # create_model was req-1; the chunks come next.
             match=lambda call, wanted=f"req-{index + 2}": call.message["request_id"] == wanted,
         )
-    output = client.forward_backward([datum()] * NUM_DATUMS, "cross_entropy").result(PATIENCE)
+    output = client.forward_backward([datum()] * NUM_DATUMS, "cross_entropy").result(
+        TIMEOUT_SECONDS
+    )
 
     mean = float(np.average(means, weights=weights))
     assert output.metrics == pytest.approx(
@@ -133,7 +137,7 @@ def test_training_learns(service: ServiceClient) -> None:
     for _ in range(8):
         passed = client.forward_backward([datum()], "cross_entropy")
         client.optim_step(AdamParams(learning_rate=0.3))
-        losses.append(passed.result(PATIENCE).metrics["loss:sum"])
+        losses.append(passed.result(TIMEOUT_SECONDS).metrics["loss:sum"])
     assert losses[0] == pytest.approx(-base_logprobs(HELLO).sum())
     assert losses[-1] < 0.5 * losses[0]
 
@@ -173,8 +177,8 @@ def test_times_of_each_step_can_be_read(server: StubServer, connect: Connect) ->
     events = Events()
     service = connect(server, event_hook=events)
     client = service.create_lora_training_client(BASE_MODEL)
-    client.forward_backward([datum()] * NUM_DATUMS, "cross_entropy").result(PATIENCE)
-    client.optim_step(AdamParams()).result(PATIENCE)
+    client.forward_backward([datum()] * NUM_DATUMS, "cross_entropy").result(TIMEOUT_SECONDS)
+    client.optim_step(AdamParams()).result(TIMEOUT_SECONDS)
     (passed,) = events.wait_for(1, Timing, operation="forward_backward")
     assert (passed.num_requests, passed.ok) == (3, True)
     assert passed.seconds >= passed.submit_seconds > 0.0
@@ -192,7 +196,7 @@ def test_chunks_are_cut_by_bytes(serve: Serve, connect: Connect) -> None:
     client = connect(server).create_lora_training_client(BASE_MODEL)
     lengths = [4, 6, 1, 30, 10, 1]
     rows = [datum([1] * (length + 1)) for length in lengths]
-    output = client.forward_backward(rows, "cross_entropy").result(PATIENCE)
+    output = client.forward_backward(rows, "cross_entropy").result(TIMEOUT_SECONDS)
     calls = server.calls("forward_backward")
     sent = [
         [len(row.model_input.to_ints()) for row in call.message.forward_backward_input.data]
@@ -207,7 +211,7 @@ def test_chunks_are_cut_by_bytes(serve: Serve, connect: Connect) -> None:
 def test_the_server_sets_the_chunk_length(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"fwdbwd_max_chunk_len": 10})
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    client.forward([datum()] * 25, "cross_entropy").result(PATIENCE)
+    client.forward([datum()] * 25, "cross_entropy").result(TIMEOUT_SECONDS)
     calls = server.calls("forward_backward")
     assert [len(call.message.forward_backward_input.data) for call in calls] == [10, 10, 5]
     assert all(call.forward_only for call in calls)
@@ -227,7 +231,7 @@ def test_no_operation_gets_between_chunks(
         futures.append(client.forward_backward([datum()] * 10, "cross_entropy"))
         futures.append(client.optim_step(AdamParams()))
     for future in futures:
-        future.result(PATIENCE)
+        future.result(TIMEOUT_SECONDS)
     calls = training_calls(server)
     groups = [list(group) for _, group in itertools.groupby(calls, lambda call: call.endpoint)]
     assert [len(group) for group in groups] == [5, 1] * 3
@@ -253,7 +257,7 @@ def test_bad_data_is_refused_before_anything_is_sent(
         client.optim_step(AdamParams(learning_rate=float("inf")))
     with pytest.raises(InvalidInput, match="name"):
         client.save_state("a/b")
-    client.optim_step(AdamParams()).result(PATIENCE)
+    client.optim_step(AdamParams()).result(TIMEOUT_SECONDS)
     # A refused call uses no number.
     assert seq_ids(training_calls(server)) == [1]
 
@@ -264,7 +268,7 @@ def test_bad_data_is_refused_before_anything_is_sent(
 def test_headers_of_a_request_and_its_polls(serve: Serve, connect: Connect) -> None:
     server = serve(long_poll_seconds=0.02, work_seconds=0.5)
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    client.forward([datum()], "cross_entropy").result(PATIENCE)
+    client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     (sent,) = server.calls("forward_backward")
     assert sent.headers["content-type"] == "application/x-protobuf"
     assert sent.headers["x-api-key"] == KEY
@@ -291,8 +295,8 @@ def test_two_adapters_of_one_session_are_strangers(
     first = service.create_lora_training_client(BASE_MODEL)
     second = service.create_lora_training_client(BASE_MODEL)
     first.forward_backward([datum()], "cross_entropy")
-    first.optim_step(AdamParams(learning_rate=1.0)).result(PATIENCE)
-    untouched = second.forward([datum()], "cross_entropy").result(PATIENCE)
+    first.optim_step(AdamParams(learning_rate=1.0)).result(TIMEOUT_SECONDS)
+    untouched = second.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     assert untouched.metrics["loss:sum"] == pytest.approx(-base_logprobs(HELLO).sum())
     assert (first.model_seq_id, second.model_seq_id) == (0, 1)
     assert seq_ids(training_calls(server)) == [1, 2, 1]
@@ -310,12 +314,12 @@ def test_training_goes_on_where_it_was_saved(serve: Serve, connect: Connect, fla
 
     def train(trained: Any) -> float:
         passed = trained.forward_backward([datum()], "cross_entropy")
-        trained.optim_step(AdamParams(learning_rate=0.2)).result(PATIENCE)
-        loss: float = passed.result(PATIENCE).metrics["loss:sum"]
+        trained.optim_step(AdamParams(learning_rate=0.2)).result(TIMEOUT_SECONDS)
+        loss: float = passed.result(TIMEOUT_SECONDS).metrics["loss:sum"]
         return loss
 
     train(client)
-    path = client.save_state("half").result(PATIENCE).path
+    path = client.save_state("half").result(TIMEOUT_SECONDS).path
     exact = service.create_training_client_from_state_with_optimizer(path)
     fresh = service.create_training_client_from_state(path)
     expected = [train(client), train(client)]
@@ -331,7 +335,7 @@ def test_training_goes_on_where_it_was_saved(serve: Serve, connect: Connect, fla
 
 def test_load_state_replaces_the_weights(service: ServiceClient) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
-    start = client.save_state("start").result(PATIENCE).path
+    start = client.save_state("start").result(TIMEOUT_SECONDS).path
     client.forward_backward([datum()], "cross_entropy")
     client.optim_step(AdamParams(learning_rate=1.0))
     moved = client.forward([datum()], "cross_entropy")
@@ -339,8 +343,8 @@ def test_load_state_replaces_the_weights(service: ServiceClient) -> None:
         client.load_state(start)
     back = client.forward([datum()], "cross_entropy")
     loss = -float(base_logprobs(HELLO).sum())
-    assert moved.result(PATIENCE).metrics["loss:sum"] < 0.9 * loss
-    assert back.result(PATIENCE).metrics["loss:sum"] == pytest.approx(loss)
+    assert moved.result(TIMEOUT_SECONDS).metrics["loss:sum"] < 0.9 * loss
+    assert back.result(TIMEOUT_SECONDS).metrics["loss:sum"] == pytest.approx(loss)
 
 
 def test_data_may_change_after_the_call(service: ServiceClient) -> None:
@@ -358,4 +362,6 @@ def test_data_may_change_after_the_call(service: ServiceClient) -> None:
     passed = client.forward([*rows], "cross_entropy")
     weights[:] = 0.0
     rows.clear()
-    assert passed.result(PATIENCE).metrics["loss:sum"] == pytest.approx(-base_logprobs(HELLO).sum())
+    assert passed.result(TIMEOUT_SECONDS).metrics["loss:sum"] == pytest.approx(
+        -base_logprobs(HELLO).sum()
+    )

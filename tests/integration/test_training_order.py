@@ -12,7 +12,7 @@ import pytest
 from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
-    PATIENCE,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     base_logprobs,
@@ -69,7 +69,7 @@ def at(number: int) -> Any:
 def test_calls_of_one_thread_arrive_in_order(server: StubServer, client: TrainingClient) -> None:
     """Nothing is awaited until all is called."""
     futures = [client.optim_step(ADAM) for _ in range(60)]
-    assert futures[-1].result(PATIENCE).metrics["step"] == 60.0
+    assert futures[-1].result(TIMEOUT_SECONDS).metrics["step"] == 60.0
     assert steps(server) == list(range(1, 61))
     assert executed(server) == list(range(1, 61))
 
@@ -100,9 +100,9 @@ def test_calls_of_many_threads_share_one_count(server: StubServer, client: Train
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
     for future in futures:
-        future.result(PATIENCE)
+        future.result(TIMEOUT_SECONDS)
     assert steps(server) == list(range(1, 101))
 
 
@@ -111,7 +111,7 @@ def test_results_may_be_awaited_in_any_order(server: StubServer, client: Trainin
     server.inject("retrieve_future", Fault(delay_seconds=0.3))
     first = client.optim_step(ADAM)
     later = [client.optim_step(ADAM) for _ in range(5)]
-    assert [future.result(PATIENCE).metrics["step"] for future in reversed(later)] == [
+    assert [future.result(TIMEOUT_SECONDS).metrics["step"] for future in reversed(later)] == [
         6.0,
         5.0,
         4.0,
@@ -119,7 +119,7 @@ def test_results_may_be_awaited_in_any_order(server: StubServer, client: Trainin
         2.0,
     ]
     assert not first.done()
-    assert first.result(PATIENCE).metrics["step"] == 1.0
+    assert first.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
 
 
 def test_chunks_that_finish_out_of_order_are_joined_in_order(
@@ -130,7 +130,7 @@ def test_chunks_that_finish_out_of_order_are_joined_in_order(
     late = Fault(delay_seconds=0.2)
     server.inject("retrieve_future", late, match=lambda c: c.message["request_id"] == "req-2")
     rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    output = client.forward([datum(row) for row in rows], "cross_entropy").result(PATIENCE)
+    output = client.forward([datum(row) for row in rows], "cross_entropy").result(TIMEOUT_SECONDS)
     got = [row["logprobs"].tolist() for row in output.loss_fn_outputs]
     assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-5) for row in rows]
 
@@ -144,8 +144,12 @@ def test_a_refused_operation_does_not_block_the_next(
     server.inject("optim_step", Fault(status=400, body={"detail": "no"}), match=at(2))
     futures = [client.optim_step(ADAM) for _ in range(4)]
     with pytest.raises(BadRequestError, match="no"):
-        futures[1].result(PATIENCE)
-    assert [futures[index].result(PATIENCE).metrics["step"] for index in (0, 2, 3)] == [1, 2, 3]
+        futures[1].result(TIMEOUT_SECONDS)
+    assert [futures[index].result(TIMEOUT_SECONDS).metrics["step"] for index in (0, 2, 3)] == [
+        1,
+        2,
+        3,
+    ]
     # Its number is used up: the server sees a gap, and is not asked to fill it.
     assert steps(server) == [1, 2, 3, 4]
     assert executed(server) == [1, 3, 4]
@@ -155,10 +159,12 @@ def test_a_failed_job_does_not_block_the_next(server: StubServer, client: Traini
     bad = client.forward_backward([datum([1, 999_999])], "cross_entropy")
     good = client.forward_backward([datum()], "cross_entropy")
     with pytest.raises(RequestFailedError, match="999999") as caught:
-        bad.result(PATIENCE)
+        bad.result(TIMEOUT_SECONDS)
     assert caught.value.category is RequestErrorCategory.User
     assert caught.value.request_id
-    assert good.result(PATIENCE).metrics["loss:sum"] == pytest.approx(-base_logprobs(HELLO).sum())
+    assert good.result(TIMEOUT_SECONDS).metrics["loss:sum"] == pytest.approx(
+        -base_logprobs(HELLO).sum()
+    )
 
 
 def test_a_failing_chunk_fails_its_call_only(serve: Serve, connect: Connect) -> None:
@@ -168,8 +174,8 @@ def test_a_failing_chunk_fails_its_call_only(serve: Serve, connect: Connect) -> 
     passed = client.forward_backward([datum()] * 4, "cross_entropy")
     stepped = client.optim_step(ADAM)
     with pytest.raises(InternalServerError):
-        passed.result(PATIENCE)
-    assert stepped.result(PATIENCE).metrics["step"] == 1.0
+        passed.result(TIMEOUT_SECONDS)
+    assert stepped.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     assert steps(server) == [5]
 
 
@@ -179,15 +185,15 @@ def test_the_first_refusal_is_the_one_that_is_shown(
     """A refused first batch is tried as JSON for older servers; what they say of it is no news."""
     server.inject("forward_backward", Fault(status=422, body={"detail": "weights are missing"}))
     with pytest.raises(APIStatusError, match="weights are missing"):
-        client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
-    client.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+        client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
+    client.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
 
 
 def test_an_expired_promise_surfaces(server: StubServer, client: TrainingClient) -> None:
     """Training must not be submitted again by itself: it may have happened."""
     server.inject("retrieve_future", Fault(status=410, body={"detail": "gone"}))
     with pytest.raises(PromiseExpiredError, match="gone"):
-        client.optim_step(ADAM).result(PATIENCE)
+        client.optim_step(ADAM).result(TIMEOUT_SECONDS)
     assert len(server.calls("optim_step")) == 1
 
 
@@ -200,10 +206,10 @@ def test_cancelling_a_queued_operation_blocks_nobody(
     server.inject("optim_step", Fault(delay_seconds=0.2))
     first, second, third = (client.optim_step(ADAM) for _ in range(3))
     assert second.cancel()
-    assert third.result(PATIENCE).metrics["step"] == 2.0
-    assert first.result(PATIENCE).metrics["step"] == 1.0
+    assert third.result(TIMEOUT_SECONDS).metrics["step"] == 2.0
+    assert first.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     with pytest.raises(CancelledError):
-        second.result(PATIENCE)
+        second.result(TIMEOUT_SECONDS)
     assert steps(server) == [1, 3]
 
 
@@ -214,7 +220,7 @@ def test_cancelling_an_operation_that_is_being_sent(
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
     server.wait_for("optim_step")
     assert first.cancel()
-    assert second.result(PATIENCE).metrics["step"] == 1.0
+    assert second.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
 
 
 def test_cancelling_an_operation_that_is_awaited(serve: Serve, connect: Connect) -> None:
@@ -224,7 +230,7 @@ def test_cancelling_an_operation_that_is_awaited(serve: Serve, connect: Connect)
     server.wait_for("optim_step", 2)
     assert first.cancel()
     # It was sent, so it happens; only its result is given up.
-    assert second.result(PATIENCE).metrics["step"] == 2.0
+    assert second.result(TIMEOUT_SECONDS).metrics["step"] == 2.0
 
 
 def test_a_cancelled_await_frees_the_road(server: StubServer, client: TrainingClient) -> None:
@@ -235,7 +241,7 @@ def test_a_cancelled_await_frees_the_road(server: StubServer, client: TrainingCl
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(first.result_async(), 0.05)
         second = await client.optim_step_async(ADAM)
-        metrics = (await second.result_async(PATIENCE)).metrics
+        metrics = (await second.result_async(TIMEOUT_SECONDS)).metrics
         return float(metrics["step"])
 
     assert asyncio.run(give_up()) == 1.0
@@ -247,7 +253,7 @@ def test_waiting_too_long_leaves_the_operation_running(serve: Serve, connect: Co
     future = client.optim_step(ADAM)
     with pytest.raises(TimeoutError):
         future.result(0.01)
-    assert future.result(PATIENCE).metrics["step"] == 1.0
+    assert future.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
 
 
 # --- lost answers and restarts ----------------------------------------------------------------
@@ -259,7 +265,7 @@ def test_a_lost_answer_leads_to_the_same_promise(
 ) -> None:
     server.inject("optim_step", fault)
     future = client.optim_step(ADAM)
-    assert future.result(PATIENCE).metrics["step"] == 1.0
+    assert future.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     first, second = server.calls("optim_step")
     assert first.body == second.body
     assert first.headers["x-idempotency-key"] == second.headers["x-idempotency-key"]
@@ -274,7 +280,7 @@ def test_a_lost_answer_of_a_batch_trains_it_once(
     norms = []
     for each in (client, service.create_lora_training_client(BASE_MODEL)):
         each.forward_backward([datum()], "cross_entropy")
-        norms.append(each.optim_step(ADAM).result(PATIENCE).metrics["grad_norm"])
+        norms.append(each.optim_step(ADAM).result(TIMEOUT_SECONDS).metrics["grad_norm"])
     assert len(server.calls("forward_backward")) == 3
     assert executed(server) == [1, 2, 1, 2]
     # A batch that is counted twice would pull twice as hard.
@@ -299,7 +305,7 @@ def test_a_restart_while_polling_is_survived(serve: Serve, connect: Connect) -> 
     server.wait_for("retrieve_future", 2)
     server.stop()
     server.start()
-    assert [future.result(PATIENCE).metrics["step"] for future in futures] == [1.0, 2.0, 3.0]
+    assert [future.result(TIMEOUT_SECONDS).metrics["step"] for future in futures] == [1.0, 2.0, 3.0]
     assert executed(server) == [1, 2, 3]
 
 
@@ -308,7 +314,7 @@ def test_a_restart_while_submitting_is_survived(server: StubServer, client: Trai
     futures = [client.optim_step(ADAM) for _ in range(5)]
     assert not any(future.done() for future in futures)
     server.start()
-    assert [future.result(PATIENCE).metrics["step"] for future in futures] == [1, 2, 3, 4, 5]
+    assert [future.result(TIMEOUT_SECONDS).metrics["step"] for future in futures] == [1, 2, 3, 4, 5]
     assert executed(server) == [1, 2, 3, 4, 5]
 
 
@@ -318,6 +324,6 @@ def test_a_slow_retry_holds_back_what_comes_after(
     """An operation that is tried again must not be passed by its successor."""
     server.inject("optim_step", Fault(status=503), match=at(1))
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
-    assert second.result(PATIENCE).metrics["step"] == 2.0
-    assert first.result(PATIENCE).metrics["step"] == 1.0
+    assert second.result(TIMEOUT_SECONDS).metrics["step"] == 2.0
+    assert first.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     assert steps(server) == [1, 1, 2]

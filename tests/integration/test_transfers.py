@@ -11,7 +11,7 @@ from tests.integration.conftest import (
     BASE_MODEL,
     HELLO,
     KEY,
-    PATIENCE,
+    TIMEOUT_SECONDS,
     Connect,
     Serve,
     base_logprobs,
@@ -35,7 +35,7 @@ from tinkex.testing import Fault, StubServer
 def test_batches_are_compressed_where_the_server_says_so(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"proto_compress_fwdbwd": True})
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    output = client.forward_backward([datum()] * 1500, "cross_entropy").result(PATIENCE)
+    output = client.forward_backward([datum()] * 1500, "cross_entropy").result(TIMEOUT_SECONDS)
     assert output.metrics["loss:sum"] == pytest.approx(-1500 * base_logprobs(HELLO).sum())
     calls = server.calls("forward_backward")
     assert [call.headers.get("content-encoding") for call in calls] == ["zstd", "zstd"]
@@ -45,7 +45,7 @@ def test_batches_are_compressed_where_the_server_says_so(serve: Serve, connect: 
 def test_a_small_batch_is_not_worth_it(serve: Serve, connect: Connect) -> None:
     server = serve(client_config={"proto_compress_fwdbwd": True})
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    client.forward([datum()], "cross_entropy").result(PATIENCE)
+    client.forward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     (call,) = server.calls("forward_backward")
     assert "content-encoding" not in call.headers
 
@@ -54,7 +54,7 @@ def test_a_compressed_batch_survives_a_lost_answer(serve: Serve, connect: Connec
     server = serve(client_config={"proto_compress_fwdbwd": True})
     client = connect(server).create_lora_training_client(BASE_MODEL)
     server.inject("forward_backward", Fault(drop_after=True))
-    client.forward_backward([datum()] * 500, "cross_entropy").result(PATIENCE)
+    client.forward_backward([datum()] * 500, "cross_entropy").result(TIMEOUT_SECONDS)
     first, second = server.calls("forward_backward")
     assert first.body == second.body
     assert len(server.executed) == 1
@@ -70,9 +70,9 @@ def test_chunks_side_by_side_give_the_same_result(
     rows = [[index % 256, index // 256, 3] for index in range(1000)]
     passed = client.forward_backward([datum(row) for row in rows], "cross_entropy")
     stepped = client.optim_step(AdamParams(learning_rate=0.1))
-    got = [row["logprobs"].tolist() for row in passed.result(PATIENCE).loss_fn_outputs]
+    got = [row["logprobs"].tolist() for row in passed.result(TIMEOUT_SECONDS).loss_fn_outputs]
     assert got == [pytest.approx(base_logprobs(row).tolist(), rel=1e-4) for row in rows]
-    assert stepped.result(PATIENCE).metrics["step"] == 1.0
+    assert stepped.result(TIMEOUT_SECONDS).metrics["step"] == 1.0
     assert [number for _, number, _ in server.executed] == list(range(1, 12))
 
 
@@ -80,7 +80,7 @@ def test_a_budget_below_one_chunk_blocks_nothing(serve: Serve, connect: Connect)
     flags = {"parallel_fwdbwd_chunks": True, "fwdbwd_max_chunk_len": 10}
     server = serve(client_config={**flags, "fwdbwd_dispatch_bytes_semaphore_size": 1})
     client = connect(server).create_lora_training_client(BASE_MODEL)
-    client.forward_backward([datum()] * 100, "cross_entropy").result(PATIENCE)
+    client.forward_backward([datum()] * 100, "cross_entropy").result(TIMEOUT_SECONDS)
     assert len(server.calls("forward_backward")) == 10
 
 
@@ -90,7 +90,7 @@ def test_a_budget_below_one_chunk_blocks_nothing(serve: Serve, connect: Connect)
 @pytest.fixture
 def saved(service: ServiceClient) -> str:
     client = service.create_lora_training_client(BASE_MODEL, rank=4)
-    return client.save_weights_external("out").result(PATIENCE).path
+    return client.save_weights_external("out").result(TIMEOUT_SECONDS).path
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def test_a_checkpoint_comes_down_whole(
     done = rest.download_checkpoint(
         saved, folder, progress=lambda now, total: seen.append((now, total))
     )
-    assert done.result(PATIENCE) == folder
-    urls = rest.get_external_weights_urls(saved).result(PATIENCE).urls
+    assert done.result(TIMEOUT_SECONDS) == folder
+    urls = rest.get_external_weights_urls(saved).result(TIMEOUT_SECONDS).urls
     assert digests(folder).keys() == urls.keys()
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert seen[-1] == (num_bytes, num_bytes)
@@ -128,11 +128,11 @@ def test_a_broken_download_goes_on_where_it_stopped(
     server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
     """The official one reports 500 of 100,000 bytes as a success (protocol 12.2)."""
-    plain = rest.download_checkpoint(saved, tmp_path / "plain").result(PATIENCE)
+    plain = rest.download_checkpoint(saved, tmp_path / "plain").result(TIMEOUT_SECONDS)
     largest = max(plain.rglob("*"), key=lambda path: path.stat().st_size)
     cut = Fault(cut_after_bytes=5000)
     server.inject("download", cut, times=2, match=lambda call: largest.name in call.path)
-    broken = rest.download_checkpoint(saved, tmp_path / "broken").result(PATIENCE)
+    broken = rest.download_checkpoint(saved, tmp_path / "broken").result(TIMEOUT_SECONDS)
     assert digests(broken) == digests(plain)
     ranges = [
         call.headers.get("range") for call in server.calls("download") if largest.name in call.path
@@ -147,7 +147,7 @@ def test_a_download_that_never_works_leaves_nothing_half(
     rest = connect(server, outage_seconds=0.2, max_retries=1).rest_client()
     server.inject("download", Fault(status=404), times=None)
     with pytest.raises((NotFoundError, DownloadError, APIConnectionError)):
-        rest.download_checkpoint(saved, tmp_path / "weights").result(PATIENCE)
+        rest.download_checkpoint(saved, tmp_path / "weights").result(TIMEOUT_SECONDS)
     assert not (tmp_path / "weights").exists()
 
 
@@ -159,14 +159,14 @@ def test_what_is_there_is_not_overwritten_unless_asked(
     folder.mkdir()
     (folder / "mine.txt").write_text("keep")
     with pytest.raises(InvalidInput, match="exists already"):
-        rest.download_checkpoint(saved, folder).result(PATIENCE)
+        rest.download_checkpoint(saved, folder).result(TIMEOUT_SECONDS)
     server.inject("external_weights_urls", Fault(status=400, body={"detail": "no"}), times=None)
     server.inject("checkpoint_archive", Fault(status=404), times=None)
     with pytest.raises(Exception, match="no"):
-        rest.download_checkpoint(saved, folder, force=True).result(PATIENCE)
+        rest.download_checkpoint(saved, folder, force=True).result(TIMEOUT_SECONDS)
     assert (folder / "mine.txt").read_text() == "keep"
     server.clear_faults()
-    rest.download_checkpoint(saved, folder, force=True).result(PATIENCE)
+    rest.download_checkpoint(saved, folder, force=True).result(TIMEOUT_SECONDS)
     assert not (folder / "mine.txt").exists()
     assert (folder / "adapter_config.json").exists()
 
@@ -175,11 +175,11 @@ def test_the_key_goes_to_no_other_host(
     serve: Serve, server: StubServer, rest: RestClient, saved: str, tmp_path: Path
 ) -> None:
     elsewhere = serve()
-    urls = rest.get_external_weights_urls(saved).result(PATIENCE)
+    urls = rest.get_external_weights_urls(saved).result(TIMEOUT_SECONDS)
     moved = {name: url.replace(server.url, elsewhere.url) for name, url in urls.urls.items()}
     answer = {"urls": moved, "expires": urls.expires.isoformat()}
     server.inject("external_weights_urls", Fault(status=200, body=answer))
-    assert rest.download_checkpoint(saved, tmp_path / "x").exception(PATIENCE) is not None
+    assert rest.download_checkpoint(saved, tmp_path / "x").exception(TIMEOUT_SECONDS) is not None
     assert elsewhere.calls("download")
     assert all(call.api_key is None for call in elsewhere.calls())
 
@@ -189,8 +189,8 @@ def test_a_training_checkpoint_comes_as_an_archive(
 ) -> None:
     """No session is started for it, as the official tool does (protocol 12.34)."""
     client = service.create_lora_training_client(BASE_MODEL, rank=2)
-    path = client.save_state("state").result(PATIENCE).path
-    folder = rest.download_checkpoint(path, tmp_path / "state").result(PATIENCE)
+    path = client.save_state("state").result(TIMEOUT_SECONDS).path
+    folder = rest.download_checkpoint(path, tmp_path / "state").result(TIMEOUT_SECONDS)
     assert (folder / "adapter_config.json").exists()
 
 
@@ -198,10 +198,10 @@ def test_a_broken_archive_is_typed_and_leaves_nothing(
     server: StubServer, service: ServiceClient, rest: RestClient, tmp_path: Path
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
-    path = client.save_state("state").result(PATIENCE).path
+    path = client.save_state("state").result(TIMEOUT_SECONDS).path
     server.inject("download", Fault(status=200, body=b"this is no tar" * 100), times=None)
     with pytest.raises(DownloadError):
-        rest.download_checkpoint(path, tmp_path / "state").result(PATIENCE)
+        rest.download_checkpoint(path, tmp_path / "state").result(TIMEOUT_SECONDS)
     assert not (tmp_path / "state").exists()
 
 
@@ -212,7 +212,7 @@ def test_the_client_limits_files_of_undeclared_size(
     rest = connect(server, max_unsized_download_bytes=100).rest_client()
     server.inject("download", Fault(chunked=True), times=None)
     with pytest.raises(DownloadError, match="and at most 100 are accepted"):
-        rest.download_checkpoint(saved, tmp_path / "weights").result(PATIENCE)
+        rest.download_checkpoint(saved, tmp_path / "weights").result(TIMEOUT_SECONDS)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -220,13 +220,15 @@ def test_the_client_limits_an_archive_of_undeclared_size(
     server: StubServer, service: ServiceClient, connect: Connect, tmp_path: Path
 ) -> None:
     client = service.create_lora_training_client(BASE_MODEL)
-    path = client.save_state("state").result(PATIENCE).path
+    path = client.save_state("state").result(TIMEOUT_SECONDS).path
     rest = connect(server, max_unsized_download_bytes=100).rest_client()
     server.inject("external_weights_urls", Fault(status=404), times=None)
     server.inject("download", Fault(chunked=True), times=None)
     for extract in (True, False):
         with pytest.raises(DownloadError, match="and at most 100 are accepted"):
-            rest.download_checkpoint(path, tmp_path / "out", extract=extract).result(PATIENCE)
+            rest.download_checkpoint(path, tmp_path / "out", extract=extract).result(
+                TIMEOUT_SECONDS
+            )
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -238,4 +240,4 @@ def test_a_long_answer_about_an_archive_is_refused(
     reply = Fault(status=200, headers=json_type, body=b" " * (2**20 + 1))
     server.inject("checkpoint_archive", reply, times=None)
     with pytest.raises(APIResponseValidationError, match="at most 1,048,576 are accepted"):
-        rest.download_checkpoint(saved, tmp_path / "out").result(PATIENCE)
+        rest.download_checkpoint(saved, tmp_path / "out").result(TIMEOUT_SECONDS)

@@ -132,10 +132,10 @@ def make_state(layout: LoraLayout, *, with_gradient: bool = False) -> AdapterSta
     """A state whose every number says where it is from, as an adapter that was trained has it."""
     buffers = []
     for seed in range(4):
-        dice, flat = torch.Generator().manual_seed(seed), torch.zeros(layout.size)
+        rng, flat = torch.Generator().manual_seed(seed), torch.zeros(layout.size)
         for pair in layout.pairs(flat):
-            pair.down.normal_(0.0, 0.3, generator=dice)
-            pair.up.normal_(0.0, 0.01 * layout.rank**0.5, generator=dice)
+            pair.down.normal_(0.0, 0.3, generator=rng)
+            pair.up.normal_(0.0, 0.01 * layout.rank**0.5, generator=rng)
         buffers.append(flat)
     weights, first, second, gradient = buffers
     return AdapterState(

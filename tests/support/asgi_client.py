@@ -27,7 +27,7 @@ class Reply:
         return said
 
 
-async def ask(
+async def send_request(
     app: Any,
     method: str,
     path: str,

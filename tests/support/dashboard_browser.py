@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from tests.support.server_harness import House
+from tests.support.server_harness import ServerHarness
 from tinkex.ids import new_id
 from tinkex.store import runs, schema, sessions, steps
 from tinkex.store.database import Connection
@@ -22,7 +22,7 @@ from tinkex.store.records import RunRecord, RunState, SessionRecord, StepRecord
 class Browser:
     """Remembers cookies, as browsers do; follows nothing by itself."""
 
-    house: House
+    harness: ServerHarness
     peer: str = "127.0.0.1"
     host: str = "localhost:8000"
     scheme: str = "http"
@@ -30,13 +30,15 @@ class Browser:
     cookies: httpx.Cookies = field(default_factory=httpx.Cookies)
 
     def get(self, path: str = "/", method: str = "GET", **options: Any) -> httpx.Response:
-        return asyncio.run(self._ask(method, path, options))
+        return asyncio.run(self._send_request(method, path, options))
 
     def post(self, path: str, **form: str) -> httpx.Response:
-        return asyncio.run(self._ask("POST", path, {"data": form}))
+        return asyncio.run(self._send_request("POST", path, {"data": form}))
 
-    async def _ask(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
-        app: Any = self.house.client.app
+    async def _send_request(
+        self, method: str, path: str, options: dict[str, Any]
+    ) -> httpx.Response:
+        app: Any = self.harness.client.app
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app, client=(self.peer, 4321)),
             base_url=f"{self.scheme}://{self.host}",
@@ -48,7 +50,7 @@ class Browser:
             return answer
 
 
-def add_session(house: House, tenant_id: str, **changes: Any) -> SessionRecord:
+def add_session(harness: ServerHarness, tenant_id: str, **changes: Any) -> SessionRecord:
     now = time.time()
     values: dict[str, Any] = {
         "id": new_id(),
@@ -62,11 +64,11 @@ def add_session(house: House, tenant_id: str, **changes: Any) -> SessionRecord:
         "seen_at": now,
     }
     session = SessionRecord(**values | changes)
-    house.write(lambda db: sessions.insert(db, session))
+    harness.write(lambda db: sessions.insert(db, session))
     return session
 
 
-def add_run(house: House, session: SessionRecord, **changes: Any) -> RunRecord:
+def add_run(harness: ServerHarness, session: SessionRecord, **changes: Any) -> RunRecord:
     now = time.time()
     values: dict[str, Any] = {
         "id": f"{session.id}:train:0",
@@ -83,28 +85,30 @@ def add_run(house: House, session: SessionRecord, **changes: Any) -> RunRecord:
 
     def work(db: Connection) -> None:
         runs.insert(db, run)
-        _note(db, run, "create_model", 0, {})
+        _insert_step(db, run, "create_model", 0, {})
 
-    house.write(work)
+    harness.write(work)
     return run
 
 
-def add_updates(house: House, run: RunRecord, *losses: float, num_tokens: int = 10) -> None:
+def add_updates(
+    harness: ServerHarness, run: RunRecord, *losses: float, num_tokens: int = 10
+) -> None:
     """One pass and one optimizer step per loss, as the worker would note them."""
 
     def work(db: Connection) -> None:
         for loss in losses:
-            _note(db, run, "forward_backward", num_tokens, {"loss:sum": loss * num_tokens})
-            _note(db, run, "optim_step", 0, {})
+            _insert_step(db, run, "forward_backward", num_tokens, {"loss:sum": loss * num_tokens})
+            _insert_step(db, run, "optim_step", 0, {})
         # With them goes what tells that the run has changed.
         applied = schema.runs.c.applied + 2 * len(losses)
         change = sa.update(schema.runs).where(schema.runs.c.id == run.id)
         db.execute(change.values(applied=applied))
 
-    house.write(work)
+    harness.write(work)
 
 
-def _note(
+def _insert_step(
     db: Connection, run: RunRecord, kind: str, num_tokens: int, metrics: dict[str, float]
 ) -> None:
     now = time.time()

@@ -22,8 +22,8 @@ def spec(rank: int = 8, seed: int = 1, **options: Any) -> AdapterSpec:
 
 def datum(seed: int, length: int = 12, **inputs: Any) -> Datum:
     """Random text, each token predicting the next; 40% of its tokens count."""
-    dice = np.random.default_rng(seed)
-    tokens = dice.integers(3, VOCAB_SIZE, length + 1)
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(3, VOCAB_SIZE, length + 1)
     weights = (np.arange(length) >= 0.6 * length).astype(np.float32)
     return Datum(
         model_input=ModelInput.from_ints(tokens[:-1].tolist()),

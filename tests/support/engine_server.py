@@ -11,7 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from tests.support.serve_process import Serving, eventually
+from tests.support.serve_process import ServeProcess, eventually
 from tests.support.tiny_model_folders import save_tiny
 from tinkex.cli.main import main
 
@@ -35,7 +35,7 @@ def make_folders(directory: Path) -> dict[str, Path]:
     }
 
 
-class LocalServer(Serving):
+class LocalServer(ServeProcess):
     """A server that trains some folders' models on one thread."""
 
     def __init__(self, home: Path, folders: Mapping[str, Path], **settings: Any) -> None:

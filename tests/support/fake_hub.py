@@ -35,7 +35,7 @@ class Commit:
     files: dict[str, bytes]
 
 
-class LittleHub(SmallServer):
+class FakeHub(SmallServer):
     """Keeps repositories in memory; a commit is checked as little as possible."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class LittleHub(SmallServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    hub: LittleHub
+    hub: FakeHub
 
     def log_message(self, *_: Any) -> None:
         """Be quiet."""

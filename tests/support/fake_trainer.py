@@ -61,11 +61,11 @@ def main() -> int:
             metrics.write(json.dumps({"step": step, "loss": 9.0 / step, "eval_loss": None}) + "\n")
             if step % int(told["save_interval"]) == 0 or step == last:
                 save(root, step, keep)
-            mishap = os.environ.get("FAKE", "")
-            if mishap == f"fail {name} {step}":
+            fault = os.environ.get("FAKE", "")
+            if fault == f"fail {name} {step}":
                 sys.stderr.write("Error: the data is bad\n")
                 return 1
-            if mishap == f"wait {name} {step}":
+            if fault == f"wait {name} {step}":
                 metrics.flush()
                 (out / "waiting").touch()
                 wait_for_signal()

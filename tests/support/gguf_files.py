@@ -26,7 +26,7 @@ HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 2
 
 def llama_tensors(seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """The tensors of a tiny llama, by the names of GGUF."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     keys = HIDDEN // HEADS * KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (len(TOKENS), HIDDEN),
@@ -45,7 +45,7 @@ def llama_tensors(seed: int = 0) -> dict[str, NDArray[np.float32]]:
             "ffn_norm": (HIDDEN,),
         }
         shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
-    return {name: dice.normal(0.0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.normal(0.0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def write_gguf(

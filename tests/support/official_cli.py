@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tests.support.forkserver import forks_of
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 
 
 def official_forks() -> Any:
@@ -47,7 +47,7 @@ class Command:
             target=run_there, args=(arguments, self.environment, self.directory, paths)
         )
         process.start()
-        process.join(PATIENCE)
+        process.join(TIMEOUT_SECONDS)
         process.kill()
         answer = Answer(*(path.read_text() for path in paths))
         told = f"tinker {' '.join(arguments)} ended with {process.exitcode}: {answer}"

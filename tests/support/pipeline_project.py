@@ -27,19 +27,19 @@ from tinkex.pipeline.run.stage_records import StageRecord, read_record
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 TRAINERS = ("train_pretrain", "train_full_sft", "train_dpo", "train_distill_reason")
-PATIENCE_SECONDS = 180.0
+TIMEOUT_SECONDS = 180.0
 
-TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-WRONG = [TALK[0], {"role": "assistant", "content": "5"}]
+CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+WRONG = [CHAT[0], {"role": "assistant", "content": "5"}]
 ROWS = {
     "PRETRAIN_JSON": [{"text": f"the sum of {n} and {n} is {n + n}"} for n in range(9)],
-    "SFT_JSON": [{"conversations": TALK}],
-    "DPO_JSON": [{"chosen": TALK, "rejected": WRONG}],
-    "R1_JSON": [{"conversations": TALK}],
+    "SFT_JSON": [{"conversations": CHAT}],
+    "DPO_JSON": [{"chosen": CHAT, "rejected": WRONG}],
+    "R1_JSON": [{"conversations": CHAT}],
 }
 
 
-class Done(NamedTuple):
+class PipelineResult(NamedTuple):
     """How a run ended."""
 
     text: str
@@ -51,7 +51,7 @@ class Done(NamedTuple):
         return {outcome.stage: outcome.action.value for outcome in self.outcomes}
 
 
-class Scene:
+class PipelineProject:
     """A directory in which pipelines run."""
 
     def __init__(self, root: Path) -> None:
@@ -76,7 +76,7 @@ class Scene:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
             self.environ[variable] = str(path)
 
-    def run(self, *flags: str, **environ: str) -> Done:
+    def run(self, *flags: str, **environ: str) -> PipelineResult:
         """Run in this process; raises whatever is no end that a stage came to."""
         told = parse_flags(flags)
         stream = io.StringIO()
@@ -84,9 +84,9 @@ class Scene:
         try:
             outcomes = run_pipeline(config, told, RunOutput(stream))
             write_table(table_rows(outcomes), stream)
-            return Done(f"{stream.getvalue()}{summary_line(outcomes, 0.1)}\n", outcomes)
+            return PipelineResult(f"{stream.getvalue()}{summary_line(outcomes, 0.1)}\n", outcomes)
         except RunStopped as error:
-            return Done(stream.getvalue(), [], error)
+            return PipelineResult(stream.getvalue(), [], error)
 
     def start(
         self, *flags: str, command: Sequence[str] = ("tinkex.pipeline.run",), **environ: str
@@ -103,7 +103,7 @@ class Scene:
 
     def wait_for(self, path: Path, process: subprocess.Popen[str]) -> None:
         """Wait until a file appears that a process is going to make."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not path.exists():
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline, f"{path} did not appear"
@@ -112,18 +112,18 @@ class Scene:
     def wait_for_line(self, path: Path, text: str, process: subprocess.Popen[str]) -> None:
         """Wait until a file that a process writes has a text in it."""
         self.wait_for(path, process)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while text not in path.read_text():
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline, f"{path} has no {text!r}"
             time.sleep(0.01)
 
-    def change_result(self, stage: str, *, is_told: bool) -> None:
+    def change_result(self, stage: str, *, is_recorded: bool) -> None:
         """Put other weights in place of a stage's, with or without its trainer knowing."""
         folder = self.out / stage / "hf"
         (folder / "model.safetensors").write_text("other weights")
         path = self.out / stage / "result.json"
-        if is_told:
+        if is_recorded:
             told = json.loads(path.read_text())
             path.write_text(json.dumps({**told, "digest": digest_weights(folder)}))
 
@@ -137,10 +137,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineProject:
     """A project in which nothing was run yet."""
     for name in ("FAKE", "SALT"):
         monkeypatch.delenv(name, raising=False)
     # A shell that starts tests in the background has its children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return Scene(tmp_path)
+    return PipelineProject(tmp_path)

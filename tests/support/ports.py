@@ -13,9 +13,9 @@ LOWEST, HIGHEST = 15_000, 30_000
 
 def free_port() -> int:
     """A port of 127.0.0.1 that is free now and that only a server which names it can take."""
-    dice = random.Random(os.urandom(8))
+    rng = random.Random(os.urandom(8))
     for _ in range(100):
-        port = dice.randint(LOWEST, HIGHEST)
+        port = rng.randint(LOWEST, HIGHEST)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

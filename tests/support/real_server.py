@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from tinkex.cli.main import main
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 READY = "tinkex server ready at "
 _LOG_TAIL_BYTES = 20_000
 _ANSWERS = re.compile(r'^tinkex_requests_total{endpoint="(\w+)",status="(\d+)"} (\S+)', re.M)
@@ -70,7 +70,7 @@ class RealServer:
         counted: dict[str, str] = {}
 
         def ask_until_all_answered() -> bool:
-            with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=TIMEOUT_SECONDS) as response:
                 text = response.read().decode()
             counted[_PROCESS.findall(text)[0]] = text
             return len(counted) == num_processes
@@ -86,7 +86,7 @@ class RealServer:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            status = self.process.wait(PATIENCE)
+            status = self.process.wait(TIMEOUT_SECONDS)
         finally:
             self.process.kill()
             self.process.communicate()
@@ -122,7 +122,7 @@ def _first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        return process.stdout.readline() if selector.select(PATIENCE) else ""
+        return process.stdout.readline() if selector.select(TIMEOUT_SECONDS) else ""
 
 
 def read_log(home: Path) -> str:
@@ -155,7 +155,7 @@ def run(
         input=stdin_text,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
         **options,
     )
@@ -164,7 +164,7 @@ def run(
     return done
 
 
-def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
+def eventually(check: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:
     """Wait until something is true that no event tells of; fails if it never is."""
     ends_at = time.monotonic() + seconds
     while not check():

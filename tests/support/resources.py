@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.server_harness import BASE_MODEL, KEY, House
+from tests.support.server_harness import BASE_MODEL, KEY, ServerHarness
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.ids import new_id
 from tinkex.store import checkpoints, runs, sessions
@@ -28,7 +28,9 @@ SPEC = {
 }
 
 
-def create_model(house: House, session_id: str, key: str = KEY, **fields: Any) -> httpx.Response:
+def create_model(
+    harness: ServerHarness, session_id: str, key: str = KEY, **fields: Any
+) -> httpx.Response:
     """Ask for a model."""
     body = {
         "session_id": session_id,
@@ -37,20 +39,22 @@ def create_model(house: House, session_id: str, key: str = KEY, **fields: Any) -
         "lora_config": {"rank": 4},
         "type": "create_model",
     }
-    return house.post("/create_model", body | fields, key=key)
+    return harness.post("/create_model", body | fields, key=key)
 
 
-def ready_model(house: House, session_id: str, number: int = 0, key: str = KEY) -> str:
+def create_ready_model(
+    harness: ServerHarness, session_id: str, number: int = 0, key: str = KEY
+) -> str:
     """A model that takes operations."""
-    answer = create_model(house, session_id, key, model_seq_id=number)
+    answer = create_model(harness, session_id, key, model_seq_id=number)
     assert answer.status_code == 200, answer.text
     run_id: str = answer.json()["model_id"]
-    house.write(lambda db: runs.set_state(db, run_id, RunState.READY))
+    harness.write(lambda db: runs.set_state(db, run_id, RunState.READY))
     return run_id
 
 
-def saved(
-    house: House,
+def create_checkpoint(
+    harness: ServerHarness,
     run_id: str,
     name: str = "first",
     segment: str = "weights",
@@ -59,13 +63,13 @@ def saved(
 ) -> CheckpointRecord:
     """A checkpoint of a model, with files, as the worker leaves it."""
     checkpoint_id = new_id()
-    with new_directory(house.services.home.checkpoint_directory(checkpoint_id)) as directory:
+    with new_directory(harness.services.home.checkpoint_directory(checkpoint_id)) as directory:
         for path, content in files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content)
         write_manifest(directory)
-    run = house.read(lambda db: runs.find(db, run_id))
-    session = house.read(lambda db: sessions.find(db, run.session_id))
+    run = harness.read(lambda db: runs.find(db, run_id))
+    session = harness.read(lambda db: sessions.find(db, run.session_id))
     values = {
         "id": checkpoint_id,
         "tenant_id": run.tenant_id,
@@ -80,23 +84,23 @@ def saved(
         "created_at": time.time(),
     }
     checkpoint = CheckpointRecord(**(values | fields))
-    house.write(lambda db: checkpoints.insert(db, checkpoint))
+    harness.write(lambda db: checkpoints.insert(db, checkpoint))
     return checkpoint
 
 
-def url_of(checkpoint: CheckpointRecord, tail: str = "") -> str:
+def checkpoint_url(checkpoint: CheckpointRecord, tail: str = "") -> str:
     """Where a checkpoint's endpoints are, below /api/v1."""
     path = checkpoint.path
     return f"/training_runs/{path.run_id}/checkpoints/{path.checkpoint_id}{tail}"
 
 
-def share(house: House, checkpoint: CheckpointRecord) -> None:
+def publish_checkpoint(harness: ServerHarness, checkpoint: CheckpointRecord) -> None:
     """Publish a checkpoint."""
-    house.write(lambda db: checkpoints.set_public(db, checkpoint.id, True))
+    harness.write(lambda db: checkpoints.set_public(db, checkpoint.id, True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belongings:
+class TenantResources:
     """One of each kind, all of one tenant."""
 
     session_id: str
@@ -106,20 +110,20 @@ class Belongings:
     request_id: str
 
 
-def belongings(house: House, key: str = KEY) -> Belongings:
+def create_resources(harness: ServerHarness, key: str = KEY) -> TenantResources:
     """A tenant with one thing of each kind, and a promise that waits."""
-    session_id = house.session(key)
-    run_id = ready_model(house, session_id, key=key)
+    session_id = harness.session(key)
+    run_id = create_ready_model(harness, session_id, key=key)
     body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
-    sampler = house.post("/create_sampling_session", body, key=key)
+    sampler = harness.post("/create_sampling_session", body, key=key)
     assert sampler.status_code == 200, sampler.text
     step = {"model_id": run_id, "seq_id": 1, "adam_params": {}}
-    promise = house.post("/optim_step", step, key=key)
-    assert promise.status_code == 200, promise.text
-    return Belongings(
+    future = harness.post("/optim_step", step, key=key)
+    assert future.status_code == 200, future.text
+    return TenantResources(
         session_id=session_id,
         run_id=run_id,
         sampler_id=sampler.json()["sampling_session_id"],
-        checkpoint=saved(house, run_id),
-        request_id=promise.json()["request_id"],
+        checkpoint=create_checkpoint(harness, run_id),
+        request_id=future.json()["request_id"],
     )

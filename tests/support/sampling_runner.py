@@ -46,10 +46,10 @@ def adapter(
     """An adapter that changes what the model says a good deal."""
     layout = LoraLayout((host or shared_host()).lora_targets, rank, set(parts))
     flat = layout.init_weights(seed)
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for pair in layout.views(flat):
         for up in pair.ups if pair is not None else ():
-            up.normal_(0, 0.2, generator=dice)
+            up.normal_(0, 0.2, generator=rng)
     return SamplerAdapter((seed, rank, parts), 32 / 8 / rank, layout.views(flat))
 
 
@@ -81,8 +81,8 @@ def request(prompt: Sequence[int], num_samples: int = 1, **fields: Any) -> Sampl
 
 def prompt_of(length: int, seed: int = 0, vocab_size: int = 211) -> list[int]:
     """Some tokens, none of which ends a text."""
-    dice = torch.Generator().manual_seed(1000 * seed + length)
-    return torch.randint(3, vocab_size, (length,), generator=dice).tolist()
+    rng = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, vocab_size, (length,), generator=rng).tolist()
 
 
 def drain(runner: ContinuousBatcher) -> dict[str, SampleResponse | EngineFailure]:

@@ -19,13 +19,13 @@ from tinkex.home import Home
 from tinkex.server_discovery import HEALTH_PATH, get_http_status, is_process_alive
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 MODEL = "tinkex/bigram"
 _READY = re.compile(r"tinkex server ready at (http://\S+)\n")
 _STARTED = re.compile(r"the (API|worker) process has pid (\d+)")
 
 
-class Serving:
+class ServeProcess:
     """One server; its log tells which processes it has."""
 
     def __init__(self, home: Path, *flags: str, port: int = 0, env: dict[str, str] | None = None):
@@ -53,16 +53,16 @@ class Serving:
         """The URL, when the server says that it is ready."""
         eventually(lambda: self.output.stat().st_size > 0 or self.process.poll() is not None)
         found = _READY.fullmatch(self.output.read_text())
-        assert found, f"no ready line but {self.output.read_text()!r}; the log:\n{self.said}"
+        assert found, f"no ready line but {self.output.read_text()!r}; the log:\n{self.log_text}"
         return found[1]
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         return self.log.read_text()
 
     def pids(self, role: str) -> list[int]:
         """The pids that a role has had, the newest last."""
-        return [int(pid) for name, pid in _STARTED.findall(self.said) if name == role]
+        return [int(pid) for name, pid in _STARTED.findall(self.log_text) if name == role]
 
     @property
     def key(self) -> str:
@@ -73,7 +73,7 @@ class Serving:
 
     def ended(self) -> int:
         """The exit code; the ready line is all that was printed."""
-        code = self.process.wait(PATIENCE)
+        code = self.process.wait(TIMEOUT_SECONDS)
         assert _READY.fullmatch(self.output.read_text())
         return code
 
@@ -82,14 +82,14 @@ class Serving:
         if self.process.poll() is None:
             self.send(signal.SIGTERM)
             try:
-                self.process.wait(PATIENCE)
+                self.process.wait(TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
         eventually(lambda: not any(map(is_process_alive, self.pids("API") + self.pids("worker"))))
 
 
-def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
+def eventually(check: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:
     """Wait until something is true; fails if it never is."""
     ends_at = time.monotonic() + seconds
     while not check():
@@ -102,16 +102,18 @@ def answers(url: str) -> bool:
     return get_http_status(url + HEALTH_PATH, 5.0) == 200
 
 
-def ask(url: str, path: str, key: str, body: Any) -> http.client.HTTPConnection:
+def send_request(url: str, path: str, key: str, body: Any) -> http.client.HTTPConnection:
     """Send one request, without any client of ours between."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(
+        parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS
+    )
     headers = {"X-API-Key": key, "Content-Type": "application/json"}
     connection.request("POST", f"/api/v1/{path}", json.dumps(body), headers)
     return connection
 
 
-def hear(connection: http.client.HTTPConnection) -> tuple[int, Any]:
+def read_response(connection: http.client.HTTPConnection) -> tuple[int, Any]:
     """Wait for the answer to a request."""
     try:
         answer = connection.getresponse()
@@ -122,26 +124,26 @@ def hear(connection: http.client.HTTPConnection) -> tuple[int, Any]:
 
 def post(url: str, path: str, key: str, body: Any) -> tuple[int, Any]:
     """One request and its answer."""
-    return hear(ask(url, path, key, body))
+    return read_response(send_request(url, path, key, body))
 
 
-def session_of(serving: Serving, url: str) -> str:
+def create_session(serve_process: ServeProcess, url: str) -> str:
     body = {"tags": [], "user_metadata": {}, "sdk_version": "0", "type": "create_session"}
-    status, answer = post(url, "create_session", serving.key, body)
+    status, answer = post(url, "create_session", serve_process.key, body)
     assert status == 200, answer
     return str(answer["session_id"])
 
 
-def promise_of(serving: Serving, url: str) -> str:
+def submit_slow_job(serve_process: ServeProcess, url: str) -> str:
     """A promise that takes long, if the engine is slow."""
     body = {
-        "session_id": session_of(serving, url),
+        "session_id": create_session(serve_process, url),
         "model_seq_id": 0,
         "base_model": MODEL,
         "lora_config": {"rank": 4},
         "type": "create_model",
     }
-    status, made = post(url, "create_model", serving.key, body)
+    status, made = post(url, "create_model", serve_process.key, body)
     assert status == 200, made
     step = {
         "model_id": made["model_id"],
@@ -149,7 +151,7 @@ def promise_of(serving: Serving, url: str) -> str:
         "adam_params": {"learning_rate": 0.1},
         "type": "optim_step",
     }
-    status, promise = post(url, "optim_step", serving.key, step)
+    status, promise = post(url, "optim_step", serve_process.key, step)
     assert status == 200, promise
     return str(promise["request_id"])
 
@@ -161,6 +163,6 @@ def run_tinkex(*words: str, env: dict[str, str] | None = None) -> subprocess.Com
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         env={**os.environ, **(env or {})},
     )

@@ -32,15 +32,15 @@ BASE_MODEL = "tinkex/bigram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class ServerHarness:
     """The services, somebody who asks, and hands to do the worker's part."""
 
     services: Services
     client: TestClient[Any]
     tenant_id: str
-    other_id: str
+    other_tenant_id: str
 
-    def ask(
+    def send_request(
         self, method: str, path: str, *, key: str | None = KEY, **options: Any
     ) -> httpx.Response:
         """One request below /api/v1, with a key unless told otherwise."""
@@ -49,7 +49,7 @@ class House:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """One request with a JSON body."""
-        return self.ask("POST", path, json=body, **options)
+        return self.send_request("POST", path, json=body, **options)
 
     def session(self, key: str = KEY) -> str:
         """A fresh session."""
@@ -59,7 +59,7 @@ class House:
         session_id: str = answer.json()["session_id"]
         return session_id
 
-    def promise(self, kind: str = "optim_step", **fields: Any) -> JobRecord:
+    def submit_job(self, kind: str = "optim_step", **fields: Any) -> JobRecord:
         """A promise of the first tenant, as a route would make it."""
         new = NewJob(
             id="",
@@ -106,9 +106,9 @@ class House:
 
 
 @contextlib.contextmanager
-def open_house(
+def open_harness(
     root: Path, routes: dict[str, Handler] | None = None, **options: Any
-) -> Iterator[House]:
+) -> Iterator[ServerHarness]:
     """A house with two tenants; `options` are settings, `routes` are served instead of all."""
     root.mkdir(parents=True, exist_ok=True)
     config = ServerConfig(home=root, **{"long_poll_seconds": 1.0, **options})
@@ -117,7 +117,7 @@ def open_house(
         stack.callback(database.close)
         migrate(database)
         secret = database.write(settings.get_or_create_secret)
-        tenant_id, other_id = database.write(_furnish)
+        tenant_id, other_tenant_id = database.write(_create_tenants)
         bell = WakeupListener(database, "api")
         stack.callback(bell.close)
         quotas = QuotaChecks(config.quotas)
@@ -134,10 +134,12 @@ def open_house(
         )
         app = create_app(services) if routes is None else create_app(services, routes, ())
         client = stack.enter_context(TestClient(app, raise_server_exceptions=False))
-        yield House(services=services, client=client, tenant_id=tenant_id, other_id=other_id)
+        yield ServerHarness(
+            services=services, client=client, tenant_id=tenant_id, other_tenant_id=other_tenant_id
+        )
 
 
-def _furnish(db: Connection) -> tuple[str, str]:
+def _create_tenants(db: Connection) -> tuple[str, str]:
     now = time.time()
     alice = keys.get_or_create_tenant(db, "alice@example.com", now)
     bob = keys.get_or_create_tenant(db, "bob", now)
@@ -156,11 +158,11 @@ def _furnish(db: Connection) -> tuple[str, str]:
     return alice.id, bob.id
 
 
-def forget_models(db: Connection) -> None:
+def clear_base_models(db: Connection) -> None:
     """As if no worker had said yet what it serves."""
     db.execute(schema.settings.delete().where(schema.settings.c.name == "base_models"))
 
 
-def publish_no_models(db: Connection) -> None:
+def publish_empty_models(db: Connection) -> None:
     """As a worker does that serves nothing."""
     settings.put(db, "base_models", [])

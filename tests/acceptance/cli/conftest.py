@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.real_server import PATIENCE, RealServer, clean_environment, start_server
 from tests.support.official_cli import Command, official_forks
+from tests.support.real_server import TIMEOUT_SECONDS, RealServer, clean_environment, start_server
 
 TINKEX = [sys.executable, "-m", "tinkex"]
 
@@ -34,7 +34,7 @@ class Ours:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         assert done.returncode == status, f"tinkex {' '.join(words)}: {done}"
         assert "Traceback" not in done.stderr

@@ -16,7 +16,7 @@ import pytest
 import tinkex
 from tests.acceptance.cli.conftest import TINKEX, User
 from tests.acceptance.cli.stalling_proxy import stuck
-from tests.acceptance.server.scenario_context import BASE_MODEL, PATIENCE
+from tests.acceptance.server.scenario_context import BASE_MODEL, TIMEOUT_SECONDS
 from tests.support.real_server import eventually
 from tinkex.cli.commands.checkpoint.download import INTERRUPTED_MESSAGE, RESUME_HINT
 
@@ -58,10 +58,10 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
     """
     os.killpg(process.pid, signal.SIGINT)
     try:
-        out, err = process.communicate(timeout=PATIENCE / 3)
+        out, err = process.communicate(timeout=TIMEOUT_SECONDS / 3)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     return out, err
@@ -96,9 +96,9 @@ def has_steps(user: User) -> bool:
     """Whether a run of this user has made a step."""
     with tinkex.ServiceClient(base_url=user.url, api_key=user.key) as service:
         client = service.rest_client()
-        runs = client.list_training_runs().result(PATIENCE).training_runs
+        runs = client.list_training_runs().result(TIMEOUT_SECONDS).training_runs
         ids = [run.training_run_id for run in runs]
-        return any(client.get_run_metrics(each).result(PATIENCE).steps for each in ids)
+        return any(client.get_run_metrics(each).result(TIMEOUT_SECONDS).steps for each in ids)
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
@@ -107,7 +107,7 @@ def test_a_sample_that_is_waited_for_leaves_no_session(flags: tuple[str, ...], u
     with stuck(user.url, "/retrieve_future") as proxy:
         command = [*TINKEX, *words, "--base-url", proxy.url, *flags]
         with started(command, user) as process:
-            assert proxy.is_stuck.wait(PATIENCE)
+            assert proxy.is_stuck.wait(TIMEOUT_SECONDS)
             out, err = interrupt(process)
     assert out == ""
     assert (
@@ -125,14 +125,14 @@ def test_a_download_leaves_nothing_under_its_name_and_goes_on(
 ) -> None:
     with tinkex.ServiceClient(base_url=user.url, api_key=user.key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
-        path = client.save_state("whole").result(PATIENCE).path
+        path = client.save_state("whole").result(TIMEOUT_SECONDS).path
     place = user.directory / "here"
     words = ["checkpoint", "download", path, "-o", str(place), *flags]
     with (
         stuck(user.url, "adapter_model.safetensors", passed_bytes=5000) as proxy,
         started([*TINKEX, *words, "--base-url", proxy.url], user) as process,
     ):
-        assert proxy.is_stuck.wait(PATIENCE)
+        assert proxy.is_stuck.wait(TIMEOUT_SECONDS)
         out, err = interrupt(process)
     assert out == ""
     said = INTERRUPTED_MESSAGE if flags else f"\n{INTERRUPTED_MESSAGE}\n{RESUME_HINT}\n"
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_being_made_leaves_no_file_and_no_session(user: Use
         stuck(user.url, "/retrieve_future") as proxy,
         started([*TINKEX, *words, "--base-url", proxy.url], user) as process,
     ):
-        assert proxy.is_stuck.wait(PATIENCE)
+        assert proxy.is_stuck.wait(TIMEOUT_SECONDS)
         out, _ = interrupt(process)
     assert out == ""
     assert not (user.directory / "made.json").exists()

@@ -12,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.cli.conftest import User
-from tests.acceptance.server.scenario_context import BASE_MODEL, PATIENCE, step
+from tests.acceptance.server.scenario_context import BASE_MODEL, TIMEOUT_SECONDS, step
 
 
 class Stock(NamedTuple):
@@ -31,8 +31,8 @@ def stock(user: User) -> Iterator[Stock]:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         step(tinkex, client)
         saving = [client.save_state(name) for name in ("one", "two", "three", "four")]
-        states = [each.result(PATIENCE).path for each in saving]
-        sampler = client.save_weights_for_sampler("best").result(PATIENCE).path
+        states = [each.result(TIMEOUT_SECONDS).path for each in saving]
+        sampler = client.save_weights_for_sampler("best").result(TIMEOUT_SECONDS).path
         yield Stock(client.model_id.partition(":")[0], client.model_id, states, sampler)
 
 

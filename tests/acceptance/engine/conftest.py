@@ -11,17 +11,22 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.engine.scenario_context import Place, Played, Scenario, play
-from tests.support.engine_server import LocalServer, make_folders
+from tests.acceptance.engine.scenario_context import (
+    Scenario,
+    ScenarioContext,
+    ScenarioResult,
+    run_scenario,
+)
 from tests.acceptance.server.conftest import prepare_process
+from tests.support.engine_server import LocalServer, make_folders
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 NUM_TENANTS = 4
 
 
 @pytest.fixture(scope="session", autouse=True)
-def bare_environment() -> Iterator[None]:
+def isolated_environment() -> Iterator[None]:
     """No key, URL or home of this machine reaches a test."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [*os.environ]:
@@ -79,29 +84,31 @@ class Official:
         self._directory = directory
         self._num_played = 0
 
-    def play(self, scenario: Scenario, server: LocalServer, *args: Any) -> Any:
+    def run_scenario(self, scenario: Scenario, server: LocalServer, *args: Any) -> Any:
         """What the scenario returns; fails with what went wrong in it."""
         return self.end(self.begin(scenario, server, *args), server)
 
-    def begin(self, scenario: Scenario, server: LocalServer, *args: Any) -> Future[Played]:
+    def begin(self, scenario: Scenario, server: LocalServer, *args: Any) -> Future[ScenarioResult]:
         """Let a scenario play by itself."""
         self._num_played += 1
-        place = new_place(server, self._directory / str(self._num_played))
-        return self._pool.submit(play, scenario, place, *args)
+        place = new_context(server, self._directory / str(self._num_played))
+        return self._pool.submit(run_scenario, scenario, place, *args)
 
-    def end(self, playing: Future[Played], server: LocalServer) -> Any:
+    def end(self, playing: Future[ScenarioResult], server: LocalServer) -> Any:
         """What a scenario that was begun returns; fails with what went wrong in it."""
-        complaint, result = playing.result(PATIENCE)
-        if complaint:
-            pytest.fail(f"{complaint}\nThe server said:\n{server.said[-5000:]}", pytrace=False)
+        failure_text, result = playing.result(TIMEOUT_SECONDS)
+        if failure_text:
+            pytest.fail(
+                f"{failure_text}\nThe server said:\n{server.log_text[-5000:]}", pytrace=False
+            )
         return result
 
 
-def new_place(server: LocalServer, directory: Path) -> Place:
+def new_context(server: LocalServer, directory: Path) -> ScenarioContext:
     """Tenants of their own and an empty directory on a server."""
     directory.mkdir()
     names = [f"{directory.name}-{number}" for number in range(NUM_TENANTS)]
-    return Place(
+    return ScenarioContext(
         url=server.ready(),
         keys=tuple(map(server.new_key, names)),
         folders=server.folders,

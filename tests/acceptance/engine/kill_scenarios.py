@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.acceptance.engine.scenario_context import BASE_MODEL, Place, connect, fetch_adapter, lesson, prompt_of, text
+from tests.acceptance.engine.scenario_context import (
+    BASE_MODEL,
+    ScenarioContext,
+    connect,
+    fetch_adapter,
+    lesson,
+    prompt_of,
+    text,
+)
 
 NUM_STEPS = 16
 RANKS = (4, 8)
 
 
-def train(place: Place) -> dict[str, Any]:
+def train(place: ScenarioContext) -> dict[str, Any]:
     """Two models of two tenants, step by step; returns everything that was seen."""
     seen: list[Any] = []
     with connect(place, 0) as first, connect(place, 1) as second:

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.engine.scenario_context import BASE_MODEL, Place, connect, lesson, logprobs_of, prompt_of, step, text
+from tests.acceptance.engine.scenario_context import (
+    BASE_MODEL,
+    ScenarioContext,
+    connect,
+    lesson,
+    logprobs_of,
+    prompt_of,
+    step,
+    text,
+)
 
 SAYINGS = {
     "the sky is": " blue and wide",
@@ -17,7 +26,7 @@ SAYINGS = {
 }
 
 
-def learn_by_heart(place: Place) -> None:
+def learn_by_heart(place: ScenarioContext) -> None:
     """The loss goes to nothing, and the most likely text is the one that was learned."""
     import tinker
 
@@ -54,7 +63,7 @@ def reward_of(tokens: Sequence[int]) -> float:
     return sum(token >= 131 for token in tokens) / len(tokens)
 
 
-def earn_rewards(place: Place, loss_fn: str) -> list[float]:
+def earn_rewards(place: ScenarioContext, loss_fn: str) -> list[float]:
     """The mean reward of each round; groups of samples, centred advantages, the sampler's odds."""
     import tinker
 
@@ -95,7 +104,7 @@ NUM_PAIRS = 6
 BETA = 0.1
 
 
-def prefer(place: Place) -> None:
+def prefer(place: ScenarioContext) -> None:
     """DPO with a loss that the SDK computes: chosen texts gain on rejected ones."""
     prompts = [text(seed, 5) for seed in range(NUM_PAIRS)]
     chosen = [lesson(prompt, text(100 + index, 7)) for index, prompt in enumerate(prompts)]

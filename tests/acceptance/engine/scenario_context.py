@@ -17,7 +17,7 @@ Scenario: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ScenarioContext:
     """Where a scenario plays: a server, tenants of its own, the models' folders, a directory."""
 
     url: str
@@ -26,22 +26,22 @@ class Place:
     directory: Path
 
 
-class Played(NamedTuple):
+class ScenarioResult(NamedTuple):
     """What went wrong in a scenario, or what it returned."""
 
-    complaint: str
+    failure_text: str
     result: Any = None
 
 
-def play(scenario: Scenario, place: Place, *args: Any) -> Played:
+def run_scenario(scenario: Scenario, place: ScenarioContext, *args: Any) -> ScenarioResult:
     """Play a scenario to its end, in this process."""
     try:
-        return Played("", scenario(place, *args))
+        return ScenarioResult("", scenario(place, *args))
     except Exception:  # noqa: BLE001 - not every error can be sent to another process
-        return Played(traceback.format_exc())
+        return ScenarioResult(traceback.format_exc())
 
 
-def connect(place: Place, tenant: int = 0) -> Any:
+def connect(place: ScenarioContext, tenant: int = 0) -> Any:
     """A service client of one of the tenants."""
     import tinker
 
@@ -94,7 +94,9 @@ def logprobs_of(client: Any, data: Sequence[Any]) -> list[npt.NDArray[np.float32
     return [one["logprobs"].to_numpy() for one in output.loss_fn_outputs]
 
 
-def fetch_adapter(place: Place, client: Any, name: str, tenant: int = 0) -> dict[str, bytes]:
+def fetch_adapter(
+    place: ScenarioContext, client: Any, name: str, tenant: int = 0
+) -> dict[str, bytes]:
     """The files of a PEFT adapter, as they are downloaded."""
     import tinker
 
@@ -127,7 +129,7 @@ def furthest(
     return max(float(np.abs(mine[name] - other[name]).max()) for name in mine)
 
 
-def complaint_of(ask: Callable[[], Any]) -> str:
+def error_text(ask: Callable[[], Any]) -> str:
     """What the server says about a request that is the user's fault: one clear sentence."""
     import tinker
 

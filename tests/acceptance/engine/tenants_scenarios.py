@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.engine.scenario_context import Place, complaint_of, connect, fetch_adapter, furthest, lesson, prompt_of, step, text, weights_of
+from tests.acceptance.engine.scenario_context import (
+    ScenarioContext,
+    connect,
+    error_text,
+    fetch_adapter,
+    furthest,
+    lesson,
+    prompt_of,
+    step,
+    text,
+    weights_of,
+)
 from tests.support.engine_server import FEW_TOKENS
 
 RANKS = (1, 4, 16, 32)
@@ -22,7 +33,7 @@ def lessons(rank: int, number: int) -> list[Any]:
     return [lesson(text(seed + index, 3), text(seed - index, 4 + index)) for index in range(4)]
 
 
-def train_at_once(place: Place) -> list[str]:
+def train_at_once(place: ScenarioContext) -> list[str]:
     """Passes of all tenants wait together; each gets what it would get alone.
 
     Returns the models that were trained together.
@@ -58,7 +69,7 @@ def train_at_once(place: Place) -> list[str]:
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def make_mistakes(place: Place) -> None:
+def make_mistakes(place: ScenarioContext) -> None:
     """Each mistake is one sentence for who made it, and nothing at all for the other tenant."""
     import tinker
 
@@ -68,7 +79,7 @@ def make_mistakes(place: Place) -> None:
         model = careful.create_lora_training_client("other", rank=4, seed=1)
         for number, (ask, words) in enumerate(_mistakes(bad)):
             pending = good.forward_backward(lessons(1, number), "cross_entropy")
-            said = complaint_of(ask)
+            said = error_text(ask)
             assert all(word in said for word in words), said
             passed = pending.result().metrics
             moved = good.optim_step(tinker.AdamParams(learning_rate=1e-2)).result().metrics
@@ -111,7 +122,7 @@ def _mistakes(client: Any) -> list[tuple[Callable[[], Any], Sequence[str]]]:
     ]
 
 
-def ask_for_wrong_samples(place: Place) -> None:
+def ask_for_wrong_samples(place: ScenarioContext) -> None:
     """What cannot be sampled is one sentence, and others' samples go on."""
     import tinker
 
@@ -128,7 +139,7 @@ def ask_for_wrong_samples(place: Place) -> None:
         ):
             pending = good.sample(prompt, 2, params)
             wrong = tinker.SamplingParams(**options)
-            said = complaint_of(
+            said = error_text(
                 lambda tokens=tokens, wrong=wrong: bad.sample(prompt_of(tokens), 1, wrong).result()
             )
             assert word in said, said
@@ -139,7 +150,7 @@ def ask_for_wrong_samples(place: Place) -> None:
 # --- several base models --------------------------------------------------------------------------
 
 
-def use_both_models(place: Place) -> None:
+def use_both_models(place: ScenarioContext) -> None:
     """Each has its own weights, context and adapters; what is not served is named with what is."""
     import tinker
 
@@ -174,5 +185,5 @@ def use_both_models(place: Place) -> None:
             drawn[name] = base.tokens
         assert drawn["tiny"] != drawn["other"]
         for ask in (service.create_lora_training_client, service.create_sampling_client):
-            said = complaint_of(lambda ask=ask: ask(base_model="absent/model"))
+            said = error_text(lambda ask=ask: ask(base_model="absent/model"))
             assert all(word in said for word in ("'absent/model'", "tiny", "other")), said

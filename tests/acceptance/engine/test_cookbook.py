@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.real_server import RealServer, start_server
 from tests.compat.__main__ import COOKBOOK_REQUIREMENTS, IN_PLACE
 from tests.compat.cookbook.recipes import RECIPES, is_there
 from tests.compat.cookbook.runner import Cookbook
@@ -16,6 +15,7 @@ from tests.compat.cookbook.workspace import MODEL, TINY, prepare
 from tests.compat.environments import ROOT, CannotInstall, python_of
 from tests.compat.results import PASS
 from tests.compat.versions import COOKBOOK
+from tests.support.real_server import RealServer, start_server
 
 BY_NAME = {each.name: each for each in RECIPES}
 

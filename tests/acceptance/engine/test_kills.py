@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load
 
 from tests.acceptance.engine import kill_scenarios
-from tests.acceptance.engine.conftest import PATIENCE, Official
+from tests.acceptance.engine.conftest import TIMEOUT_SECONDS, Official
 from tests.acceptance.engine.scenario_context import furthest
 from tests.support.engine_server import LocalServer
 from tests.support.serve_process import eventually
@@ -26,7 +26,7 @@ STEP_SECONDS = 0.15
 
 @pytest.fixture(scope="module")
 def undisturbed(official: Official, exact_server: LocalServer) -> dict[str, Any]:
-    found: dict[str, Any] = official.play(kill_scenarios.train, exact_server)
+    found: dict[str, Any] = official.run_scenario(kill_scenarios.train, exact_server)
     return found
 
 
@@ -46,20 +46,20 @@ def test_a_loop_that_shares_its_passes_comes_close(
 
 
 def train_among_kills(
-    official: Official, server: LocalServer, numbers: Sequence[int], dice: random.Random
+    official: Official, server: LocalServer, numbers: Sequence[int], rng: random.Random
 ) -> Any:
     """What a client saw whose worker was killed soon after so many steps of both models."""
     before, num_workers = num_steps(server), len(server.pids("worker"))
     playing = official.begin(kill_scenarios.train, server)
     for number in numbers:
-        eventually(lambda number=number: num_steps(server) >= before + number, PATIENCE)
+        eventually(lambda number=number: num_steps(server) >= before + number, TIMEOUT_SECONDS)
         # At any moment of what the client does next.
-        time.sleep(dice.random() * STEP_SECONDS)
+        time.sleep(rng.random() * STEP_SECONDS)
         assert not playing.done()
         server.kill_worker()
     seen = official.end(playing, server)
     assert len(server.pids("worker")) == num_workers + len(numbers)
-    assert "Traceback" not in server.said
+    assert "Traceback" not in server.log_text
     return seen
 
 

@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.engine.scenario_context import Place, complaint_of, connect, fetch_adapter, furthest, lesson, logprobs_of, prompt_of, step, text, weights_of
+from tests.acceptance.engine.scenario_context import (
+    ScenarioContext,
+    connect,
+    error_text,
+    fetch_adapter,
+    furthest,
+    lesson,
+    logprobs_of,
+    prompt_of,
+    step,
+    text,
+    weights_of,
+)
 
 MODELS = ("tiny", "other")
 
@@ -23,7 +35,7 @@ def train(client: Any, first: int = 0, num_steps: int = 3) -> list[Any]:
     return [step(client, lessons(number)) for number in range(first, first + num_steps)]
 
 
-def go_on(place: Place) -> None:
+def go_on(place: ScenarioContext) -> None:
     """With the optimizer the training is the same to the last bit; without, its memory is new."""
     with connect(place) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
@@ -50,7 +62,7 @@ def go_on(place: Place) -> None:
         assert train(client, 3, 1) == [told]
 
 
-def refuse_what_does_not_fit(place: Place) -> None:
+def refuse_what_does_not_fit(place: ScenarioContext) -> None:
     """The sentence names both ranks, or both models; the client that asked is unharmed."""
     with connect(place) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
@@ -60,9 +72,9 @@ def refuse_what_does_not_fit(place: Place) -> None:
         elsewhere = service.create_lora_training_client("other", rank=8, seed=1)
         (before,) = train(small, 0, 1)
         with _deprecated():
-            said = complaint_of(lambda: small.load_state_with_optimizer(path).result())
+            said = error_text(lambda: small.load_state_with_optimizer(path).result())
             assert "rank 8" in said and "has 4" in said, said
-            said = complaint_of(lambda: elsewhere.load_state(path).result())
+            said = error_text(lambda: elsewhere.load_state(path).result())
             assert "'tiny'" in said and "'other'" in said, said
         other = service.create_lora_training_client("tiny", rank=4, seed=1)
         assert train(other, 0, 1) == [before]
@@ -83,7 +95,7 @@ TOLERANCE = 1e-4
 TEMPERATURES = (0.5, 1.0, 1.5)
 
 
-def agree(place: Place) -> None:
+def agree(place: ScenarioContext) -> None:
     """The sampler's odds of 1,000 tokens at each temperature are the trainer's."""
     with connect(place) as service:
         client = service.create_lora_training_client("tiny", rank=8, seed=1)
@@ -135,7 +147,7 @@ def _tempered(client: Any, tokens: list[int], temperature: float) -> Any:
     return scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
 
 
-def leave_for_peft(place: Place, base_model: str) -> None:
+def leave_for_peft(place: ScenarioContext, base_model: str) -> None:
     """What is downloaded does in plain transformers with PEFT what it did here."""
     with connect(place) as service:
         client = service.create_lora_training_client(base_model, rank=6, seed=1)
@@ -149,7 +161,7 @@ def leave_for_peft(place: Place, base_model: str) -> None:
 
 
 def _load_with_peft(
-    place: Place, base_model: str, files: dict[str, bytes]
+    place: ScenarioContext, base_model: str, files: dict[str, bytes]
 ) -> Callable[[Any], np.ndarray]:
     import torch
     from peft import PeftModel

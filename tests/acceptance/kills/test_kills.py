@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.support.postgres import PostgresServer
 from tests.support.ports import free_port
+from tests.support.postgres import PostgresServer
 from tinkex import types
 
 BASE_MODEL = "tinkex/bigram"
 NUM_STEPS = 40
 NUM_KILLS = 10
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 class Server:
@@ -88,7 +88,7 @@ class Server:
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.communicate(timeout=PATIENCE)
+            self.process.communicate(timeout=TIMEOUT_SECONDS)
             assert self.process.returncode == 0, (self.home / "stderr").read_text()[-2000:]
 
 
@@ -170,7 +170,7 @@ def test_postgresql_and_several_api_processes_make_no_difference(
         postgres.drop_database(url)
 
 
-def train_among_kills(server: Server, dice: random.Random, num_kills: int) -> list[Any]:
+def train_among_kills(server: Server, rng: random.Random, num_kills: int) -> list[Any]:
     """What a client saw that trained while processes died."""
     outcome: list[list[Any]] = []
     progress = threading.Semaphore(0)
@@ -179,9 +179,11 @@ def train_among_kills(server: Server, dice: random.Random, num_kills: int) -> li
     for _ in range(num_kills):
         # Let the loop get some way between two kills, then strike at any moment of a step.
         for _ in range(2):
-            assert progress.acquire(timeout=PATIENCE), (server.home / "stderr").read_text()[-2000:]
-        time.sleep(dice.random() * 0.05)
-        server.kill(dice.choice(["api", "worker", "worker", "both", "all"]))
-    loop.join(2 * PATIENCE)
+            assert progress.acquire(timeout=TIMEOUT_SECONDS), (server.home / "stderr").read_text()[
+                -2000:
+            ]
+        time.sleep(rng.random() * 0.05)
+        server.kill(rng.choice(["api", "worker", "worker", "both", "all"]))
+    loop.join(2 * TIMEOUT_SECONDS)
     assert outcome, (server.home / "stderr").read_text()[-2000:]
     return outcome[0]

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.support.serve_process import Serving
+from tests.support.serve_process import ServeProcess
 
 
 class Serve(Protocol):
     """Starts servers that end with the test."""
 
-    def __call__(self, home: Path, *flags: str, **options: Any) -> Serving: ...
+    def __call__(self, home: Path, *flags: str, **options: Any) -> ServeProcess: ...
 
 
 @pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No key, URL or home of this machine reaches a test; servers start fast and need no model."""
     for name in list(os.environ):
         if name.startswith(("TINKER_", "TINKEX_", "CLOUDFLARE_ACCESS_")):
@@ -38,9 +38,9 @@ def home(tmp_path: Path) -> Path:
 def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
 
-        def start(home: Path, *flags: str, **options: Any) -> Serving:
-            serving = Serving(home, *flags, **options)
-            stack.callback(serving.end)
-            return serving
+        def start(home: Path, *flags: str, **options: Any) -> ServeProcess:
+            serve_process = ServeProcess(home, *flags, **options)
+            stack.callback(serve_process.end)
+            return serve_process
 
         yield start

@@ -13,7 +13,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import MODEL, Serving, eventually
+from tests.support.serve_process import MODEL, ServeProcess, eventually
 
 #: Runs in every process of the server before any other code, so that all of it sees the jump.
 SITE = """
@@ -56,15 +56,15 @@ class WallClock:
         self._file.write_text(str(self._seconds))
 
 
-def lease_of(serving: Serving) -> tuple[int, float]:
-    with closing(sqlite3.connect(serving.home.store_file)) as store:
+def lease_of(serve_process: ServeProcess) -> tuple[int, float]:
+    with closing(sqlite3.connect(serve_process.home.store_file)) as store:
         epoch, until = store.execute("SELECT epoch, until FROM leases").fetchone()
     return int(epoch), float(until)
 
 
-def num_expired_sessions(serving: Serving) -> int:
+def num_expired_sessions(serve_process: ServeProcess) -> int:
     query = "SELECT count(*) FROM sessions WHERE expired_at IS NOT NULL"
-    with closing(sqlite3.connect(serving.home.store_file)) as store:
+    with closing(sqlite3.connect(serve_process.home.store_file)) as store:
         return int(store.execute(query).fetchone()[0])
 
 
@@ -85,10 +85,10 @@ def test_training_and_sampling_continue_through_jumps_of_the_wall_clock(
     serve: Serve, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wall_clock = WallClock(tmp_path, monkeypatch)
-    serving = serve(home, env=wall_clock.env)
-    url = serving.ready()
-    rest = tinkex.RestClient(base_url=url, api_key=serving.key)
-    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+    serve_process = serve(home, env=wall_clock.env)
+    url = serve_process.ready()
+    rest = tinkex.RestClient(base_url=url, api_key=serve_process.key)
+    with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         expected = [step(client) for client in [new_model(service)] for _ in range(NUM_STEPS)]
         client = new_model(service)
         losses = [step(client)]
@@ -96,29 +96,29 @@ def test_training_and_sampling_continue_through_jumps_of_the_wall_clock(
         saved = client.save_state("kept", ttl_seconds=3600).result().path
         sampler = client.save_weights_and_get_sampling_client()
         tokens = sample(sampler)
-        first_lease = lease_of(serving)
+        first_lease = lease_of(serve_process)
 
         for number, hours in enumerate((28.0, -2.0), start=1):
             wall_clock.jump(hours)
             # Logged at the end of a round of housekeeping that ran after the jump.
-            eventually(lambda n=number: serving.said.count("the wall clock is now") == n)
+            eventually(lambda n=number: serve_process.log_text.count("the wall clock is now") == n)
             losses.append(step(client))
             assert sample(sampler) == tokens
             listed = rest.list_user_checkpoints().result().checkpoints
             assert saved in {checkpoint.tinker_path for checkpoint in listed}
-            assert num_expired_sessions(serving) == 0
+            assert num_expired_sessions(serve_process) == 0
 
         assert unfetched.result().metrics["loss:sum"] == losses[1][0]
-        eventually(lambda: lease_of(serving)[1] > first_lease[1])
-        assert lease_of(serving)[0] == first_lease[0]
-        assert len(serving.pids("worker")) == 1
+        eventually(lambda: lease_of(serve_process)[1] > first_lease[1])
+        assert lease_of(serve_process)[0] == first_lease[0]
+        assert len(serve_process.pids("worker")) == 1
 
         # The next worker starts by a wall clock that its server never saw.
         wall_clock.jump(28.0)
-        os.kill(serving.pids("worker")[-1], signal.SIGKILL)
+        os.kill(serve_process.pids("worker")[-1], signal.SIGKILL)
         losses.append(step(client))
-        eventually(lambda: serving.said.count("the wall clock is now") == 3)
-        assert num_expired_sessions(serving) == 0
+        eventually(lambda: serve_process.log_text.count("the wall clock is now") == 3)
+        assert num_expired_sessions(serve_process) == 0
         rest.download_checkpoint(saved, tmp_path / "downloaded").result()
     assert losses == expected
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import PATIENCE, eventually, post, promise_of, run_tinkex
+from tests.support.serve_process import (
+    TIMEOUT_SECONDS,
+    eventually,
+    post,
+    run_tinkex,
+    submit_slow_job,
+)
 from tinkex.server_discovery import find_lock_holder
 
 
@@ -48,12 +54,12 @@ def test_without_a_server_every_command_says_so(at_home: Path) -> None:
 
 
 def test_a_server_is_described_and_stopped(serve: Serve, home: Path) -> None:
-    serving = serve(home)
-    url = serving.ready()
+    serve_process = serve(home)
+    url = serve_process.ready()
     as_json = run_tinkex("serve", "status", "--json", "--home", str(home))
     assert as_json.returncode == 0
     found = json.loads(as_json.stdout)
-    assert (found["status"], found["url"], found["pid"]) == ("running", url, serving.pid)
+    assert (found["status"], found["url"], found["pid"]) == ("running", url, serve_process.pid)
     table = run_tinkex("serve", "--home", str(home), "status")
     assert table.returncode == 0
     assert url in table.stdout
@@ -63,17 +69,17 @@ def test_a_server_is_described_and_stopped(serve: Serve, home: Path) -> None:
     assert "in its own terminal" in logs.stderr
     stop = run_tinkex("serve", "stop", "--home", str(home))
     assert (stop.returncode, stop.stdout) == (0, "")
-    assert serving.ended() == 0
-    assert find_lock_holder(serving.home) is None
+    assert serve_process.ended() == 0
+    assert find_lock_holder(serve_process.home) is None
 
 
 def test_a_busy_server_is_stopped_by_force(serve: Serve, home: Path) -> None:
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
-    serving = serve(home, env=slow)
-    promise_of(serving, serving.ready())
+    serve_process = serve(home, env=slow)
+    submit_slow_job(serve_process, serve_process.ready())
     stop = run_tinkex("serve", "stop", "--force", "--home", str(home))
     assert stop.returncode == 0
-    assert serving.ended() == 0
+    assert serve_process.ended() == 0
 
 
 def test_a_log_is_shown_and_followed(at_home: Path) -> None:
@@ -93,7 +99,7 @@ def test_a_log_is_shown_and_followed(at_home: Path) -> None:
         log.write_text("line 10\n")
         eventually(lambda: shown.read_text() == "line 8\nline 9\nline 10\n")
         following.send_signal(signal.SIGINT)
-        assert following.wait(PATIENCE) == 130
+        assert following.wait(TIMEOUT_SECONDS) == 130
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -124,13 +130,13 @@ def test_keys_are_made_listed_and_revoked_without_a_server(at_home: Path) -> Non
 
 
 def test_keys_of_a_running_server_count_at_once(serve: Serve, at_home: Path) -> None:
-    serving = serve(at_home)
-    url = serving.ready()
+    serve_process = serve(at_home)
+    url = serve_process.ready()
     made = json.loads(run_tinkex("key", "create", "--tenant", "bob", "--json").stdout)
     assert status_of_key(url, made["key"]) == 200
     assert run_tinkex("key", "revoke", str(made["id"])).returncode == 0
     eventually(lambda: status_of_key(url, made["key"]) == 401)
-    assert status_of_key(url, serving.key) == 200
+    assert status_of_key(url, serve_process.key) == 200
 
 
 @pytest.mark.parametrize("option", ["--tenant", "--name"])

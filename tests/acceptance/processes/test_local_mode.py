@@ -14,8 +14,8 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import PATIENCE, answers, eventually, run_tinkex
 from tests.support.ports import free_port
+from tests.support.serve_process import TIMEOUT_SECONDS, answers, eventually, run_tinkex
 from tinkex.errors import ConfigError
 from tinkex.home import Home
 from tinkex.server_discovery import find_lock_holder, find_server, is_process_alive, read_state
@@ -95,7 +95,7 @@ def test_a_server_that_was_stopped_is_started_again_and_waiting_clients_go_on(
         # Somebody else starts it again, on the port where the first one is still trying.
         with tinkex.ServiceClient() as other:
             assert other.config.base_url == service.config.base_url
-        assert (waiting.result(PATIENCE).metrics or {})["step"] == 2.0
+        assert (waiting.result(TIMEOUT_SECONDS).metrics or {})["step"] == 2.0
     assert pid_of(local_home) != first
 
 
@@ -109,7 +109,7 @@ def test_ten_processes_at_once_start_one_server(local_home: Home) -> None:
         )
         for _ in range(10)
     ]
-    outputs = [process.communicate(timeout=2 * PATIENCE) for process in started]
+    outputs = [process.communicate(timeout=2 * TIMEOUT_SECONDS) for process in started]
     assert [process.returncode for process in started] == [0] * 10, outputs
     assert len({json.loads(output)[0] for output, _ in outputs}) == 1
     assert local_home.log_file.read_text().count("tinkex server ready at") == 1
@@ -117,9 +117,9 @@ def test_ten_processes_at_once_start_one_server(local_home: Home) -> None:
 
 
 def test_a_server_that_a_person_started_is_used(serve: Serve, local_home: Home) -> None:
-    serving = serve(local_home.root)
-    url = serving.ready()
-    assert children_of(serving.pid).keys() == {"api_process", "worker_process"}
+    serve_process = serve(local_home.root)
+    url = serve_process.ready()
+    assert children_of(serve_process.pid).keys() == {"api_process", "worker_process"}
     with tinkex.ServiceClient() as service:
         assert service.config.base_url == url
         assert service.get_server_capabilities().supported_models
@@ -129,18 +129,20 @@ def test_a_server_that_a_person_started_is_used(serve: Serve, local_home: Home) 
 def test_a_server_that_is_being_started_by_a_person_is_waited_for(
     serve: Serve, local_home: Home
 ) -> None:
-    serving = serve(local_home.root)
+    serve_process = serve(local_home.root)
     # It has the home already, and does not answer yet.
     eventually(
-        lambda: (found := find_lock_holder(local_home)) is not None and found.pid == serving.pid
+        lambda: (
+            (found := find_lock_holder(local_home)) is not None and found.pid == serve_process.pid
+        )
     )
     with tinkex.ServiceClient() as service:
-        assert service.config.base_url == serving.ready()
+        assert service.config.base_url == serve_process.ready()
 
 
 def test_a_server_outlives_the_client_that_started_it(local_home: Home) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
     assert ran.returncode == 0, ran.stderr
     url, _ = json.loads(ran.stdout)

@@ -12,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import PATIENCE, run_tinkex
+from tests.support.serve_process import TIMEOUT_SECONDS, run_tinkex
 from tests.support.tiny_model_folders import save_tiny
 from tinkex.engine.models.hub_tokenizers import hub_cache_directory
 from tinkex.errors import BadRequestError
@@ -48,10 +48,10 @@ def served(url: str, key: str) -> dict[str, int | None]:
 def test_a_server_to_which_nothing_was_added_serves_the_model_of_the_package(
     serve: Serve, home: Path
 ) -> None:
-    serving = serve(home, *LOCAL)
-    url = serving.ready()
-    assert served(url, serving.key) == TINY_SERVED
-    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+    serve_process = serve(home, *LOCAL)
+    url = serve_process.ready()
+    assert served(url, serve_process.key) == TINY_SERVED
+    with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         with pytest.raises(BadRequestError, match=f"there is: {TINY}"):
             service.create_lora_training_client("Qwen/Qwen3-8B", rank=4)
         service.create_lora_training_client(TINY, rank=4)
@@ -78,20 +78,20 @@ def test_the_homes_models_and_those_of_flags_are_served_and_a_flag_wins(
     for name in ("mine", "both"):
         added = run_tinkex("model", "add", name, str(folder), "--home", str(home))
         assert added.returncode == 0, added.stderr
-    serving = serve(home, *LOCAL, "--model", f"both={short}", "--model", f"new={short}")
-    url = serving.ready()
-    assert served(url, serving.key) == {"mine": 512, "both": 32, "new": 32} | TINY_SERVED
+    serve_process = serve(home, *LOCAL, "--model", f"both={short}", "--model", f"new={short}")
+    url = serve_process.ready()
+    assert served(url, serve_process.key) == {"mine": 512, "both": 32, "new": 32} | TINY_SERVED
     removed = run_tinkex("model", "remove", "mine", "--home", str(home))
     assert "offers it no more" in removed.stderr
 
-    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+    with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         training = service.create_lora_training_client("both", rank=2)
         assert training.get_tokenizer().decode(training.get_tokenizer().encode("hello")) == "hello"
     done = subprocess.run(
-        [sys.executable, "-c", OFFICIAL, url, serving.key],
+        [sys.executable, "-c", OFFICIAL, url, serve_process.key],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr

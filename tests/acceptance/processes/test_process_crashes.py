@@ -10,46 +10,55 @@ from pathlib import Path
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import MODEL, PATIENCE, Serving, answers, ask, eventually, hear, promise_of
 from tests.support.ports import free_port
+from tests.support.serve_process import (
+    MODEL,
+    TIMEOUT_SECONDS,
+    ServeProcess,
+    answers,
+    eventually,
+    read_response,
+    send_request,
+    submit_slow_job,
+)
 from tinkex.server_discovery import HEALTH_PATH, find_lock_holder, get_http_status, is_process_alive
 
 
 def test_an_api_process_that_dies_is_replaced_on_the_same_port(serve: Serve, home: Path) -> None:
-    serving = serve(home)
-    url = serving.ready()
-    (before,) = serving.pids("API")
+    serve_process = serve(home)
+    url = serve_process.ready()
+    (before,) = serve_process.pids("API")
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: len(serving.pids("API")) == 2)
+    eventually(lambda: len(serve_process.pids("API")) == 2)
     # The supervisor holds the port, so that nobody is refused meanwhile: the answer just waits,
     # on a slow machine for as long as the new process takes to start.
-    assert get_http_status(url + HEALTH_PATH, PATIENCE) == 200
-    assert f"the API process (pid {before}) was killed by SIGKILL" in serving.said
-    assert serving.process.poll() is None
+    assert get_http_status(url + HEALTH_PATH, TIMEOUT_SECONDS) == 200
+    assert f"the API process (pid {before}) was killed by SIGKILL" in serve_process.log_text
+    assert serve_process.process.poll() is None
 
 
 def test_a_worker_that_dies_is_replaced_and_training_goes_on(serve: Serve, home: Path) -> None:
-    serving = serve(home)
-    url = serving.ready()
-    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+    serve_process = serve(home)
+    url = serve_process.ready()
+    with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         client = service.create_lora_training_client(MODEL, rank=4)
         first = client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result()
-        os.kill(serving.pids("worker")[0], signal.SIGKILL)
+        os.kill(serve_process.pids("worker")[0], signal.SIGKILL)
         second = client.optim_step(tinkex.AdamParams(learning_rate=0.1)).result()
     assert [(each.metrics or {})["step"] for each in (first, second)] == [1.0, 2.0]
-    assert len(serving.pids("worker")) == 2
+    assert len(serve_process.pids("worker")) == 2
 
 
 def test_nothing_survives_a_supervisor_that_is_killed(serve: Serve, home: Path) -> None:
-    serving = serve(home)
-    url = serving.ready()
-    children = serving.pids("API") + serving.pids("worker")
-    serving.send(signal.SIGKILL)
-    serving.ended()
+    serve_process = serve(home)
+    url = serve_process.ready()
+    children = serve_process.pids("API") + serve_process.pids("worker")
+    serve_process.send(signal.SIGKILL)
+    serve_process.ended()
     eventually(lambda: not any(map(is_process_alive, children)))
     assert not answers(url)
     # The last thread of a dying process gives its files back, a moment after the first is gone.
-    eventually(lambda: find_lock_holder(serving.home) is None)
+    eventually(lambda: find_lock_holder(serve_process.home) is None)
 
 
 def test_the_next_server_begins_right_after_the_last_was_killed(serve: Serve, home: Path) -> None:
@@ -67,10 +76,10 @@ def test_the_next_server_begins_right_after_the_last_was_killed(serve: Serve, ho
 def test_a_busy_supervisor_that_is_killed_takes_a_busy_worker_with_it(
     serve: Serve, home: Path
 ) -> None:
-    serving = serve(home, env={"TINKEX_FAKE_SECONDS": "600"})
-    promise_of(serving, serving.ready())
-    (worker,) = serving.pids("worker")
-    serving.send(signal.SIGKILL)
+    serve_process = serve(home, env={"TINKEX_FAKE_SECONDS": "600"})
+    submit_slow_job(serve_process, serve_process.ready())
+    (worker,) = serve_process.pids("worker")
+    serve_process.send(signal.SIGKILL)
     eventually(lambda: not is_process_alive(worker))
 
 
@@ -79,58 +88,58 @@ def test_who_waits_for_a_promise_is_answered_when_the_server_stops(
 ) -> None:
     # However long the API process takes to answer, it is not ended by force before that.
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
-    serving = serve(home, env=slow | {"TINKEX_LONG_POLL_SECONDS": "40"})
-    url = serving.ready()
-    request_id = promise_of(serving, url)
-    waiting = ask(url, "retrieve_future", serving.key, {"request_id": request_id})
+    serve_process = serve(home, env=slow | {"TINKEX_LONG_POLL_SECONDS": "40"})
+    url = serve_process.ready()
+    request_id = submit_slow_job(serve_process, url)
+    waiting = send_request(url, "retrieve_future", serve_process.key, {"request_id": request_id})
     # What came later is answered, so the question before it is being held.
     assert answers(url)
-    eventually(lambda: state_of(serving, request_id) == "running")
-    serving.send(signal.SIGTERM)
-    status, answer = hear(waiting)
+    eventually(lambda: state_of(serve_process, request_id) == "running")
+    serve_process.send(signal.SIGTERM)
+    status, answer = read_response(waiting)
     assert (status, answer["queue_state"]) == (408, "active")
     # The worker is in the middle of ten minutes of work, for which nobody waits here.
-    serving.send(signal.SIGTERM)
-    assert serving.ended() == 0
+    serve_process.send(signal.SIGTERM)
+    assert serve_process.ended() == 0
 
 
-def state_of(serving: Serving, request_id: str) -> str:
+def state_of(serve_process: ServeProcess, request_id: str) -> str:
     """How far the worker is with a promise."""
-    with closing(sqlite3.connect(serving.home.store_file)) as store:
+    with closing(sqlite3.connect(serve_process.home.store_file)) as store:
         (state,) = store.execute("SELECT state FROM jobs WHERE id = ?", [request_id]).fetchone()
     return str(state)
 
 
 def test_a_second_signal_is_impatient(serve: Serve, home: Path) -> None:
     slow = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "600"}
-    serving = serve(home, env=slow)
-    promise_of(serving, serving.ready())
-    serving.send(signal.SIGINT)
-    eventually(lambda: "SIGINT: the server stops" in serving.said)
-    serving.send(signal.SIGINT)
-    assert serving.ended() == 0
-    assert "ended by force" in serving.said
+    serve_process = serve(home, env=slow)
+    submit_slow_job(serve_process, serve_process.ready())
+    serve_process.send(signal.SIGINT)
+    eventually(lambda: "SIGINT: the server stops" in serve_process.log_text)
+    serve_process.send(signal.SIGINT)
+    assert serve_process.ended() == 0
+    assert "ended by force" in serve_process.log_text
 
 
 def test_a_server_that_nobody_asks_stops_by_itself(serve: Serve, home: Path) -> None:
-    serving = serve(home, "--idle-stop", "1")
-    url = serving.ready()
+    serve_process = serve(home, "--idle-stop", "1")
+    url = serve_process.ready()
     # Asking whether it is well is no sign of somebody working.
     eventually(lambda: not answers(url))
-    assert serving.ended() == 0
-    assert "nobody has asked for 1 s" in serving.said
-    assert not serving.home.state_file.exists()
+    assert serve_process.ended() == 0
+    assert "nobody has asked for 1 s" in serve_process.log_text
+    assert not serve_process.home.state_file.exists()
 
 
 def test_work_that_is_not_done_keeps_a_server_from_stopping(serve: Serve, home: Path) -> None:
     env = {"TINKEX_FAKE_SECONDS": "600", "TINKEX_STOP_SECONDS": "1"}
-    serving = serve(home, "--idle-stop", "6", env=env)
-    promise_of(serving, serving.ready())
-    touched = serving.home.activity_file.stat().st_mtime
+    serve_process = serve(home, "--idle-stop", "6", env=env)
+    submit_slow_job(serve_process, serve_process.ready())
+    touched = serve_process.home.activity_file.stat().st_mtime
     # Nobody asks, and yet the server says that it is not idle.
-    eventually(lambda: serving.home.activity_file.stat().st_mtime > touched + 7)
-    assert serving.process.poll() is None
+    eventually(lambda: serve_process.home.activity_file.stat().st_mtime > touched + 7)
+    assert serve_process.process.poll() is None
     # The worker is in the middle of ten minutes of work, and is given one second.
-    serving.send(signal.SIGTERM)
-    assert serving.ended() == 0
-    assert "did not end in time" in serving.said
+    serve_process.send(signal.SIGTERM)
+    assert serve_process.ended() == 0
+    assert "did not end in time" in serve_process.log_text

@@ -12,7 +12,7 @@ import pytest
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import PATIENCE, answers, eventually, run_tinkex
+from tests.support.serve_process import TIMEOUT_SECONDS, answers, eventually, run_tinkex
 from tinkex.server_discovery import read_state
 
 MODEL = "tinkex/bigram"
@@ -22,42 +22,46 @@ MODEL = "tinkex/bigram"
 def test_a_server_says_one_line_serves_and_stops_by_a_signal(
     serve: Serve, home: Path, number: signal.Signals
 ) -> None:
-    serving = serve(home, "--engine", "fake")
-    url = serving.ready()
+    serve_process = serve(home, "--engine", "fake")
+    url = serve_process.ready()
     assert url.startswith("http://127.0.0.1:")
-    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+    with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         models = service.get_server_capabilities().supported_models
         assert [model.model_name for model in models] == [MODEL]
-    serving.send(number)
-    assert serving.ended() == 0
+    serve_process.send(number)
+    assert serve_process.ended() == 0
     assert not answers(url)
-    assert read_state(serving.home) is None
-    assert "Traceback" not in serving.said
+    assert read_state(serve_process.home) is None
+    assert "Traceback" not in serve_process.log_text
 
 
 def test_programs_are_told_in_json_that_it_is_ready(serve: Serve, home: Path) -> None:
-    serving = serve(home, "--engine", "fake", "--json")
-    eventually(lambda: serving.output.read_text().endswith("}\n"))
-    told = json.loads(serving.output.read_text())
-    assert (told["status"], told["pid"]) == ("running", serving.pid)
+    serve_process = serve(home, "--engine", "fake", "--json")
+    eventually(lambda: serve_process.output.read_text().endswith("}\n"))
+    told = json.loads(serve_process.output.read_text())
+    assert (told["status"], told["pid"]) == ("running", serve_process.pid)
     assert answers(told["url"])
-    serving.send(signal.SIGTERM)
-    assert serving.process.wait(PATIENCE) == 0
-    assert json.loads(serving.output.read_text()) == told, "nothing else is said"
+    serve_process.send(signal.SIGTERM)
+    assert serve_process.process.wait(TIMEOUT_SECONDS) == 0
+    assert json.loads(serve_process.output.read_text()) == told, "nothing else is said"
 
 
 def test_what_a_running_server_leaves_in_its_home(serve: Serve, home: Path) -> None:
-    serving = serve(home)
-    url = serving.ready()
-    state = json.loads(serving.home.state_file.read_text())
-    assert (state["pid"], state["url"]) == (serving.pid, url)
+    serve_process = serve(home)
+    url = serve_process.ready()
+    state = json.loads(serve_process.home.state_file.read_text())
+    assert (state["pid"], state["url"]) == (serve_process.pid, url)
     assert state["version"] == tinkex.__version__
     assert state["started_at"] > 1e9
     assert home.stat().st_mode & 0o777 == 0o700
-    for file in (serving.home.key_file, serving.home.store_file, serving.home.state_file):
+    for file in (
+        serve_process.home.key_file,
+        serve_process.home.store_file,
+        serve_process.home.state_file,
+    ):
         assert file.stat().st_mode & 0o777 == 0o600, file
-    assert serving.key.startswith("tml-")
-    assert serving.key not in serving.said
+    assert serve_process.key.startswith("tml-")
+    assert serve_process.key not in serve_process.log_text
 
 
 def test_key_and_port_of_a_home_stay_and_a_revoked_key_is_replaced(
@@ -77,15 +81,17 @@ def test_key_and_port_of_a_home_stay_and_a_revoked_key_is_replaced(
 
 
 def test_a_second_server_in_the_same_home_is_refused(serve: Serve, home: Path) -> None:
-    serving = serve(home)
-    url = serving.ready()
+    serve_process = serve(home)
+    url = serve_process.ready()
     refused = run_tinkex("serve", "--home", str(home), "--port", "0")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert f"a server with pid {serving.pid} runs in {home} already at {url}" in refused.stderr
+    assert (
+        f"a server with pid {serve_process.pid} runs in {home} already at {url}" in refused.stderr
+    )
     assert "Traceback" not in refused.stderr
     # The first one has noticed nothing.
     assert answers(url)
-    assert read_state(serving.home) is not None
+    assert read_state(serve_process.home) is not None
 
 
 def test_a_server_whose_home_was_removed_ends_and_leaves_the_next_one_alone(
@@ -97,9 +103,9 @@ def test_a_server_whose_home_was_removed_ends_and_leaves_the_next_one_alone(
     eventually(lambda: shutil.rmtree(home, ignore_errors=True) or not home.exists())
     second = serve(home)
     url = second.ready()
-    assert first.process.wait(PATIENCE) == 1
-    assert f"the files of the home {home} were removed while its server ran" in first.said
-    assert "Traceback" not in first.said
+    assert first.process.wait(TIMEOUT_SECONDS) == 1
+    assert f"the files of the home {home} were removed while its server ran" in first.log_text
+    assert "Traceback" not in first.log_text
     state = read_state(second.home)
     assert state is not None
     assert (state.pid, state.url) == (second.pid, url)
@@ -127,28 +133,28 @@ def test_the_network_gets_no_server_without_a_key(home: Path, host: str) -> None
 
 def test_the_network_gets_a_server_with_a_key(serve: Serve, home: Path) -> None:
     told = {"TINKEX_SERVER_API_KEY": "tml-told-by-the-environment"}
-    serving = serve(home, "--host", "0.0.0.0", env=told)
-    url = serving.ready()
+    serve_process = serve(home, "--host", "0.0.0.0", env=told)
+    url = serve_process.ready()
     assert url.startswith("http://127.0.0.1:")
     with tinkex.ServiceClient(base_url=url, api_key=told["TINKEX_SERVER_API_KEY"]) as service:
         assert service.get_server_capabilities().supported_models
-    assert told["TINKEX_SERVER_API_KEY"] not in serving.said
+    assert told["TINKEX_SERVER_API_KEY"] not in serve_process.log_text
 
 
 def test_settings_come_from_the_homes_file(serve: Serve, home: Path) -> None:
     home.mkdir()
     (home / "server.toml").write_text("models = ['our/model']\n")
-    serving = serve(home)
-    with tinkex.ServiceClient(base_url=serving.ready(), api_key=serving.key) as service:
+    serve_process = serve(home)
+    with tinkex.ServiceClient(base_url=serve_process.ready(), api_key=serve_process.key) as service:
         models = service.get_server_capabilities().supported_models
     assert [model.model_name for model in models] == ["our/model"]
 
 
 def test_several_processes_answer_on_one_port(serve: Serve, home: Path) -> None:
-    serving = serve(home, "--api-processes", "2")
-    url = serving.ready()
-    assert len(set(serving.pids("API"))) == 2
-    with tinkex.ServiceClient(base_url=url, api_key=serving.key) as service:
+    serve_process = serve(home, "--api-processes", "2")
+    url = serve_process.ready()
+    assert len(set(serve_process.pids("API"))) == 2
+    with tinkex.ServiceClient(base_url=url, api_key=serve_process.key) as service:
         client = service.create_lora_training_client(MODEL, rank=4)
         path = client.save_state("one").result().path
     assert path.endswith("/weights/one")

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import tinkex
 from tests.acceptance.processes.conftest import Serve
-from tests.support.serve_process import PATIENCE
+from tests.support.serve_process import TIMEOUT_SECONDS
 from tests.support.tiny_model_folders import save_tiny
 
 TEMPLATE = (
@@ -44,7 +44,7 @@ def run_python(*words: str, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -55,10 +55,10 @@ def test_models_of_a_local_server_are_sampled_and_talked_with_by_their_names(
     serve: Serve, home: Path, tmp_path: Path
 ) -> None:
     folder = save_chatty(tmp_path / "model")
-    serving = serve(home, "--engine", "local", "--model", f"mine={folder}")
-    where = ("--base-url", serving.ready(), "--api-key", serving.key)
+    serve_process = serve(home, "--engine", "local", "--model", f"mine={folder}")
+    where = ("--base-url", serve_process.ready(), "--api-key", serve_process.key)
 
-    with tinkex.ServiceClient(base_url=where[1], api_key=serving.key) as service:
+    with tinkex.ServiceClient(base_url=where[1], api_key=serve_process.key) as service:
         sampler = service.create_sampling_client(base_model="mine")
         tokens = sampler.get_tokenizer().encode("hello")
         training = service.create_lora_training_client("mine", rank=2)
@@ -67,8 +67,8 @@ def test_models_of_a_local_server_are_sampled_and_talked_with_by_their_names(
             model_input=tinkex.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs
         )
         for _ in range(2):
-            training.forward_backward([datum], "cross_entropy").result(PATIENCE)
-            training.optim_step(tinkex.AdamParams(learning_rate=0.01)).result(PATIENCE)
+            training.forward_backward([datum], "cross_entropy").result(TIMEOUT_SECONDS)
+            training.optim_step(tinkex.AdamParams(learning_rate=0.01)).result(TIMEOUT_SECONDS)
 
     short = ("--max-tokens", "6", "--seed", "1", "--json")
     words = ("sample", "--base-model", "mine", "--prompt", "hello", *short)
@@ -87,4 +87,4 @@ def test_models_of_a_local_server_are_sampled_and_talked_with_by_their_names(
         steps = [point["step"] for point in found.get("points", [])] or found["step"]
         assert steps in ([1, 2], 2)
 
-    assert run_python("-c", OFFICIAL, where[1], serving.key).strip() == "mine"
+    assert run_python("-c", OFFICIAL, where[1], serve_process.key).strip() == "mine"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, datum
 from tests.acceptance.server.rest_scenarios import admin_of, this_day, totals
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, ScenarioContext, datum
 from tests.acceptance.server.weights_scenarios import connect
 
 PROMPT = [1, 2, 3]
 NUM_TOKENS = 4
 
 
-def used(place: Place) -> dict[str, float]:
+def used(place: ScenarioContext) -> dict[str, float]:
     """What the tenant has used in all."""
     return totals(admin_of(place).get_billing_usage(*this_day()).result().data)
 
@@ -25,7 +25,7 @@ def draw(sampler: Any) -> Any:
     return sampler.sample(tinker.ModelInput.from_ints(PROMPT), 1, params)
 
 
-def wait_for_room(place: Place) -> None:
+def wait_for_room(place: ScenarioContext) -> None:
     """More samples than may wait: the server says 429, the SDK comes again, each is drawn once."""
     with connect(place) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -35,7 +35,7 @@ def wait_for_room(place: Place) -> None:
         assert used(place)["sampling_sample"] == 14 * NUM_TOKENS
 
 
-def cancel_samples(place: Place) -> None:
+def cancel_samples(place: ScenarioContext) -> None:
     """What nobody waits for any more is not drawn."""
     with connect(place) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -49,7 +49,7 @@ def cancel_samples(place: Place) -> None:
         assert 2 * NUM_TOKENS <= used(place)["sampling_sample"] < 9 * NUM_TOKENS
 
 
-def keep_many_steps_in_flight(place: Place) -> None:
+def keep_many_steps_in_flight(place: ScenarioContext) -> None:
     """Work that is sent without waiting is done in the order in which it was sent."""
     import tinker
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.acceptance.server.scenario_context import Place
-from tests.support.real_server import PATIENCE, RealServer, start_server
+from tests.acceptance.server.scenario_context import ScenarioContext
 from tests.acceptance.server.surface import watched
+from tests.support.real_server import TIMEOUT_SECONDS, RealServer, start_server
 
 #: Small chunks, so that a handful of examples is already sent in several.
 SMALL_CHUNKS = {"fwdbwd_max_chunk_len": 4}
@@ -27,7 +27,7 @@ OTHER_ROADS = {
     "sample_join_sampling_session": True,
     "sample_use_retrieve_futures": True,
 }
-Scenario = Callable[[Place], None]
+Scenario = Callable[[ScenarioContext], None]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,46 +94,46 @@ class Official:
     def __init__(self, pool: ProcessPoolExecutor, directory: Path) -> None:
         self._pool = pool
         self._directory = directory
-        self._played: dict[str, Played] = {}
+        self._played: dict[str, ScenarioResult] = {}
 
     def drive(self, scenario: Scenario, server: RealServer) -> set[str]:
         """Which methods the scenario called; fails with what went wrong in it."""
         name = f"{scenario.__module__.rpartition('.')[2]}-{scenario.__name__}"
         if name not in self._played:
-            self._played[name] = self._play(name, scenario, server)
+            self._played[name] = self._run_scenario(name, scenario, server)
         played = self._played[name]
-        if played.complaint:
-            pytest.fail(played.complaint, pytrace=False)
+        if played.failure_text:
+            pytest.fail(played.failure_text, pytrace=False)
         return played.called
 
-    def _play(self, name: str, scenario: Scenario, server: RealServer) -> Played:
+    def _run_scenario(self, name: str, scenario: Scenario, server: RealServer) -> ScenarioResult:
         directory = self._directory / name
         directory.mkdir()
-        place = Place(
+        place = ScenarioContext(
             url=server.url,
             key=server.new_key(name),
             other_key=server.new_key(f"{name}-stranger"),
             directory=directory,
         )
-        return self._pool.submit(play, scenario, place).result(PATIENCE)
+        return self._pool.submit(run_scenario, scenario, place).result(TIMEOUT_SECONDS)
 
 
-class Played(NamedTuple):
+class ScenarioResult(NamedTuple):
     """What a scenario called, and what went wrong in it."""
 
     called: set[str]
-    complaint: str = ""
+    failure_text: str = ""
 
 
-def play(scenario: Scenario, place: Place) -> Played:
+def run_scenario(scenario: Scenario, place: ScenarioContext) -> ScenarioResult:
     """Runs there: plays a scenario in its directory."""
     os.chdir(place.directory)
     with watched() as called:
         try:
             scenario(place)
         except Exception:  # noqa: BLE001 - not every error can be sent to another process
-            return Played(called, traceback.format_exc())
-    return Played(called)
+            return ScenarioResult(called, traceback.format_exc())
+    return ScenarioResult(called)
 
 
 def prepare_process() -> None:

@@ -7,13 +7,20 @@ import math
 import urllib.request
 from typing import Any
 
-from tests.acceptance.server.scenario_context import BASE_MODEL, Place, base_logprobs, datum, loss_of, step
+from tests.acceptance.server.scenario_context import (
+    BASE_MODEL,
+    ScenarioContext,
+    base_logprobs,
+    datum,
+    loss_of,
+    step,
+)
 from tests.acceptance.server.weights_scenarios import connect, rest_of
 
 PROMPT = [1, 2, 3]
 
 
-def tell_who_is_there(place: Place) -> None:
+def tell_who_is_there(place: ScenarioContext) -> None:
     import tinker
 
     who = rest_of(place).whoami().result()
@@ -35,7 +42,7 @@ def tell_who_is_there(place: Place) -> None:
         raise AssertionError("a wrong key opened the server")
 
 
-def exchange(place: Place) -> str:
+def exchange(place: ScenarioContext) -> str:
     """A token for a key."""
     headers = {"X-API-Key": place.key, "Content-Type": "application/json"}
     asked = urllib.request.Request(f"{place.url}/api/v1/auth/token", b"{}", headers)
@@ -44,7 +51,7 @@ def exchange(place: Place) -> str:
     return token
 
 
-def take_every_other_road(place: Place) -> None:
+def take_every_other_road(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -73,7 +80,7 @@ def take_every_other_road(place: Place) -> None:
         assert run.user_metadata == {"how": "via load"}
 
 
-def sample_over_the_poller(place: Place) -> None:
+def sample_over_the_poller(place: ScenarioContext) -> None:
     import tinker
 
     prompt = tinker.ModelInput.from_ints(PROMPT)

@@ -11,19 +11,19 @@ from collections.abc import Coroutine, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, datum, step
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, ScenarioContext, datum, step
 from tests.acceptance.server.weights_scenarios import connect, fetch, is_absent, rest_of
 
 PROMPT = [1, 2, 3, 4, 5]
 
 
-def admin_of(place: Place, key: str = "") -> Any:
+def admin_of(place: ScenarioContext, key: str = "") -> Any:
     import tinker
 
     return tinker.AdminClient(base_url=place.url, api_key=key or place.key)
 
 
-def list_runs(place: Place) -> None:
+def list_runs(place: ScenarioContext) -> None:
     rest = rest_of(place)
     assert rest.get_telemetry() is not None
     assert rest.list_training_runs().result().training_runs == []
@@ -59,7 +59,7 @@ async def _list_runs_async(rest: Any, run: Any, path: str, ids: list[str]) -> No
     assert [each.training_run_id for each in page.training_runs] == ids
 
 
-def list_checkpoints(place: Place) -> None:
+def list_checkpoints(place: ScenarioContext) -> None:
     rest = rest_of(place)
     with connect(place) as service:
         first, second = (service.create_lora_training_client(BASE_MODEL) for _ in range(2))
@@ -90,7 +90,7 @@ async def _list_checkpoints_async(rest: Any, model_id: str, paths: list[str]) ->
     await rest.delete_checkpoint_from_tinker_path_async(paths[3])
 
 
-def look_at_sessions(place: Place) -> None:
+def look_at_sessions(place: ScenarioContext) -> None:
     rest = rest_of(place)
     with connect(place, user_metadata={"team": "a"}, display_name="A run") as service:
         client = service.create_lora_training_client(BASE_MODEL)
@@ -124,7 +124,7 @@ async def _look_at_sessions_async(rest: Any, session_id: str, sampler_id: str, o
     assert [run.training_run_id for run in runs] == one.training_run_ids
 
 
-def search_sessions(place: Place) -> None:
+def search_sessions(place: ScenarioContext) -> None:
     import tinker
     from tinker import types
 
@@ -179,7 +179,7 @@ async def _page_through(rest: Any, ids: dict[str, str]) -> list[str]:
         request = request.model_copy(update={"cursor": page.next_cursor})
 
 
-def export_a_trace(place: Place) -> None:
+def export_a_trace(place: ScenarioContext) -> None:
     import tinker
 
     rest = rest_of(place)
@@ -227,7 +227,7 @@ def totals(events: Iterable[Any]) -> dict[str, float]:
     return dict(found)
 
 
-def count_what_was_used(place: Place) -> None:
+def count_what_was_used(place: ScenarioContext) -> None:
     """Tokens that were trained on and sampled, to the last one; a failed request is free."""
     import tinker
 
@@ -276,7 +276,7 @@ async def _count_async(admin: Any, counted: dict[str, float]) -> None:
     assert stored.data[0].checkpoint_count == 1
 
 
-def _count_by_the_old_names(place: Place, counted: dict[str, float]) -> None:
+def _count_by_the_old_names(place: ScenarioContext, counted: dict[str, float]) -> None:
     """What RestClient still forwards to AdminClient."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -295,7 +295,7 @@ async def _count_by_the_old_names_async(old: Any, counted: dict[str, float]) -> 
     assert (await old.get_current_checkpoint_storage_usage_async()).data[0].checkpoint_count == 1
 
 
-def read_the_audit_log(place: Place) -> None:
+def read_the_audit_log(place: ScenarioContext) -> None:
     rest, admin = rest_of(place), admin_of(place)
     with connect(place) as service:
         client = service.create_lora_training_client(BASE_MODEL)

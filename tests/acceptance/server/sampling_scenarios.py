@@ -9,13 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, base_logprobs, base_table, datum, loss_of, step
+from tests.acceptance.server.scenario_context import (
+    BASE_MODEL,
+    HELLO,
+    ScenarioContext,
+    base_logprobs,
+    base_table,
+    datum,
+    loss_of,
+    step,
+)
 
 PROMPT = [10, 20, 30, 40]
 ABSENT = "tinker://no-such-run/sampler_weights/best"
 
 
-def connect(place: Place, **options: Any) -> Any:
+def connect(place: ScenarioContext, **options: Any) -> Any:
     import tinker
 
     return tinker.ServiceClient(base_url=place.url, api_key=place.key, **options)
@@ -40,7 +49,7 @@ def scores(sampler: Any, tokens: list[int] = HELLO) -> list[float]:
     return list(found[1:])
 
 
-def draw_from_the_base(place: Place) -> None:
+def draw_from_the_base(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -72,7 +81,7 @@ def draw_from_the_base(place: Place) -> None:
         service.create_sampling_client(base_model=BASE_MODEL, record_stability_info=True)
 
 
-def stop_where_asked(place: Place) -> None:
+def stop_where_asked(place: ScenarioContext) -> None:
     with connect(place) as service:
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
         [whole] = draw(sampler, seed=5, stop=[], max_tokens=40)
@@ -85,7 +94,7 @@ def stop_where_asked(place: Place) -> None:
         assert cut[-1] == letters[-1]
 
 
-def ask_about_the_prompt(place: Place) -> None:
+def ask_about_the_prompt(place: ScenarioContext) -> None:
     import tinker
 
     prompt = tinker.ModelInput.from_ints(PROMPT)
@@ -131,11 +140,11 @@ def ask_about_the_prompt(place: Place) -> None:
         assert math.isclose(tail[3], base_logprobs(PROMPT)[-1], rel_tol=1e-5)
 
 
-def sample_async(place: Place) -> None:
+def sample_async(place: ScenarioContext) -> None:
     asyncio.run(_sample_async(place))
 
 
-async def _sample_async(place: Place) -> None:
+async def _sample_async(place: ScenarioContext) -> None:
     import tinker
 
     service = connect(place)
@@ -153,7 +162,7 @@ async def _sample_async(place: Place) -> None:
     await service.close("success")
 
 
-def sample_what_was_trained(place: Place) -> None:
+def sample_what_was_trained(place: ScenarioContext) -> None:
     """A sampler is the model as it was when it was made, and agrees with the trainer."""
     import tinker
 
@@ -198,7 +207,7 @@ async def _sample_what_was_trained_async(client: Any, path: str, late: list[floa
     assert (await early.compute_logprobs_async(prompt))[1:] != late
 
 
-def clone_samplers(place: Place) -> None:
+def clone_samplers(place: ScenarioContext) -> None:
     import tinker
     from tinker.lib.api_future_impl import QueueState
 
@@ -226,7 +235,7 @@ def clone_samplers(place: Place) -> None:
         sampler.on_queue_state_change(QueueState.ACTIVE, None)
 
 
-def refuse_bad_samples(place: Place) -> None:
+def refuse_bad_samples(place: ScenarioContext) -> None:
     import tinker
 
     short = tinker.SamplingParams(max_tokens=1)
@@ -249,7 +258,7 @@ def refuse_bad_samples(place: Place) -> None:
         assert draw(sampler, seed=1) == draw(sampler, seed=1), "the client is none the worse"
 
 
-def sample_in_a_session_that_ended(place: Place) -> None:
+def sample_in_a_session_that_ended(place: ScenarioContext) -> None:
     """What was closed takes no more work, whoever still holds a handle."""
     import tinker
 
@@ -269,7 +278,7 @@ def sample_in_a_session_that_ended(place: Place) -> None:
         raise AssertionError("a session that is over was sampled in")
 
 
-def train_on_samples(place: Place) -> None:
+def train_on_samples(place: ScenarioContext) -> None:
     """On-policy: what the sampler says of a token is what the trainer says of it."""
     import tinker
 

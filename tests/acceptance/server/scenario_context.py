@@ -16,11 +16,11 @@ from tinkex.engine.fake.bigram import Bigram
 BASE_MODEL = "tinkex/bigram"
 HELLO = list(b"hello hello hello")
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ScenarioContext:
     """Where a scenario plays: a server, a tenant of its own, a stranger, an empty directory."""
 
     url: str
@@ -57,11 +57,13 @@ def step(sdk: ModuleType, client: Any, tokens: list[int] = HELLO) -> tuple[float
     """One step of training: the loss before it, and what the optimizer says."""
     passed = client.forward_backward([datum(sdk, tokens)], "cross_entropy")
     moved = client.optim_step(sdk.AdamParams(learning_rate=0.2))
-    return passed.result(PATIENCE).metrics["loss:sum"], dict(moved.result(PATIENCE).metrics)
+    return passed.result(TIMEOUT_SECONDS).metrics["loss:sum"], dict(
+        moved.result(TIMEOUT_SECONDS).metrics
+    )
 
 
 def loss_of(sdk: ModuleType, client: Any, tokens: list[int] = HELLO) -> float:
     """The loss, without a gradient."""
-    output = client.forward([datum(sdk, tokens)], "cross_entropy").result(PATIENCE)
+    output = client.forward([datum(sdk, tokens)], "cross_entropy").result(TIMEOUT_SECONDS)
     loss: float = output.metrics["loss:sum"]
     return loss

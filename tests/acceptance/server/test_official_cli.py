@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, PATIENCE, datum, step
-from tests.support.real_server import RealServer, clean_environment, run
+from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, TIMEOUT_SECONDS, datum, step
 from tests.support.official_cli import Command, official_forks
+from tests.support.real_server import RealServer, clean_environment, run
 
 SCRIPT = Path(sys.executable).with_name("tinker")
 
@@ -64,22 +64,22 @@ def stock(real_server: RealServer, key: str) -> Iterator[Stock]:
     service = tinkex.ServiceClient(base_url=real_server.url, api_key=key)
     client = service.create_lora_training_client(BASE_MODEL, rank=8)
     step(tinkex, client)
-    state = client.save_state("first", user_metadata={"note": "kept"}).result(PATIENCE)
-    sampler = client.save_weights_for_sampler("best").result(PATIENCE)
+    state = client.save_state("first", user_metadata={"note": "kept"}).result(TIMEOUT_SECONDS)
+    sampler = client.save_weights_for_sampler("best").result(TIMEOUT_SECONDS)
     yield Stock(
         session_id=client.model_id.partition(":")[0],
         run_id=client.model_id,
         state=state.path,
         sampler=sampler.path,
     )
-    service.close().result(PATIENCE)
+    service.close().result(TIMEOUT_SECONDS)
 
 
 def save(server: RealServer, key: str, *names: str) -> list[str]:
     """Training checkpoints with these names, of a new model."""
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
-        return [client.save_state(name).result(PATIENCE).path for name in names]
+        return [client.save_state(name).result(TIMEOUT_SECONDS).path for name in names]
 
 
 def test_it_is_the_version_that_is_meant(tinker: Command) -> None:
@@ -138,11 +138,13 @@ def test_a_checkpoint_is_published_and_taken_back(
     stranger = tinkex.RestClient(base_url=real_server.url, api_key=real_server.new_key("cli-other"))
     tinker("checkpoint", "publish", stock.state)
     assert tinker.json("checkpoint", "info", stock.state)["public"] is True
-    assert stranger.get_weights_info_by_tinker_path(stock.state).result(PATIENCE).lora_rank == 8
+    assert (
+        stranger.get_weights_info_by_tinker_path(stock.state).result(TIMEOUT_SECONDS).lora_rank == 8
+    )
     tinker("checkpoint", "unpublish", stock.state)
     assert tinker.json("checkpoint", "info", stock.state)["public"] is False
     with pytest.raises(tinkex.NotFoundError):
-        stranger.get_weights_info_by_tinker_path(stock.state).result(PATIENCE)
+        stranger.get_weights_info_by_tinker_path(stock.state).result(TIMEOUT_SECONDS)
 
 
 def test_a_time_to_live_is_set_and_removed(tinker: Command, stock: Stock) -> None:
@@ -240,7 +242,9 @@ def test_a_user_logs_in_and_out(real_server: RealServer, tinker: Command, tmp_pa
     user("auth", "logout")
     user("auth", "status", status=1)
     with pytest.raises(tinkex.AuthenticationError):
-        tinkex.RestClient(base_url=real_server.url, api_key=secret).list_sessions().result(PATIENCE)
+        tinkex.RestClient(base_url=real_server.url, api_key=secret).list_sessions().result(
+            TIMEOUT_SECONDS
+        )
 
 
 def test_training_goes_on_while_the_command_looks(
@@ -249,7 +253,7 @@ def test_training_goes_on_while_the_command_looks(
     """The command's own sessions leave those of others alone."""
     with tinkex.ServiceClient(base_url=real_server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL)
-        path = client.save_state("now").result(PATIENCE).path
+        path = client.save_state("now").result(TIMEOUT_SECONDS).path
         tinker("checkpoint", "info", path)
-        output = client.forward([datum(tinkex, HELLO)], "cross_entropy").result(PATIENCE)
+        output = client.forward([datum(tinkex, HELLO)], "cross_entropy").result(TIMEOUT_SECONDS)
         assert output.metrics["loss:sum"] > 0

@@ -13,8 +13,8 @@ from tests.acceptance.server import (
     weights_scenarios,
 )
 from tests.acceptance.server.conftest import Official, Scenario
-from tests.support.real_server import RealServer
 from tests.acceptance.server.surface import public_methods
+from tests.support.real_server import RealServer
 
 PLAIN = (
     *training_scenarios.SCENARIOS,

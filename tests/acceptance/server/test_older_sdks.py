@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.server.scenario_context import BASE_MODEL
-from tests.support.real_server import RealServer
 from tests.compat.environments import CannotInstall, python_of
 from tests.compat.results import ABSENT, FAIL
 from tests.compat.sdks import run_scenarios
 from tests.compat.servers import place
+from tests.support.real_server import RealServer
 
 INSTALLED = "0.36.0"
 #: What every version must do, old or new.

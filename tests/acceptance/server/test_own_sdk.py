@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 import tinkex
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, PATIENCE, base_logprobs, datum, loss_of, step
+from tests.acceptance.server.scenario_context import (
+    BASE_MODEL,
+    HELLO,
+    TIMEOUT_SECONDS,
+    base_logprobs,
+    datum,
+    loss_of,
+    step,
+)
 from tests.support.real_server import RealServer, clean_environment, run
 
 PROMPT = tinkex.ModelInput.from_ints([10, 20, 30])
@@ -30,7 +38,9 @@ def key(server: RealServer, request: pytest.FixtureRequest) -> str:
 
 
 def scores(sampler: Any) -> list[float]:
-    return list(sampler.compute_logprobs(tinkex.ModelInput.from_ints(HELLO)).result(PATIENCE)[1:])
+    return list(
+        sampler.compute_logprobs(tinkex.ModelInput.from_ints(HELLO)).result(TIMEOUT_SECONDS)[1:]
+    )
 
 
 def test_training_sampling_and_resuming(server: RealServer, key: str) -> None:
@@ -40,32 +50,34 @@ def test_training_sampling_and_resuming(server: RealServer, key: str) -> None:
         losses = [loss for loss, _ in steps]
         assert math.isclose(losses[0], -base_logprobs(HELLO).sum(), rel_tol=1e-6)
         assert losses == sorted(losses, reverse=True)
-        path = client.save_state("fifth").result(PATIENCE).path
+        path = client.save_state("fifth").result(TIMEOUT_SECONDS).path
         ahead = step(tinkex, client)
         resumed = service.create_training_client_from_state_with_optimizer(path)
         assert step(tinkex, resumed) == ahead
         sampler = client.save_weights_and_get_sampling_client()
         assert math.isclose(-sum(scores(sampler)), loss_of(tinkex, client), rel_tol=1e-5)
-        first, second = (sampler.sample(PROMPT, 1, GREEDY).result(PATIENCE) for _ in range(2))
+        first, second = (
+            sampler.sample(PROMPT, 1, GREEDY).result(TIMEOUT_SECONDS) for _ in range(2)
+        )
         assert first.sequences[0].tokens == second.sequences[0].tokens
 
         texts = [[index, index + 1, 7] for index in range(30)]
         fresh = service.create_lora_training_client(BASE_MODEL)
         data = [datum(tinkex, text) for text in texts]
-        output = fresh.forward_backward(data, "cross_entropy").result(PATIENCE)
+        output = fresh.forward_backward(data, "cross_entropy").result(TIMEOUT_SECONDS)
         for text, row in zip(texts, output.loss_fn_outputs, strict=True):
             assert np.allclose(row["logprobs"].to_numpy(), base_logprobs(text), atol=1e-6)
 
         rest = service.rest_client()
-        runs = rest.list_training_runs().result(PATIENCE)
+        runs = rest.list_training_runs().result(TIMEOUT_SECONDS)
         assert runs.cursor.total_count == 3
         assert [each.tinker_path for each in checkpoints(rest)] == [path]
-        rest.delete_checkpoint_from_tinker_path(path).result(PATIENCE)
+        rest.delete_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
         assert checkpoints(rest) == []
 
 
 def checkpoints(rest: tinkex.RestClient) -> list[Any]:
-    return list(rest.list_user_checkpoints().result(PATIENCE).checkpoints)
+    return list(rest.list_user_checkpoints().result(TIMEOUT_SECONDS).checkpoints)
 
 
 def test_training_sampling_and_resuming_async(server: RealServer, key: str) -> None:
@@ -95,23 +107,27 @@ def test_a_wrong_request_names_what_is_wrong(server: RealServer, key: str) -> No
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL)
         with pytest.raises(tinkex.UnprocessableEntityError, match="99999"):
-            client.forward_backward([datum(tinkex, [1, 99_999])], "cross_entropy").result(PATIENCE)
+            client.forward_backward([datum(tinkex, [1, 99_999])], "cross_entropy").result(
+                TIMEOUT_SECONDS
+            )
         with pytest.raises(tinkex.NotFoundError, match="absent"):
             service.create_sampling_client(model_path=f"tinker://{client.model_id}/weights/absent")
         with pytest.raises(tinkex.BadRequestError, match="no/such-model"):
             service.create_lora_training_client("no/such-model")
         assert loss_of(tinkex, client) > 0.0
     with pytest.raises(tinkex.AuthenticationError):
-        tinkex.RestClient(base_url=server.url, api_key="tml-wrong").list_sessions().result(PATIENCE)
+        tinkex.RestClient(base_url=server.url, api_key="tml-wrong").list_sessions().result(
+            TIMEOUT_SECONDS
+        )
 
 
 def test_what_is_public_cannot_be_published(server: RealServer, key: str) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         path = service.create_lora_training_client(BASE_MODEL).save_state("one").result().path
         rest = service.rest_client()
-        rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+        rest.publish_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
         with pytest.raises(tinkex.ConflictError, match="public already"):
-            rest.publish_checkpoint_from_tinker_path(path).result(PATIENCE)
+            rest.publish_checkpoint_from_tinker_path(path).result(TIMEOUT_SECONDS)
 
 
 # --- downloads --------------------------------------------------------------------------------
@@ -135,7 +151,7 @@ def test_a_download_that_was_killed_goes_on(server: RealServer, key: str, tmp_pa
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         step(tinkex, client)
-        path = client.save_state("large").result(PATIENCE).path
+        path = client.save_state("large").result(TIMEOUT_SECONDS).path
         destination = tmp_path / "large"
         command = [sys.executable, "-c", textwrap.dedent(CUT_OFF)]
         told = [server.url, key, path, str(destination)]
@@ -147,7 +163,7 @@ def test_a_download_that_was_killed_goes_on(server: RealServer, key: str, tmp_pa
         rest = service.rest_client()
         rest.download_checkpoint(
             path, destination, progress=lambda done, total: reports.append((done, total))
-        ).result(PATIENCE)
+        ).result(TIMEOUT_SECONDS)
         total = reports[-1][0]
         fetched = total - before
         assert 0 < fetched < 0.75 * total, f"{fetched} of {total} bytes were fetched again"
@@ -172,14 +188,14 @@ def test_every_kind_of_checkpoint_is_fetched(server: RealServer, key: str, tmp_p
     with tinkex.ServiceClient(base_url=server.url, api_key=key) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=8)
         paths = [
-            client.save_state("one").result(PATIENCE).path,
-            client.save_weights_for_sampler("two").result(PATIENCE).path,
-            client.save_weights_external("three").result(PATIENCE).path,
+            client.save_state("one").result(TIMEOUT_SECONDS).path,
+            client.save_weights_for_sampler("two").result(TIMEOUT_SECONDS).path,
+            client.save_weights_external("three").result(TIMEOUT_SECONDS).path,
         ]
         rest = service.rest_client()
         for number, path in enumerate(paths):
-            folder = rest.download_checkpoint(path, tmp_path / str(number)).result(PATIENCE)
+            folder = rest.download_checkpoint(path, tmp_path / str(number)).result(TIMEOUT_SECONDS)
             names = {file.name for file in folder.iterdir()}
             assert {"adapter_config.json", "adapter_model.safetensors"} <= names
         with pytest.raises(tinkex.NotFoundError):
-            rest.download_checkpoint(paths[0] + "x", tmp_path / "x").result(PATIENCE)
+            rest.download_checkpoint(paths[0] + "x", tmp_path / "x").result(TIMEOUT_SECONDS)

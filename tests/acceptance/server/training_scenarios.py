@@ -11,16 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, base_logprobs, datum, loss_of, step
+from tests.acceptance.server.scenario_context import (
+    BASE_MODEL,
+    HELLO,
+    ScenarioContext,
+    base_logprobs,
+    datum,
+    loss_of,
+    step,
+)
 
 
-def connect(place: Place, **options: Any) -> Any:
+def connect(place: ScenarioContext, **options: Any) -> Any:
     import tinker
 
     return tinker.ServiceClient(base_url=place.url, api_key=place.key, **options)
 
 
-def learn(place: Place) -> None:
+def learn(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -61,11 +69,11 @@ def learn(place: Place) -> None:
         )
 
 
-def learn_async(place: Place) -> None:
+def learn_async(place: ScenarioContext) -> None:
     asyncio.run(_learn_async(place))
 
 
-async def _learn_async(place: Place) -> None:
+async def _learn_async(place: ScenarioContext) -> None:
     import tinker
 
     service = connect(place)
@@ -85,7 +93,7 @@ async def _learn_async(place: Place) -> None:
     await service.close("success", detail="all is well")
 
 
-def gather_gradients(place: Place) -> None:
+def gather_gradients(place: ScenarioContext) -> None:
     """Two passes before a step are one pass with both; a forward pass leaves nothing behind."""
     import tinker
 
@@ -109,7 +117,7 @@ def gather_gradients(place: Place) -> None:
         assert math.isclose(loss_of(tinker, silent), -base_logprobs(HELLO).sum(), rel_tol=1e-6)
 
 
-def send_many_examples(place: Place) -> None:
+def send_many_examples(place: ScenarioContext) -> None:
     """Batches that the SDK sends in several chunks come back whole and in order."""
     import tinker
 
@@ -135,7 +143,7 @@ def send_many_examples(place: Place) -> None:
         assert math.isclose(loss_of(tinker, chunked), loss_of(tinker, single), rel_tol=1e-6)
 
 
-def use_every_loss(place: Place) -> None:
+def use_every_loss(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -188,7 +196,7 @@ def weighed(logprobs: Any, weights: Any) -> Any:
     return loss, {"custom/weighed:sum": loss}
 
 
-def use_custom_losses(place: Place) -> None:
+def use_custom_losses(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -220,7 +228,7 @@ async def _use_custom_loss_async(client: Any) -> None:
     assert (await passed).metrics["loss:sum"] > 0
 
 
-def choose_an_optimizer(place: Place) -> None:
+def choose_an_optimizer(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -240,7 +248,7 @@ def choose_an_optimizer(place: Place) -> None:
         assert client.get_info().optimizer_config.type == "dimuon"
 
 
-def load_tokenizers(place: Place) -> None:
+def load_tokenizers(place: ScenarioContext) -> None:
     """The SDK loads a tokenizer by the names that the server tells; here they are a folder's."""
     import tinker
 
@@ -267,7 +275,7 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(about))
 
 
-def end_a_session(place: Place) -> None:
+def end_a_session(place: ScenarioContext) -> None:
     """What is closed takes no more work, and the first reason stays."""
     import tinker
 
@@ -286,7 +294,7 @@ def end_a_session(place: Place) -> None:
     late.close("errored").result()
 
 
-def _rest(place: Place) -> Any:
+def _rest(place: ScenarioContext) -> Any:
     import tinker
 
     return tinker.RestClient(base_url=place.url, api_key=place.key)

@@ -10,17 +10,24 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tests.acceptance.server.scenario_context import BASE_MODEL, HELLO, Place, datum, loss_of, step
+from tests.acceptance.server.scenario_context import (
+    BASE_MODEL,
+    HELLO,
+    ScenarioContext,
+    datum,
+    loss_of,
+    step,
+)
 from tests.support.real_server import eventually
 
 
-def connect(place: Place, **options: Any) -> Any:
+def connect(place: ScenarioContext, **options: Any) -> Any:
     import tinker
 
     return tinker.ServiceClient(base_url=place.url, **{"api_key": place.key, **options})
 
 
-def rest_of(place: Place, key: str = "") -> Any:
+def rest_of(place: ScenarioContext, key: str = "") -> Any:
     import tinker
 
     return tinker.RestClient(base_url=place.url, api_key=key or place.key)
@@ -47,7 +54,7 @@ def trained(service: Any, num_steps: int = 3) -> Any:
     return client
 
 
-def go_on_from_saved_weights(place: Place) -> None:
+def go_on_from_saved_weights(place: ScenarioContext) -> None:
     """With the optimizer's memory the next steps are the same; without it they begin anew."""
     import tinker
 
@@ -101,7 +108,7 @@ async def _loss_async(client: Any) -> float:
     return loss
 
 
-def save_under_a_name_twice(place: Place) -> None:
+def save_under_a_name_twice(place: ScenarioContext) -> None:
     import tinker
 
     with connect(place) as service:
@@ -129,7 +136,7 @@ def save_under_a_name_twice(place: Place) -> None:
         assert loss_of(tinker, client) < first, "the work behind a refused name goes on"
 
 
-def fetch_files(place: Place) -> None:
+def fetch_files(place: ScenarioContext) -> None:
     from safetensors.numpy import load
 
     with connect(place) as service:
@@ -148,7 +155,7 @@ def fetch_files(place: Place) -> None:
         asyncio.run(_fetch_files_async(place, client))
 
 
-async def _fetch_files_async(place: Place, client: Any) -> None:
+async def _fetch_files_async(place: ScenarioContext, client: Any) -> None:
     """Files that were encrypted to somebody can be read with their key, and only so."""
     import pyrage
 
@@ -170,7 +177,7 @@ def fetch(url: str) -> bytes:
     return content
 
 
-def share_weights(place: Place) -> None:
+def share_weights(place: ScenarioContext) -> None:
     """A stranger sees nothing of a checkpoint until it is published, and nothing after."""
     import tinker
 
@@ -221,7 +228,7 @@ async def _share_async(rest: Any, stranger: Any, path: str) -> None:
     await rest.unpublish_checkpoint_from_tinker_path_async(path)
 
 
-def copy_weights(place: Place) -> None:
+def copy_weights(place: ScenarioContext) -> None:
     import tinker
 
     rest, stranger = rest_of(place), rest_of(place, place.other_key)
@@ -261,7 +268,7 @@ def _checkpoints(rest: Any) -> list[Any]:
     return list(rest.list_user_checkpoints().result().checkpoints)
 
 
-def let_weights_expire(place: Place) -> None:
+def let_weights_expire(place: ScenarioContext) -> None:
     rest = rest_of(place)
     with connect(place) as service:
         client = trained(service, 1)
@@ -285,7 +292,7 @@ async def _set_ttl_async(rest: Any, path: str) -> None:
     await rest.set_checkpoint_ttl_from_tinker_path_async(path, 86_400)
 
 
-def find_no_weights(place: Place) -> None:
+def find_no_weights(place: ScenarioContext) -> None:
     """What is not there, or cannot be, is said at once and in words."""
     import tinker
 

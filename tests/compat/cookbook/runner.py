@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.real_server import RealServer, clean_environment
 from tests.compat.cookbook.recipes import LOG, TAUGHT, Checkpoint, Recipe
 from tests.compat.results import DEFECT, FAIL, PASS, Outcome
+from tests.support.real_server import RealServer, clean_environment
 
 PACKAGE = "tinker_cookbook.recipes"
 #: No recipe takes this long here.
-PATIENCE_SECONDS = 600
+TIMEOUT_SECONDS = 600
 UTILITIES = {
     "`weights.download` of a training checkpoint": "download",
     "`weights.download` of an export, `weights.build_lora_adapter`": "convert",
@@ -120,11 +120,11 @@ class Cookbook:
                 capture_output=True,
                 text=True,
                 stdin=subprocess.DEVNULL,
-                timeout=PATIENCE_SECONDS,
+                timeout=TIMEOUT_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"still running after {PATIENCE_SECONDS} s"
+            return f"still running after {TIMEOUT_SECONDS} s"
         return (done.stderr or done.stdout).strip()[-_TAIL:] if done.returncode else ""
 
 

@@ -13,10 +13,10 @@ import time
 from typing import Any
 
 from tests.compat.scenarios import command, errors, rest, sampling, training
-from tests.compat.scenarios.context import SCENARIOS, Absent, Lab, Scenario
+from tests.compat.scenarios.context import SCENARIOS, Absent, Scenario, ScenarioContext
 
 #: No scenario takes this long; one that does has hung.
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 #: After so many hung scenarios the rest is not tried.
 MAX_HANGS = 3
 MODULES = (training, sampling, rest, errors, command)
@@ -25,11 +25,11 @@ MODULES = (training, sampling, rest, errors, command)
 def main(place: str, *names: str) -> None:
     """Run the scenarios of these names, or all, in the order of the table."""
     logging.disable(logging.CRITICAL)
-    lab = Lab(**json.loads(place))
+    ctx = ScenarioContext(**json.loads(place))
     wanted = [SCENARIOS[name] for name in names] or [*SCENARIOS.values()]
     hangs = 0
     for each in sorted(wanted, key=turn):
-        found = outcome(each, lab) if hangs < MAX_HANGS else skipped(each)
+        found = outcome(each, ctx) if hangs < MAX_HANGS else skipped(each)
         hangs += found["detail"].startswith("TimeoutError")
         print(json.dumps(found | {"group": each.group, "title": each.title}), flush=True)
     print("end of scenarios", flush=True)
@@ -47,14 +47,14 @@ def skipped(scenario: Scenario) -> dict[str, Any]:
     return {"name": scenario.name, "status": "fail", "detail": f"not run: {MAX_HANGS} others hung"}
 
 
-def outcome(scenario: Scenario, lab: Lab) -> dict[str, Any]:
+def outcome(scenario: Scenario, ctx: ScenarioContext) -> dict[str, Any]:
     """Run one scenario; any error is part of the result."""
     began = time.monotonic()
     status, detail = "pass", ""
     signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(PATIENCE_SECONDS)
+    signal.alarm(TIMEOUT_SECONDS)
     try:
-        scenario.run(lab)
+        scenario.run(ctx)
     except Absent as absent:
         status, detail = "absent", str(absent)
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the result
@@ -67,7 +67,7 @@ def outcome(scenario: Scenario, lab: Lab) -> dict[str, Any]:
 
 def give_up(number: int, frame: Any) -> None:
     """Turn a hang into a failure."""
-    raise TimeoutError(f"no answer within {PATIENCE_SECONDS} s")
+    raise TimeoutError(f"no answer within {TIMEOUT_SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.compat.scenarios.context import Absent, Lab, scenario
+from tests.compat.scenarios.context import Absent, ScenarioContext, scenario
 
 COMMAND = "Command line"
 
@@ -37,13 +37,13 @@ def need_command(group: str, name: str = "") -> None:
         raise Absent(f"tinker {group} {name}")
 
 
-def tinker_command(lab: Lab, *arguments: str) -> str:
+def tinker_command(ctx: ScenarioContext, *arguments: str) -> str:
     """Run the command to its end; it must succeed. Returns what it printed."""
     main = entry_point()
     with tempfile.TemporaryFile("w+") as output:
         pid = os.fork()
         if pid == 0:
-            become(main, lab, arguments, output.fileno())
+            become(main, ctx, arguments, output.fileno())
         _, status = os.waitpid(pid, 0)
         output.seek(0)
         text = output.read()
@@ -52,11 +52,11 @@ def tinker_command(lab: Lab, *arguments: str) -> str:
     return text
 
 
-def become(main: Any, lab: Lab, arguments: tuple[str, ...], output: int) -> None:
+def become(main: Any, ctx: ScenarioContext, arguments: tuple[str, ...], output: int) -> None:
     """Run in the fork: call the command with its output redirected, and exit."""
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ.update(TINKER_BASE_URL=lab.url, TINKER_API_KEY=lab.key, COLUMNS="300")
+    os.environ.update(TINKER_BASE_URL=ctx.url, TINKER_API_KEY=ctx.key, COLUMNS="300")
     sys.argv = ["tinker", *arguments]
     code = 1
     try:
@@ -70,82 +70,82 @@ def become(main: Any, lab: Lab, arguments: tuple[str, ...], output: int) -> None
 
 
 @scenario(COMMAND, "`tinker version`")
-def cli_version(lab: Lab) -> None:
-    assert metadata.version("tinker") in tinker_command(lab, "version")
+def cli_version(ctx: ScenarioContext) -> None:
+    assert metadata.version("tinker") in tinker_command(ctx, "version")
 
 
 @scenario(COMMAND, "`tinker run list`, `run info`")
-def cli_runs(lab: Lab) -> None:
+def cli_runs(ctx: ScenarioContext) -> None:
     need_command("run")
-    assert lab.run in tinker_command(lab, "-f", "json", "run", "list")
-    assert lab.run in tinker_command(lab, "-f", "json", "run", "info", lab.run)
+    assert ctx.run in tinker_command(ctx, "-f", "json", "run", "list")
+    assert ctx.run in tinker_command(ctx, "-f", "json", "run", "info", ctx.run)
 
 
 @scenario(COMMAND, "`tinker checkpoint list`, `checkpoint info`")
-def cli_checkpoints(lab: Lab) -> None:
+def cli_checkpoints(ctx: ScenarioContext) -> None:
     need_command("checkpoint")
-    path = plain(lab)
-    assert path in tinker_command(lab, "-f", "json", "checkpoint", "list")
-    arguments = ("-f", "json", "checkpoint", "list", "--run-id", lab.run)
-    assert path in tinker_command(lab, *arguments)
-    assert path in tinker_command(lab, "-f", "json", "checkpoint", "info", path)
+    path = plain(ctx)
+    assert path in tinker_command(ctx, "-f", "json", "checkpoint", "list")
+    arguments = ("-f", "json", "checkpoint", "list", "--run-id", ctx.run)
+    assert path in tinker_command(ctx, *arguments)
+    assert path in tinker_command(ctx, "-f", "json", "checkpoint", "info", path)
 
 
 @scenario(COMMAND, "`tinker checkpoint publish`, `unpublish`")
-def cli_publish(lab: Lab) -> None:
+def cli_publish(ctx: ScenarioContext) -> None:
     need_command("checkpoint", "publish")
-    tinker_command(lab, "checkpoint", "publish", plain(lab))
-    tinker_command(lab, "checkpoint", "unpublish", plain(lab))
+    tinker_command(ctx, "checkpoint", "publish", plain(ctx))
+    tinker_command(ctx, "checkpoint", "unpublish", plain(ctx))
 
 
 @scenario(COMMAND, "`tinker checkpoint set-ttl`")
-def cli_ttl(lab: Lab) -> None:
+def cli_ttl(ctx: ScenarioContext) -> None:
     need_command("checkpoint", "set-ttl")
-    tinker_command(lab, "checkpoint", "set-ttl", plain(lab), "--ttl", "7200")
-    tinker_command(lab, "checkpoint", "set-ttl", plain(lab), "--remove")
+    tinker_command(ctx, "checkpoint", "set-ttl", plain(ctx), "--ttl", "7200")
+    tinker_command(ctx, "checkpoint", "set-ttl", plain(ctx), "--remove")
 
 
 @scenario(COMMAND, "`tinker checkpoint download`")
-def cli_download(lab: Lab) -> None:
+def cli_download(ctx: ScenarioContext) -> None:
     need_command("checkpoint", "download")
     with tempfile.TemporaryDirectory() as folder:
-        tinker_command(lab, "checkpoint", "download", plain(lab), "--output", folder)
+        tinker_command(ctx, "checkpoint", "download", plain(ctx), "--output", folder)
         assert [each for each in Path(folder).rglob("*") if each.is_file()]
 
 
 @scenario(COMMAND, "`tinker checkpoint delete`")
-def cli_delete(lab: Lab) -> None:
+def cli_delete(ctx: ScenarioContext) -> None:
     need_command("checkpoint", "delete")
-    path = f"tinker://{lab.run}/weights/spare"
-    tinker_command(lab, "checkpoint", "delete", path, "--yes")
-    assert path not in tinker_command(lab, "-f", "json", "checkpoint", "list")
+    path = f"tinker://{ctx.run}/weights/spare"
+    tinker_command(ctx, "checkpoint", "delete", path, "--yes")
+    assert path not in tinker_command(ctx, "-f", "json", "checkpoint", "list")
 
 
 @scenario(COMMAND, "`tinker model list`")
-def cli_models(lab: Lab) -> None:
+def cli_models(ctx: ScenarioContext) -> None:
     need_command("model", "list")
-    assert lab.base_model in tinker_command(lab, "model", "list")
+    assert ctx.base_model in tinker_command(ctx, "model", "list")
 
 
 @scenario(COMMAND, "`tinker session export-trace`")
-def cli_trace(lab: Lab) -> None:
+def cli_trace(ctx: ScenarioContext) -> None:
     need_command("session", "export-trace")
-    session = lab.run.partition(":")[0]
-    assert "http" in tinker_command(lab, "session", "export-trace", session, "--url-only")
+    session = ctx.run.partition(":")[0]
+    assert "http" in tinker_command(ctx, "session", "export-trace", session, "--url-only")
 
 
 @scenario(COMMAND, "`tinker billing usage`")
-def cli_billing(lab: Lab) -> None:
+def cli_billing(ctx: ScenarioContext) -> None:
     need_command("billing", "usage")
-    tinker_command(lab, "billing", "usage", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z")
+    tinker_command(ctx, "billing", "usage", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z")
 
 
 @scenario(COMMAND, "`tinker auth status`")
-def cli_auth(lab: Lab) -> None:
+def cli_auth(ctx: ScenarioContext) -> None:
     need_command("auth", "status")
-    assert lab.key not in tinker_command(lab, "auth", "status"), "the key was printed"
+    assert ctx.key not in tinker_command(ctx, "auth", "status"), "the key was printed"
 
 
-def plain(lab: Lab) -> str:
+def plain(ctx: ScenarioContext) -> str:
     """The path of a training checkpoint that all commands read."""
-    return f"tinker://{lab.run}/weights/plain"
+    return f"tinker://{ctx.run}/weights/plain"

@@ -29,7 +29,7 @@ class Scenario:
 
     group: str
     title: str
-    run: Callable[[Lab], None]
+    run: Callable[[ScenarioContext], None]
 
     @property
     def name(self) -> str:
@@ -40,10 +40,12 @@ class Scenario:
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(group: str, title: str) -> Callable[[Callable[[Lab], None]], Callable[[Lab], None]]:
+def scenario(
+    group: str, title: str
+) -> Callable[[Callable[[ScenarioContext], None]], Callable[[ScenarioContext], None]]:
     """Register a function as a row of the matrix."""
 
-    def register(run: Callable[[Lab], None]) -> Callable[[Lab], None]:
+    def register(run: Callable[[ScenarioContext], None]) -> Callable[[ScenarioContext], None]:
         assert run.__name__ not in SCENARIOS, run.__name__
         SCENARIOS[run.__name__] = Scenario(group, title, run)
         return run
@@ -127,7 +129,7 @@ def refusal(call: Callable[[], Any], *kinds: type[Exception]) -> str:
 
 
 @dataclass(frozen=True)
-class Lab:
+class ScenarioContext:
     """A server with a key of its own, and clients that are made when first needed."""
 
     url: str

@@ -5,7 +5,15 @@ from __future__ import annotations
 import tinker
 from tinker import types
 
-from tests.compat.scenarios.context import RANK, Lab, datum, fields_of, refusal, scenario, step
+from tests.compat.scenarios.context import (
+    RANK,
+    ScenarioContext,
+    datum,
+    fields_of,
+    refusal,
+    scenario,
+    step,
+)
 
 ERRORS = "Errors"
 #: A failed request: at once by its status, or later by its future.
@@ -17,28 +25,28 @@ REFUSED = (
 
 
 @scenario(ERRORS, "a path that does not exist")
-def missing_path(lab: Lab) -> None:
+def missing_path(ctx: ScenarioContext) -> None:
     path = "tinker://no-such-run/weights/none"
     errors = (tinker.NotFoundError, *REFUSED)
-    text = refusal(lambda: lab.service.create_training_client_from_state(path), *errors)
+    text = refusal(lambda: ctx.service.create_training_client_from_state(path), *errors)
     assert "no-such-run" in text, text
 
 
 @scenario(ERRORS, "a wrong key")
-def wrong_key(lab: Lab) -> None:
+def wrong_key(ctx: ScenarioContext) -> None:
     service = tinker.ServiceClient  # the constructor of some versions connects at once
 
     def connect() -> None:
-        service(base_url=lab.url, api_key="tml-wrong").get_server_capabilities()
+        service(base_url=ctx.url, api_key="tml-wrong").get_server_capabilities()
 
     text = refusal(connect, tinker.AuthenticationError)
     assert "key" in text, text
 
 
 @scenario(ERRORS, "a base model that is not served")
-def unknown_model(lab: Lab) -> None:
+def unknown_model(ctx: ScenarioContext) -> None:
     def create() -> None:
-        client = lab.service.create_lora_training_client(base_model="no/such-model", rank=RANK)
+        client = ctx.service.create_lora_training_client(base_model="no/such-model", rank=RANK)
         client.get_info()
 
     text = refusal(create, tinker.NotFoundError, *REFUSED)
@@ -46,34 +54,34 @@ def unknown_model(lab: Lab) -> None:
 
 
 @scenario(ERRORS, "a prompt that is too long")
-def oversized_prompt(lab: Lab) -> None:
+def oversized_prompt(ctx: ScenarioContext) -> None:
     prompt = types.ModelInput.from_ints([5] * 5000)
     params = types.SamplingParams(max_tokens=1)
 
     def ask() -> None:
-        lab.sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result()
+        ctx.sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result()
 
     text = refusal(ask, *REFUSED)
     assert "5000" in text or "2048" in text, text
 
 
 @scenario(ERRORS, "a token outside the vocabulary")
-def unknown_token(lab: Lab) -> None:
+def unknown_token(ctx: ScenarioContext) -> None:
     example = datum([5, 99_999, 6])
     text = refusal(
-        lambda: lab.client.forward_backward([example], "cross_entropy").result(), *REFUSED
+        lambda: ctx.client.forward_backward([example], "cross_entropy").result(), *REFUSED
     )
     assert "99999" in text, text
 
 
 @scenario(ERRORS, "a loss without the inputs that it needs")
-def missing_inputs(lab: Lab) -> None:
-    text = refusal(lambda: lab.client.forward_backward([datum()], "ppo").result(), *REFUSED)
+def missing_inputs(ctx: ScenarioContext) -> None:
+    text = refusal(lambda: ctx.client.forward_backward([datum()], "ppo").result(), *REFUSED)
     assert "logprobs" in text, text
 
 
 @scenario(ERRORS, "an image, for a model that reads text only")
-def image(lab: Lab) -> None:
+def image(ctx: ScenarioContext) -> None:
     given = {"data": b"\x89PNG", "format": "png", "expected_tokens": 4}
     given |= {"height": 2, "width": 2, "tokens": 4}
     known = fields_of(types.ImageChunk)
@@ -81,14 +89,14 @@ def image(lab: Lab) -> None:
     prompt = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[5, 6]), chunk])
     params = types.SamplingParams(max_tokens=1)
     text = refusal(
-        lambda: lab.sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result(),
+        lambda: ctx.sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result(),
         *REFUSED,
     )
     assert "image" in text.lower(), text
 
 
 @scenario(ERRORS, "the client works on after a refused request")
-def works_on(lab: Lab) -> None:
-    client = lab.service.create_lora_training_client(base_model=lab.base_model, rank=RANK)
+def works_on(ctx: ScenarioContext) -> None:
+    client = ctx.service.create_lora_training_client(base_model=ctx.base_model, rank=RANK)
     refusal(lambda: client.forward_backward([datum()], "ppo").result(), *REFUSED)
     assert step(client) > 0

@@ -10,87 +10,99 @@ from typing import Any, get_args
 import tinker
 from tinker import types
 
-from tests.compat.scenarios.context import RANK, TOKENS, Absent, Lab, datum, loss_of, need, need_parameter, quietly, scenario, step
+from tests.compat.scenarios.context import (
+    RANK,
+    TOKENS,
+    Absent,
+    ScenarioContext,
+    datum,
+    loss_of,
+    need,
+    need_parameter,
+    quietly,
+    scenario,
+    step,
+)
 
 SERVICE, TRAINING, STATE = "Service and sessions", "Training", "Saved states"
 
 
 @scenario(SERVICE, "`get_server_capabilities`")
-def capabilities(lab: Lab) -> None:
-    names = [model.model_name for model in lab.service.get_server_capabilities().supported_models]
-    assert lab.base_model in names, names
+def capabilities(ctx: ScenarioContext) -> None:
+    names = [model.model_name for model in ctx.service.get_server_capabilities().supported_models]
+    assert ctx.base_model in names, names
 
 
 @scenario(SERVICE, "`whoami` with a short-lived token")
-def whoami(lab: Lab) -> None:
-    service = tinker.ServiceClient(base_url=lab.jwt_url, api_key=lab.jwt_key)
+def whoami(ctx: ScenarioContext) -> None:
+    service = tinker.ServiceClient(base_url=ctx.jwt_url, api_key=ctx.jwt_key)
     answer = need(service.create_rest_client(), "whoami")().result()
     assert answer.user_urn, answer
 
 
 @scenario(SERVICE, "telemetry is accepted")
-def telemetry(lab: Lab) -> None:
-    if need(lab.service, "get_telemetry")() is None:
+def telemetry(ctx: ScenarioContext) -> None:
+    if need(ctx.service, "get_telemetry")() is None:
         raise Absent("telemetry is switched off")
-    wait_for_more(lab, "telemetry", seconds=15)
+    wait_for_more(ctx, "telemetry", seconds=15)
 
 
 @scenario(SERVICE, "heartbeats are accepted")
-def heartbeats(lab: Lab) -> None:
-    assert lab.client is not None
-    wait_for_more(lab, "session_heartbeat", seconds=25)
+def heartbeats(ctx: ScenarioContext) -> None:
+    assert ctx.client is not None
+    wait_for_more(ctx, "session_heartbeat", seconds=25)
 
 
-def wait_for_more(lab: Lab, endpoint: str, seconds: float) -> None:
+def wait_for_more(ctx: ScenarioContext, endpoint: str, seconds: float) -> None:
     """Wait until the server has answered at an endpoint, which it may have done already."""
     ends_at = time.monotonic() + seconds
-    while not lab.answers(endpoint):
+    while not ctx.answers(endpoint):
         assert time.monotonic() < ends_at, f"no successful request to {endpoint}"
         time.sleep(0.25)
 
 
 @scenario(SERVICE, "`ServiceClient.close`")
-def close(lab: Lab) -> None:
+def close(ctx: ScenarioContext) -> None:
     need(tinker.ServiceClient, "close")
-    service = tinker.ServiceClient(base_url=lab.url, api_key=lab.key)
-    service.create_lora_training_client(base_model=lab.base_model, rank=RANK)
+    service = tinker.ServiceClient(base_url=ctx.url, api_key=ctx.key)
+    service.create_lora_training_client(base_model=ctx.base_model, rank=RANK)
     service.close("success").result()
 
 
 @scenario(TRAINING, "`create_lora_training_client`, `get_info`")
-def create_and_info(lab: Lab) -> None:
-    info = lab.client.get_info()
-    assert info.model_data.model_name == lab.base_model, info
+def create_and_info(ctx: ScenarioContext) -> None:
+    info = ctx.client.get_info()
+    assert info.model_data.model_name == ctx.base_model, info
     assert info.lora_rank in {None, RANK}, info
 
 
 @scenario(TRAINING, "`get_tokenizer` without a network")
-def tokenizer(lab: Lab) -> None:
-    found = lab.client.get_tokenizer()
+def tokenizer(ctx: ScenarioContext) -> None:
+    found = ctx.client.get_tokenizer()
     text = "What is 3 plus 4?"
     assert found.decode(found.encode(text)) == text
 
 
 @scenario(TRAINING, "`forward`")
-def forward(lab: Lab) -> None:
-    output = lab.client.forward([datum()], "cross_entropy").result()
+def forward(ctx: ScenarioContext) -> None:
+    output = ctx.client.forward([datum()], "cross_entropy").result()
     logprobs = output.loss_fn_outputs[0]["logprobs"].tolist()
     assert len(logprobs) == len(TOKENS) - 1
     assert math.isclose(-sum(logprobs), output.metrics["loss:sum"], rel_tol=1e-4)
 
 
 @scenario(TRAINING, "`forward_backward`, `optim_step`: the loss falls")
-def learning(lab: Lab) -> None:
-    client = lab.service.create_lora_training_client(base_model=lab.base_model, rank=RANK, seed=1)
+def learning(ctx: ScenarioContext) -> None:
+    client = ctx.service.create_lora_training_client(base_model=ctx.base_model, rank=RANK, seed=1)
     losses = [step(client) for _ in range(6)]
     assert losses[-1] < 0.99 * losses[0], losses
 
 
 @scenario(TRAINING, "a batch of many examples, in order")
-def many_examples(lab: Lab) -> None:
+def many_examples(ctx: ScenarioContext) -> None:
     texts = [[7, 8 + index, 9] for index in range(40)]
-    output = lab.client.forward([datum(text) for text in texts], "cross_entropy").result()
-    alone = lab.client.forward([datum(texts[-1])], "cross_entropy").result()
+    output = ctx.client.forward([datum(text) for text in texts], "cross_entropy").result()
+    alone = ctx.client.forward([datum(texts[-1])], "cross_entropy").result()
     rows = [row["logprobs"].tolist() for row in output.loss_fn_outputs]
     assert len(rows) == len(texts)
     expected = alone.loss_fn_outputs[0]["logprobs"].tolist()
@@ -98,35 +110,35 @@ def many_examples(lab: Lab) -> None:
 
 
 @scenario(TRAINING, "policy losses: `importance_sampling`, `ppo`, and later ones")
-def policy_losses(lab: Lab) -> None:
-    output = lab.client.forward([datum()], "cross_entropy").result()
+def policy_losses(ctx: ScenarioContext) -> None:
+    output = ctx.client.forward([datum()], "cross_entropy").result()
     logprobs = output.loss_fn_outputs[0]["logprobs"].tolist()
     example = datum(logprobs=logprobs, advantages=[0.5] * len(logprobs))
     known = set(get_args(types.LossFnType)) & {"importance_sampling", "ppo", "cispo", "dro", "gspo"}
     assert {"importance_sampling", "ppo"} <= known, known
     for loss in sorted(known):
-        value = lab.client.forward_backward([example], loss).result().metrics["loss:sum"]
+        value = ctx.client.forward_backward([example], loss).result().metrics["loss:sum"]
         assert math.isfinite(value), (loss, value)
         if loss in {"importance_sampling", "ppo"}:
             assert math.isclose(value, -0.5 * len(logprobs), rel_tol=1e-3), (loss, value)
 
 
 @scenario(TRAINING, "`forward_backward_custom`")
-def custom_loss(lab: Lab) -> None:
+def custom_loss(ctx: ScenarioContext) -> None:
     def squares(data: Any, logprobs: Any) -> Any:
         return sum((row**2).sum() for row in logprobs), {"rows": float(len(data))}
 
-    before = lab.client.forward([datum()], "cross_entropy").result()
+    before = ctx.client.forward([datum()], "cross_entropy").result()
     values = before.loss_fn_outputs[0]["logprobs"].tolist()
-    lab.client.forward_backward_custom([datum()], squares).result()
-    assert values and lab.client.optim_step(types.AdamParams(learning_rate=0.0)).result()
+    ctx.client.forward_backward_custom([datum()], squares).result()
+    assert values and ctx.client.optim_step(types.AdamParams(learning_rate=0.0)).result()
 
 
 @scenario(TRAINING, "`forward_async`, `forward_backward_async`, `optim_step_async`")
-def training_async(lab: Lab) -> None:
+def training_async(ctx: ScenarioContext) -> None:
     async def train() -> list[float]:
-        create = lab.service.create_lora_training_client_async
-        client = await create(base_model=lab.base_model, rank=RANK)
+        create = ctx.service.create_lora_training_client_async
+        client = await create(base_model=ctx.base_model, rank=RANK)
         losses = []
         for _ in range(4):
             passed = await client.forward_backward_async([datum()], "cross_entropy")
@@ -141,49 +153,49 @@ def training_async(lab: Lab) -> None:
 
 
 @scenario(STATE, "`save_state`, `load_state`")
-def load_state(lab: Lab) -> None:
-    path, before = lab.state, loss_of(lab.client)
-    step(lab.client)
-    assert loss_of(lab.client) != before
-    quietly(lambda: lab.client.load_state(path).result())
-    assert math.isclose(loss_of(lab.client), before, rel_tol=1e-5)
+def load_state(ctx: ScenarioContext) -> None:
+    path, before = ctx.state, loss_of(ctx.client)
+    step(ctx.client)
+    assert loss_of(ctx.client) != before
+    quietly(lambda: ctx.client.load_state(path).result())
+    assert math.isclose(loss_of(ctx.client), before, rel_tol=1e-5)
 
 
 @scenario(STATE, "`load_state_with_optimizer`")
-def load_state_with_optimizer(lab: Lab) -> None:
-    load = need(lab.client, "load_state_with_optimizer")
-    path, before = lab.spare("with-optimizer"), loss_of(lab.client)
-    step(lab.client)
-    ahead = step(lab.client)
+def load_state_with_optimizer(ctx: ScenarioContext) -> None:
+    load = need(ctx.client, "load_state_with_optimizer")
+    path, before = ctx.spare("with-optimizer"), loss_of(ctx.client)
+    step(ctx.client)
+    ahead = step(ctx.client)
     quietly(lambda: load(path).result())
-    assert math.isclose(step(lab.client), before, rel_tol=1e-5)
-    assert math.isclose(step(lab.client), ahead, rel_tol=1e-4), "the optimizer state was restored"
+    assert math.isclose(step(ctx.client), before, rel_tol=1e-5)
+    assert math.isclose(step(ctx.client), ahead, rel_tol=1e-4), "the optimizer state was restored"
 
 
 @scenario(STATE, "`create_training_client_from_state`")
-def from_state(lab: Lab) -> None:
-    path, before = lab.spare("from-state"), loss_of(lab.client)
-    resumed = lab.service.create_training_client_from_state(path)
+def from_state(ctx: ScenarioContext) -> None:
+    path, before = ctx.spare("from-state"), loss_of(ctx.client)
+    resumed = ctx.service.create_training_client_from_state(path)
     assert math.isclose(loss_of(resumed), before, rel_tol=1e-5)
 
 
 @scenario(STATE, "`create_training_client_from_state_with_optimizer`")
-def from_state_with_optimizer(lab: Lab) -> None:
-    create = need(lab.service, "create_training_client_from_state_with_optimizer")
-    path = lab.spare("from-state-with-optimizer")
-    ahead = [step(lab.client) for _ in range(3)]
+def from_state_with_optimizer(ctx: ScenarioContext) -> None:
+    create = need(ctx.service, "create_training_client_from_state_with_optimizer")
+    path = ctx.spare("from-state-with-optimizer")
+    ahead = [step(ctx.client) for _ in range(3)]
     resumed = create(path)
     again = [step(resumed) for _ in range(3)]
     assert all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(ahead, again, strict=True))
 
 
 @scenario(STATE, "`save_state` with `ttl_seconds`")
-def save_with_ttl(lab: Lab) -> None:
-    need_parameter(lab.client.save_state, "ttl_seconds")
-    path = lab.client.save_state("expiring", ttl_seconds=7200).result().path
+def save_with_ttl(ctx: ScenarioContext) -> None:
+    need_parameter(ctx.client.save_state, "ttl_seconds")
+    path = ctx.client.save_state("expiring", ttl_seconds=7200).result().path
     [found] = [
         each
-        for each in lab.rest.list_checkpoints(lab.model_id).result().checkpoints
+        for each in ctx.rest.list_checkpoints(ctx.model_id).result().checkpoints
         if each.tinker_path == path
     ]
     if not hasattr(found, "expires_at"):

@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.support.fake_hub import TOKEN, LittleHub
-from tests.integration.cli.conftest import Done, Scene, Tinkex
-from tests.support.byte_tokenizer_cli import make_service
+from tests.integration.cli.conftest import CliResult, RunCli, SeededServer
 from tests.integration.conftest import BASE_MODEL, KEY
-from tests.support.pipeline_project import Scene as Pipeline
 from tests.integration.recipes.conftest import KINDS, write_data
+from tests.support.byte_tokenizer_cli import make_service
+from tests.support.fake_hub import TOKEN, FakeHub
 from tests.support.model_folder_files import write_folder
+from tests.support.pipeline_project import PipelineProject as Pipeline
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import main
 
@@ -131,24 +131,24 @@ def all_commands(group: click.Command = main, names: tuple[str, ...] = ()) -> It
 class Stage:
     """A server on which there is something of each kind, and a directory with files."""
 
-    scene: Scene
-    tinkex: Tinkex
+    seeded: SeededServer
+    tinkex: RunCli
     directory: Path
     monkeypatch: pytest.MonkeyPatch
 
     @property
     def session_id(self) -> str:
-        return next(iter(self.scene.server.sessions))
+        return next(iter(self.seeded.server.sessions))
 
     def fill(self, words: str) -> list[str]:
         """The words of a command line, with the things of this stage."""
         hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         names = {
-            "url": self.scene.server.url,
+            "url": self.seeded.server.url,
             "dir": self.directory,
-            "run": self.scene.run_ids[1],
-            "training": self.scene.training,
-            "sampler": self.scene.sampler,
+            "run": self.seeded.run_ids[1],
+            "training": self.seeded.training,
+            "sampler": self.seeded.sampler,
             "session": self.session_id,
             "folder": self.directory / "folder",
             "start": (hour - timedelta(hours=1)).isoformat().replace("+00:00", "Z"),
@@ -157,7 +157,7 @@ class Stage:
         }
         return [re.sub(r"\{(\w+)\}", lambda found: str(names[found[1]]), w) for w in words.split()]
 
-    def run(self, *words: str, stdin: str = "", is_person: bool = False) -> Done:
+    def run(self, *words: str, stdin: str = "", is_person: bool = False) -> CliResult:
         """Run a command line with this on its stdin."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         screen = Screen(width=200)
@@ -167,18 +167,18 @@ class Stage:
     def prepare(self, example: Example) -> list[str]:
         """Do what an example needs first; its words."""
         if example.before:
-            done = self.run(*self.fill(example.before), stdin=example.stdin)
-            assert done.exit_code == 0, done.err
+            result = self.run(*self.fill(example.before), stdin=example.stdin)
+            assert result.exit_code == 0, result.err
         return self.fill(example.words)
 
 
 @pytest.fixture
 def stage(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Stage]:
     from huggingface_hub import constants
 
-    hub = LittleHub()
+    hub = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
@@ -193,5 +193,5 @@ def stage(
     log = tmp_path / ".tinkex" / "logs" / "server.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\ntwo\n")
-    yield Stage(scene=scene, tinkex=tinkex, directory=directory, monkeypatch=monkeypatch)
+    yield Stage(seeded=seeded, tinkex=tinkex, directory=directory, monkeypatch=monkeypatch)
     hub.close()

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve
+from tests.integration.conftest import BASE_MODEL, KEY, TIMEOUT_SECONDS, Connect, Serve
 from tinkex.cli.context import Context, Screen
 from tinkex.cli.main import run
 from tinkex.testing import StubServer
 
 
-class Done(NamedTuple):
+class CliResult(NamedTuple):
     """What a command did."""
 
     exit_code: int
@@ -35,13 +35,13 @@ class Done(NamedTuple):
         return found
 
 
-class Tinkex(Protocol):
+class RunCli(Protocol):
     """Runs a command line in this process."""
 
-    def __call__(self, *words: str, context: Context | None = None) -> Done: ...
+    def __call__(self, *words: str, context: Context | None = None) -> CliResult: ...
 
 
-class Scene(NamedTuple):
+class SeededServer(NamedTuple):
     """What is on the server."""
 
     server: StubServer
@@ -51,25 +51,25 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-def tinkex(capsys: pytest.CaptureFixture[str]) -> Tinkex:
-    def invoke(*words: str, context: Context | None = None) -> Done:
+def tinkex(capsys: pytest.CaptureFixture[str]) -> RunCli:
+    def invoke(*words: str, context: Context | None = None) -> CliResult:
         capsys.readouterr()
         outcome = run(words, context or Context(stdout=Screen(width=200)))
-        return Done(outcome.exit_code, *capsys.readouterr(), outcome.error)
+        return CliResult(outcome.exit_code, *capsys.readouterr(), outcome.error)
 
     return invoke
 
 
 @pytest.fixture
-def scene(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def seeded(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> SeededServer:
     """Two runs, the second with two checkpoints; variables name the server and the key."""
     server = serve(api_keys={KEY})
     service = connect(server, project_id="p-1")
     first = service.create_lora_training_client(BASE_MODEL, rank=4)
     other = connect(server, project_id="p-2")
     second = other.create_lora_training_client(BASE_MODEL, rank=8, user_metadata={"team": "red"})
-    training = second.save_state("0001").result(PATIENCE).path
-    sampler = second.save_weights_for_sampler("0002").result(PATIENCE).path
+    training = second.save_state("0001").result(TIMEOUT_SECONDS).path
+    sampler = second.save_weights_for_sampler("0002").result(TIMEOUT_SECONDS).path
     monkeypatch.setenv("TINKER_BASE_URL", server.url)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
-    return Scene(server, [first.model_id, second.model_id], training, sampler)
+    return SeededServer(server, [first.model_id, second.model_id], training, sampler)

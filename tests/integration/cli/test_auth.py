@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Tinkex
-from tests.integration.conftest import KEY, PATIENCE, Serve
+from tests.integration.cli.conftest import RunCli
+from tests.integration.conftest import KEY, TIMEOUT_SECONDS, Serve
 from tinkex import ServiceClient
 from tinkex.client.config import Config
 from tinkex.client.credentials import CredentialStore, KeyRecord
@@ -31,20 +31,20 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / ".tinkex" / "config.toml"
 
 
-def login(tinkex: Tinkex, server: StubServer, *words: str, key: str = KEY) -> dict[str, object]:
-    done = tinkex("auth", "login", "--base-url", server.url, "--api-key", key, "--json", *words)
-    found: dict[str, object] = done.json
+def login(tinkex: RunCli, server: StubServer, *words: str, key: str = KEY) -> dict[str, object]:
+    result = tinkex("auth", "login", "--base-url", server.url, "--api-key", key, "--json", *words)
+    found: dict[str, object] = result.json
     return found
 
 
 def test_a_key_is_checked_stored_and_found_by_the_sdk(
-    guarded: StubServer, tinkex: Tinkex, file: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: StubServer, tinkex: RunCli, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"  {KEY}\n"))
-    done = tinkex("auth", "login", "--base-url", guarded.url, "--api-key-stdin")
-    assert (done.exit_code, done.out) == (0, "")
-    assert "user@example.com" in done.err
-    assert KEY not in done.err
+    result = tinkex("auth", "login", "--base-url", guarded.url, "--api-key-stdin")
+    assert (result.exit_code, result.out) == (0, "")
+    assert "user@example.com" in result.err
+    assert KEY not in result.err
     assert len(guarded.calls("get_api_key")) == 1
     assert tomllib.loads(file.read_text()) == {
         "default_profile": "default",
@@ -56,21 +56,21 @@ def test_a_key_is_checked_stored_and_found_by_the_sdk(
         assert client.get_server_capabilities().supported_models
 
 
-def test_a_wrong_key_is_not_stored(guarded: StubServer, tinkex: Tinkex, file: Path) -> None:
+def test_a_wrong_key_is_not_stored(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     words = ("auth", "login", "--base-url", guarded.url, "--api-key", "tml-wrong", "--json")
     refused = tinkex(*words)
     assert (refused.exit_code, file.exists()) == (1, False)
     assert refused.failure["message"] == f"{guarded.url} refuses this key, so it was not stored"
 
 
-def test_a_server_that_is_not_there_stores_nothing(tinkex: Tinkex, file: Path) -> None:
+def test_a_server_that_is_not_there_stores_nothing(tinkex: RunCli, file: Path) -> None:
     words = ("auth", "login", "--base-url", "http://127.0.0.1:9", "--api-key", KEY)
     failed = tinkex(*words)
     assert (failed.exit_code, file.exists()) == (1, False)
     assert "Connection failed" in failed.err
 
 
-def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: Tinkex) -> None:
+def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: RunCli) -> None:
     guarded.inject("get_api_key", Fault(status=404), times=None)
     found = login(tinkex, guarded)
     assert (found["email"], found["profile"]) == (None, "default")
@@ -80,7 +80,7 @@ def test_a_server_that_knows_no_names_of_keys(guarded: StubServer, tinkex: Tinke
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_no_key_is_no_login(
-    text: str, guarded: StubServer, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    text: str, guarded: StubServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     refused = tinkex("auth", "login", "--base-url", guarded.url, "--api-key-stdin", "--json")
@@ -107,7 +107,7 @@ def type_in(server: StubServer, typed: bytes, last: bytes) -> tuple[int, bytes]:
         shown = _read_until(ours, b"API key for ")
         os.write(ours, typed)
         shown += _read_until(ours, last)
-        return process.wait(PATIENCE), shown
+        return process.wait(TIMEOUT_SECONDS), shown
     finally:
         os.close(ours)
 
@@ -132,7 +132,7 @@ def _read_until(descriptor: int, mark: bytes) -> bytes:
 
 
 def test_several_profiles_and_the_default_one(
-    guarded: StubServer, serve: Serve, tinkex: Tinkex
+    guarded: StubServer, serve: Serve, tinkex: RunCli
 ) -> None:
     other = serve(api_keys={"tml-other-key"})
     assert login(tinkex, guarded)["default"] is True
@@ -148,7 +148,7 @@ def test_several_profiles_and_the_default_one(
 
 
 def test_a_profile_does_not_change_its_server_by_accident(
-    guarded: StubServer, serve: Serve, tinkex: Tinkex, file: Path
+    guarded: StubServer, serve: Serve, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
     other = serve(api_keys={KEY})
@@ -161,7 +161,7 @@ def test_a_profile_does_not_change_its_server_by_accident(
     assert other.url in file.read_text()
 
 
-def test_what_stands_in_the_file_stays(guarded: StubServer, tinkex: Tinkex, file: Path) -> None:
+def test_what_stands_in_the_file_stays(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     file.parent.mkdir()
     text = f"""\
 # Mine.
@@ -181,7 +181,7 @@ base_url = "{guarded.url}"  # here
 
 
 def test_a_file_behind_a_link_and_one_that_is_wrong(
-    guarded: StubServer, tinkex: Tinkex, file: Path, tmp_path: Path
+    guarded: StubServer, tinkex: RunCli, file: Path, tmp_path: Path
 ) -> None:
     file.parent.mkdir()
     (tmp_path / "dotfiles.toml").write_text("")
@@ -196,7 +196,7 @@ def test_a_file_behind_a_link_and_one_that_is_wrong(
 
 
 def test_a_variable_that_goes_before_the_profile_is_told(
-    guarded: StubServer, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    guarded: StubServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-variable")
     assert "TINKER_API_KEY is set" in str(login(tinkex, guarded)["warning"])
@@ -206,11 +206,11 @@ def test_a_variable_that_goes_before_the_profile_is_told(
 
 
 def test_a_key_is_forgotten_and_its_server_kept(
-    guarded: StubServer, tinkex: Tinkex, file: Path
+    guarded: StubServer, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
-    done = tinkex("auth", "logout", "--json").json
-    assert done == {"profiles": ["default"], "path": str(file), "revoked": False}
+    result = tinkex("auth", "logout", "--json").json
+    assert result == {"profiles": ["default"], "path": str(file), "revoked": False}
     assert tomllib.loads(file.read_text())["profiles"] == {"default": {"base_url": guarded.url}}
     again = tinkex("auth", "logout", "--json")
     assert (again.exit_code, "nothing to log out" in again.failure["message"]) == (1, True)
@@ -218,12 +218,12 @@ def test_a_key_is_forgotten_and_its_server_kept(
 
 
 def test_logging_out_goes_back_to_the_server_of_this_machine(
-    guarded: StubServer, tinkex: Tinkex, file: Path
+    guarded: StubServer, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
     assert tinkex("auth", "status", "--json").json["base_url"] == guarded.url
-    done = tinkex("auth", "logout")
-    assert "Commands use the server of this machine again." in done.err + done.out
+    result = tinkex("auth", "logout")
+    assert "Commands use the server of this machine again." in result.err + result.out
     assert Config.new().local_home == file.parent
     # The profile remembers its server for the next login.
     again = tinkex("auth", "login", "--api-key", KEY, "--json").json
@@ -231,7 +231,7 @@ def test_logging_out_goes_back_to_the_server_of_this_machine(
 
 
 def test_all_keys_are_forgotten_and_revoked(
-    guarded: StubServer, tinkex: Tinkex, file: Path
+    guarded: StubServer, tinkex: RunCli, file: Path
 ) -> None:
     login(tinkex, guarded)
     assert tinkex("auth", "logout", "--revoke", "--all").exit_code == 0
@@ -241,21 +241,21 @@ def test_all_keys_are_forgotten_and_revoked(
 
 
 def test_the_key_of_the_official_command_line_is_known_too(
-    guarded: StubServer, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: StubServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CredentialStore(tmp_path / ".tinker" / "credentials.json")
     store.add("7", KeyRecord(key=KEY, name="laptop"))
     monkeypatch.setenv("TINKER_BASE_URL", guarded.url)
     assert tinkex("auth", "status", "--json").json["source"] == "credentials file"
-    done = tinkex("auth", "logout", "--json").json
-    assert (done["key_name"], done["path"]) == ("laptop", str(store.path))
+    result = tinkex("auth", "logout", "--json").json
+    assert (result["key_name"], result["path"]) == ("laptop", str(store.path))
     assert store.read().keys == {}
 
 
 # --- status and whoami ----------------------------------------------------------------------------
 
 
-def test_status_of_a_good_key(guarded: StubServer, tinkex: Tinkex, file: Path) -> None:
+def test_status_of_a_good_key(guarded: StubServer, tinkex: RunCli, file: Path) -> None:
     login(tinkex, guarded)
     found = tinkex("auth", "status", "--json").json
     assert found == {
@@ -271,20 +271,20 @@ def test_status_of_a_good_key(guarded: StubServer, tinkex: Tinkex, file: Path) -
 
 
 def test_status_of_a_bad_key_no_server_and_nothing_at_all(
-    guarded: StubServer, tinkex: Tinkex, tmp_path: Path
+    guarded: StubServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     for words, text in (
         (("--base-url", guarded.url, "--api-key", "tml-no"), "from --api-key"),
         (("--base-url", "http://127.0.0.1:9", "--api-key", KEY), "Connection failed"),
         ((), "No server runs here"),
     ):
-        done = tinkex("auth", "status", *words)
-        assert (done.exit_code, text in done.out) == (1, True), done
+        result = tinkex("auth", "status", *words)
+        assert (result.exit_code, text in result.out) == (1, True), result
     # Looking does not start a server.
     assert not (tmp_path / ".tinkex").exists()
 
 
-def test_whoami_of_a_server_with_tokens(serve: Serve, tinkex: Tinkex) -> None:
+def test_whoami_of_a_server_with_tokens(serve: Serve, tinkex: RunCli) -> None:
     server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
     where = ("--base-url", server.url, "--api-key", KEY)
     found = tinkex("auth", "whoami", *where, "--json").json
@@ -292,7 +292,7 @@ def test_whoami_of_a_server_with_tokens(serve: Serve, tinkex: Tinkex) -> None:
     assert found["user_urn"] in tinkex("auth", "whoami", *where).out
 
 
-def test_whoami_of_a_server_that_knows_keys_alone(guarded: StubServer, tinkex: Tinkex) -> None:
+def test_whoami_of_a_server_that_knows_keys_alone(guarded: StubServer, tinkex: RunCli) -> None:
     where = ("--base-url", guarded.url, "--api-key", KEY)
     found = tinkex("auth", "whoami", *where, "--json").json
     assert (found["user_urn"], found["email"]) == (None, "user@example.com")

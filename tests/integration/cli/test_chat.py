@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from tests.integration.cli.conftest import Tinkex
-from tests.support.byte_tokenizer_cli import context_for
+from tests.integration.cli.conftest import RunCli
 from tests.integration.conftest import BASE_MODEL, KEY, Serve
+from tests.support.byte_tokenizer_cli import context_for
 from tinkex.cli.context import Context, Screen
 from tinkex.testing import Fault, StubServer
 
@@ -42,33 +42,33 @@ def prompts(server: StubServer) -> list[str]:
 
 
 def test_every_line_is_answered_and_remembered(
-    server: StubServer, context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one", "", "two")
-    done = tinkex("chat", BASE_MODEL, *SHORT, "--system", "be brief", "--json", context=context)
-    rows = [json.loads(line) for line in done.out.splitlines()]
+    result = tinkex("chat", BASE_MODEL, *SHORT, "--system", "be brief", "--json", context=context)
+    rows = [json.loads(line) for line in result.out.splitlines()]
     assert [row["message"] for row in rows] == ["one", "two"]
     assert {row["stop_reason"] for row in rows} <= {"stop", "length"}
     first, second = prompts(server)
     assert first == "System: be brief\n\nUser: one\n\nAssistant:"
     assert second.startswith("System: be brief\n\nUser: one\n\nAssistant:")
     assert second.endswith("\n\nUser: two\n\nAssistant:")
-    assert done.err == "", "a program that reads JSON hears of errors alone"
+    assert result.err == "", "a program that reads JSON hears of errors alone"
 
 
 def test_a_model_without_a_template_is_said_to_have_none(
-    context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one")
     assert "no chat template" in tinkex("chat", BASE_MODEL, *SHORT, context=context).err
 
 
 def test_an_answer_comes_in_pieces(
-    server: StubServer, context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one")
-    done = tinkex("chat", *SHORT, context=context)
-    assert done.exit_code == 0, done.err
+    result = tinkex("chat", *SHORT, context=context)
+    assert result.exit_code == 0, result.err
     asked = [json.loads(call.body) for call in server.calls("asample")]
     sizes = [request["sampling_params"]["max_tokens"] for request in asked]
     assert sizes[0] == 4
@@ -81,61 +81,61 @@ def test_an_answer_comes_in_pieces(
 def test_orders_work_in_a_pipe_and_other_lines_are_messages(
     server: StubServer,
     context: Context,
-    tinkex: Tinkex,
+    tinkex: RunCli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     say(monkeypatch, "one", "/reset", "/etc/hosts", "//quit", "/quit", "never")
-    done = tinkex("chat", *SHORT, "--json", context=context)
-    messages = [json.loads(line)["message"] for line in done.out.splitlines()]
+    result = tinkex("chat", *SHORT, "--json", context=context)
+    messages = [json.loads(line)["message"] for line in result.out.splitlines()]
     assert messages == ["one", "/etc/hosts", "/quit"]
     assert prompts(server)[1] == "User: /etc/hosts\n\nAssistant:"
 
 
 def test_a_failure_ends_a_pipe(
-    server: StubServer, context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one", "two")
     server.inject("asample", Fault(status=400), times=None)
-    done = tinkex("chat", *SHORT, "--json", context=context)
-    assert (done.exit_code, done.out) == (1, "")
+    result = tinkex("chat", *SHORT, "--json", context=context)
+    assert (result.exit_code, result.out) == (1, "")
     assert len(server.calls("asample")) == 1
 
 
 def test_a_person_may_try_again_after_a_failure(
-    server: StubServer, context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one", "/nope", "two")
     server.inject("asample", Fault(status=400), times=1)
     screen = Screen(is_terminal=False, width=80)
     person = context._replace(is_stdin_terminal=True, stdout=screen)
-    done = tinkex("chat", *SHORT, context=person)
-    assert done.exit_code == 0
-    assert "Error: Invalid request" in done.err
-    assert "There is no /nope; /help lists what there is." in done.err
+    result = tinkex("chat", *SHORT, context=person)
+    assert result.exit_code == 0
+    assert "Error: Invalid request" in result.err
+    assert "There is no /nope; /help lists what there is." in result.err
     assert prompts(server)[-1] == "User: two\n\nAssistant:"
 
 
 def test_a_conversation_that_does_not_fit_is_said(
-    context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "x" * 100_000)
-    done = tinkex("chat", *SHORT, context=context)
-    assert done.exit_code == 1
-    assert "the model reads at most" in done.err
-    assert "/reset" in done.err
+    result = tinkex("chat", *SHORT, context=context)
+    assert result.exit_code == 1
+    assert "the model reads at most" in result.err
+    assert "/reset" in result.err
 
 
 def test_nobody_there_is_a_quiet_end(
-    context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stdin in (None, io.StringIO("")):
         monkeypatch.setattr("sys.stdin", stdin)
-        done = tinkex("chat", *SHORT, context=context)
-        assert (done.exit_code, done.out) == (0, "")
+        result = tinkex("chat", *SHORT, context=context)
+        assert (result.exit_code, result.out) == (0, "")
 
 
 def test_a_session_is_finished_at_the_end(
-    server: StubServer, context: Context, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, context: Context, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "one")
     tinkex("chat", *SHORT, context=context)

@@ -20,7 +20,7 @@ from tests.support.tiny_model_folders import save_tokenizer
 from tinkex.testing import Fault, StubServer
 
 #: Loading transformers takes its time; nothing takes this long.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -53,7 +53,7 @@ class Terminal:
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Until that was written so often."""
-        ends_at = time.monotonic() + PATIENCE
+        ends_at = time.monotonic() + TIMEOUT_SECONDS
         while self.seen.count(text) < times:
             self._read(text, ends_at)
 
@@ -63,7 +63,7 @@ class Terminal:
         Only then is a control character a key press: between two prompts the terminal is in
         line mode, and a Ctrl-D that arrives there turns into a NUL when the prompt opens.
         """
-        ends_at = time.monotonic() + PATIENCE
+        ends_at = time.monotonic() + TIMEOUT_SECONDS
         while "> " not in self.seen.partition(text)[2]:
             self._read(f"{text} and a prompt", ends_at)
 
@@ -80,7 +80,7 @@ class Terminal:
 
     def ended(self) -> int:
         """The exit code."""
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -133,7 +133,7 @@ def test_a_person_talks_stops_an_answer_and_leaves(
 
     server.inject("asample", Fault(delay_seconds=120.0), times=None)
     terminal.type("first line\nsecond line\n")
-    server.wait_for("asample", timeout=PATIENCE)
+    server.wait_for("asample", timeout=TIMEOUT_SECONDS)
     assert last_message(server, tmp_path / "tokenizer") == "first line\nsecond line"
 
     terminal.type("\x03")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Tinkex
+from tests.integration.cli.conftest import RunCli
 from tests.support.model_folder_files import write_folder
 from tinkex import clock
 from tinkex.models import TINY
@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_keys(tinkex: Tinkex) -> None:
+def test_keys(tinkex: RunCli) -> None:
     made = tinkex("-f", "json", "key", "create", "--name", "mine").json
     assert made["key"].startswith("tml-")
     [row] = tinkex("key", "-f", "json", "list").json
@@ -42,13 +42,13 @@ def test_keys(tinkex: Tinkex) -> None:
     assert made["key"] not in shown
 
 
-def test_a_new_key_stands_alone_on_stdout(tinkex: Tinkex) -> None:
-    done = tinkex("key", "create")
-    assert done.out.startswith("tml-")
-    assert len(done.out.split()) == 1
+def test_a_new_key_stands_alone_on_stdout(tinkex: RunCli) -> None:
+    result = tinkex("key", "create")
+    assert result.out.startswith("tml-")
+    assert len(result.out.split()) == 1
 
 
-def test_models(tinkex: Tinkex, tmp_path: Path) -> None:
+def test_models(tinkex: RunCli, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "small")
     added = tinkex("--json", "model", "add", "mine", str(folder)).json
     assert (added["name"], added["folder"], added["parameters"]) == ("mine", str(folder), 44)
@@ -59,7 +59,7 @@ def test_models(tinkex: Tinkex, tmp_path: Path) -> None:
 
 
 def test_a_server_that_runs_says_how_long_ago_it_started(
-    tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = clock.now() - 7200
     state = ServerState(url="http://127.0.0.1:9", pid=1, version="1", started_at=began)
@@ -71,7 +71,7 @@ def test_a_server_that_runs_says_how_long_ago_it_started(
     assert datetime.fromisoformat(started).timestamp() == int(began)
 
 
-def test_a_server_that_does_not_run(tinkex: Tinkex, home: Path) -> None:
+def test_a_server_that_does_not_run(tinkex: RunCli, home: Path) -> None:
     status = tinkex("serve", "status", "--json")
     assert status.exit_code == 1
     assert '"status": "stopped"' in status.out
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_run(tinkex: Tinkex, home: Path) -> None:
     assert "no log file" in tinkex("serve", "logs", "--json").failure["message"]
 
 
-def test_the_log_of_a_server_as_json(tinkex: Tinkex, home: Path) -> None:
+def test_the_log_of_a_server_as_json(tinkex: RunCli, home: Path) -> None:
     log = home / "logs" / "server.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\ntwo\nthree\n")
@@ -91,13 +91,13 @@ def test_the_log_of_a_server_as_json(tinkex: Tinkex, home: Path) -> None:
     assert tinkex("serve", "logs", "-n", "1").out == "three\n"
 
 
-def test_serve_keeps_its_own_api_key(tinkex: Tinkex) -> None:
+def test_serve_keeps_its_own_api_key(tinkex: RunCli) -> None:
     shown = tinkex("serve", "--help").out
     assert "A key that opens the server" in shown
     assert "The key to send" not in shown
 
 
-def test_quotas_of_a_tenant(tinkex: Tinkex) -> None:
+def test_quotas_of_a_tenant(tinkex: RunCli) -> None:
     tinkex("key", "create", "--tenant", "alice")
     unset = tinkex("-f", "json", "key", "quota", "--tenant", "alice").json
     assert set(unset["quotas"].values()) == {None}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.conftest import KEY
 from tinkex.errors import APIConnectionError
 from tinkex.testing import Fault
@@ -28,26 +28,28 @@ WRONG = "tml-wrong"
         (500, "Internal server error"),
     ],
 )
-def test_an_answer_that_is_a_no(status: int, title: str, scene: Scene, tinkex: Tinkex) -> None:
-    scene.server.inject(
+def test_an_answer_that_is_a_no(
+    status: int, title: str, seeded: SeededServer, tinkex: RunCli
+) -> None:
+    seeded.server.inject(
         "get_training_run",
         Fault(status=status, headers={"x-should-retry": "false"}),
         times=None,
     )
-    refused = tinkex("run", "info", scene.run_ids[0])
+    refused = tinkex("run", "info", seeded.run_ids[0])
     assert (refused.exit_code, refused.out) == (1, "")
     assert refused.err.startswith(f"Error: {title}: ")
     assert len(refused.err.splitlines()) == 2
-    failure = tinkex("run", "info", scene.run_ids[0], "--json").failure
+    failure = tinkex("run", "info", seeded.run_ids[0], "--json").failure
     assert failure["status"] == status
     assert failure["hint"]
 
 
 @pytest.mark.parametrize("by", ["flag", "variable", "own variable", "profile"])
 def test_a_wrong_key_is_told_with_where_it_came_from(
-    by: str, scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: str, seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, source = ["run", "list", "--base-url", scene.server.url], ""
+    words, source = ["run", "list", "--base-url", seeded.server.url], ""
     monkeypatch.delenv("TINKER_API_KEY")
     if by == "flag":
         words, source = [*words, "--api-key", WRONG], "--api-key"
@@ -69,21 +71,21 @@ def test_a_wrong_key_is_told_with_where_it_came_from(
 
 
 def test_a_profile_opens_its_server(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINKER_API_KEY")
     monkeypatch.delenv("TINKER_BASE_URL")
     file = tmp_path / ".tinkex" / "config.toml"
     file.parent.mkdir()
     file.write_text(
-        f'default_profile = "x"\n[profiles.x]\nbase_url = "{scene.server.url}"\napi_key = "{KEY}"\n'
+        f'default_profile = "x"\n[profiles.x]\nbase_url = "{seeded.server.url}"\napi_key = "{KEY}"\n'
     )
     assert tinkex("run", "list", "--json").json["total"] == 2
     assert tinkex("--profile", "x", "run", "list", "--json").json["total"] == 2
     assert "there is no profile 'y'" in tinkex("run", "list", "--profile", "y").err
 
 
-def test_no_server_is_said_with_how_to_start_one(tinkex: Tinkex) -> None:
+def test_no_server_is_said_with_how_to_start_one(tinkex: RunCli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -96,21 +98,21 @@ def test_no_server_is_said_with_how_to_start_one(tinkex: Tinkex) -> None:
             assert "`tinkex serve` starts one" in refused.err
 
 
-def test_a_server_that_does_not_answer_in_time(scene: Scene, tinkex: Tinkex) -> None:
-    scene.server.inject("get_training_run", Fault(delay_seconds=60.0), times=None)
-    refused = tinkex("run", "info", scene.run_ids[0], "--timeout", "50ms")
+def test_a_server_that_does_not_answer_in_time(seeded: SeededServer, tinkex: RunCli) -> None:
+    seeded.server.inject("get_training_run", Fault(delay_seconds=60.0), times=None)
+    refused = tinkex("run", "info", seeded.run_ids[0], "--timeout", "50ms")
     assert refused.exit_code == 1
     assert refused.err.splitlines()[-2].startswith("Error: Request timeout: ")
 
 
-def test_nothing_is_left_open_after_a_failure(scene: Scene, tinkex: Tinkex) -> None:
-    before = len(scene.server.sessions)
+def test_nothing_is_left_open_after_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
+    before = len(seeded.server.sessions)
     assert tinkex("run", "info", "nosuch").exit_code == 1
     assert tinkex("checkpoint", "list").exit_code == 0
-    assert len(scene.server.sessions) == before
+    assert len(seeded.server.sessions) == before
 
 
-def test_verbose_shows_where_it_failed(scene: Scene, tinkex: Tinkex) -> None:
+def test_verbose_shows_where_it_failed(seeded: SeededServer, tinkex: RunCli) -> None:
     told = tinkex("run", "info", "nosuch", "-v").err
     assert "Traceback (most recent call last)" in told
     assert told.splitlines()[-2].startswith("Error: Resource not found: ")

@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 
-from tests.integration.cli.conftest import Scene
-from tests.integration.conftest import PATIENCE
+from tests.integration.cli.conftest import SeededServer
+from tests.integration.conftest import TIMEOUT_SECONDS
 from tinkex.testing import Fault
 
 TINKEX = [sys.executable, "-m", "tinkex"]
 
 
-def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(scene: Scene) -> None:
-    scene.server.inject("list_training_runs", Fault(delay_seconds=60.0), times=None)
+def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(seeded: SeededServer) -> None:
+    seeded.server.inject("list_training_runs", Fault(delay_seconds=60.0), times=None)
     process = subprocess.Popen(
         [*TINKEX, "run", "list", "--json"],
         stdout=subprocess.PIPE,
@@ -23,15 +23,15 @@ def test_ctrl_c_while_waiting_ends_with_130_and_no_traceback(scene: Scene) -> No
         text=True,
         env=os.environ.copy(),
     )
-    scene.server.wait_for("list_training_runs", timeout=PATIENCE)
+    seeded.server.wait_for("list_training_runs", timeout=TIMEOUT_SECONDS)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, out) == (130, "")
     assert '"type": "Interrupted"' in err
     assert "Traceback" not in err
 
 
-def test_a_reader_that_has_seen_enough_hears_no_complaint(scene: Scene) -> None:
+def test_a_reader_that_has_seen_enough_hears_no_complaint(seeded: SeededServer) -> None:
     command = f"{' '.join(TINKEX)} run list --json | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stderr == ""
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.stderr == ""

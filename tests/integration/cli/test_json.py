@@ -64,36 +64,36 @@ def test_a_result_is_json_and_nothing_else(name: str, place: str, stage: Stage) 
     words = ["-f", "json", *words] if place == "before" else [*words, "--format=json"]
     if place == "behind" and name == "serve logs":
         words = ["serve", "logs", "--json"]
-    done = stage.run(*words, stdin=example.stdin)
-    assert done.exit_code == example.exit_code, done.err
-    found = documents(done.out, example)
+    result = stage.run(*words, stdin=example.stdin)
+    assert result.exit_code == example.exit_code, result.err
+    found = documents(result.out, example)
     assert len(found) >= 1
     assert all(isinstance(one, dict | list) for one in found)
-    assert ESCAPE not in done.err
+    assert ESCAPE not in result.err
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_pipe_gets_no_escape_codes(name: str, stage: Stage) -> None:
     example = EXAMPLES[name]
-    done = stage.run(*stage.prepare(example), stdin=example.stdin)
-    assert done.exit_code == example.exit_code, done.err
-    assert ESCAPE not in done.out + done.err
+    result = stage.run(*stage.prepare(example), stdin=example.stdin)
+    assert result.exit_code == example.exit_code, result.err
+    assert ESCAPE not in result.out + result.err
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_wrong_option_is_an_error_in_json_and_exit_code_2(name: str, stage: Stage) -> None:
     for words in ([*name.split(), "--nosuch", "--json"], ["--json", *name.split(), "--nosuch"]):
-        done = stage.run(*words)
-        assert done.exit_code == 2
-        assert "--nosuch" in error_of(done.out, done.err)["message"]
+        result = stage.run(*words)
+        assert result.exit_code == 2
+        assert "--nosuch" in error_of(result.out, result.err)["message"]
 
 
 @pytest.mark.parametrize("words", ["", *GROUPS])
 def test_a_missing_or_unknown_command_is_an_error_in_json(words: str, stage: Stage) -> None:
     for more in (["--json"], ["nosuch", "--json"]):
-        done = stage.run(*words.split(), *more)
-        assert done.exit_code == 2
-        assert error_of(done.out, done.err)["type"]
+        result = stage.run(*words.split(), *more)
+        assert result.exit_code == 2
+        assert error_of(result.out, result.err)["type"]
 
 
 @pytest.mark.parametrize("name", OF_SERVERS)
@@ -101,26 +101,26 @@ def test_a_server_that_says_no_is_an_error_in_json(name: str, stage: Stage) -> N
     example = EXAMPLES[name]
     words = stage.prepare(example)
     stage.monkeypatch.setenv("TINKER_API_KEY", WRONG)
-    done = stage.run(*words, "--json", stdin=WRONG if name == "auth login" else example.stdin)
-    assert done.exit_code == 1
-    assert error_of(done.out, done.err)["category"] == "user"
+    result = stage.run(*words, "--json", stdin=WRONG if name == "auth login" else example.stdin)
+    assert result.exit_code == 1
+    assert error_of(result.out, result.err)["category"] == "user"
 
 
 @pytest.mark.parametrize("name", [n for n, one in EXAMPLES.items() if one.is_verdict])
 def test_a_verdict_is_a_result_also_when_it_is_bad(name: str, stage: Stage) -> None:
     stage.monkeypatch.setenv("TINKER_API_KEY", WRONG)
-    done = stage.run(*EXAMPLES[name].words.split(), "--json")
-    assert done.exit_code == 1
-    assert isinstance(json.loads(done.out), dict | list)
-    assert done.err == ""
+    result = stage.run(*EXAMPLES[name].words.split(), "--json")
+    assert result.exit_code == 1
+    assert isinstance(json.loads(result.out), dict | list)
+    assert result.err == ""
 
 
 @pytest.mark.parametrize("words", LISTS)
 def test_an_empty_list_is_json(words: str, stage: Stage, serve: Serve) -> None:
     stage.monkeypatch.setenv("TINKER_BASE_URL", serve(api_keys={KEY}).url)
-    done = stage.run(*stage.fill(words), "--json")
-    assert (done.exit_code, done.err) == (0, "")
-    found = json.loads(done.out)
+    result = stage.run(*stage.fill(words), "--json")
+    assert (result.exit_code, result.err) == (0, "")
+    found = json.loads(result.out)
     assert LISTS[words] is None or found == LISTS[words]
 
 
@@ -129,7 +129,7 @@ def test_an_empty_list_is_json(words: str, stage: Stage, serve: Serve) -> None:
 )
 @pytest.mark.parametrize("answer", ["", "n\n", "nonsense\n", "n"])
 def test_a_cancelled_question_is_json(words: str, answer: str, stage: Stage) -> None:
-    done = stage.run(*stage.fill(words), "--json", stdin=answer, is_person=True)
-    assert done.exit_code == 1
-    assert json.loads(done.out)["cancelled"] is True
-    assert done.err.endswith("Cancelled.\n")
+    result = stage.run(*stage.fill(words), "--json", stdin=answer, is_person=True)
+    assert result.exit_code == 1
+    assert json.loads(result.out)["cancelled"] is True
+    assert result.err.endswith("Cancelled.\n")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.conftest import BASE_MODEL, KEY, Connect, Serve
 
 
-def test_runs_are_listed_newest_first(scene: Scene, tinkex: Tinkex) -> None:
+def test_runs_are_listed_newest_first(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("run", "list", "--json").json
-    assert [run["training_run_id"] for run in found["runs"]] == scene.run_ids[::-1]
+    assert [run["training_run_id"] for run in found["runs"]] == seeded.run_ids[::-1]
     assert (found["total"], found["shown"]) == (2, 2)
     shown = tinkex("run", "list").out
     assert shown.startswith("2 training runs\n")
     assert "Rank 8" in shown
 
 
-def test_a_limit_says_how_many_more_there_are(scene: Scene, tinkex: Tinkex) -> None:
+def test_a_limit_says_how_many_more_there_are(seeded: SeededServer, tinkex: RunCli) -> None:
     assert tinkex("run", "list", "--limit", "1").out.startswith(
         "1 training run (1 more not shown, use --limit to see more)\n"
     )
@@ -25,13 +25,13 @@ def test_a_limit_says_how_many_more_there_are(scene: Scene, tinkex: Tinkex) -> N
     assert (found["total"], found["shown"], len(found["checkpoints"])) == (2, 1, 1)
 
 
-def test_runs_of_a_project(scene: Scene, tinkex: Tinkex) -> None:
+def test_runs_of_a_project(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("run", "list", "--project-id", "p-1", "--json").json
-    assert [run["training_run_id"] for run in found["runs"]] == scene.run_ids[:1]
-    assert scene.server.calls("list_training_runs")[-1].query["project_id"] == "p-1"
+    assert [run["training_run_id"] for run in found["runs"]] == seeded.run_ids[:1]
+    assert seeded.server.calls("list_training_runs")[-1].query["project_id"] == "p-1"
 
 
-def test_columns_by_name(scene: Scene, tinkex: Tinkex) -> None:
+def test_columns_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
     shown = tinkex("run", "list", "-c", "checkpoint,owner,id").out
     assert "Last Checkpoint" in shown
     assert "Base Model" not in shown
@@ -42,7 +42,7 @@ def test_columns_by_name(scene: Scene, tinkex: Tinkex) -> None:
 
 
 def test_long_lists_come_in_pages_of_a_hundred(
-    serve: Serve, connect: Connect, tinkex: Tinkex
+    serve: Serve, connect: Connect, tinkex: RunCli
 ) -> None:
     server = serve(api_keys={KEY})
     service = connect(server)
@@ -57,40 +57,40 @@ def test_long_lists_come_in_pages_of_a_hundred(
     assert asked == [("20", "0"), ("100", "0"), ("3", "100")]
 
 
-def test_checkpoints_of_all_runs_and_of_one(scene: Scene, tinkex: Tinkex) -> None:
+def test_checkpoints_of_all_runs_and_of_one(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("checkpoint", "list", "--limit", "0", "--json").json
     paths = [saved["tinker_path"] for saved in found["checkpoints"]]
-    assert sorted(paths) == sorted([scene.training, scene.sampler])
+    assert sorted(paths) == sorted([seeded.training, seeded.sampler])
     assert "run_id" not in found
-    assert scene.server.calls("list_user_checkpoints")[-1].query["limit"] == "1000"
-    of_run = tinkex("checkpoint", "list", "--run-id", scene.run_ids[1], "--json").json
-    assert (of_run["run_id"], of_run["total"]) == (scene.run_ids[1], 2)
-    empty = tinkex("checkpoint", "list", "--run-id", scene.run_ids[0])
-    assert empty.out == f"No checkpoints found for run {scene.run_ids[0]}\n"
+    assert seeded.server.calls("list_user_checkpoints")[-1].query["limit"] == "1000"
+    of_run = tinkex("checkpoint", "list", "--run-id", seeded.run_ids[1], "--json").json
+    assert (of_run["run_id"], of_run["total"]) == (seeded.run_ids[1], 2)
+    empty = tinkex("checkpoint", "list", "--run-id", seeded.run_ids[0])
+    assert empty.out == f"No checkpoints found for run {seeded.run_ids[0]}\n"
 
 
-def test_one_run(scene: Scene, tinkex: Tinkex) -> None:
-    found = tinkex("run", "info", scene.run_ids[1], "--json").json
+def test_one_run(seeded: SeededServer, tinkex: RunCli) -> None:
+    found = tinkex("run", "info", seeded.run_ids[1], "--json").json
     assert (found["lora_rank"], found["user_metadata"]) == (8, {"team": "red"})
-    assert found["last_checkpoint"]["tinker_path"] == scene.training
-    shown = tinkex("run", "info", scene.run_ids[1]).out
-    for text in (scene.training, scene.sampler, "Yes (Rank 8)", "- team", "OK"):
+    assert found["last_checkpoint"]["tinker_path"] == seeded.training
+    shown = tinkex("run", "info", seeded.run_ids[1]).out
+    for text in (seeded.training, seeded.sampler, "Yes (Rank 8)", "- team", "OK"):
         assert text in shown
 
 
-def test_one_checkpoint(scene: Scene, tinkex: Tinkex) -> None:
-    found = tinkex("checkpoint", "info", scene.sampler, "--json").json
+def test_one_checkpoint(seeded: SeededServer, tinkex: RunCli) -> None:
+    found = tinkex("checkpoint", "info", seeded.sampler, "--json").json
     assert (found["checkpoint_type"], found["lora_rank"]) == ("sampler", 8)
-    shown = tinkex("checkpoint", "info", scene.training).out
-    for text in (scene.training, scene.run_ids[1], "training", "Yes (Rank 8)", "Never"):
+    shown = tinkex("checkpoint", "info", seeded.training).out
+    for text in (seeded.training, seeded.run_ids[1], "training", "Yes (Rank 8)", "Never"):
         assert text in shown
 
 
-def test_a_checkpoint_that_is_not_there(scene: Scene, tinkex: Tinkex) -> None:
-    missing = tinkex("checkpoint", "info", scene.training + "x", "--json")
+def test_a_checkpoint_that_is_not_there(seeded: SeededServer, tinkex: RunCli) -> None:
+    missing = tinkex("checkpoint", "info", seeded.training + "x", "--json")
     assert missing.exit_code == 1
-    assert missing.failure["message"] == f"Checkpoint not found: {scene.training}x"
-    assert f"--run-id {scene.run_ids[1]}" in missing.failure["hint"]
+    assert missing.failure["message"] == f"Checkpoint not found: {seeded.training}x"
+    assert f"--run-id {seeded.run_ids[1]}" in missing.failure["hint"]
     for path in ("x", "tinker://r/weights", "tinker:///weights/1"):
         assert "Invalid tinker path" in tinkex("checkpoint", "info", path).err
 
@@ -106,10 +106,10 @@ def test_a_checkpoint_that_is_not_there(scene: Scene, tinkex: Tinkex) -> None:
     ],
 )
 def test_a_wrong_word_is_a_usage_error_before_anything_is_asked(
-    words: tuple[str, ...], scene: Scene, tinkex: Tinkex
+    words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    before = len(scene.server.calls())
+    before = len(seeded.server.calls())
     refused = tinkex(*words)
     assert (refused.exit_code, refused.out) == (2, "")
     assert "Usage: tinkex" in refused.err
-    assert len(scene.server.calls()) == before
+    assert len(seeded.server.calls()) == before

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.support.official_cli import Command, official_forks
 
 OFFICIAL = Path(sys.executable).with_name("tinker")
@@ -41,13 +41,13 @@ def same_times(value: Any) -> Any:
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
-def test_lists_and_single_things_are_equal(scene: Scene, tinkex: Tinkex) -> None:
+def test_lists_and_single_things_are_equal(seeded: SeededServer, tinkex: RunCli) -> None:
     for words in (
         ("run", "list"),
-        ("run", "info", scene.run_ids[1]),
+        ("run", "info", seeded.run_ids[1]),
         ("checkpoint", "list"),
-        ("checkpoint", "list", "--run-id", scene.run_ids[1]),
-        ("checkpoint", "info", scene.sampler),
+        ("checkpoint", "list", "--run-id", seeded.run_ids[1]),
+        ("checkpoint", "info", seeded.sampler),
     ):
         ours, theirs = tinkex("-f", "json", *words).json, official(*words)
         added = ADDED_TO_CHECKPOINT if words[:2] == ("checkpoint", "info") else ADDED

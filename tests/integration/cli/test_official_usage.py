@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.cli.test_official_shapes import ADDED, OFFICIAL, official, same_times
 from tests.integration.conftest import KEY, Serve
 from tinkex.client import rest
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_models_usage_and_storage_are_equal(scene: Scene, tinkex: Tinkex) -> None:
+def test_models_usage_and_storage_are_equal(seeded: SeededServer, tinkex: RunCli) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = [(hour + timedelta(hours=n)).isoformat().replace("+00:00", "Z") for n in (-2, 2)]
     for words in (
@@ -31,14 +31,14 @@ def test_models_usage_and_storage_are_equal(scene: Scene, tinkex: Tinkex) -> Non
 
 
 def test_the_url_of_a_trace_is_equal(
-    scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rest, "TRACE_POLL_SECONDS", 0.01)
-    words = ("session", "export-trace", next(iter(scene.server.sessions)), "--url-only")
+    words = ("session", "export-trace", next(iter(seeded.server.sessions)), "--url-only")
     assert tinkex(*words, "--json").json == official(*words)
 
 
-def test_who_one_is_is_equal(serve: Serve, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_one_is_is_equal(serve: Serve, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(api_keys={KEY}, client_config={"pjwt_auth_enabled": True})
     monkeypatch.setenv("TINKER_BASE_URL", server.url)
     monkeypatch.setenv("TINKER_API_KEY", KEY)

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import tinkex
-from tests.integration.cli.conftest import Tinkex
+from tests.integration.cli.conftest import RunCli
 from tinkex.cli.context import Context
 from tinkex.errors import APIError
 
@@ -51,12 +51,12 @@ def other() -> Iterator[Serve]:
 @pytest.mark.parametrize("status", [200, 404, 405, 501])
 @pytest.mark.parametrize("words", [("run", "list"), ("sample", "--prompt", "hi")])
 def test_a_command_says_one_sentence(
-    status: int, words: tuple[str, ...], other: Serve, tinkex: Tinkex
+    status: int, words: tuple[str, ...], other: Serve, tinkex: RunCli
 ) -> None:
     url = other(status)
-    done = tinkex(*words, context=Context(base_url=url, api_key="tml-x"))
-    assert (done.exit_code, done.out) == (1, "")
-    assert done.err == (
+    result = tinkex(*words, context=Context(base_url=url, api_key="tml-x"))
+    assert (result.exit_code, result.out) == (1, "")
+    assert result.err == (
         f"Error: {url} is not a Tinker server: it answered with a web page "
         f"(status {status})\nCheck --base-url; a Tinker server answers in JSON.\n"
     )
@@ -74,10 +74,10 @@ def test_the_sdk_says_the_same(other: Serve) -> None:
 
 
 def test_a_proxy_whose_server_is_away_shows_no_page_and_is_tried_again(
-    other: Serve, tinkex: Tinkex
+    other: Serve, tinkex: RunCli
 ) -> None:
-    done = tinkex("run", "list", context=Context(base_url=other(502), api_key="tml-x"))
-    assert done.exit_code == 1
-    assert "is away: a proxy in front of it answered with a web page" in done.err
-    assert "run the same command again" in done.err
-    assert "Welcome" not in done.err
+    result = tinkex("run", "list", context=Context(base_url=other(502), api_key="tml-x"))
+    assert result.exit_code == 1
+    assert "is away: a proxy in front of it answered with a web page" in result.err
+    assert "run the same command again" in result.err
+    assert "Welcome" not in result.err

@@ -15,41 +15,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Tinkex
-from tests.support.pipeline_project import PATIENCE_SECONDS, Scene
+from tests.integration.cli.conftest import RunCli
+from tests.support.pipeline_project import TIMEOUT_SECONDS, PipelineProject
 from tinkex.cli.context import Context, Screen
 from tinkex.models import TINY_FOLDER
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineProject:
     """A project whose variables are set."""
-    scene = Scene(tmp_path)
-    for name, value in scene.environ.items():
+    project = PipelineProject(tmp_path)
+    for name, value in project.environ.items():
         monkeypatch.setenv(name, value)
-    return scene
+    return project
 
 
-def test_a_run_shows_its_results(made: Scene, tinkex: Tinkex) -> None:
-    done = tinkex("pipeline", "run")
-    assert done.exit_code == 0, done.err
-    assert "Results on held-out data" in done.out
-    assert "eval_loss" in done.out
-    assert "[pretrain] $ " in done.err
-    assert "[pretrain] $ " not in done.out
+def test_a_run_shows_its_results(made: PipelineProject, tinkex: RunCli) -> None:
+    result = tinkex("pipeline", "run")
+    assert result.exit_code == 0, result.err
+    assert "Results on held-out data" in result.out
+    assert "eval_loss" in result.out
+    assert "[pretrain] $ " in result.err
+    assert "[pretrain] $ " not in result.out
     again = tinkex("pipeline", "run", "--json")
     assert [stage["action"] for stage in again.json["stages"]] == ["skipped"] * 4
     assert again.json["stages"][1]["metrics"]["eval_loss"] == {"before": 9.0, "after": 2.25}
 
 
 def test_the_commands_that_a_run_suggests_work(
-    made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    made: PipelineProject, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curves = made.root / "curves of mine"
     curves.mkdir()
     monkeypatch.setenv("TF_DIR", str(curves))
-    done = tinkex("pipeline", "run")
-    lines = done.err.partition("\nNext:\n")[2].splitlines()
+    result = tinkex("pipeline", "run")
+    lines = result.err.partition("\nNext:\n")[2].splitlines()
     commands = [shlex.split(line)[1:] for line in lines]
     assert [words[:2] for words in commands] == [
         ["pipeline", "status"],
@@ -87,7 +87,7 @@ def test_the_commands_that_a_run_suggests_work(
     assert "Next:" not in tinkex("pipeline", "run", "--json", "--out-dir", str(made.out)).err
 
 
-def test_the_plot_of_a_stage_names_its_steps(made: Scene, tinkex: Tinkex) -> None:
+def test_the_plot_of_a_stage_names_its_steps(made: PipelineProject, tinkex: RunCli) -> None:
     made.run()
     assert " in 4 steps" in tinkex("pipeline", "plot", "sft").out
     rows = [{"step": step, "loss": 9.0 - step / 100} for step in (100, 200, 300)]
@@ -98,22 +98,22 @@ def test_the_plot_of_a_stage_names_its_steps(made: Scene, tinkex: Tinkex) -> Non
 
 @pytest.mark.parametrize("value", ["", "{dir}/nothing"])
 def test_curves_that_do_not_exist_are_refused(
-    value: str, made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    value: str, made: PipelineProject, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_DIR", value.format(dir=made.root))
-    done = tinkex("pipeline", "tensorboard", "--json")
-    assert done.exit_code == 1
-    assert done.failure["message"].startswith("There are no curves to show: ")
+    result = tinkex("pipeline", "tensorboard", "--json")
+    assert result.exit_code == 1
+    assert result.failure["message"].startswith("There are no curves to show: ")
 
 
 def test_without_tensorboard_the_command_names_what_installs_it(
-    made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    made: PipelineProject, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    done = tinkex("pipeline", "tensorboard", str(made.root))
-    assert done.exit_code == 1
-    assert done.err.startswith("Error: TensorBoard is not installed\nRun: ")
-    assert "[pipeline]" in done.err
+    result = tinkex("pipeline", "tensorboard", str(made.root))
+    assert result.exit_code == 1
+    assert result.err.startswith("Error: TensorBoard is not installed\nRun: ")
+    assert "[pipeline]" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -139,23 +139,23 @@ def test_tensorboard_is_served_until_a_signal(number: int, tmp_path: Path) -> No
         urllib.request.urlopen(found["url"], timeout=5)
 
 
-def test_a_run_that_is_refused_fails_with_a_sentence(made: Scene, tinkex: Tinkex) -> None:
+def test_a_run_that_is_refused_fails_with_a_sentence(made: PipelineProject, tinkex: RunCli) -> None:
     tinkex("pipeline", "run")
-    done = tinkex("pipeline", "run", "--smoke-test", "--json")
-    assert done.exit_code == 1
-    assert "max_steps: (not given) -> " in done.failure["message"]
-    assert "--restart-from pretrain" in done.failure["hint"]
+    result = tinkex("pipeline", "run", "--smoke-test", "--json")
+    assert result.exit_code == 1
+    assert "max_steps: (not given) -> " in result.failure["message"]
+    assert "--restart-from pretrain" in result.failure["hint"]
     assert tinkex("pipeline", "run", "--skip-pretrain", "--force-pretrain").exit_code == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_is_not_an_error_and_says_how_to_resume(
-    number: signal.Signals, code: int, made: Scene
+    number: signal.Signals, code: int, made: PipelineProject
 ) -> None:
     process = made.start(command=("tinkex", "pipeline", "run"), FAKE="wait sft 3")
     made.wait_for(made.out / "sft" / "waiting", process)
     process.send_signal(number)
-    text = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    text = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert process.returncode == code, text
     assert text.splitlines()[-2:] == [
         "sft was interrupted; its work is saved at step 3",
@@ -165,7 +165,7 @@ def test_an_interrupted_run_is_not_an_error_and_says_how_to_resume(
     assert "Traceback" not in text
 
 
-def test_status_tells_of_every_stage(made: Scene, tinkex: Tinkex) -> None:
+def test_status_tells_of_every_stage(made: PipelineProject, tinkex: RunCli) -> None:
     empty = tinkex("pipeline", "status")
     assert (empty.exit_code, empty.out) == (0, "")
     assert "No stage has begun" in empty.err
@@ -182,7 +182,7 @@ def test_status_tells_of_every_stage(made: Scene, tinkex: Tinkex) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_status_fits_a_screen(made: Scene, tinkex: Tinkex, width: int) -> None:
+def test_status_fits_a_screen(made: PipelineProject, tinkex: RunCli, width: int) -> None:
     made.run()
     shown = tinkex("pipeline", "status", context=Context(stdout=Screen(width=width)))
     body = [line for line in shown.out.splitlines() if not line.startswith("Pipeline in")]
@@ -190,13 +190,15 @@ def test_status_fits_a_screen(made: Scene, tinkex: Tinkex, width: int) -> None:
     assert "pretrain" in shown.out
 
 
-def test_clean_asks_first(made: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_asks_first(
+    made: PipelineProject, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made.run()
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     assert tinkex("pipeline", "clean").exit_code == 1
     assert (made.out / "dpo").is_dir()
-    done = tinkex("pipeline", "clean", "--from", "sft", "--yes", "--json")
-    assert done.json == {"removed": ["sft", "dpo"]}
+    result = tinkex("pipeline", "clean", "--from", "sft", "--yes", "--json")
+    assert result.json == {"removed": ["sft", "dpo"]}
     assert (made.out / "pretrain").is_dir()
     assert not (made.out / "full_sft_512.pth").is_symlink()
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -205,7 +207,9 @@ def test_clean_asks_first(made: Scene, tinkex: Tinkex, monkeypatch: pytest.Monke
     assert tinkex("pipeline", "clean", "--yes", "--json").json == {"removed": []}
 
 
-def test_a_stage_is_drawn_here_or_into_a_file(made: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+def test_a_stage_is_drawn_here_or_into_a_file(
+    made: PipelineProject, tinkex: RunCli, tmp_path: Path
+) -> None:
     made.run()
     drawn = tinkex("pipeline", "plot", "sft")
     assert drawn.out.startswith("loss of sft: 9.0000 to 2.2500 in 4 steps")
@@ -217,7 +221,9 @@ def test_a_stage_is_drawn_here_or_into_a_file(made: Scene, tinkex: Tinkex, tmp_p
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
 
 
-def test_a_plot_of_nothing_says_what_there_is(made: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+def test_a_plot_of_nothing_says_what_there_is(
+    made: PipelineProject, tinkex: RunCli, tmp_path: Path
+) -> None:
     made.run()
     unknown = tinkex("pipeline", "plot", "sft", "--metric", "lss")
     assert "It has: loss." in unknown.err

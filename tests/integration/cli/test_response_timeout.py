@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tinkex.cli.client import build_config
 from tinkex.cli.context import Context
 from tinkex.testing import Fault
 
 
-def test_the_first_answer_has_five_seconds(scene: Scene, tinkex: Tinkex) -> None:
+def test_the_first_answer_has_five_seconds(seeded: SeededServer, tinkex: RunCli) -> None:
     assert tinkex("run", "list").exit_code == 0
-    *_, first = scene.server.calls("client_config")
+    *_, first = seeded.server.calls("client_config")
     assert float(first.headers["x-stainless-read-timeout"]) < 5.0
 
 
-def test_who_says_how_long_to_wait_is_obeyed(scene: Scene, tinkex: Tinkex) -> None:
+def test_who_says_how_long_to_wait_is_obeyed(seeded: SeededServer, tinkex: RunCli) -> None:
     assert build_config(Context(timeout_seconds=8.0)).first_answer_seconds == 8.0
-    scene.server.inject("client_config", Fault(delay_seconds=60.0), times=None)
+    seeded.server.inject("client_config", Fault(delay_seconds=60.0), times=None)
     refused = tinkex("run", "list", "--timeout", "50ms", "--json")
     assert refused.exit_code == 1
     assert refused.failure["message"].startswith("Request timeout: 127.0.0.1:")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
-from tests.integration.conftest import KEY, PATIENCE, Connect, Serve
+from tests.integration.cli.conftest import RunCli, SeededServer
+from tests.integration.conftest import KEY, TIMEOUT_SECONDS, Connect, Serve
 from tinkex.cli.commands.session import find
 from tinkex.client import rest
 from tinkex.testing import Fault
@@ -20,13 +20,13 @@ def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def session_ids(scene: Scene) -> list[str]:
+def session_ids(seeded: SeededServer) -> list[str]:
     """Newest first."""
-    return list(scene.server.sessions)[::-1]
+    return list(seeded.server.sessions)[::-1]
 
 
 def test_sessions_are_listed_newest_first(
-    scene: Scene, session_ids: list[str], tinkex: Tinkex
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli
 ) -> None:
     found = tinkex("session", "list", "--json").json
     assert [row["session_id"] for row in found["sessions"]] == session_ids
@@ -37,7 +37,7 @@ def test_sessions_are_listed_newest_first(
     assert "Active" in shown
 
 
-def test_a_limit_says_that_there_are_more(scene: Scene, tinkex: Tinkex) -> None:
+def test_a_limit_says_that_there_are_more(seeded: SeededServer, tinkex: RunCli) -> None:
     assert tinkex("session", "list", "--limit", "1").out.startswith(
         "1 session (more not shown, use --limit to see more)\n"
     )
@@ -46,12 +46,12 @@ def test_a_limit_says_that_there_are_more(scene: Scene, tinkex: Tinkex) -> None:
 
 
 def test_sessions_are_filtered_by_the_server(
-    scene: Scene, connect: Connect, tinkex: Tinkex
+    seeded: SeededServer, connect: Connect, tinkex: RunCli
 ) -> None:
-    named = connect(scene.server, user_metadata={"team": "blue"})
+    named = connect(seeded.server, user_metadata={"team": "blue"})
     named.create_lora_training_client("tinkex/bigram", rank=1)
-    named.close().result(PATIENCE)
-    newest = list(scene.server.sessions)[-1]
+    named.close().result(TIMEOUT_SECONDS)
+    newest = list(seeded.server.sessions)[-1]
 
     def ids(*words: str) -> list[str]:
         found = tinkex("session", "list", "--json", *words).json["sessions"]
@@ -66,7 +66,7 @@ def test_sessions_are_filtered_by_the_server(
     assert tinkex("session", "list", "--name", "zzz").out == "No sessions found\n"
 
 
-def test_columns_by_name(scene: Scene, tinkex: Tinkex) -> None:
+def test_columns_by_name(seeded: SeededServer, tinkex: RunCli) -> None:
     shown = tinkex("session", "list", "-c", "project,id").out
     assert "p-1" in shown
     assert "Status" not in shown
@@ -75,7 +75,7 @@ def test_columns_by_name(scene: Scene, tinkex: Tinkex) -> None:
 
 
 def test_long_lists_come_in_pages(
-    serve: Serve, connect: Connect, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, connect: Connect, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(api_keys={KEY})
     for _ in range(5):
@@ -89,9 +89,9 @@ def test_long_lists_come_in_pages(
 
 
 def test_a_server_without_search_lists_ids(
-    scene: Scene, session_ids: list[str], tinkex: Tinkex
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli
 ) -> None:
-    scene.server.inject("search_sessions", Fault(status=404), times=None)
+    seeded.server.inject("search_sessions", Fault(status=404), times=None)
     found = tinkex("session", "list", "--json").json
     assert [row["session_id"] for row in found["sessions"]] == session_ids
     found = tinkex("session", "list", "--json", "--limit", "1").json
@@ -101,28 +101,28 @@ def test_a_server_without_search_lists_ids(
     assert "no search" in refused.failure["message"]
 
 
-def test_one_session(scene: Scene, session_ids: list[str], tinkex: Tinkex) -> None:
+def test_one_session(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
     found = tinkex("session", "info", session_ids[0], "--json").json
-    assert found["training_run_ids"] == [scene.run_ids[1]]
+    assert found["training_run_ids"] == [seeded.run_ids[1]]
     assert (found["status"], found["project_id"]) == ({"type": "active"}, "p-2")
     shown = tinkex("session", "info", session_ids[0]).out
-    for text in (session_ids[0], scene.run_ids[1], "Active", "p-2"):
+    for text in (session_ids[0], seeded.run_ids[1], "Active", "p-2"):
         assert text in shown
 
 
 @pytest.mark.parametrize("verb", ["info", "finish", "export-trace"])
-def test_a_session_that_is_not_there(verb: str, scene: Scene, tinkex: Tinkex) -> None:
+def test_a_session_that_is_not_there(verb: str, seeded: SeededServer, tinkex: RunCli) -> None:
     missing = tinkex("session", verb, "nosuch", "--json")
     assert (missing.exit_code, missing.failure["message"]) == (1, "Session not found: nosuch")
     assert "session list" in missing.failure["hint"]
 
 
-def test_finishing_a_session(scene: Scene, session_ids: list[str], tinkex: Tinkex) -> None:
-    done = tinkex("session", "finish", session_ids[0], "--status", "errored", "--detail", "stuck")
-    assert (done.exit_code, done.out) == (0, "")
-    assert done.err == f"Session {session_ids[0]} is finished.\n"
-    assert scene.server.finish_reasons == {session_ids[0]: "errored"}
-    assert scene.server.sessions[session_ids[0]].finish_detail == "stuck"
+def test_finishing_a_session(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
+    result = tinkex("session", "finish", session_ids[0], "--status", "errored", "--detail", "stuck")
+    assert (result.exit_code, result.out) == (0, "")
+    assert result.err == f"Session {session_ids[0]} is finished.\n"
+    assert seeded.server.finish_reasons == {session_ids[0]: "errored"}
+    assert seeded.server.sessions[session_ids[0]].finish_detail == "stuck"
     assert tinkex("session", "finish", session_ids[1], "--json").json == {
         "session_id": session_ids[1],
         "finished": True,
@@ -134,7 +134,7 @@ def test_finishing_a_session(scene: Scene, session_ids: list[str], tinkex: Tinke
 
 
 def test_a_trace_in_a_file(
-    scene: Scene, session_ids: list[str], tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli, tmp_path: Path
 ) -> None:
     place = tmp_path / "new" / "mine.pftrace"
     found = tinkex("session", "export-trace", session_ids[0], "-o", str(place), "--json").json
@@ -148,35 +148,35 @@ def test_a_trace_in_a_file(
 
 
 def test_a_trace_goes_where_the_shell_is_or_into_a_directory(
-    scene: Scene,
+    seeded: SeededServer,
     session_ids: list[str],
-    tinkex: Tinkex,
+    tinkex: RunCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = tinkex("session", "export-trace", session_ids[0])
+    result = tinkex("session", "export-trace", session_ids[0])
     name = f"{session_ids[0]}.pftrace"
     assert (tmp_path / name).is_file()
-    assert "Saved to" in done.out
-    assert done.err.startswith("Exporting the trace")
+    assert "Saved to" in result.out
+    assert result.err.startswith("Exporting the trace")
     (tmp_path / "traces").mkdir()
     assert tinkex("session", "export-trace", session_ids[0], "-o", "traces").exit_code == 0
     assert (tmp_path / "traces" / name).is_file()
 
 
-def test_only_the_url(scene: Scene, session_ids: list[str], tinkex: Tinkex) -> None:
+def test_only_the_url(seeded: SeededServer, session_ids: list[str], tinkex: RunCli) -> None:
     words = ("session", "export-trace", session_ids[0], "--url-only")
     url = tinkex(*words).out
-    assert url.startswith(scene.server.url)
+    assert url.startswith(seeded.server.url)
     assert len(url.split()) == 1
     assert tinkex(*words, "--json").json == {"session_id": session_ids[0], "url": url.strip()}
 
 
 def test_a_trace_that_cannot_be_fetched_leaves_the_old_one(
-    scene: Scene,
+    seeded: SeededServer,
     session_ids: list[str],
-    tinkex: Tinkex,
+    tinkex: RunCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,22 +192,22 @@ def test_a_trace_that_cannot_be_fetched_leaves_the_old_one(
 
 
 def test_a_trace_that_is_cut_off_is_fetched_to_its_end(
-    scene: Scene, session_ids: list[str], tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli, tmp_path: Path
 ) -> None:
     place = tmp_path / "cut.pftrace"
-    scene.server.inject("download", Fault(cut_after_bytes=10))
+    seeded.server.inject("download", Fault(cut_after_bytes=10))
     found = tinkex("session", "export-trace", session_ids[0], "-o", str(place), "--json").json
     assert json.loads(place.read_text())["traceEvents"] == []
     assert found["file_size_bytes"] == place.stat().st_size > 10
-    assert [call.headers.get("range") for call in scene.server.calls("download")] == [
+    assert [call.headers.get("range") for call in seeded.server.calls("download")] == [
         None,
         "bytes=10-",
     ]
 
 
 def test_an_export_that_fails_says_why(
-    scene: Scene, session_ids: list[str], tinkex: Tinkex
+    seeded: SeededServer, session_ids: list[str], tinkex: RunCli
 ) -> None:
-    scene.server.inject("export_session_trace", Fault(status=422), times=None)
+    seeded.server.inject("export_session_trace", Fault(status=422), times=None)
     failed = tinkex("session", "export-trace", session_ids[0], "--json")
     assert (failed.exit_code, failed.failure["status"]) == (1, 422)

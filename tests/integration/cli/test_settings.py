@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.conftest import BASE_MODEL, KEY, Serve
 from tests.support.model_folder_files import write_folder
 from tinkex.cli.commands.doctor import checks, runner
@@ -18,7 +18,7 @@ from tinkex.models import TINY
 from tinkex.testing import Fault
 
 
-def settings(tinkex: Tinkex, *words: str) -> dict[str, tuple[Any, str]]:
+def settings(tinkex: RunCli, *words: str) -> dict[str, tuple[Any, str]]:
     found = tinkex("config", "show", "--json", *words).json["settings"]
     return {row["name"]: (row["value"], row["source"]) for row in found}
 
@@ -42,7 +42,7 @@ def profiles(tmp_path: Path) -> Path:
 # --- config -------------------------------------------------------------------------------------
 
 
-def test_settings_without_anything(tinkex: Tinkex, tmp_path: Path) -> None:
+def test_settings_without_anything(tinkex: RunCli, tmp_path: Path) -> None:
     found = settings(tinkex)
     home = tmp_path / ".tinkex"
     assert found["base_url"] == ("started when it is needed", f"the local server of {home}")
@@ -53,7 +53,7 @@ def test_settings_without_anything(tinkex: Tinkex, tmp_path: Path) -> None:
     assert "not set" in tinkex("config", "show").out
 
 
-def test_settings_of_a_profile(tinkex: Tinkex, profiles: Path) -> None:
+def test_settings_of_a_profile(tinkex: RunCli, profiles: Path) -> None:
     found = settings(tinkex)
     assert found["base_url"] == ("https://a.example", "profile 'a'")
     assert found["api_key"] == ("tml-...cdef", f"profile 'a' in {profiles}")
@@ -66,7 +66,7 @@ def test_settings_of_a_profile(tinkex: Tinkex, profiles: Path) -> None:
 
 
 def test_options_and_variables_go_first(
-    tinkex: Tinkex, profiles: Path, monkeypatch: pytest.MonkeyPatch
+    tinkex: RunCli, profiles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "https://v.example")
     monkeypatch.setenv("TINKER_TAGS", "x,y")
@@ -83,14 +83,14 @@ def test_options_and_variables_go_first(
     assert found["timeout_seconds"] == (3.0, "--timeout")
 
 
-def test_the_path(tinkex: Tinkex, tmp_path: Path) -> None:
+def test_the_path(tinkex: RunCli, tmp_path: Path) -> None:
     path = tmp_path / ".tinkex" / "config.toml"
     assert tinkex("config", "path").out == f"{path}\n"
     found = tinkex("config", "path", "--json").json
     assert (found["path"], found["exists"]) == (str(path), False)
 
 
-def test_a_file_that_is_wrong_is_a_sentence(tinkex: Tinkex, profiles: Path) -> None:
+def test_a_file_that_is_wrong_is_a_sentence(tinkex: RunCli, profiles: Path) -> None:
     profiles.write_text("[profiles.a]\ncolour = 'red'\n")
     failed = tinkex("config", "show", "--json")
     assert "a profile has base_url, api_key" in failed.failure["message"]
@@ -112,56 +112,58 @@ def diagnosis(out: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("light")
-def test_a_healthy_machine(scene: Scene, tinkex: Tinkex) -> None:
-    done = tinkex("doctor", "--json")
-    assert done.exit_code == 0
-    found = diagnosis(done.out)
+def test_a_healthy_machine(seeded: SeededServer, tinkex: RunCli) -> None:
+    result = tinkex("doctor", "--json")
+    assert result.exit_code == 0
+    found = diagnosis(result.out)
     assert all(row["status"] == "ok" for row in found.values()), found
     assert "offers 1 model" in found["server"]["message"]
     assert "from TINKER_API_KEY" in found["key"]["message"]
-    assert KEY not in done.out
+    assert KEY not in result.out
 
 
 @pytest.mark.usefixtures("light")
-def test_a_wrong_key_and_a_server_that_is_not_there(scene: Scene, tinkex: Tinkex) -> None:
-    done = tinkex("doctor", "--json", "--api-key", "tml-no")
-    server = diagnosis(done.out)["server"]
-    assert (done.exit_code, server["status"]) == (1, "fail")
+def test_a_wrong_key_and_a_server_that_is_not_there(seeded: SeededServer, tinkex: RunCli) -> None:
+    result = tinkex("doctor", "--json", "--api-key", "tml-no")
+    server = diagnosis(result.out)["server"]
+    assert (result.exit_code, server["status"]) == (1, "fail")
     assert "Authentication failed" in server["message"]
     assert "tinkex auth login" in server["advice"]
-    done = tinkex("doctor", "--base-url", "http://127.0.0.1:9")
-    assert done.exit_code == 1
-    assert "fail  server" in done.out
-    assert "-> Is the server running? `tinkex serve` starts one" in done.out
+    result = tinkex("doctor", "--base-url", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "fail  server" in result.out
+    assert "-> Is the server running? `tinkex serve` starts one" in result.out
 
 
 @pytest.mark.usefixtures("light")
 def test_a_server_that_says_nothing(
-    scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.server.inject("client_config", Fault(delay_seconds=2.0), times=None)
+    seeded.server.inject("client_config", Fault(delay_seconds=2.0), times=None)
     monkeypatch.setattr(runner, "CHECK_SECONDS", 0.3)
     found = diagnosis(tinkex("doctor", "--json").out)
     assert "no answer within" in found["server"]["message"]
 
 
 @pytest.mark.usefixtures("light")
-def test_nothing_is_set_up(tinkex: Tinkex, tmp_path: Path) -> None:
-    done = tinkex("doctor", "--json")
-    found = diagnosis(done.out)
-    assert (done.exit_code, found["server"]["status"]) == (0, "warn")
+def test_nothing_is_set_up(tinkex: RunCli, tmp_path: Path) -> None:
+    result = tinkex("doctor", "--json")
+    found = diagnosis(result.out)
+    assert (result.exit_code, found["server"]["status"]) == (0, "warn")
     assert "tinkex serve" in found["server"]["advice"]
     assert not (tmp_path / ".tinkex").exists()
 
 
 @pytest.mark.usefixtures("light")
-def test_the_hosted_service_without_a_key(tinkex: Tinkex) -> None:
+def test_the_hosted_service_without_a_key(tinkex: RunCli) -> None:
     words = ("--base-url", "https://tinker.thinkingmachines.dev/services/tinker-prod")
     found = diagnosis(tinkex("doctor", "--json", *words).out)
     assert (found["key"]["status"], found["server"]["status"]) == ("fail", "warn")
 
 
-def test_the_servers_clock(scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_clock(
+    seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "not compared" in checks.check_clock(Context()).message
     late = datetime.now(UTC) - timedelta(hours=1)
     monkeypatch.setattr(checks, "_fetch_server_time", lambda context: late)
@@ -171,7 +173,7 @@ def test_the_servers_clock(scene: Scene, tinkex: Tinkex, monkeypatch: pytest.Mon
 # --- models -------------------------------------------------------------------------------------
 
 
-def test_models_of_a_server(serve: Serve, tinkex: Tinkex) -> None:
+def test_models_of_a_server(serve: Serve, tinkex: RunCli) -> None:
     server = serve(api_keys={KEY}, models=(BASE_MODEL, "Qwen/Qwen3-8B"))
     where = ("--base-url", server.url, "--api-key", KEY)
     found = tinkex("model", "list", *where, "--json").json
@@ -184,7 +186,9 @@ def test_models_of_a_server(serve: Serve, tinkex: Tinkex) -> None:
     assert missing.failure["message"] == f"no model of {server.url} has 'nosuch' in its name"
 
 
-def test_models_of_a_home_if_it_is_named(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+def test_models_of_a_home_if_it_is_named(
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
+) -> None:
     home = ("--home", str(tmp_path / "home"))
     folder = write_folder(tmp_path / "small")
     assert tinkex("model", "add", "mine", str(folder), *home).exit_code == 0

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.integration.cli.conftest import Scene
+from tests.integration.cli.conftest import SeededServer
 from tests.integration.conftest import KEY
 
 TINKEX = [sys.executable, "-m", "tinkex"]
@@ -22,8 +22,8 @@ ASKING = {"delete": "Delete 1 checkpoint?", "unpublish": "private?"}
 CHANGES = ("delete_checkpoint", "unpublish_checkpoint")
 
 
-def changes(scene: Scene) -> int:
-    return sum(len(scene.server.calls(name)) for name in CHANGES)
+def changes(seeded: SeededServer) -> int:
+    return sum(len(seeded.server.calls(name)) for name in CHANGES)
 
 
 def run_with(stdin: int | IO[Any] | None, *words: str) -> subprocess.CompletedProcess[str]:
@@ -40,66 +40,70 @@ def run_with(stdin: int | IO[Any] | None, *words: str) -> subprocess.CompletedPr
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 @pytest.mark.parametrize("kind", ["closed", "empty"])
 def test_delete_without_an_answer_deletes_nothing(
-    kind: str, flags: tuple[str, ...], scene: Scene
+    kind: str, flags: tuple[str, ...], seeded: SeededServer
 ) -> None:
     stdin = None if kind == "closed" else subprocess.DEVNULL
-    done = run_with(stdin, "checkpoint", "delete", scene.training, *flags)
-    assert done.returncode == 1
-    assert done.stderr.endswith("Delete 1 checkpoint? [y/N] \nCancelled.\n")
-    assert bool(done.stdout) == bool(flags)
-    assert changes(scene) == 0
+    result = run_with(stdin, "checkpoint", "delete", seeded.training, *flags)
+    assert result.returncode == 1
+    assert result.stderr.endswith("Delete 1 checkpoint? [y/N] \nCancelled.\n")
+    assert bool(result.stdout) == bool(flags)
+    assert changes(seeded) == 0
 
 
 @pytest.mark.parametrize("command", ASKING)
 @pytest.mark.parametrize("typed", [b"\x04", b"\n", b"no\n", b"yeah\n"])
 def test_only_a_yes_on_a_terminal_changes_anything(
-    command: str, typed: bytes, scene: Scene
+    command: str, typed: bytes, seeded: SeededServer
 ) -> None:
     person, terminal = pty.openpty()
     try:
         os.write(person, typed)
         with open(terminal, "rb", buffering=0, closefd=False) as stdin:
-            done = run_with(stdin, "checkpoint", command, scene.training)
+            result = run_with(stdin, "checkpoint", command, seeded.training)
     finally:
         os.close(person)
         os.close(terminal)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert ASKING[command] in done.stderr
-    assert done.stderr.endswith("Cancelled.\n")
-    assert "Traceback" not in done.stderr
-    assert changes(scene) == 0
+    assert (result.returncode, result.stdout) == (1, "")
+    assert ASKING[command] in result.stderr
+    assert result.stderr.endswith("Cancelled.\n")
+    assert "Traceback" not in result.stderr
+    assert changes(seeded) == 0
 
 
-def test_a_piped_yes_deletes_and_the_questions_line_is_ended(scene: Scene, tmp_path: Path) -> None:
+def test_a_piped_yes_deletes_and_the_questions_line_is_ended(
+    seeded: SeededServer, tmp_path: Path
+) -> None:
     answer = tmp_path / "answer"
     answer.write_text("y\n")
     with answer.open() as stdin:
-        done = run_with(stdin, "checkpoint", "delete", scene.training)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("Delete 1 checkpoint? [y/N] \nDeleted 1 checkpoint.\n")
-    assert changes(scene) == 1
+        result = run_with(stdin, "checkpoint", "delete", seeded.training)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.endswith("Delete 1 checkpoint? [y/N] \nDeleted 1 checkpoint.\n")
+    assert changes(seeded) == 1
 
 
 @pytest.mark.parametrize("words", [("auth", "login"), ("auth", "login", "--api-key-stdin")])
 @pytest.mark.parametrize("kind", ["closed", "empty"])
 def test_a_login_without_a_key_stores_nothing(
-    kind: str, words: tuple[str, ...], scene: Scene, tmp_path: Path
+    kind: str, words: tuple[str, ...], seeded: SeededServer, tmp_path: Path
 ) -> None:
     stdin = None if kind == "closed" else subprocess.DEVNULL
-    done = run_with(stdin, *words, "--json")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert '"error"' in done.stderr
-    assert "Traceback" not in done.stderr
+    result = run_with(stdin, *words, "--json")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert '"error"' in result.stderr
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / ".tinkex" / "config.toml").exists()
 
 
 @pytest.mark.parametrize("kind", ["closed", "empty"])
 @pytest.mark.parametrize("option", ["--prompt", "--prompt-file", "--prompt-tokens"])
-def test_a_prompt_that_never_comes_is_a_sentence(option: str, kind: str, scene: Scene) -> None:
-    before = len(scene.server.sessions)
+def test_a_prompt_that_never_comes_is_a_sentence(
+    option: str, kind: str, seeded: SeededServer
+) -> None:
+    before = len(seeded.server.sessions)
     stdin = None if kind == "closed" else subprocess.DEVNULL
-    done = run_with(stdin, "sample", option, "-", "--api-key", KEY)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("Error: ") == 1
-    assert "Unexpected" not in done.stderr
-    assert len(scene.server.sessions) == before
+    result = run_with(stdin, "sample", option, "-", "--api-key", KEY)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("Error: ") == 1
+    assert "Unexpected" not in result.stderr
+    assert len(seeded.server.sessions) == before

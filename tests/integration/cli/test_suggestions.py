@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.cli.conftest import Tinkex
+from tests.integration.cli.conftest import RunCli
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from tests.integration.cli.conftest import Tinkex
         (("serve", "sttaus"), "status"),
     ],
 )
-def test_a_word_that_is_nearly_right(words: tuple[str, ...], meant: str, tinkex: Tinkex) -> None:
+def test_a_word_that_is_nearly_right(words: tuple[str, ...], meant: str, tinkex: RunCli) -> None:
     refused = tinkex(*words)
     assert (refused.exit_code, refused.out) == (2, "")
     assert f"Did you mean '{meant}'?" in refused.err.replace('"', "'")
 
 
-def test_what_is_neither_numbers_nor_a_file(tinkex: Tinkex) -> None:
+def test_what_is_neither_numbers_nor_a_file(tinkex: RunCli) -> None:
     refused = tinkex("sample", "--prompt-tokens", "1,b")
     assert refused.exit_code == 2
     assert "neither a list of token ids such as 1,2,3 nor a file" in refused.err

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
-from tests.integration.conftest import BASE_MODEL, PATIENCE, PROMPT, SHORT, Connect, datum
+from tests.integration.cli.conftest import RunCli, SeededServer
+from tests.integration.conftest import BASE_MODEL, PROMPT, SHORT, TIMEOUT_SECONDS, Connect, datum
 
 
 @pytest.fixture
-def busy(scene: Scene, connect: Connect) -> Scene:
+def busy(seeded: SeededServer, connect: Connect) -> SeededServer:
     """The scene after some training and sampling."""
-    service = connect(scene.server, user_metadata={"team": "red"})
+    service = connect(seeded.server, user_metadata={"team": "red"})
     training = service.create_lora_training_client(BASE_MODEL, rank=1)
-    training.forward_backward([datum()], "cross_entropy").result(PATIENCE)
+    training.forward_backward([datum()], "cross_entropy").result(TIMEOUT_SECONDS)
     sampling = service.create_sampling_client(base_model=BASE_MODEL)
-    sampling.sample(PROMPT, 1, SHORT).result(PATIENCE)
-    return scene
+    sampling.sample(PROMPT, 1, SHORT).result(TIMEOUT_SECONDS)
+    return seeded
 
 
-def test_a_summary_by_model(busy: Scene, tinkex: Tinkex) -> None:
+def test_a_summary_by_model(busy: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("usage", "--json").json
     [model] = found["models"]
     assert (model["base_model"], model["trained_tokens"]) == (BASE_MODEL, 16)
@@ -38,7 +38,7 @@ def test_a_summary_by_model(busy: Scene, tinkex: Tinkex) -> None:
     assert BASE_MODEL in shown
 
 
-def test_nothing_was_used(scene: Scene, tinkex: Tinkex) -> None:
+def test_nothing_was_used(seeded: SeededServer, tinkex: RunCli) -> None:
     span = ("2020-01-01", "2020-01-02")
     assert tinkex("usage", "tokens", *span).out == "No usage in this span\n"
     assert tinkex("usage", "tokens", *span, "--json").json == {
@@ -48,7 +48,7 @@ def test_nothing_was_used(scene: Scene, tinkex: Tinkex) -> None:
     }
 
 
-def test_rows_of_hours(busy: Scene, tinkex: Tinkex) -> None:
+def test_rows_of_hours(busy: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("usage", "tokens", "--json").json
     assert set(found) == {"data", "sessions", "cost_data_through"}
     assert {"type": "training", "token_count": 16} in [row["event_info"] for row in found["data"]]
@@ -58,14 +58,14 @@ def test_rows_of_hours(busy: Scene, tinkex: Tinkex) -> None:
         assert text in shown
 
 
-def test_rows_as_csv(busy: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+def test_rows_as_csv(busy: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(tinkex("usage", "tokens", "--csv", "-").out)))
     [trained] = [row for row in rows if row["type"] == "training"]
     assert (trained["token_count"], trained["base_model"]) == ("16", BASE_MODEL)
     places = [str(tmp_path / "new" / name) for name in ("rows.csv", "sessions.csv")]
     words = ("billing", "usage", "--csv", places[0], "--sessions-csv", places[1])
-    done = tinkex(*words, "--json").json
-    assert (done["csv"], done["rows"]) == (places[0], len(rows))
+    result = tinkex(*words, "--json").json
+    assert (result["csv"], result["rows"]) == (places[0], len(rows))
     assert len(Path(places[0]).read_text().splitlines()) == len(rows) + 1
     assert '"{""team"": ""red""}"' in Path(places[1]).read_text()
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
@@ -75,19 +75,19 @@ def test_rows_as_csv(busy: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
     assert tinkex(*words).err == f"Wrote {places[0]} and {places[1]}\n"
 
 
-def test_stdout_has_room_for_one_thing(scene: Scene, tinkex: Tinkex) -> None:
-    before = len(scene.server.calls())
+def test_stdout_has_room_for_one_thing(seeded: SeededServer, tinkex: RunCli) -> None:
+    before = len(seeded.server.calls())
     for words in (
         ("usage", "tokens", "--csv", "-", "--sessions-csv", "-"),
         ("usage", "tokens", "--csv", "-", "--json"),
         ("usage", "storage", "--csv", "-", "--json"),
     ):
         assert tinkex(*words).exit_code == 2
-    assert len(scene.server.calls()) == before
+    assert len(seeded.server.calls()) == before
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     failed = tinkex("usage", "storage", "--csv", str(tmp_path / "file" / "x.csv"))
@@ -95,7 +95,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(
     assert "Unexpected" not in failed.err
 
 
-def test_storage(scene: Scene, tinkex: Tinkex) -> None:
+def test_storage(seeded: SeededServer, tinkex: RunCli) -> None:
     found = tinkex("usage", "storage", "--json").json
     assert set(found) == {"effective_rate_usd_per_gigabyte_month", "data"}
     assert found["data"][0]["checkpoint_count"] == 2
@@ -104,5 +104,5 @@ def test_storage(scene: Scene, tinkex: Tinkex) -> None:
     rows = list(csv.DictReader(io.StringIO(tinkex("usage", "storage", "--csv", "-").out)))
     assert rows[0]["checkpoint_count"] == "2"
     tinkex("usage", "storage", "--project-id", "p-9")
-    [*_, last] = scene.server.calls("get_current_checkpoint_storage_usage")
+    [*_, last] = seeded.server.calls("get_current_checkpoint_storage_usage")
     assert last.query["project_id"] == "p-9"

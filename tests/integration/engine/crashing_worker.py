@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tests.integration.jobs.conftest import BASE_MODEL
-from tests.integration.jobs.crashing_worker import DoomedDatabase
+from tests.integration.jobs.crashing_worker import CrashingDatabase
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import AdapterSpec, PassRun
 from tinkex.engine.torch_engine import TorchEngine
@@ -51,74 +51,77 @@ COMMITS = ("before", "after")
 MAX_VERBS = 14
 
 
-class Doom(NamedTuple):
+class CrashPoint(NamedTuple):
     """When a worker dies: inside a verb of its engine, or around a commit."""
 
     where: str
-    num_spared: int
+    num_calls_before_crash: int
     """So many times it goes well."""
     num_calls: int
     """Functions that are entered or left in the verb before the end; fewer die at its end."""
 
 
-class Life(NamedTuple):
+class WorkerSpec(NamedTuple):
     """A worker: where it works, whether with an engine whose bits are certain, when it dies."""
 
     root: str
     is_deterministic: bool
-    doom: Doom
+    crash_point: CrashPoint
     adapter_bytes: int = 0
     """The memory for models in training; 0 is more than they need."""
 
 
-class DoomedEngine(TorchEngine):
+class CrashingEngine(TorchEngine):
     """Serves one tiny model, and dies of its doom."""
 
-    doom: Doom | None = None
-    _asked: Counter[str]
+    crash_point: CrashPoint | None = None
+    _num_calls: Counter[str]
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in VERBS or self.doom is None:
+        if name not in VERBS or self.crash_point is None:
             return found
-        self._asked[name] += 1
-        is_here = name == self.doom.where and self._asked[name] > self.doom.num_spared
-        if not is_here and sum(self._asked[verb] for verb in VERBS[:-2]) < MAX_VERBS:
+        self._num_calls[name] += 1
+        is_here = (
+            name == self.crash_point.where
+            and self._num_calls[name] > self.crash_point.num_calls_before_crash
+        )
+        if not is_here and sum(self._num_calls[verb] for verb in VERBS[:-2]) < MAX_VERBS:
             return found
-        die = partial(_die_in, name, self.doom.num_calls)
+        crash = partial(_crash_in, name, self.crash_point.num_calls)
         if name == "snapshot":
             # The state is copied here and written elsewhere; the writing is what takes long.
-            return lambda adapter_id: partial(die, found(adapter_id))
+            return lambda adapter_id: partial(crash, found(adapter_id))
         if name == "start_passes":
-            return lambda passes: _DoomedRun(found(passes), die)
-        return partial(die, found)
+            return lambda passes: _CrashingRun(found(passes), crash)
+        return partial(crash, found)
 
 
-class _DoomedRun:
+class _CrashingRun:
     """Passes whose first micro-batch is the last thing that happens."""
 
     num_tokens = 0
 
-    def __init__(self, run: PassRun, die: Callable[..., None]) -> None:
-        self.step = partial(die, run.step)
+    def __init__(self, run: PassRun, crash: Callable[..., None]) -> None:
+        self.step = partial(crash, run.step)
         self.cancel = run.cancel
 
 
-def _die_in(
+def _crash_in(
     name: str, num_calls: int, work: Callable[..., object], *args: object, **options: object
 ) -> None:
     numbers = count()
 
-    def look(*_: object) -> None:
+    def count_call(*_: object) -> None:
         if next(numbers) >= num_calls:
-            _die(name)
+            _kill_self(name)
 
-    sys.setprofile(look)
+    sys.setprofile(count_call)
     work(*args, **options)
-    _die(name)
+    _kill_self(name)
 
 
-def _die(name: str) -> None:
+def _kill_self(name: str) -> None:
     sys.setprofile(None)
     os.write(sys.stdout.fileno(), f"{name} ".encode())
     os.kill(os.getpid(), signal.SIGKILL)
@@ -134,12 +137,15 @@ def worker_config() -> WorkerConfig:
     )
 
 
-def live(root: Path, engine: DoomedEngine, doom: Doom) -> None:
+def run_worker(root: Path, engine: CrashingEngine, crash_point: CrashPoint) -> None:
     """Work until everything is done, or the doom comes."""
-    database = DoomedDatabase(f"sqlite:///{root / 'store.db'}")
-    if doom.where in COMMITS:
-        database.where, database.commits_left = doom.where, 1 + doom.num_spared
-    engine.doom, engine._asked = doom, Counter()
+    database = CrashingDatabase(f"sqlite:///{root / 'store.db'}")
+    if crash_point.where in COMMITS:
+        database.where, database.commits_before_crash = (
+            crash_point.where,
+            1 + crash_point.num_calls_before_crash,
+        )
+    engine.crash_point, engine._num_calls = crash_point, Counter()
     worker = Worker(database=database, engine=engine, home=Home(root), config=worker_config())
     threading.Thread(target=_stop_when_idle, args=(worker, root), daemon=True).start()
     worker.run()
@@ -155,10 +161,10 @@ def _stop_when_idle(worker: Worker, root: Path) -> None:
     worker.stop()
 
 
-def new_engine(folder: str, is_deterministic: bool) -> DoomedEngine:
+def new_engine(folder: str, is_deterministic: bool) -> CrashingEngine:
     """An engine that has loaded its base model."""
     config = EngineConfig(threads=1, is_deterministic=is_deterministic)
-    engine = DoomedEngine({BASE_MODEL: folder}, config)
+    engine = CrashingEngine({BASE_MODEL: folder}, config)
     engine.create("first", AdapterSpec(base_model=BASE_MODEL, rank=1, seed=0))
     engine.drop("first")
     return engine
@@ -167,12 +173,12 @@ def new_engine(folder: str, is_deterministic: bool) -> DoomedEngine:
 def main() -> None:
     engines = {is_it: new_engine(sys.argv[1], is_it) for is_it in (True, False)}
     for line in sys.stdin:
-        root, is_deterministic, doom, adapter_bytes = json.loads(line)
+        root, is_deterministic, crash_point, adapter_bytes = json.loads(line)
         child = os.fork()
         if child == 0:
             engine = engines[is_deterministic]
             engine._config = replace(engine._config, adapter_bytes=adapter_bytes)
-            live(Path(root), engine, Doom(*doom))
+            run_worker(Path(root), engine, CrashPoint(*crash_point))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")

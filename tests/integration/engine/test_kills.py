@@ -20,8 +20,8 @@ import sqlalchemy as sa
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.engine.crashing_worker import COMMITS, VERBS, Doom, Life
-from tests.integration.jobs.conftest import BASE_MODEL, House, count
+from tests.integration.engine.crashing_worker import COMMITS, VERBS, CrashPoint, WorkerSpec
+from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness, count
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.protocol import AdapterSpec, GeneratorPassRun, OptimParams, Pass
@@ -41,52 +41,52 @@ EARLY = ("create", "start_sample", "step_samples")
 TOLERANCE = 1e-5
 SPEC = AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1)
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 
 
-class Story:
+class JobScenario:
     """Two tenants train, save and load, and somebody samples; all of it promised beforehand."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, harness: WorkerHarness) -> None:
+        self.harness = harness
         self.passes: list[JobRecord] = []
-        self.optims: list[JobRecord] = []
+        self.optim_jobs: list[JobRecord] = []
         self.saves: list[JobRecord] = []
         self.loads: list[JobRecord] = []
         self.samples: list[JobRecord] = []
         self.num_changes = 0
 
-    def promise(self) -> None:
+    def submit_all(self) -> None:
         for number, name in enumerate(MODELS):
-            tenant = self.house.tenant(name)
-            session = self.house.session(tenant)
-            sampler_id = self.house.sampler(tenant, session)
-            self._train(self.house.model(tenant, session), number)
+            tenant = self.harness.tenant(name)
+            session = self.harness.session(tenant)
+            sampler_id = self.harness.sampler(tenant, session)
+            self._train(self.harness.model(tenant, session), number)
             for seq in range(4):
-                sample = self.house.sample(sampler_id, seq, seed=10 * number + seq, max_tokens=99)
+                sample = self.harness.sample(sampler_id, seq, seed=10 * number + seq, max_tokens=99)
                 self.samples.append(sample)
 
     def _train(self, run_id: str, number: int) -> None:
-        house, seq = self.house, 0
+        harness, seq = self.harness, 0
         for step in range(NUM_STEPS):
             for half in range(2):
                 tokens = text(step + half, LENGTHS[number][half])
-                self.passes.append(house.forward_backward(run_id, seq := seq + 1, tokens))
-            self.optims.append(house.optim_step(run_id, seq := seq + 1, 0.01))
-            self.saves.append(house.save(run_id, seq := seq + 1, f"step-{step}"))
+                self.passes.append(harness.forward_backward(run_id, seq := seq + 1, tokens))
+            self.optim_jobs.append(harness.optim_step(run_id, seq := seq + 1, 0.01))
+            self.saves.append(harness.save(run_id, seq := seq + 1, f"step-{step}"))
             if step % 3 == 2:
                 # Back by one step, which is then taken twice.
-                self.loads.append(house.load(run_id, seq := seq + 1, self.saves[-2].id))
+                self.loads.append(harness.load(run_id, seq := seq + 1, self.saves[-2].id))
         self.num_changes = 1 + 3 * NUM_STEPS + NUM_STEPS // 3
 
     @property
     def is_over(self) -> bool:
         waiting = sa.select(sa.func.count()).where(jobs.c.finished_at.is_(None))
-        return count(self.house.database, waiting) == 0
+        return count(self.harness.database, waiting) == 0
 
-    def told(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """Everything a client can see, bit by bit."""
-        result = self.house.result
+        result = self.harness.result
         for job in self.loads:
             result(job)
         passes = [decode_forward_backward_output(result(job)) for job in self.passes]
@@ -97,20 +97,20 @@ class Story:
                 [one["logprobs"].to_numpy().tobytes() for one in output.loss_fn_outputs]
                 for output in passes
             ],
-            "steps": [msgspec.json.decode(result(job))["metrics"] for job in self.optims],
+            "steps": [msgspec.json.decode(result(job))["metrics"] for job in self.optim_jobs],
             "weights": [self._digests(job) for job in self.saves],
             "tokens": [one.tokens for one in samples],
         }
 
     def _digests(self, job: JobRecord) -> dict[str, str]:
-        self.house.result(job)
-        files = check_manifest(self.house.home.checkpoint_directory(job.id)).files
+        self.harness.result(job)
+        files = check_manifest(self.harness.home.checkpoint_directory(job.id)).files
         return {name: entry.sha256 for name, entry in files.items()}
 
     def weights(self) -> list[dict[str, torch.Tensor]]:
         """What was saved, when all is done."""
-        self.told()
-        folders = [self.house.home.checkpoint_directory(job.id) for job in self.saves]
+        self.results()
+        folders = [self.harness.home.checkpoint_directory(job.id) for job in self.saves]
         return [load_file(folder / "adapter_model.safetensors") for folder in folders]
 
 
@@ -127,7 +127,7 @@ class Workers:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def live(self, life: Life) -> str:
+    def live(self, life: WorkerSpec) -> str:
         """Where a worker died; empty if it did not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -136,10 +136,10 @@ class Workers:
         *verb, status = self._process.stdout.readline().split()
         assert int(status) in (0, -signal.SIGKILL)
         # Around a commit it says nothing.
-        return verb[0] if verb else life.doom.where if int(status) else ""
+        return verb[0] if verb else life.crash_point.where if int(status) else ""
 
     def close(self) -> None:
-        self._process.communicate(timeout=PATIENCE)
+        self._process.communicate(timeout=TIMEOUT_SECONDS)
         assert self._process.returncode == 0
 
 
@@ -150,18 +150,18 @@ def workers(folder: Path) -> Iterator[Workers]:
     made.close()
 
 
-def draw_doom(dice: random.Random, where: str) -> Doom:
+def draw_doom(rng: random.Random, where: str) -> CrashPoint:
     # A worker needs three commits to begin; most verbs are called a few times in each life.
-    spared: dict[str, Sequence[int]] = dict.fromkeys(COMMITS, range(3, 21))
-    spared |= dict.fromkeys((*EARLY, "restore"), (0, 1)) | {"load": (0,)}
-    num_spared = dice.choice(spared.get(where, (0, 0, 1, 2, 5)))
-    return Doom(where, num_spared, int(10 ** dice.uniform(0.0, 3.5)))
+    calls_before_crash: dict[str, Sequence[int]] = dict.fromkeys(COMMITS, range(3, 21))
+    calls_before_crash |= dict.fromkeys((*EARLY, "restore"), (0, 1)) | {"load": (0,)}
+    num_calls_before_crash = rng.choice(calls_before_crash.get(where, (0, 0, 1, 2, 5)))
+    return CrashPoint(where, num_calls_before_crash, int(10 ** rng.uniform(0.0, 3.5)))
 
 
 def play_among_kills(
-    story: Story,
+    scenario: JobScenario,
     workers: Workers,
-    dice: random.Random,
+    rng: random.Random,
     *,
     is_deterministic: bool,
     adapter_bytes: int = 0,
@@ -169,12 +169,12 @@ def play_among_kills(
     """Let workers die at every place there is, twice, in any order, as far as the story goes."""
     everywhere = [*VERBS, *COMMITS] * 2
     left = list(everywhere)
-    while left and not story.is_over:
+    while left and not scenario.is_over:
         # Models are made first, and samples are soon over.
         early = [place for place in EARLY if place in left]
-        doom = draw_doom(dice, early[0] if early else dice.choice(left))
-        root = str(story.house.home.root)
-        died = workers.live(Life(root, is_deterministic, doom, adapter_bytes))
+        crash_point = draw_doom(rng, early[0] if early else rng.choice(left))
+        root = str(scenario.harness.home.root)
+        died = workers.live(WorkerSpec(root, is_deterministic, crash_point, adapter_bytes))
         # It may have died of something else: there is nothing to restore in the beginning.
         if died in left:
             left.remove(died)
@@ -182,44 +182,44 @@ def play_among_kills(
     assert len(left) <= len(everywhere) // 4, left
 
 
-def start(house: House, folder: Path, is_deterministic: bool) -> None:
+def start(harness: WorkerHarness, folder: Path, is_deterministic: bool) -> None:
     config = EngineConfig(threads=1, is_deterministic=is_deterministic)
-    house.start(TorchEngine({BASE_MODEL: str(folder)}, config))  # type: ignore[arg-type]
+    harness.start(TorchEngine({BASE_MODEL: str(folder)}, config))  # type: ignore[arg-type]
 
 
 @contextmanager
-def story_in(root: Path) -> Iterator[Story]:
-    house = House(root, max_attempts=1_000_000)
+def scenario_in(root: Path) -> Iterator[JobScenario]:
+    harness = WorkerHarness(root, max_attempts=1_000_000)
     try:
-        story = Story(house)
-        story.promise()
-        yield story
+        scenario = JobScenario(harness)
+        scenario.submit_all()
+        yield scenario
     finally:
-        house.close()
+        harness.close()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Any]:
-    with story_in(tmp_path_factory.mktemp("calm")) as story:
-        start(story.house, folder, is_deterministic=True)
-        return story.told()
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> dict[str, Any]:
+    with scenario_in(tmp_path_factory.mktemp("calm")) as scenario:
+        start(scenario.harness, folder, is_deterministic=True)
+        return scenario.results()
 
 
 @pytest.fixture(scope="module")
-def calm_weights(
+def uninterrupted_weights(
     tmp_path_factory: pytest.TempPathFactory, folder: Path
 ) -> list[dict[str, torch.Tensor]]:
-    with story_in(tmp_path_factory.mktemp("calm")) as story:
-        start(story.house, folder, is_deterministic=False)
-        found = story.weights()
-        assert most_at_once(story.house) == len(MODELS)
+    with scenario_in(tmp_path_factory.mktemp("calm")) as scenario:
+        start(scenario.harness, folder, is_deterministic=False)
+        found = scenario.weights()
+        assert most_at_once(scenario.harness) == len(MODELS)
         return found
 
 
-def most_at_once(house: House) -> int:
+def most_at_once(harness: WorkerHarness) -> int:
     """How many passes were in one run of the engine; those of a run began at the same moment."""
     moments = sa.select(steps.c.started_at).where(steps.c.kind == "forward_backward")
-    return max(Counter(house.read(lambda db: list(db.scalars(moments)))).values())
+    return max(Counter(harness.read(lambda db: list(db.scalars(moments)))).values())
 
 
 class Evicting(TorchEngine):
@@ -246,17 +246,17 @@ class Evicting(TorchEngine):
 
 
 def test_models_evicted_between_passes_and_their_step_train_to_the_same_bits(
-    tmp_path: Path, folder: Path, undisturbed: dict[str, Any]
+    tmp_path: Path, folder: Path, uninterrupted: dict[str, Any]
 ) -> None:
-    with story_in(tmp_path) as story:
+    with scenario_in(tmp_path) as scenario:
         engine = Evicting(folder)
-        story.house.start(engine)  # type: ignore[arg-type]
-        told = story.told()
-        for name in undisturbed:
-            assert told[name] == undisturbed[name], name
+        scenario.harness.start(engine)  # type: ignore[arg-type]
+        results = scenario.results()
+        for name in uninterrupted:
+            assert results[name] == uninterrupted[name], name
         assert engine.num_dropped_with_gradients > 0
-        story.house.stop()
-        assert_all_was_done_once(story)
+        scenario.harness.stop()
+        assert_all_was_done_once(scenario)
 
 
 @pytest.mark.parametrize(("seed", "is_evicting"), [(1, False), (2, True)])
@@ -264,47 +264,49 @@ def test_a_worker_killed_anywhere_leaves_the_same_bits(
     tmp_path: Path,
     folder: Path,
     workers: Workers,
-    undisturbed: dict[str, Any],
+    uninterrupted: dict[str, Any],
     seed: int,
     is_evicting: bool,
 ) -> None:
     budget = Evicting(folder).max_adapter_bytes if is_evicting else 0
-    with story_in(tmp_path) as story:
+    with scenario_in(tmp_path) as scenario:
         play_among_kills(
-            story, workers, random.Random(seed), is_deterministic=True, adapter_bytes=budget
+            scenario, workers, random.Random(seed), is_deterministic=True, adapter_bytes=budget
         )
-        start(story.house, folder, is_deterministic=True)
-        told = story.told()
-        for name in undisturbed:
-            assert told[name] == undisturbed[name], name
-        story.house.stop()
-        assert_all_was_done_once(story)
+        start(scenario.harness, folder, is_deterministic=True)
+        results = scenario.results()
+        for name in uninterrupted:
+            assert results[name] == uninterrupted[name], name
+        scenario.harness.stop()
+        assert_all_was_done_once(scenario)
 
 
 def test_a_worker_that_packs_tenants_together_comes_close(
     tmp_path: Path,
     folder: Path,
     workers: Workers,
-    calm_weights: list[dict[str, torch.Tensor]],
+    uninterrupted_weights: list[dict[str, torch.Tensor]],
 ) -> None:
-    with story_in(tmp_path) as story:
-        play_among_kills(story, workers, random.Random(3), is_deterministic=False)
-        start(story.house, folder, is_deterministic=False)
-        for mine, calm in zip(story.weights(), calm_weights, strict=True):
-            torch.testing.assert_close(mine, calm, atol=TOLERANCE, rtol=0.0)
-        story.house.stop()
-        assert_all_was_done_once(story)
+    with scenario_in(tmp_path) as scenario:
+        play_among_kills(scenario, workers, random.Random(3), is_deterministic=False)
+        start(scenario.harness, folder, is_deterministic=False)
+        for mine, expected_weights in zip(scenario.weights(), uninterrupted_weights, strict=True):
+            torch.testing.assert_close(mine, expected_weights, atol=TOLERANCE, rtol=0.0)
+        scenario.harness.stop()
+        assert_all_was_done_once(scenario)
 
 
-def assert_all_was_done_once(story: Story) -> None:
+def assert_all_was_done_once(scenario: JobScenario) -> None:
     """Rows and directories belong together, and every operation was counted once."""
-    house = story.house
-    num_jobs = count(house.database, sa.select(sa.func.count()).select_from(jobs))
-    assert count(house.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
-    rows = house.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
+    harness = scenario.harness
+    num_jobs = count(harness.database, sa.select(sa.func.count()).select_from(jobs))
+    assert count(harness.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
+    rows = harness.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
     # Half-written directories of the dead stay for an hour; nothing refers to them.
-    names = {path.name for path in house.home.checkpoints.iterdir()}
+    names = {path.name for path in harness.home.checkpoints.iterdir()}
     assert {name for name in names if not name.startswith(SCRATCH_PREFIX)} == rows
-    found = house.read(lambda db: db.execute(sa.select(runs)).all())
-    assert {run.snapshot for run in found} == {path.name for path in house.home.snapshots.iterdir()}
-    assert [run.applied for run in found] == [story.num_changes] * len(MODELS)
+    found = harness.read(lambda db: db.execute(sa.select(runs)).all())
+    assert {run.snapshot for run in found} == {
+        path.name for path in harness.home.snapshots.iterdir()
+    }
+    assert [run.applied for run in found] == [scenario.num_changes] * len(MODELS)

@@ -98,12 +98,12 @@ CASES: Sequence[tuple[str, tuple[str, ...], Config]] = [
 ]
 DRAWS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
     # A weight, an advantage or a mask is zero now and then, as it is for every prompt.
-    "weights": lambda dice, shape: dice.normal(size=shape) * (dice.random(shape) > 0.4),
-    "advantages": lambda dice, shape: dice.normal(size=shape) * (dice.random(shape) > 0.3),
-    "logprobs": lambda dice, shape: -dice.exponential(1.5, size=shape),
-    "clip_low_threshold": lambda dice, shape: dice.uniform(0.5, 1.0, size=shape),
-    "clip_high_threshold": lambda dice, shape: dice.uniform(1.0, 1.5, size=shape),
-    "sequence_ratio_mask": lambda dice, shape: (dice.random(shape) > 0.5).astype(float),
+    "weights": lambda rng, shape: rng.normal(size=shape) * (rng.random(shape) > 0.4),
+    "advantages": lambda rng, shape: rng.normal(size=shape) * (rng.random(shape) > 0.3),
+    "logprobs": lambda rng, shape: -rng.exponential(1.5, size=shape),
+    "clip_low_threshold": lambda rng, shape: rng.uniform(0.5, 1.0, size=shape),
+    "clip_high_threshold": lambda rng, shape: rng.uniform(1.0, 1.5, size=shape),
+    "sequence_ratio_mask": lambda rng, shape: (rng.random(shape) > 0.5).astype(float),
 }
 
 
@@ -111,11 +111,11 @@ class Trial:
     """A request, log-probabilities for it, and what torch makes of them."""
 
     def __init__(self, loss_fn: str, names: Sequence[str], config: Config, seed: int) -> None:
-        dice = np.random.default_rng(seed)
-        data = [_datum(dice, shape, names) for shape in SHAPES]
+        rng = np.random.default_rng(seed)
+        data = [_datum(rng, shape, names) for shape in SHAPES]
         self.work = ForwardBackwardInput(data, loss_fn, dict(config))  # type: ignore[arg-type]
         self.examples = parse_examples(self.work, vocab_size=VOCAB_SIZE, max_context_tokens=99)
-        self.logprobs = [_now(dice, datum, names) for datum in data]
+        self.logprobs = [_now(rng, datum, names) for datum in data]
         self.values: list[float] = []
         self.slopes: list[np.ndarray] = []
         for datum, now in zip(data, self.logprobs, strict=True):
@@ -128,18 +128,18 @@ class Trial:
             self.slopes.append(t.grad.numpy().ravel())
 
 
-def _datum(dice: np.random.Generator, shape: tuple[int, ...], names: Sequence[str]) -> Datum:
-    inputs: dict[str, Any] = {"target_tokens": dice.integers(0, VOCAB_SIZE, size=shape)}
-    inputs |= {name: DRAWS[name](dice, shape) for name in names}
-    return Datum(ModelInput.from_ints(dice.integers(0, VOCAB_SIZE, size=shape[0])), inputs)  # type: ignore[arg-type]
+def _datum(rng: np.random.Generator, shape: tuple[int, ...], names: Sequence[str]) -> Datum:
+    inputs: dict[str, Any] = {"target_tokens": rng.integers(0, VOCAB_SIZE, size=shape)}
+    inputs |= {name: DRAWS[name](rng, shape) for name in names}
+    return Datum(ModelInput.from_ints(rng.integers(0, VOCAB_SIZE, size=shape[0])), inputs)  # type: ignore[arg-type]
 
 
-def _now(dice: np.random.Generator, datum: Datum, names: Sequence[str]) -> np.ndarray:
+def _now(rng: np.random.Generator, datum: Datum, names: Sequence[str]) -> np.ndarray:
     """Log-probabilities near those at sampling time, so that some ratios are clipped."""
     shape = datum.loss_fn_inputs["target_tokens"].shape
     if "logprobs" not in names:
-        return -dice.exponential(1.5, size=shape)
-    return datum.loss_fn_inputs["logprobs"].to_numpy() + dice.normal(scale=0.3, size=shape)
+        return -rng.exponential(1.5, size=shape)
+    return datum.loss_fn_inputs["logprobs"].to_numpy() + rng.normal(scale=0.3, size=shape)
 
 
 @pytest.mark.parametrize("seed", range(4))

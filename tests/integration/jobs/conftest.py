@@ -37,7 +37,7 @@ BASE_MODEL = "tinkex/bigram"
 SECRET = b"a secret of this test alone"
 
 
-class House:
+class WorkerHarness:
     """A store with tenants, and a worker that can be stopped and started."""
 
     def __init__(self, root: Path, **worker_options: Any) -> None:
@@ -113,7 +113,7 @@ class House:
             created_at=now,
             used_at=now,
         )
-        new = self._new(tenant_id, session_id, JobKind.CREATE_MODEL, f"model:{run_id}", b"{}")
+        new = self._new_job(tenant_id, session_id, JobKind.CREATE_MODEL, f"model:{run_id}", b"{}")
         self._submit(new, run_id, 0, prepare=lambda db: runs.insert(db, run))
         return run_id
 
@@ -122,7 +122,7 @@ class House:
     ) -> JobRecord:
         run = self.run(run_id)
         key = None if seq is None else f"op:{run_id}:{seq}"
-        new = self._new(run.tenant_id, run.session_id, kind, key, payload, **options)
+        new = self._new_job(run.tenant_id, run.session_id, kind, key, payload, **options)
         return self._submit(new, run_id, seq)
 
     def forward_backward(self, run_id: str, seq: int, tokens: list[int]) -> JobRecord:
@@ -181,7 +181,7 @@ class House:
         )
         return self.queue.submit(new).result()
 
-    def _new(
+    def _new_job(
         self,
         tenant_id: str,
         session_id: str,
@@ -239,8 +239,8 @@ def datum(tokens: list[int]) -> types.Datum:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
+    made = WorkerHarness(tmp_path)
     yield made
     made.close()
 

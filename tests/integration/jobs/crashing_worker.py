@@ -19,27 +19,27 @@ from tinkex.jobs.worker import Worker, WorkerConfig
 from tinkex.store.database import Connection, Database
 
 
-class DoomedDatabase(Database):
+class CrashingDatabase(Database):
     """Kills its process around a commit."""
 
-    commits_left = 0
+    commits_before_crash = 0
     where = ""
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         with super().begin() as db:
             yield db
-            self.commits_left -= 1
-            if self.where == "before" and self.commits_left <= 0:
+            self.commits_before_crash -= 1
+            if self.where == "before" and self.commits_before_crash <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-        if self.where == "after" and self.commits_left <= 0:
+        if self.where == "after" and self.commits_before_crash <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def work(root: Path, commits_left: int, where: str) -> None:
+def work(root: Path, commits_before_crash: int, where: str) -> None:
     """Work until everything is done, or the commit comes."""
-    database = DoomedDatabase(f"sqlite:///{root / 'store.db'}")
-    database.commits_left, database.where = commits_left, where
+    database = CrashingDatabase(f"sqlite:///{root / 'store.db'}")
+    database.commits_before_crash, database.where = commits_before_crash, where
     worker = Worker(
         database=database,
         engine=FakeEngine([BASE_MODEL]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.jobs.conftest import BASE_MODEL, House
+from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tests.integration.jobs.test_worker import TOKENS, train
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import AdapterSpec, WriteSnapshot
@@ -19,7 +19,7 @@ SPEC = AdapterSpec(base_model=BASE_MODEL, rank=8, seed=1)
 SIZE = FakeEngine([BASE_MODEL]).training_bytes(SPEC)
 
 
-class Counting(FakeEngine):
+class CountingEngine(FakeEngine):
     """Has memory for so many adapters, and counts how many were there at once."""
 
     def __init__(self, num_adapters: int) -> None:
@@ -41,76 +41,76 @@ class Counting(FakeEngine):
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
     # Only evictions and the end of the worker write snapshots.
-    made = House(tmp_path, snapshots=SnapshotPolicy(max_changes=10_000, max_seconds=1e9))
+    made = WorkerHarness(tmp_path, snapshots=SnapshotPolicy(max_changes=10_000, max_seconds=1e9))
     yield made
     made.close()
 
 
-def models(house: House, count: int) -> list[str]:
-    tenant = house.tenant()
-    session = house.session(tenant)
-    return [house.model(tenant, session, number) for number in range(count)]
+def models(harness: WorkerHarness, count: int) -> list[str]:
+    tenant = harness.tenant()
+    session = harness.session(tenant)
+    return [harness.model(tenant, session, number) for number in range(count)]
 
 
-def test_evicted_models_train_as_if_they_had_stayed(house: House) -> None:
-    engine = Counting(2)
-    house.start(engine)
-    many = models(house, 5)
+def test_evicted_models_train_as_if_they_had_stayed(harness: WorkerHarness) -> None:
+    engine = CountingEngine(2)
+    harness.start(engine)
+    many = models(harness, 5)
     losses: dict[str, list[float]] = {run_id: [] for run_id in many}
     for number in range(3):
         for run_id in many:
-            losses[run_id] += train(house, run_id, 1 + 2 * number, 1)
+            losses[run_id] += train(harness, run_id, 1 + 2 * number, 1)
     assert engine.most == 2
     assert engine.num_snapshots > 0
-    house.stop()
-    house.start(Counting(8))
-    (alone,) = models(house, 1)
-    kept = train(house, alone, 1, 3)
+    harness.stop()
+    harness.start(CountingEngine(8))
+    (alone,) = models(harness, 1)
+    kept = train(harness, alone, 1, 3)
     assert all(found == kept for found in losses.values())
 
 
-def test_an_untrained_model_is_never_written(house: House) -> None:
-    engine = Counting(2)
-    house.start(engine)
-    many = models(house, 6)
+def test_an_untrained_model_is_never_written(harness: WorkerHarness) -> None:
+    engine = CountingEngine(2)
+    harness.start(engine)
+    many = models(harness, 6)
     # Each is read back from its seed, and left again.
     for run_id in many:
-        house.result(house.save(run_id, 1, "start"))
-    house.stop()
+        harness.result(harness.save(run_id, 1, "start"))
+    harness.stop()
     assert engine.most == 2
     assert engine.num_snapshots == 0
-    assert list(house.home.snapshots.iterdir()) == []
-    house.start(Counting(8))
-    (fresh,) = models(house, 1)
-    kept = train(house, fresh, 1, 2)
-    assert [train(house, run_id, 2, 2) for run_id in many] == [kept] * 6
+    assert list(harness.home.snapshots.iterdir()) == []
+    harness.start(CountingEngine(8))
+    (fresh,) = models(harness, 1)
+    kept = train(harness, fresh, 1, 2)
+    assert [train(harness, run_id, 2, 2) for run_id in many] == [kept] * 6
 
 
-def test_models_of_one_turn_that_do_not_fit_together_take_turns(house: House) -> None:
-    engine = Counting(2)
-    many = models(house, 5)
-    passes = [house.forward_backward(run_id, 1, TOKENS) for run_id in many]
-    steps = [house.optim_step(run_id, 2) for run_id in many]
-    house.start(engine)
-    found = [decode_forward_backward_output(house.result(job)) for job in passes]
+def test_models_of_one_batch_over_budget_run_in_sequence(harness: WorkerHarness) -> None:
+    engine = CountingEngine(2)
+    many = models(harness, 5)
+    passes = [harness.forward_backward(run_id, 1, TOKENS) for run_id in many]
+    steps = [harness.optim_step(run_id, 2) for run_id in many]
+    harness.start(engine)
+    found = [decode_forward_backward_output(harness.result(job)) for job in passes]
     assert len({output.metrics["loss:sum"] for output in found}) == 1
     for job in steps:
-        house.result(job)
+        harness.result(job)
     assert engine.most == 2
 
 
-def test_an_adapter_larger_than_the_budget_is_refused(house: House) -> None:
+def test_an_adapter_larger_than_the_budget_is_refused(harness: WorkerHarness) -> None:
     engine = FakeEngine([BASE_MODEL], max_adapter_bytes=SIZE - 1)
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    step = house.optim_step(run_id, 1)
-    house.start(engine)
-    error = house.outcome(step).job.error
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    step = harness.optim_step(run_id, 1)
+    harness.start(engine)
+    error = harness.outcome(step).job.error
     assert error is not None
     assert "could not be made" in error
-    assert house.run(run_id).state == RunState.FAILED
+    assert harness.run(run_id).state == RunState.FAILED
 
 
 def test_the_refusal_names_the_rank_and_both_sizes() -> None:
@@ -119,7 +119,7 @@ def test_the_refusal_names_the_rank_and_both_sizes() -> None:
         engine.create("a", SPEC)
 
 
-class FullDisk(Counting):
+class FullDisk(CountingEngine):
     """Cannot write what it evicts."""
 
     def snapshot(self, adapter_id: str) -> WriteSnapshot:
@@ -129,12 +129,12 @@ class FullDisk(Counting):
         return write
 
 
-def test_a_model_that_cannot_be_written_stays_and_the_other_waits(house: House) -> None:
-    house.start(FullDisk(1))
-    one, other = models(house, 2)
-    losses = train(house, one, 1, 2)
-    refused = house.outcome(house.forward_backward(other, 1, TOKENS)).job
+def test_a_model_that_cannot_be_written_stays_and_the_other_waits(harness: WorkerHarness) -> None:
+    harness.start(FullDisk(1))
+    one, other = models(harness, 2)
+    losses = train(harness, one, 1, 2)
+    refused = harness.outcome(harness.forward_backward(other, 1, TOKENS)).job
     assert refused.error is not None
     assert "others cannot be written to disk" in refused.error
     assert refused.category == "server"
-    assert train(house, one, 5, 1)[0] < losses[-1]
+    assert train(harness, one, 5, 1)[0] < losses[-1]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.support.forkserver import forks_of
 from tests.integration.jobs import crashing_worker
-from tests.integration.jobs.conftest import House, count
+from tests.integration.jobs.conftest import WorkerHarness, count
+from tests.support.forkserver import forks_of
 from tinkex.checkpoint.manifest import read_manifest
 from tinkex.store.records import JobRecord
 from tinkex.store.schema import checkpoints, jobs, runs, steps
@@ -23,43 +23,43 @@ NUM_STEPS = 10
 NUM_KILLS = 20
 
 
-class Story:
+class JobScenario:
     """A training loop of two models and a sampler, all promised beforehand."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, harness: WorkerHarness) -> None:
+        self.harness = harness
         self.passes: list[JobRecord] = []
-        self.optims: list[JobRecord] = []
+        self.optim_jobs: list[JobRecord] = []
         self.saves: list[JobRecord] = []
         self.samples: list[JobRecord] = []
 
-    def promise(self) -> None:
-        house = self.house
-        tenant = house.tenant()
-        session = house.session(tenant)
-        sampler_id = house.sampler(tenant, session)
-        models = [house.model(tenant, session, number) for number in range(2)]
+    def submit_all(self) -> None:
+        harness = self.harness
+        tenant = harness.tenant()
+        session = harness.session(tenant)
+        sampler_id = harness.sampler(tenant, session)
+        models = [harness.model(tenant, session, number) for number in range(2)]
         for step in range(NUM_STEPS):
             for number, run_id in enumerate(models):
                 first = 1 + 3 * step
                 tokens = [(step + offset + number) % 50 + 3 for offset in range(6)]
-                self.passes.append(house.forward_backward(run_id, first, tokens))
-                self.optims.append(house.optim_step(run_id, first + 1))
-                self.saves.append(house.save(run_id, first + 2, f"step-{step}"))
-            self.samples.append(house.sample(sampler_id, step, seed=step))
+                self.passes.append(harness.forward_backward(run_id, first, tokens))
+                self.optim_jobs.append(harness.optim_step(run_id, first + 1))
+                self.saves.append(harness.save(run_id, first + 2, f"step-{step}"))
+            self.samples.append(harness.sample(sampler_id, step, seed=step))
 
     @property
     def is_over(self) -> bool:
         waiting = sa.select(sa.func.count()).where(jobs.c.finished_at.is_(None))
-        return count(self.house.database, waiting) == 0
+        return count(self.harness.database, waiting) == 0
 
-    def numbers(self) -> list[object]:
+    def results(self) -> list[object]:
         """Everything a client can see."""
-        house = self.house
-        losses = [decode_forward_backward_output(house.result(job)) for job in self.passes]
-        norms = [msgspec.json.decode(house.result(job))["metrics"] for job in self.optims]
-        digests = [_digest(house, job) for job in self.saves]
-        tokens = [decode_sample_response(house.result(job)) for job in self.samples]
+        harness = self.harness
+        losses = [decode_forward_backward_output(harness.result(job)) for job in self.passes]
+        norms = [msgspec.json.decode(harness.result(job))["metrics"] for job in self.optim_jobs]
+        digests = [_digest(harness, job) for job in self.saves]
+        tokens = [decode_sample_response(harness.result(job)) for job in self.samples]
         return [
             [(loss.metrics, loss.loss_fn_outputs) for loss in losses],
             norms,
@@ -68,9 +68,9 @@ class Story:
         ]
 
 
-def _digest(house: House, job: JobRecord) -> str:
-    house.result(job)
-    files = read_manifest(house.home.checkpoint_directory(job.id)).files
+def _digest(harness: WorkerHarness, job: JobRecord) -> str:
+    harness.result(job)
+    files = read_manifest(harness.home.checkpoint_directory(job.id)).files
     return files["adapter_model.safetensors"].sha256
 
 
@@ -86,51 +86,53 @@ def run_worker(root: Path, num_commits: int, where: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    house = House(tmp_path_factory.mktemp("calm"))
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    harness = WorkerHarness(tmp_path_factory.mktemp("calm"))
     try:
-        story = Story(house)
-        story.promise()
-        house.start()
-        return story.numbers()
+        scenario = JobScenario(harness)
+        scenario.submit_all()
+        harness.start()
+        return scenario.results()
     finally:
-        house.close()
+        harness.close()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_worker_killed_around_commits_loses_and_repeats_nothing(
-    tmp_path: Path, undisturbed: list[object], seed: int
+    tmp_path: Path, uninterrupted: list[object], seed: int
 ) -> None:
-    dice = random.Random(seed)
-    house = House(tmp_path)
+    rng = random.Random(seed)
+    harness = WorkerHarness(tmp_path)
     try:
-        story = Story(house)
-        story.promise()
+        scenario = JobScenario(harness)
+        scenario.submit_all()
         num_kills = 0
-        while num_kills < NUM_KILLS and not story.is_over:
-            where = dice.choice(["before", "after"])
+        while num_kills < NUM_KILLS and not scenario.is_over:
+            where = rng.choice(["before", "after"])
             # A worker needs three commits to begin; each loop here gets some way further.
-            assert run_worker(tmp_path, dice.randint(4, 16), where) == -signal.SIGKILL
+            assert run_worker(tmp_path, rng.randint(4, 16), where) == -signal.SIGKILL
             num_kills += 1
         assert num_kills >= 5
-        house.start()
-        assert story.numbers() == undisturbed
-        house.stop()
-        assert_nothing_is_left_over(house)
+        harness.start()
+        assert scenario.results() == uninterrupted
+        harness.stop()
+        assert_nothing_is_left_over(harness)
     finally:
-        house.close()
+        harness.close()
 
 
-def assert_nothing_is_left_over(house: House) -> None:
+def assert_nothing_is_left_over(harness: WorkerHarness) -> None:
     """Rows and directories belong together, and every operation was counted once."""
-    num_jobs = count(house.database, sa.select(sa.func.count()).select_from(jobs))
-    assert count(house.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
-    rows = house.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
+    num_jobs = count(harness.database, sa.select(sa.func.count()).select_from(jobs))
+    assert count(harness.database, sa.select(sa.func.count()).select_from(steps)) == num_jobs
+    rows = harness.read(lambda db: set(db.scalars(sa.select(checkpoints.c.id))))
     # Half-written directories of the dead stay for an hour; nothing refers to them.
-    whole = {path.name for path in house.home.checkpoints.iterdir()}
+    whole = {path.name for path in harness.home.checkpoints.iterdir()}
     assert {name for name in whole if not name.startswith(SCRATCH_PREFIX)} == rows
-    found = house.read(lambda db: db.execute(sa.select(runs)).all())
-    assert {run.snapshot for run in found} == {path.name for path in house.home.snapshots.iterdir()}
+    found = harness.read(lambda db: db.execute(sa.select(runs)).all())
+    assert {run.snapshot for run in found} == {
+        path.name for path in harness.home.snapshots.iterdir()
+    }
     for run in found:
         assert run.applied == 1 + 2 * NUM_STEPS
         assert run.next_seq == 1 + 3 * NUM_STEPS

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.jobs.conftest import BASE_MODEL, House
+from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.jobs.housekeeping import HousekeepingPolicy
@@ -20,29 +20,29 @@ from tinkex.wire.codec import encode_json
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path, housekeeping=HousekeepingPolicy(interval_seconds=0.02))
+def harness(tmp_path: Path) -> Iterator[WorkerHarness]:
+    made = WorkerHarness(tmp_path, housekeeping=HousekeepingPolicy(interval_seconds=0.02))
     yield made
     made.close()
 
 
-def save_unnamed(house: House, run_id: str, seq: int) -> str:
+def save_unnamed(harness: WorkerHarness, run_id: str, seq: int) -> str:
     """The sampling session of the weights as they are now."""
     request = types.SaveWeightsForSamplerRequest(
         model_id=run_id, sampling_session_seq_id=seq, seq_id=seq
     )
-    job = house.op(run_id, seq, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
-    sampler_id: str = msgspec.json.decode(house.result(job))["sampling_session_id"]
+    job = harness.op(run_id, seq, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    sampler_id: str = msgspec.json.decode(harness.result(job))["sampling_session_id"]
     return sampler_id
 
 
-def kept(house: House) -> int:
+def kept(harness: WorkerHarness) -> int:
     """How many there are, once their rows and their files agree."""
     query = sa.select(sa.func.count()).select_from(checkpoints)
     for _ in range(500):
-        rows = house.read(lambda db: db.scalar(query))
-        files = len(list(house.home.checkpoints.iterdir()))
-        deleted = house.read(
+        rows = harness.read(lambda db: db.scalar(query))
+        files = len(list(harness.home.checkpoints.iterdir()))
+        deleted = harness.read(
             lambda db: db.scalar(query.where(checkpoints.c.deleted_at.is_not(None)))
         )
         if rows == files and not deleted:
@@ -51,45 +51,45 @@ def kept(house: House) -> int:
     raise AssertionError(f"{rows} rows, {files} directories, {deleted} deleted")
 
 
-def test_a_loop_keeps_the_newest_few(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    made = [save_unnamed(house, run_id, seq) for seq in range(1, 9)]
-    assert kept(house) == 3
+def test_a_loop_keeps_the_newest_few(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    made = [save_unnamed(harness, run_id, seq) for seq in range(1, 9)]
+    assert kept(harness) == 3
     for sampler_id in made[-3:]:
-        house.result(house.sample(sampler_id, 1))
-    error = house.outcome(house.sample(made[0], 1)).job.error
+        harness.result(harness.sample(sampler_id, 1))
+    error = harness.outcome(harness.sample(made[0], 1)).job.error
     assert error is not None
     assert "were deleted: a model keeps the 3 unnamed sampler weights" in error
     assert "save them under a name" in error
 
 
-def test_weights_that_were_sampled_from_are_missed_clearly_once_they_are_gone(
-    house: House,
+def test_sampling_from_evicted_weights_fails_with_clear_error(
+    harness: WorkerHarness,
 ) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    first = save_unnamed(house, run_id, 1)
-    house.result(house.sample(first, 1))
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    first = save_unnamed(harness, run_id, 1)
+    harness.result(harness.sample(first, 1))
     for seq in range(2, 6):
-        save_unnamed(house, run_id, seq)
-    assert kept(house) == 3
-    error = house.outcome(house.sample(first, 2)).job.error
+        save_unnamed(harness, run_id, seq)
+    assert kept(harness) == 3
+    error = harness.outcome(harness.sample(first, 2)).job.error
     assert error is not None
     assert "were deleted" in error
 
 
-def test_weights_stay_while_samples_of_them_wait(house: House) -> None:
-    house.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    first = save_unnamed(house, run_id, 1)
-    waiting = [house.sample(first, seq) for seq in range(1, 9)]
+def test_weights_stay_while_samples_of_them_wait(harness: WorkerHarness) -> None:
+    harness.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    first = save_unnamed(harness, run_id, 1)
+    waiting = [harness.sample(first, seq) for seq in range(1, 9)]
     for seq in range(2, 8):
-        save_unnamed(house, run_id, seq)
+        save_unnamed(harness, run_id, seq)
     for job in waiting:
-        house.result(job)
-    save_unnamed(house, run_id, 8)
-    assert kept(house) == 3
+        harness.result(job)
+    save_unnamed(harness, run_id, 8)
+    assert kept(harness) == 3

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.jobs.conftest import BASE_MODEL, House, count
+from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness, count
 from tinkex import types
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import WriteSnapshot
@@ -29,36 +29,36 @@ from tinkex.wire.proto import (
 TOKENS = [5, 6, 7, 8, 9, 10]
 
 
-def train(house: House, run_id: str, first: int, num_steps: int) -> list[float]:
+def train(harness: WorkerHarness, run_id: str, first: int, num_steps: int) -> list[float]:
     """Losses of so many steps; each is a pass and an optimizer step."""
     losses = []
     for index in range(num_steps):
-        passed = house.forward_backward(run_id, first + 2 * index, TOKENS)
-        house.optim_step(run_id, first + 2 * index + 1)
-        losses.append(decode_forward_backward_output(house.result(passed)).metrics["loss:sum"])
+        passed = harness.forward_backward(run_id, first + 2 * index, TOKENS)
+        harness.optim_step(run_id, first + 2 * index + 1)
+        losses.append(decode_forward_backward_output(harness.result(passed)).metrics["loss:sum"])
     return losses
 
 
-def test_training_lowers_the_loss(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    losses = train(house, run_id, 1, 8)
+def test_training_lowers_the_loss(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    losses = train(harness, run_id, 1, 8)
     assert losses[-1] < losses[0] - 1.0
     assert losses == sorted(losses, reverse=True)
 
 
-def test_operations_run_in_the_order_of_their_numbers(house: House) -> None:
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    last = house.save(run_id, 4, "end")
-    house.optim_step(run_id, 3)
-    house.forward_backward(run_id, 2, TOKENS)
-    house.forward_backward(run_id, 1, TOKENS)
-    house.start()
-    house.result(last)
+def test_operations_run_in_the_order_of_their_numbers(harness: WorkerHarness) -> None:
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    last = harness.save(run_id, 4, "end")
+    harness.optim_step(run_id, 3)
+    harness.forward_backward(run_id, 2, TOKENS)
+    harness.forward_backward(run_id, 1, TOKENS)
+    harness.start()
+    harness.result(last)
     query = sa.select(steps.c.kind).where(steps.c.run_id == run_id).order_by(steps.c.no)
-    kinds = house.read(lambda db: list(db.scalars(query)))
+    kinds = harness.read(lambda db: list(db.scalars(query)))
     assert kinds == [
         JobKind.CREATE_MODEL,
         JobKind.FORWARD_BACKWARD,
@@ -68,37 +68,37 @@ def test_operations_run_in_the_order_of_their_numbers(house: House) -> None:
     ]
 
 
-def test_a_missing_number_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    house = House(tmp_path, turns=BatchLimits(gap_seconds=0.2))
+def test_missing_seq_id_is_skipped_after_timeout(tmp_path: Path) -> None:
+    harness = WorkerHarness(tmp_path, turns=BatchLimits(gap_seconds=0.2))
     try:
-        house.start()
-        tenant = house.tenant()
-        run_id = house.model(tenant, house.session(tenant))
-        assert house.outcome(house.optim_step(run_id, 5)).job.error is None
-        late = house.forward_backward(run_id, 2, TOKENS)
-        assert house.outcome(late).job.error is None
+        harness.start()
+        tenant = harness.tenant()
+        run_id = harness.model(tenant, harness.session(tenant))
+        assert harness.outcome(harness.optim_step(run_id, 5)).job.error is None
+        late = harness.forward_backward(run_id, 2, TOKENS)
+        assert harness.outcome(late).job.error is None
     finally:
-        house.close()
+        harness.close()
 
 
-def test_the_same_key_is_the_same_promise(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    first = house.optim_step(run_id, 1)
-    again = house.optim_step(run_id, 1)
+def test_the_same_key_is_the_same_promise(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    first = harness.optim_step(run_id, 1)
+    again = harness.optim_step(run_id, 1)
     assert again.id == first.id
-    assert house.result(first) == house.result(again)
-    assert house.run(run_id).applied == 2
+    assert harness.result(first) == harness.result(again)
+    assert harness.run(run_id).applied == 2
 
 
-def test_a_number_used_for_something_else_is_refused(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    house.optim_step(run_id, 1)
+def test_a_number_used_for_something_else_is_refused(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    harness.optim_step(run_id, 1)
     with pytest.raises(Exception, match="used for optim_step before"):
-        house.save(run_id, 1, "other")
+        harness.save(run_id, 1, "other")
 
 
 @pytest.mark.parametrize("max_changes", [1, 3, 1000])
@@ -106,27 +106,27 @@ def test_a_new_worker_goes_on_exactly_where_the_old_one_was(
     tmp_path: Path, max_changes: int
 ) -> None:
     policy = SnapshotPolicy(max_changes=max_changes)
-    undisturbed = _losses(tmp_path / "calm", policy, stops=())
-    disturbed = _losses(tmp_path / "wild", policy, stops=(2, 3, 6))
-    assert disturbed == undisturbed
+    uninterrupted = _losses(tmp_path / "calm", policy, stops=())
+    interrupted = _losses(tmp_path / "wild", policy, stops=(2, 3, 6))
+    assert interrupted == uninterrupted
 
 
 def _losses(root: Path, policy: SnapshotPolicy, stops: tuple[int, ...]) -> list[float]:
     root.mkdir()
-    house = House(root, snapshots=policy)
+    harness = WorkerHarness(root, snapshots=policy)
     try:
-        house.start()
-        tenant = house.tenant()
-        run_id = house.model(tenant, house.session(tenant))
+        harness.start()
+        tenant = harness.tenant()
+        run_id = harness.model(tenant, harness.session(tenant))
         losses = []
         for step in range(8):
             if step in stops:
-                house.stop()
-                house.start()
-            losses += train(house, run_id, 1 + 2 * step, 1)
+                harness.stop()
+                harness.start()
+            losses += train(harness, run_id, 1 + 2 * step, 1)
         return losses
     finally:
-        house.close()
+        harness.close()
 
 
 class FullDisk(FakeEngine):
@@ -139,21 +139,21 @@ class FullDisk(FakeEngine):
         return write
 
 
-def test_replay_alone_brings_a_model_back(house: House) -> None:
-    house.start(FullDisk([BASE_MODEL]))
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    losses = train(house, run_id, 1, 4)
-    house.stop()
-    assert house.run(run_id).snapshot is None
-    house.start()
-    again = house.model(tenant, house.session(tenant))
-    assert train(house, run_id, 9, 1)[0] < losses[-1]
-    assert train(house, again, 1, 5)[:4] == losses
-    assert train(house, again, 11, 2) == train(house, run_id, 11, 2)
+def test_replay_alone_brings_a_model_back(harness: WorkerHarness) -> None:
+    harness.start(FullDisk([BASE_MODEL]))
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    losses = train(harness, run_id, 1, 4)
+    harness.stop()
+    assert harness.run(run_id).snapshot is None
+    harness.start()
+    again = harness.model(tenant, harness.session(tenant))
+    assert train(harness, run_id, 9, 1)[0] < losses[-1]
+    assert train(harness, again, 1, 5)[:4] == losses
+    assert train(harness, again, 11, 2) == train(harness, run_id, 11, 2)
 
 
-class NoRoom(FakeEngine):
+class FullDiskEngine(FakeEngine):
     """Finds the disk full when it saves."""
 
     def save(self, adapter_id: str, directory: Path, *, with_optimizer: bool) -> None:
@@ -161,53 +161,55 @@ class NoRoom(FakeEngine):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_save_on_a_full_disk_fails_in_a_sentence_and_leaves_nothing(house: House) -> None:
-    house.start(NoRoom([BASE_MODEL]))
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    failed = house.outcome(house.save(run_id, 1, "x")).job
+def test_a_save_on_a_full_disk_fails_in_a_sentence_and_leaves_nothing(
+    harness: WorkerHarness,
+) -> None:
+    harness.start(FullDiskEngine([BASE_MODEL]))
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    failed = harness.outcome(harness.save(run_id, 1, "x")).job
     assert failed.category == "server"
     assert "No space left" in (failed.error or "")
-    assert list(house.home.checkpoints.iterdir()) == []
-    assert train(house, run_id, 2, 1)
+    assert list(harness.home.checkpoints.iterdir()) == []
+    assert train(harness, run_id, 2, 1)
 
 
-def test_a_user_mistake_fails_its_promise_alone(house: House) -> None:
-    house.start()
-    alice, bob = house.tenant("alice"), house.tenant("bob")
-    mine = house.model(alice, house.session(alice))
-    theirs = house.model(bob, house.session(bob))
-    wrong = house.forward_backward(mine, 1, [1, 2, 10**6])
-    right = house.forward_backward(theirs, 1, TOKENS)
-    failed = house.outcome(wrong).job
+def test_a_user_mistake_fails_its_promise_alone(harness: WorkerHarness) -> None:
+    harness.start()
+    alice, bob = harness.tenant("alice"), harness.tenant("bob")
+    mine = harness.model(alice, harness.session(alice))
+    theirs = harness.model(bob, harness.session(bob))
+    wrong = harness.forward_backward(mine, 1, [1, 2, 10**6])
+    right = harness.forward_backward(theirs, 1, TOKENS)
+    failed = harness.outcome(wrong).job
     assert failed.category == "user"
     assert "1000000" in (failed.error or "")
-    assert house.result(right)
-    assert house.run(mine).applied == 1
+    assert harness.result(right)
+    assert harness.run(mine).applied == 1
 
 
-def test_a_model_that_cannot_be_made_fails_what_follows(house: House) -> None:
-    house.start(FakeEngine(["another/model"]))
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    failed = house.outcome(house.optim_step(run_id, 1)).job
+def test_a_model_that_cannot_be_made_fails_what_follows(harness: WorkerHarness) -> None:
+    harness.start(FakeEngine(["another/model"]))
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    failed = harness.outcome(harness.optim_step(run_id, 1)).job
     assert failed.category == "user"
-    assert house.run(run_id).state == "failed"
+    assert harness.run(run_id).state == "failed"
 
 
-def test_save_then_load_continues_bit_for_bit(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    session = house.session(tenant)
-    first = house.model(tenant, session, 0)
-    train(house, first, 1, 3)
-    saved = house.save(first, 7, "mid")
-    path = msgspec.json.decode(house.result(saved))["path"]
+def test_save_then_load_continues_bit_for_bit(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    session = harness.session(tenant)
+    first = harness.model(tenant, session, 0)
+    train(harness, first, 1, 3)
+    saved = harness.save(first, 7, "mid")
+    path = msgspec.json.decode(harness.result(saved))["path"]
     assert path == f"tinker://{first}/weights/mid"
-    expected = train(house, first, 8, 3)
-    second = house.model(tenant, session, 1)
-    house.result(house.load(second, 1, saved.id, path))
-    assert train(house, second, 2, 3) == expected
+    expected = train(harness, first, 8, 3)
+    second = harness.model(tenant, session, 1)
+    harness.result(harness.load(second, 1, saved.id, path))
+    assert train(harness, second, 2, 3) == expected
 
 
 def flip_last_bit(path: Path) -> None:
@@ -216,38 +218,42 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_checkpoint_with_one_flipped_bit_is_neither_loaded_nor_sampled_from(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    session = house.session(tenant)
-    first = house.model(tenant, session, 0)
-    train(house, first, 1, 1)
-    saved = house.save(first, 3, "mid")
-    path = msgspec.json.decode(house.result(saved))["path"]
+def test_a_checkpoint_with_one_flipped_bit_is_neither_loaded_nor_sampled_from(
+    harness: WorkerHarness,
+) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    session = harness.session(tenant)
+    first = harness.model(tenant, session, 0)
+    train(harness, first, 1, 1)
+    saved = harness.save(first, 3, "mid")
+    path = msgspec.json.decode(harness.result(saved))["path"]
     request = types.SaveWeightsForSamplerRequest(
         model_id=first, seq_id=4, sampling_session_seq_id=7
     )
-    drawn = house.op(first, 4, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
-    sampler_id = msgspec.json.decode(house.result(drawn))["sampling_session_id"]
-    flip_last_bit(house.home.checkpoint_directory(saved.id) / "optimizer.safetensors")
-    flip_last_bit(house.home.checkpoint_directory(drawn.id) / "adapter_model.safetensors")
+    drawn = harness.op(first, 4, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    sampler_id = msgspec.json.decode(harness.result(drawn))["sampling_session_id"]
+    flip_last_bit(harness.home.checkpoint_directory(saved.id) / "optimizer.safetensors")
+    flip_last_bit(harness.home.checkpoint_directory(drawn.id) / "adapter_model.safetensors")
 
-    second = house.model(tenant, session, 1)
-    loading = house.outcome(house.load(second, 1, saved.id, path)).job
-    sampling = house.outcome(house.sample(sampler_id, 0)).job
+    second = harness.model(tenant, session, 1)
+    loading = harness.outcome(harness.load(second, 1, saved.id, path)).job
+    sampling = harness.outcome(harness.sample(sampler_id, 0)).job
 
     assert (loading.category, sampling.category) == ("server", "server")
     assert f"checkpoint {path} is damaged" in (loading.error or "")
     assert "'optimizer.safetensors'" in (loading.error or "")
     assert f"checkpoint tinker://{first}/sampler_weights/" in (sampling.error or "")
     # The model that could not load goes on as it was.
-    assert train(house, second, 2, 1)
+    assert train(harness, second, 2, 1)
 
 
-def test_a_batch_in_which_some_examples_have_weights_counts_the_others_fully(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
+def test_a_batch_in_which_some_examples_have_weights_counts_the_others_fully(
+    harness: WorkerHarness,
+) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
     text = types.ModelInput.from_ints([5, 6])
     data = [
         types.Datum(text, {"target_tokens": [6, 7], "weights": [0.25, 0.0]}),
@@ -256,126 +262,128 @@ def test_a_batch_in_which_some_examples_have_weights_counts_the_others_fully(hou
     work = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy")
     request = types.ForwardBackwardRequest(work, run_id, 1)
     body = encode_forward_backward_request(request, False)
-    job = house.op(run_id, 1, JobKind.FORWARD_BACKWARD, body, is_proto=True)
-    output = decode_forward_backward_output(house.result(job))
+    job = harness.op(run_id, 1, JobKind.FORWARD_BACKWARD, body, is_proto=True)
+    output = decode_forward_backward_output(harness.result(job))
     [first, second] = [one["logprobs"].tolist() for one in output.loss_fn_outputs]
     expected = -0.25 * first[0] - sum(second)
     assert output.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
     is_pass = steps.c.kind == JobKind.FORWARD_BACKWARD
     query = sa.select(steps.c.metrics).where(steps.c.run_id == run_id, is_pass)
-    [metrics] = house.read(lambda db: list(db.scalars(query)))
+    [metrics] = harness.read(lambda db: list(db.scalars(query)))
     assert metrics["weight:sum"] == 2.25
 
 
-def test_a_taken_name_is_refused_unless_it_may_be_replaced(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    house.result(house.save(run_id, 1, "x"))
-    assert "exists" in (house.outcome(house.save(run_id, 2, "x")).job.error or "")
-    house.result(house.save(run_id, 3, "x", overwrite=True))
+def test_existing_checkpoint_name_is_rejected_unless_overwrite(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    harness.result(harness.save(run_id, 1, "x"))
+    assert "exists" in (harness.outcome(harness.save(run_id, 2, "x")).job.error or "")
+    harness.result(harness.save(run_id, 3, "x", overwrite=True))
     alive = sa.select(sa.func.count()).where(checkpoints.c.deleted_at.is_(None))
-    assert count(house.database, alive) == 1
+    assert count(harness.database, alive) == 1
 
 
-def test_unnamed_sampler_weights_open_a_sampling_session(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    session = house.session(tenant)
-    run_id = house.model(tenant, session)
+def test_unnamed_sampler_weights_open_a_sampling_session(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    session = harness.session(tenant)
+    run_id = harness.model(tenant, session)
     request = types.SaveWeightsForSamplerRequest(
         model_id=run_id, seq_id=1, sampling_session_seq_id=7
     )
-    saved = house.op(run_id, 1, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
-    sampler_id = msgspec.json.decode(house.result(saved))["sampling_session_id"]
+    saved = harness.op(run_id, 1, JobKind.SAVE_WEIGHTS_FOR_SAMPLER, encode_json(request))
+    sampler_id = msgspec.json.decode(harness.result(saved))["sampling_session_id"]
     assert sampler_id == f"{session}:sample:7"
-    response = decode_sample_response(house.result(house.sample(sampler_id, 0)))
+    response = decode_sample_response(harness.result(harness.sample(sampler_id, 0)))
     assert len(response.sequences[0].tokens) > 0
 
 
-def test_the_same_seed_gives_the_same_sample(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    sampler_id = house.sampler(tenant, house.session(tenant))
+def test_the_same_seed_gives_the_same_sample(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    sampler_id = harness.sampler(tenant, harness.session(tenant))
     drawn = [
-        decode_sample_response(house.result(house.sample(sampler_id, number, seed=11)))
+        decode_sample_response(harness.result(harness.sample(sampler_id, number, seed=11)))
         for number in range(3)
     ]
     assert drawn[0].sequences[0].tokens == drawn[1].sequences[0].tokens
     assert drawn[1].sequences[0].tokens == drawn[2].sequences[0].tokens
 
 
-def test_a_cancelled_sample_is_over_at_once(house: House) -> None:
-    house.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
-    tenant = house.tenant()
-    sampler_id = house.sampler(tenant, house.session(tenant))
-    drawn = [house.sample(sampler_id, number) for number in range(12)]
-    assert house.queue.cancel(tenant, drawn[-1].id).result() is True
-    assert "cancelled" in (house.outcome(drawn[-1]).job.error or "")
+def test_a_cancelled_sample_is_over_at_once(harness: WorkerHarness) -> None:
+    harness.start(FakeEngine([BASE_MODEL], seconds_per_op=0.05))
+    tenant = harness.tenant()
+    sampler_id = harness.sampler(tenant, harness.session(tenant))
+    drawn = [harness.sample(sampler_id, number) for number in range(12)]
+    assert harness.queue.cancel(tenant, drawn[-1].id).result() is True
+    assert "cancelled" in (harness.outcome(drawn[-1]).job.error or "")
     for job in drawn[:-1]:
-        house.result(job)
-    assert house.queue.cancel(tenant, drawn[0].id).result() is False
+        harness.result(job)
+    assert harness.queue.cancel(tenant, drawn[0].id).result() is False
 
 
-def test_work_is_counted(house: House) -> None:
-    house.start()
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    train(house, run_id, 1, 2)
+def test_usage_is_recorded(harness: WorkerHarness) -> None:
+    harness.start()
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    train(harness, run_id, 1, 2)
     query = sa.select(sa.func.sum(usage.c.amount)).where(usage.c.kind == "training")
-    assert count(house.database, query) == 2 * (len(TOKENS) - 1)
+    assert count(harness.database, query) == 2 * (len(TOKENS) - 1)
 
 
-def test_a_job_that_kills_the_worker_is_given_up(house: House) -> None:
-    tenant = house.tenant()
-    run_id = house.model(tenant, house.session(tenant))
-    job = house.optim_step(run_id, 1)
-    house.database.write(
+def test_job_is_failed_after_max_attempts(harness: WorkerHarness) -> None:
+    tenant = harness.tenant()
+    run_id = harness.model(tenant, harness.session(tenant))
+    job = harness.optim_step(run_id, 1)
+    harness.database.write(
         lambda db: db.execute(
             sa.update(jobs).where(jobs.c.id == job.id).values(state="running", attempts=3)
         )
     )
-    house.start()
-    failed = house.outcome(job).job
+    harness.start()
+    failed = harness.outcome(job).job
     assert failed.category == "server"
     assert "given up" in (failed.error or "")
 
 
-def test_a_model_leaves_memory_when_its_session_is_over(
-    house: House, monkeypatch: pytest.MonkeyPatch
+def test_model_is_unloaded_when_session_expires(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinkex.jobs.worker.MAINTENANCE_SECONDS", 0.05)
-    house.start()
-    tenant = house.tenant()
-    session = house.session(tenant)
-    run_id = house.model(tenant, session)
-    losses = train(house, run_id, 1, 2)
-    house.database.write(lambda db: db.execute(sa.text("UPDATE sessions SET expired_at = 1.0")))
+    harness.start()
+    tenant = harness.tenant()
+    session = harness.session(tenant)
+    run_id = harness.model(tenant, session)
+    losses = train(harness, run_id, 1, 2)
+    harness.database.write(lambda db: db.execute(sa.text("UPDATE sessions SET expired_at = 1.0")))
     until = time.monotonic() + 60
-    while house.engine.has_adapter(run_id) and time.monotonic() < until:
+    while harness.engine.has_adapter(run_id) and time.monotonic() < until:
         time.sleep(0.01)
-    assert not house.engine.has_adapter(run_id)
-    assert train(house, run_id, 5, 1)[0] < losses[-1]
+    assert not harness.engine.has_adapter(run_id)
+    assert train(harness, run_id, 5, 1)[0] < losses[-1]
 
 
-def test_weights_that_others_put_in_the_place_of_published_ones_stay_theirs(house: House) -> None:
-    owner, other = house.tenant("alice"), house.tenant("bob")
-    house.start()
-    run_id = house.model(owner, house.session(owner))
-    house.result(house.save(run_id, 1, "published"))
-    house.stop()
+def test_other_tenants_sample_fails_after_published_weights_are_replaced(
+    harness: WorkerHarness,
+) -> None:
+    owner, other = harness.tenant("alice"), harness.tenant("bob")
+    harness.start()
+    run_id = harness.model(owner, harness.session(owner))
+    harness.result(harness.save(run_id, 1, "published"))
+    harness.stop()
     path = f"tinker://{run_id}/weights/published"
-    mine, theirs = (_sample_from(house, tenant, path) for tenant in (owner, other))
+    mine, theirs = (_sample_from(harness, tenant, path) for tenant in (owner, other))
     # Promised while the name stood for something else.
-    house.database.write(
+    harness.database.write(
         lambda db: db.execute(sa.text("UPDATE checkpoints SET created_at = created_at + 60"))
     )
-    house.start()
-    house.result(mine)
-    assert "were deleted" in (house.outcome(theirs).job.error or "")
+    harness.start()
+    harness.result(mine)
+    assert "were deleted" in (harness.outcome(theirs).job.error or "")
 
 
-def _sample_from(house: House, tenant: str, path: str) -> JobRecord:
+def _sample_from(harness: WorkerHarness, tenant: str, path: str) -> JobRecord:
     request = types.SampleRequest(
         prompt=types.ModelInput.from_ints([1, 2, 3]),
         sampling_params=types.SamplingParams(max_tokens=4),
@@ -391,4 +399,4 @@ def _sample_from(house: House, tenant: str, path: str) -> JobRecord:
         payload=encode_json(request),
         num_sequences=1,
     )
-    return house.queue.submit(new).result()
+    return harness.queue.submit(new).result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tests.integration.jobs.conftest import BASE_MODEL, House
+from tests.integration.jobs.conftest import BASE_MODEL, WorkerHarness
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.protocol import FinishedSample, GeneratorPassRun, Pass, SamplerSource
 from tinkex.types import SampleRequest
@@ -13,7 +13,7 @@ from tinkex.types import SampleRequest
 PASS_SECONDS, STEP_SECONDS, NUM_STEPS = 0.2, 0.01, 30
 
 
-class Slow(FakeEngine):
+class SlowEngine(FakeEngine):
     """A pass takes as long as many steps of sampling, and a sample takes many steps."""
 
     def __init__(self) -> None:
@@ -31,22 +31,22 @@ class Slow(FakeEngine):
         return super().step_samples() if self.order.count("step") >= NUM_STEPS else []
 
 
-def test_a_sample_goes_many_steps_after_a_long_pass(house: House) -> None:
-    tenant = house.tenant()
-    session = house.session(tenant)
-    run_id = house.model(tenant, session)
-    passes = [house.forward_backward(run_id, 1 + index, [5, 6, 7]) for index in range(20)]
-    sample = house.sample(house.sampler(tenant, session), 1)
-    engine = Slow()
-    house.start(engine)
-    house.result(sample)
-    house.result(passes[0])
-    steps_of_turns = "".join(word[0] for word in engine.order).strip("p").split("p")
+def test_sample_runs_many_steps_after_long_pass(harness: WorkerHarness) -> None:
+    tenant = harness.tenant()
+    session = harness.session(tenant)
+    run_id = harness.model(tenant, session)
+    passes = [harness.forward_backward(run_id, 1 + index, [5, 6, 7]) for index in range(20)]
+    sample = harness.sample(harness.sampler(tenant, session), 1)
+    engine = SlowEngine()
+    harness.start(engine)
+    harness.result(sample)
+    harness.result(passes[0])
+    steps_between_passes = "".join(event[0] for event in engine.order).strip("p").split("p")
     # One step per pass would need as many passes as steps.
-    assert len(steps_of_turns) < NUM_STEPS / 2
+    assert len(steps_between_passes) < NUM_STEPS / 2
 
 
-class Watching(FakeEngine):
+class ScopeRecordingEngine(FakeEngine):
     """Notes whose prompts each request may be recognised in."""
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class Watching(FakeEngine):
         super().start_sample(ticket, source, request)
 
 
-def test_prompts_are_recognised_within_a_tenant_alone(house: House) -> None:
-    tenants = [house.tenant("alice"), house.tenant("bob")]
-    engine = Watching()
-    house.start(engine)
+def test_prefix_cache_is_tenant_scoped(harness: WorkerHarness) -> None:
+    tenants = [harness.tenant("alice"), harness.tenant("bob")]
+    engine = ScopeRecordingEngine()
+    harness.start(engine)
     for tenant in tenants:
-        house.result(house.sample(house.sampler(tenant, house.session(tenant)), 1))
+        harness.result(harness.sample(harness.sampler(tenant, harness.session(tenant)), 1))
     assert engine.scopes == tenants

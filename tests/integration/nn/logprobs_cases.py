@@ -61,7 +61,7 @@ class CountingHead(LMHead):
 
 
 @dataclass
-class Scene:
+class LogprobsCase:
     """A head, rows of several adapters, and pairs to score."""
 
     linear: nn.Linear
@@ -69,7 +69,7 @@ class Scene:
     head: CountingHead
     hidden_TD: Tensor
     segments: list[LoraSegment]
-    flats: list[Tensor]
+    flat_weights: list[Tensor]
     rows_P: npt.NDArray[np.int64]
     targets_P: npt.NDArray[np.int64]
     slope_P: Tensor
@@ -125,38 +125,38 @@ class Scene:
         )
 
 
-def make_scene(
+def make_case(
     *,
     rows: Sequence[int] = tuple(range(NUM_ROWS)),
     dtype: torch.dtype = torch.float32,
     bias: bool = False,
     **config: float,
-) -> Scene:
+) -> LogprobsCase:
     """A scene whose rows have one target each; every third slope or so is zero."""
-    dice = torch.Generator().manual_seed(5)
+    rng = torch.Generator().manual_seed(5)
     linear = nn.Linear(WIDTH, VOCAB, bias=bias, dtype=dtype)
     for parameter in linear.parameters():
-        nn.init.normal_(parameter, generator=dice)
-    segments, flats = [], []
+        nn.init.normal_(parameter, generator=rng)
+    segments, flat_weights = [], []
     for start, stop, rank, has_head, is_trained in OWNERS:
         layout = LoraLayout([SITE], rank, {TargetKind.UNEMBED} if has_head else set())
-        weights = torch.randn(layout.size, generator=dice) * 0.2
+        weights = torch.randn(layout.size, generator=rng) * 0.2
         gradient = layout.views(torch.zeros_like(weights)) if is_trained else None
         segments.append(LoraSegment(start, stop, 32 / rank / 8, layout.views(weights), gradient))
-        flats.append(weights)
+        flat_weights.append(weights)
     num_pairs = len(rows)
-    slope_P = torch.randn(num_pairs, generator=dice)
-    slope_P[torch.rand(num_pairs, generator=dice) < 0.4] = 0.0
+    slope_P = torch.randn(num_pairs, generator=rng)
+    slope_P[torch.rand(num_pairs, generator=rng) < 0.4] = 0.0
     space = SimpleNamespace(**config)
-    return Scene(
+    return LogprobsCase(
         linear=linear,
         config=space,
         head=CountingHead(0, linear, space),
-        hidden_TD=torch.randn(NUM_ROWS, WIDTH, generator=dice).to(dtype),
+        hidden_TD=torch.randn(NUM_ROWS, WIDTH, generator=rng).to(dtype),
         segments=segments,
-        flats=flats,
+        flat_weights=flat_weights,
         rows_P=np.array(rows, dtype=np.int64),
-        targets_P=torch.randint(VOCAB, (num_pairs,), generator=dice).numpy(),
+        targets_P=torch.randint(VOCAB, (num_pairs,), generator=rng).numpy(),
         slope_P=slope_P,
     )
 

@@ -23,14 +23,14 @@ SCALE = 32 / RANK
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelOutput:
     """What a model made of some sequences, and the adapter's gradient by module."""
 
     logits: Tensor
     gradient: dict[str, tuple[Tensor, Tensor]]
 
 
-class Twins:
+class HostAndPeft:
     """One model twice."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Twins:
             for ours, theirs in zip((down, up), self._pairs[path], strict=True):
                 theirs.data.copy_(_as_peft(ours))
 
-    def run_host(self, sequences: Sequence[Tensor], slopes: Tensor, **how: bool) -> Answer:
+    def run_host(self, sequences: Sequence[Tensor], slopes: Tensor, **how: bool) -> ModelOutput:
         """Packed, with our gradient."""
         gradient = torch.zeros_like(self.weights)
         views = self.layout.views
@@ -56,9 +56,9 @@ class Twins:
         )
         logits = run(self.host, rows, sequences, slopes, **how)
         pairs = self.layout.pairs(gradient)
-        return Answer(logits, {path: (down, up) for path, down, up in pairs})
+        return ModelOutput(logits, {path: (down, up) for path, down, up in pairs})
 
-    def run_peft(self, sequences: Sequence[Tensor], slopes: Tensor) -> Answer:
+    def run_peft(self, sequences: Sequence[Tensor], slopes: Tensor) -> ModelOutput:
         """One sequence after the other, with autograd's gradient."""
         self.peft.zero_grad()
         logits = torch.cat(
@@ -68,7 +68,7 @@ class Twins:
         num_experts = {
             path: site.num_experts for site in self.host.lora_targets for path in site.paths
         }
-        return Answer(
+        return ModelOutput(
             logits.detach(),
             {
                 path: (
@@ -98,10 +98,10 @@ def run(
 def trained_weights(layout: LoraLayout, seed: int = 3) -> Tensor:
     """Weights of an adapter that says something."""
     flat = layout.init_weights(seed)
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for pair in layout.views(flat):
         for up in pair.ups if pair else ():
-            up.normal_(0, 0.05, generator=dice)
+            up.normal_(0, 0.05, generator=rng)
     return flat
 
 

@@ -23,9 +23,9 @@ HOWS = [
 
 
 def _rows(num: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return tuple(  # type: ignore[return-value]
-        torch.randn(heads, num, WIDTH, generator=dice) for heads in (HEADS, KEYS, KEYS)
+        torch.randn(heads, num, WIDTH, generator=rng) for heads in (HEADS, KEYS, KEYS)
     )
 
 
@@ -108,7 +108,7 @@ def test_what_a_slot_held_before_is_gone() -> None:
     assert float(larger.keys[0].sum()) == 3 * KEYS * WIDTH
 
 
-def test_more_and_fewer_slots_keep_what_is_in_use() -> None:
+def test_resizing_slots_keeps_active_kv() -> None:
     block = KVBlock(KIND, 2, 8)
     block.keys[0][:] = torch.arange(2.0)[:, None, None, None]
     block.resize(5, 2)

@@ -52,11 +52,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 def adapter(host: HostedModel, seed: int, rank: int, skipped: int | None = None) -> SamplerAdapter:
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     pairs = [
         LoraPair(
-            torch.randn(len(site.paths) * rank, site.in_features, generator=dice) * 0.2,
-            tuple(torch.randn(size, rank, generator=dice) for size in site.out_features),
+            torch.randn(len(site.paths) * rank, site.in_features, generator=rng) * 0.2,
+            tuple(torch.randn(size, rank, generator=rng) for size in site.out_features),
         )
         for site in host.lora_targets
     ]
@@ -65,11 +65,11 @@ def adapter(host: HostedModel, seed: int, rank: int, skipped: int | None = None)
 
 
 def filled_blocks() -> list[KVBlock]:
-    dice = torch.Generator().manual_seed(7)
+    rng = torch.Generator().manual_seed(7)
     blocks = [KVBlock(KIND, len(lengths), CAPACITY) for lengths in LENGTHS]
     for block in blocks:
         for one in block.keys + block.values:
-            one.normal_(generator=dice)
+            one.normal_(generator=rng)
     return blocks
 
 
@@ -128,7 +128,7 @@ def test_a_sample_is_the_same_in_a_pass_that_also_reads_a_prompt(steps: Steps) -
     assert torch.equal(alone, together[:5])
 
 
-def test_samples_that_share_a_prompt_are_left_to_the_layers(steps: Steps) -> None:
+def test_shared_prompt_uses_layer_path(steps: Steps) -> None:
     host = tiny_host()
     num_before = len(steps.num_rows)
     stored, (block, _) = PromptKV(KIND, 4), filled_blocks()
@@ -145,7 +145,7 @@ def test_samples_that_share_a_prompt_are_left_to_the_layers(steps: Steps) -> Non
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "qwen3_moe", "gpt2"])
-def test_models_with_layers_of_their_own_are_left_to_them(steps: Steps, name: str) -> None:
+def test_custom_layers_use_layer_path(steps: Steps, name: str) -> None:
     HostedModel(build(name))
     assert not steps.num_rows or name == "granite", "granite's layers only look usual"
 

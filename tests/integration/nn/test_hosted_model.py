@@ -17,7 +17,14 @@ from tests.integration.nn.architectures import (
     build,
     build_of,
 )
-from tests.integration.nn.peft_reference import RANK, SCALE, Answer, Twins, run, trained_weights
+from tests.integration.nn.peft_reference import (
+    RANK,
+    SCALE,
+    HostAndPeft,
+    ModelOutput,
+    run,
+    trained_weights,
+)
 from tinkex.errors import ConfigError
 from tinkex.nn.forward_context import ForwardContext
 from tinkex.nn.fused_layers import FusedAttention, FusedGatedMLP
@@ -32,15 +39,15 @@ LENGTHS = (13, 4, 21, 21, 1)
 
 
 def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
-    dice = torch.Generator().manual_seed(1)
-    return [torch.randint(0, VOCAB_SIZE, (length,), generator=dice) for length in lengths]
+    rng = torch.Generator().manual_seed(1)
+    return [torch.randint(0, VOCAB_SIZE, (length,), generator=rng) for length in lengths]
 
 
 def slopes(num_rows: int = sum(LENGTHS)) -> Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
 
 
-def assert_same(found: Answer, expected: Answer) -> None:
+def assert_same(found: ModelOutput, expected: ModelOutput) -> None:
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
     assert found.gradient.keys() == expected.gradient.keys()
     for path, pair in found.gradient.items():
@@ -68,13 +75,13 @@ def test_a_hosted_model_says_what_the_model_said(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_values_and_gradients_are_those_of_peft(name: str, parts: tuple[TargetKind, ...]) -> None:
-    twins = Twins(build(name), parts)
+    twins = HostAndPeft(build(name), parts)
     assert_same(twins.run_host(sequences(), slopes()), twins.run_peft(sequences(), slopes()))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
 def test_saving_memory_changes_no_number(name: str) -> None:
-    twins = Twins(build(name))
+    twins = HostAndPeft(build(name))
     assert_same(
         twins.run_host(sequences(), slopes(), save_memory=True),
         twins.run_host(sequences(), slopes()),
@@ -82,11 +89,11 @@ def test_saving_memory_changes_no_number(name: str) -> None:
 
 
 def test_saving_memory_keeps_less_for_the_way_back() -> None:
-    twins = Twins(build("qwen3", num_hidden_layers=6))
+    twins = HostAndPeft(build("qwen3", num_hidden_layers=6))
     assert 3 * kept_bytes(twins, save_memory=True) < kept_bytes(twins, save_memory=False)
 
 
-def kept_bytes(twins: Twins, *, save_memory: bool) -> int:
+def kept_bytes(twins: HostAndPeft, *, save_memory: bool) -> int:
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -156,7 +163,10 @@ def test_routers_are_not_adapted() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "qwen3_moe"])
 def test_base_weights_of_16_bits_carry_adapters_of_32(name: str, dtype: torch.dtype) -> None:
-    coarse, fine = Twins(build(name, dtype=dtype)), Twins(build(name, dtype=dtype).float())
+    coarse, fine = (
+        HostAndPeft(build(name, dtype=dtype)),
+        HostAndPeft(build(name, dtype=dtype).float()),
+    )
     found = coarse.run_host(sequences(), slopes().to(dtype))
     expected = fine.run_host(sequences(), slopes())
     off = (found.logits.float().log_softmax(-1) - expected.logits.log_softmax(-1)).abs()
@@ -205,7 +215,7 @@ class _Failing(PackedAttention):
 
 @pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3"])
 def test_a_pass_that_fails_leaves_nothing_and_the_next_one_works(name: str) -> None:
-    twins = Twins(build(name))
+    twins = HostAndPeft(build(name))
     expected = twins.run_host(sequences(), slopes())
     rows = SegmentedLora([LoraSegment(0, sum(LENGTHS), SCALE, twins.layout.views(twins.weights))])
     attention = _Failing(LENGTHS)
@@ -263,7 +273,7 @@ def test_a_window_that_is_not_obeyed_is_refused() -> None:
         HostedModel(model)
 
 
-def test_positions_that_depend_on_company_are_limited() -> None:
+def test_longrope_limits_context_to_original_length() -> None:
     factors = [1.0] * 4
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors}
     rope |= {"long_factor": [2.0] * 4, "original_max_position_embeddings": 32}

@@ -19,11 +19,11 @@ SITES = [
 
 
 def _adapter(seed: int, rank: int, has_mlp: bool = True) -> SamplerAdapter:
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def pair(site: LoraTarget) -> LoraPair:
-        down = torch.randn(len(site.paths) * rank, site.in_features, generator=dice)
-        ups = [torch.randn(size, rank, generator=dice) for size in site.out_features]
+        down = torch.randn(len(site.paths) * rank, site.in_features, generator=rng)
+        ups = [torch.randn(size, rank, generator=rng) for size in site.out_features]
         return LoraPair(down, tuple(ups))
 
     return SamplerAdapter(seed, 0.5 + seed, [pair(SITES[0]), pair(SITES[1]) if has_mlp else None])
@@ -51,7 +51,7 @@ def test_each_stretch_gets_its_own_adapter(site: int, dtype: torch.dtype) -> Non
     assert y[:3].any()
 
 
-def test_owners_of_rows_are_known() -> None:
+def test_row_to_adapter_mapping() -> None:
     numbers, owners = DecodeLora(STRETCHES).adapters_by_row(7)
     assert numbers.tolist() == [0, 0, 0, -1, 1, 2, -1]
     assert [one.scale for one in owners] == [one.adapter.scale for one in STRETCHES]

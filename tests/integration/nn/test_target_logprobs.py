@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.integration.nn.logprobs_cases import NUM_ROWS, PLANS, ROW_BYTES, VOCAB, make_scene, several_targets
+from tests.integration.nn.logprobs_cases import (
+    NUM_ROWS,
+    PLANS,
+    ROW_BYTES,
+    VOCAB,
+    make_case,
+    several_targets,
+)
 from tests.support.tiny_models import tiny_host, tiny_qwen3
 from tinkex.nn import lm_head as head_module
 from tinkex.nn import target_logprobs
@@ -44,9 +51,9 @@ def assert_near(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_values_and_gradients_equal_autograd_on_all_logits(scene: str, plan: str) -> None:
-    this = make_scene(**SCENES[scene])
+@pytest.mark.parametrize("case", SCENES)
+def test_values_and_gradients_equal_autograd_on_all_logits(case: str, plan: str) -> None:
+    this = make_case(**SCENES[case])
     logprobs_P, dhidden_TD, gradients = this.expected()
     scorer = this.scorer(plan)
 
@@ -59,9 +66,9 @@ def test_values_and_gradients_equal_autograd_on_all_logits(scene: str, plan: str
         assert_near(found, wanted)
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_both_at_once_equals_one_after_the_other(scene: str, plan: str) -> None:
-    this = make_scene(**SCENES[scene])
+@pytest.mark.parametrize("case", SCENES)
+def test_both_at_once_equals_one_after_the_other(case: str, plan: str) -> None:
+    this = make_case(**SCENES[case])
     logprobs_P, dhidden_TD, gradients = this.expected()
 
     found_P, found_TD = this.scorer(plan).logprobs_and_grad(this.slope_P)
@@ -74,7 +81,7 @@ def test_both_at_once_equals_one_after_the_other(scene: str, plan: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_near_and_its_logprobs_are_float32(dtype: torch.dtype, plan: str) -> None:
-    this = make_scene(dtype=dtype, rows=several_targets(), final_logit_softcapping=20.0)
+    this = make_case(dtype=dtype, rows=several_targets(), final_logit_softcapping=20.0)
     logprobs_P, dhidden_TD, gradients = this.expected()
     scorer = this.scorer(plan)
 
@@ -88,8 +95,8 @@ def test_low_precision_is_near_and_its_logprobs_are_float32(dtype: torch.dtype, 
         assert (found - wanted).norm() < 0.02 * wanted.norm()
 
 
-def test_far_fetched_targets_keep_their_logprobs(plan: str) -> None:
-    this = make_scene()
+def test_low_probability_targets_keep_precision(plan: str) -> None:
+    this = make_case()
     this.linear.weight.data.mul_(60.0)
     scorer = this.scorer(plan)
 
@@ -101,7 +108,7 @@ def test_far_fetched_targets_keep_their_logprobs(plan: str) -> None:
 
 
 def test_the_same_target_twice_in_a_row_counts_twice(plan: str) -> None:
-    this = make_scene(rows=[3, 3, 3, 8])
+    this = make_case(rows=[3, 3, 3, 8])
     this.targets_P = np.array([7, 7, 9, 7])
     this.slope_P = torch.tensor([1.0, 2.0, -3.0, 0.5])
     _, dhidden_TD, _ = this.expected()
@@ -117,7 +124,7 @@ def test_the_same_target_twice_in_a_row_counts_twice(plan: str) -> None:
 def test_going_back_visits_only_rows_whose_slopes_are_not_all_zero(
     rows: Sequence[int], plan: str
 ) -> None:
-    this = make_scene(rows=rows)
+    this = make_case(rows=rows)
     scorer = this.scorer(plan)
     scorer.logprobs()
     assert this.head.num_scored == len(set(rows))
@@ -135,7 +142,7 @@ def test_going_back_visits_only_rows_whose_slopes_are_not_all_zero(
 def test_only_needed_rows_that_were_not_kept_are_computed_again(
     name: str, num_again: int | str | None
 ) -> None:
-    this = make_scene()
+    this = make_case()
     scorer = this.scorer(name)
     scorer.logprobs()
     this.head.num_scored = 0
@@ -146,7 +153,7 @@ def test_only_needed_rows_that_were_not_kept_are_computed_again(
 
 
 def test_memory_is_spent_on_rows_that_are_wanted() -> None:
-    this = make_scene(rows=several_targets())
+    this = make_case(rows=several_targets())
     logprobs_P, dhidden_TD, gradients = this.expected()
     is_wanted_P = this.slope_P.numpy() != 0.0
     num_needed = len(set(this.rows_P[is_wanted_P]))
@@ -160,7 +167,7 @@ def test_memory_is_spent_on_rows_that_are_wanted() -> None:
 
 
 def test_rows_that_were_not_wanted_and_are_needed_after_all_are_computed_again() -> None:
-    this = make_scene()
+    this = make_case()
     _, dhidden_TD, _ = this.expected()
     scorer = this.scorer()
     scorer.logprobs(np.arange(NUM_ROWS) < 5)
@@ -170,7 +177,7 @@ def test_rows_that_were_not_wanted_and_are_needed_after_all_are_computed_again()
 
 
 def test_slopes_of_zero_cost_nothing() -> None:
-    this = make_scene()
+    this = make_case()
     scorer = this.scorer()
     scorer.logprobs()
     this.head.num_scored = 0
@@ -181,7 +188,7 @@ def test_slopes_of_zero_cost_nothing() -> None:
 
 
 def test_no_pairs_are_no_error(plan: str) -> None:
-    this = make_scene(rows=[])
+    this = make_case(rows=[])
     scorer = this.scorer(plan)
     assert scorer.logprobs().shape == (0,)
     assert not scorer.backward(this.slope_P).any()
@@ -213,9 +220,9 @@ class Logits(TorchDispatchMode):
 def test_no_memory_beyond_the_limit_is_ever_taken_for_logits(
     num_fitting: int, way: str, config: dict[str, float]
 ) -> None:
-    this = make_scene(**config)
+    this = make_case(**config)
     scorer = this.scorer(max_bytes=num_fitting * ROW_BYTES)
-    with Logits([this.linear.weight, *this.flats]) as seen:
+    with Logits([this.linear.weight, *this.flat_weights]) as seen:
         if way == "at once":
             scorer.logprobs_and_grad(this.slope_P)
         else:
@@ -225,7 +232,7 @@ def test_no_memory_beyond_the_limit_is_ever_taken_for_logits(
 
 
 def test_nothing_is_held_after_the_way_back() -> None:
-    this = make_scene()
+    this = make_case()
     scorer = this.scorer("some kept")
     scorer.logprobs()
     scorer.backward(this.slope_P)
@@ -235,7 +242,7 @@ def test_nothing_is_held_after_the_way_back() -> None:
 
 def test_the_same_numbers_come_out_bit_for_bit(plan: str) -> None:
     def run() -> list[Tensor]:
-        this = make_scene(rows=several_targets())
+        this = make_case(rows=several_targets())
         scorer = this.scorer(plan)
         return [scorer.logprobs(), scorer.backward(this.slope_P), *this.gradients()]
 
@@ -266,7 +273,7 @@ def test_a_hosted_models_targets_score_as_the_models_own() -> None:
 
 
 def test_few_rows_of_a_large_head_have_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    this = make_scene(bias=True)
+    this = make_case(bias=True)
     plain_MV, _ = this.head.logits(this.hidden_TD, SegmentedLora(this.segments))
     monkeypatch.setattr(head_module, "_LARGE_WEIGHT", 1)
     few_MV, _ = this.head.logits(this.hidden_TD, SegmentedLora(this.segments))

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tests.support.forkserver import forks_of
 from tests.integration.pipeline.tiny_stage import RANKS, SignalledStage, run
+from tests.support.forkserver import forks_of
 from tests.support.ports import free_port
 from tinkex.errors import TinkexError
 

@@ -48,9 +48,9 @@ def tiny_model(tokenizer: TextTokenizer, seed: int = 0, **changes: Any) -> PreTr
     sizes = ModelSizes(**{**{name: getattr(SIZES, name) for name in _NAMES}, **changes})
     config = make_config(sizes, tokenizer.vocab_size, tokenizer.end_of_turn, tokenizer.end_of_text)
     model = make_model(config, seed)
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.data.add_(torch.randn(parameter.shape, generator=dice) * 0.05)
+        parameter.data.add_(torch.randn(parameter.shape, generator=rng) * 0.05)
     return model
 
 

@@ -14,7 +14,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.integration.pipeline.stage_inputs import make_setting, make_tokenizer, tiny_model, write_rows, write_samples
+from tests.integration.pipeline.stage_inputs import (
+    make_setting,
+    make_tokenizer,
+    tiny_model,
+    write_rows,
+    write_samples,
+)
 from tinkex.pipeline.forward import PackedForward
 from tinkex.pipeline.stages.distill import DistillStage
 from tinkex.pipeline.stages.dpo import DpoStage

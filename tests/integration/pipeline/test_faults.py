@@ -21,7 +21,7 @@ from tests.integration.pipeline.tiny_stage import (
     make_plan,
     outcome,
     run,
-    run_apart,
+    run_in_subprocess,
     told,
 )
 from tests.support.small_disk import run_on_small_disk
@@ -75,9 +75,7 @@ def test_a_step_that_looks_good_and_is_not_never_displaces_a_good_one(tmp_path: 
     assert names_of(tmp_path)[0] == "step_00000012"
 
 
-def test_a_run_that_goes_back_keeps_what_it_saves(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rewound_run_archives_later_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     changes: dict[str, Any] = {"keep_last_checkpoints": 0, "eval_interval": 0, **NO_END}
     run(tmp_path, max_steps=8, **changes)
     back = tmp_path / "checkpoints" / "step_00000004"
@@ -221,7 +219,9 @@ def test_a_second_trainer_is_refused_and_harms_nothing(tmp_path: Path) -> None:
         def loss(self, batch: Any) -> StageLoss:
             if self.num_losses == 6:
                 (tmp_path / "b").mkdir()
-                assert run_apart(tmp_path / "b", ckpt_dir=tmp_path / "a" / "checkpoints") == 1
+                assert (
+                    run_in_subprocess(tmp_path / "b", ckpt_dir=tmp_path / "a" / "checkpoints") == 1
+                )
                 Nosy.said = (tmp_path / "b" / "error").read_text()
             return super().loss(batch)
 

@@ -64,7 +64,7 @@ def check(
         torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_a_sum_and_its_norm_with_the_gradients_of_all_three() -> None:
+def test_add_rms_norm_forward_and_backward() -> None:
     check(
         lambda x, delta, weight: functional.add_rms_norm(x, delta, weight, EPS),
         lambda x, delta, weight: (x + delta, rms_norm(x + delta, (WIDTH,), weight, EPS)),
@@ -117,7 +117,7 @@ def by_formula(all_TNK: Tensor, *weights: Tensor) -> Made:
 
 
 @pytest.mark.parametrize("has_norms", [True, False])
-def test_heads_are_normed_turned_and_split(has_norms: bool) -> None:
+def test_qk_norm_rotary_and_head_split(has_norms: bool) -> None:
     def ours(all_TNK: Tensor, *weights: Tensor) -> Made:
         q_weight, k_weight = weights or (None, None)
         how = QKRotary(QUERIES, KEYS, EPS, *angles(), q_weight, k_weight)
@@ -157,7 +157,7 @@ def test_attention_within_documents_of_any_length(lengths: list[int]) -> None:
     check(ours, theirs, inputs, tolerance=2e-5)
 
 
-def test_attention_to_values_that_are_a_part_of_wider_rows() -> None:
+def test_varlen_attention_with_strided_values() -> None:
     ours, theirs = attention_of((50, 17))
     q, k = random(67, QUERIES, HEAD), random(67, KEYS, HEAD, seed=1)
 

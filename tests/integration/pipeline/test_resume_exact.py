@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.integration.pipeline.tiny_stage import (
-    Mishap,
+    FaultSpec,
     TinyStage,
     outcome,
     run,
-    run_apart,
+    run_in_subprocess,
     start,
     told,
 )
@@ -32,7 +32,7 @@ Outcome = tuple[str, list[dict[str, Any]]]
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """What a run that nobody stopped comes to."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
-    assert run_apart(out_dir) == 0
+    assert run_in_subprocess(out_dir) == 0
     return outcome(out_dir)
 
 
@@ -50,20 +50,22 @@ def test_a_run_in_another_process_and_in_this_one_are_the_same(
 def test_a_signal_saves_first_and_tells_by_the_exit_code(
     tmp_path: Path, expected: Outcome, number: int, at_batch: int
 ) -> None:
-    assert run_apart(tmp_path, Mishap(signal_at_batch=(number, at_batch))) == 128 + number
+    assert (
+        run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(number, at_batch))) == 128 + number
+    )
     # A signal amid an update leaves it undone; at its last batch the update is finished first.
     newest = latest_step(tmp_path / "checkpoints")
     assert (newest is None) == (at_batch == 1)
-    assert run_apart(tmp_path) == 0
+    assert run_in_subprocess(tmp_path) == 0
     assert outcome(tmp_path) == expected
 
 
 def test_signals_at_every_few_batches_still_lead_to_the_same_end(
     tmp_path: Path, expected: Outcome
 ) -> None:
-    codes = [run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 4)))]
+    codes = [run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 4)))]
     while codes[-1] == 143:
-        codes.append(run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 4))))
+        codes.append(run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 4))))
         assert len(codes) < 20
     assert codes[-1] == 0
     assert len(codes) > 4
@@ -89,7 +91,7 @@ def test_death_at_any_touch_of_a_file_leaves_a_run_that_goes_on(
     # Saves, prunes and replacements of the first steps, and some of the last.
     for nth in [*range(1, 60, 2), *range(60, 140, 9)]:
         out_dir = tmp_path / str(nth)
-        codes.add(run_apart(out_dir, Mishap(kill_at_file_event=nth)))
+        codes.add(run_in_subprocess(out_dir, FaultSpec(kill_at_file_event=nth)))
         for _, path in list_steps(out_dir / "checkpoints"):
             assert is_valid_step(path)
         run(out_dir)
@@ -100,22 +102,22 @@ def test_death_at_any_touch_of_a_file_leaves_a_run_that_goes_on(
 
 
 def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    dice, cut = random.Random(11), tmp_path / "cut"
+    rng, cut = random.Random(11), tmp_path / "cut"
     for _ in range(5):
         # Beyond what was told before, so that each run trains something before it dies.
-        goal = last_told(cut) + dice.randint(1, 3)
+        goal = last_told(cut) + rng.randint(1, 3)
         # It is so much longer than the goals that it cannot end before it is hit.
-        process = start(cut, Mishap(seconds_per_batch=0.03), epochs=40)
+        process = start(cut, FaultSpec(seconds_per_batch=0.03), epochs=40)
         deadline = time.monotonic() + 60
         while last_told(cut) < goal and process.is_alive() and time.monotonic() < deadline:
-            process.join(timeout=dice.uniform(0.001, 0.02))
+            process.join(timeout=rng.uniform(0.001, 0.02))
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL, "it was hit in the middle"
         for _, path in list_steps(cut / "checkpoints"):
             assert is_valid_step(path)
-    assert run_apart(cut, epochs=40) == 0
-    assert run_apart(tmp_path / "whole", epochs=40) == 0
+    assert run_in_subprocess(cut, epochs=40) == 0
+    assert run_in_subprocess(tmp_path / "whole", epochs=40) == 0
     assert outcome(cut) == outcome(tmp_path / "whole")
 
 
@@ -131,9 +133,9 @@ def last_told(out_dir: Path) -> int:
 def test_a_full_disk_stops_the_run_with_its_checkpoints_whole(
     tmp_path: Path, expected: Outcome
 ) -> None:
-    assert run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 9))) == 143
+    assert run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9))) == 143
     before = [path.name for _, path in list_steps(tmp_path / "checkpoints")]
-    assert run_apart(tmp_path, Mishap(max_file_bytes=5000)) == 1
+    assert run_in_subprocess(tmp_path, FaultSpec(max_file_bytes=5000)) == 1
     said = (tmp_path / "error").read_text()
     assert "could not be saved" in said
     assert "File too large" in said
@@ -236,7 +238,7 @@ def test_a_checkpoint_of_three_files_goes_on(
 
 
 def test_a_run_that_was_stopped_tells_each_figure_once(tmp_path: Path) -> None:
-    run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 9)))
+    run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9)))
     run(tmp_path)
     steps = [record["step"] for record in told(tmp_path) if "loss" in record]
     assert steps == list(range(1, 13))
@@ -244,7 +246,9 @@ def test_a_run_that_was_stopped_tells_each_figure_once(tmp_path: Path) -> None:
 
 def test_muon_resumes_exactly_too(tmp_path: Path) -> None:
     run(tmp_path / "whole", optimizer="muon")
-    run_apart(tmp_path / "cut", Mishap(signal_at_batch=(signal.SIGINT, 10)), optimizer="muon")
+    run_in_subprocess(
+        tmp_path / "cut", FaultSpec(signal_at_batch=(signal.SIGINT, 10)), optimizer="muon"
+    )
     run(tmp_path / "cut", optimizer="muon")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -255,7 +259,7 @@ def test_a_compiled_model_saves_and_resumes_under_plain_names(
     stage = TinyStage()
     # Named like a compiled one; compiling itself is not what is tested.
     stage.model = _Compiled(stage.model)
-    run_apart(tmp_path, Mishap(signal_at_batch=(signal.SIGTERM, 9)))
+    run_in_subprocess(tmp_path, FaultSpec(signal_at_batch=(signal.SIGTERM, 9)))
     run(tmp_path, stage=stage)
     assert outcome(tmp_path) == expected
 

@@ -11,203 +11,205 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pipeline_project import PATIENCE_SECONDS, Scene, scene
+from tests.support.pipeline_project import TIMEOUT_SECONDS, PipelineProject, project
 from tinkex.errors import ConfigError, InvalidInput
 from tinkex.pipeline.run.stage_records import StageStatus
 from tinkex.pipeline.trainer_lock import lock_directory
 
-__all__ = ["scene"]
+__all__ = ["project"]
 
 
-def test_a_first_run_trains_every_stage_from_its_parent(scene: Scene) -> None:
-    done = scene.run("--run-r1")
+def test_a_first_run_trains_every_stage_from_its_parent(project: PipelineProject) -> None:
+    done = project.run("--run-r1")
     assert done.actions == dict.fromkeys(("tokenizer", "pretrain", "sft", "dpo", "r1"), "trained")
     for stage, parent in (("sft", "pretrain"), ("dpo", "sft"), ("r1", "dpo")):
-        command = scene.record(stage).command
-        assert command[command.index("--init_from") + 1] == str(scene.out / parent / "hf")
-    command = scene.record("dpo").command
-    assert command[command.index("--ref_path") + 1] == str(scene.out / "sft" / "hf")
-    assert "--init_from" not in scene.record("pretrain").command
+        command = project.record(stage).command
+        assert command[command.index("--init_from") + 1] == str(project.out / parent / "hf")
+    command = project.record("dpo").command
+    assert command[command.index("--ref_path") + 1] == str(project.out / "sft" / "hf")
+    assert "--init_from" not in project.record("pretrain").command
 
 
-def test_reasoning_is_trained_only_when_asked_for(scene: Scene) -> None:
-    assert list(scene.run().actions) == ["tokenizer", "pretrain", "sft", "dpo"]
-    assert not (scene.out / "r1").exists()
-    again = scene.run("--run-r1")
+def test_reasoning_is_trained_only_when_asked_for(project: PipelineProject) -> None:
+    assert list(project.run().actions) == ["tokenizer", "pretrain", "sft", "dpo"]
+    assert not (project.out / "r1").exists()
+    again = project.run("--run-r1")
     assert again.actions["r1"] == "trained"
     assert {again.actions[name] for name in ("tokenizer", "pretrain", "sft", "dpo")} == {"skipped"}
 
 
 def test_a_model_that_cannot_be_asked_is_no_failure_of_the_run(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
+    project: PipelineProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    done = scene.run("--run-r1", R1_DEMO="1", R1_DEMO_PROMPT="Are you there?")
+    done = project.run("--run-r1", R1_DEMO="1", R1_DEMO_PROMPT="Are you there?")
     assert done.actions["r1"] == "trained"
     assert "[r1] asked: Are you there?" in done.text
     assert "the model could not be asked; its training is complete" in done.text
-    assert f"Error: {scene.out / 'r1' / 'hf'} cannot be asked" in capfd.readouterr().err
+    assert f"Error: {project.out / 'r1' / 'hf'} cannot be asked" in capfd.readouterr().err
 
 
-def test_the_published_check_holds(scene: Scene) -> None:
+def test_the_published_check_holds(project: PipelineProject) -> None:
     """SAVE_INTERVAL=2 KEEP_LAST=2, twice: step directories, then --resume in the log."""
-    first = scene.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
-    assert scene.steps("pretrain") == ["step_00000002", "step_00000004"]
+    first = project.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
+    assert project.steps("pretrain") == ["step_00000002", "step_00000004"]
     assert "--resume" not in first.text
-    second = scene.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
-    newest = scene.out / "pretrain" / "checkpoints" / "step_00000004"
+    second = project.run("--smoke-test", SMOKE_PRETRAIN_STEPS="4")
+    newest = project.out / "pretrain" / "checkpoints" / "step_00000004"
     assert f"--resume {newest} --ckpt_dir {newest.parent}" in second.text
 
 
-def test_a_finished_run_has_nothing_to_do(scene: Scene) -> None:
-    scene.run()
-    before = {path: path.stat().st_mtime_ns for path in scene.out.rglob("*") if path.is_file()}
-    done = scene.run()
+def test_a_finished_run_has_nothing_to_do(project: PipelineProject) -> None:
+    project.run()
+    before = {path: path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
+    done = project.run()
     assert set(done.actions.values()) == {"skipped"}
     assert "Nothing to do" in done.text
-    after = {path: path.stat().st_mtime_ns for path in scene.out.rglob("*") if path.is_file()}
+    after = {path: path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
     changed = {path.name for path in after if before.get(path) != after[path]}
     assert changed <= {"run.log", "run.lock", "trainer.lock"}
 
 
-def test_what_a_trainer_by_hand_is_writing_is_left_alone(scene: Scene) -> None:
-    scene.run()
-    half = scene.out / "sft" / ".partial-hf"
+def test_what_a_trainer_by_hand_is_writing_is_left_alone(project: PipelineProject) -> None:
+    project.run()
+    half = project.out / "sft" / ".partial-hf"
     half.mkdir()
     with (
-        lock_directory(scene.out / "sft"),
+        lock_directory(project.out / "sft"),
         pytest.raises(ConfigError, match="in use by another trainer"),
     ):
-        scene.run()
+        project.run()
     assert half.is_dir()
-    assert set(scene.run().actions.values()) == {"skipped"}
+    assert set(project.run().actions.values()) == {"skipped"}
     assert not half.exists()
 
 
-def test_the_interval_and_the_number_kept_hold_in_every_stage(scene: Scene) -> None:
-    scene.run("--smoke-test", "--run-r1", SAVE_INTERVAL="3", KEEP_LAST="2")
+def test_the_interval_and_the_number_kept_hold_in_every_stage(project: PipelineProject) -> None:
+    project.run("--smoke-test", "--run-r1", SAVE_INTERVAL="3", KEEP_LAST="2")
     for stage in ("pretrain", "sft", "dpo", "r1"):
-        command = scene.record(stage).command
+        command = project.record(stage).command
         assert command[command.index("--save_interval") + 1] == "3"
         assert command[command.index("--keep_last_checkpoints") + 1] == "2"
-        assert len(scene.steps(stage)) == 2
+        assert len(project.steps(stage)) == 2
 
 
 def test_a_failed_stage_stops_the_run_and_is_resumed(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    project: PipelineProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE", "fail sft 3")
-    done = scene.run()
+    done = project.run()
     assert done.error is not None
     assert done.error.exit_code == 1
     assert "sft failed" in done.error.message
     assert "goes on from step 2" in str(done.error.hint)
-    assert scene.record("sft").status is StageStatus.FAILED
-    assert not (scene.out / "dpo").exists()
+    assert project.record("sft").status is StageStatus.FAILED
+    assert not (project.out / "dpo").exists()
     monkeypatch.delenv("FAKE")
-    again = scene.run()
+    again = project.run()
     assert again.actions["sft"] == "resumed"
     assert again.actions["dpo"] == "trained"
     words = next(line for line in again.text.splitlines() if line.startswith("[sft] $ "))
-    step_dir = scene.out / "sft" / "checkpoints" / "step_00000002"
+    step_dir = project.out / "sft" / "checkpoints" / "step_00000002"
     assert f"--resume {step_dir} --ckpt_dir {step_dir.parent}" in words
-    assert shlex.split(words.removeprefix("[sft] $ ")) == scene.record("sft").command
+    assert shlex.split(words.removeprefix("[sft] $ ")) == project.record("sft").command
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 )
 def test_a_signal_reaches_the_trainer_and_its_code_comes_back(
-    scene: Scene, number: signal.Signals, code: int
+    project: PipelineProject, number: signal.Signals, code: int
 ) -> None:
-    process = scene.start(FAKE="wait sft 3")
-    scene.wait_for(scene.out / "sft" / "waiting", process)
+    process = project.start(FAKE="wait sft 3")
+    project.wait_for(project.out / "sft" / "waiting", process)
     process.send_signal(number)
-    text = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    text = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert process.returncode == code, text
     assert "sft was interrupted; its work is saved at step 3" in text
-    assert scene.record("sft").status is StageStatus.INTERRUPTED
-    again = scene.run()
+    assert project.record("sft").status is StageStatus.INTERRUPTED
+    again = project.run()
     assert again.actions["sft"] == "resumed"
     assert "checkpoints/step_00000003" in again.text
 
 
-def test_a_second_run_is_told_who_holds_the_directory(scene: Scene) -> None:
-    process = scene.start(FAKE="wait pretrain 1")
-    scene.wait_for(scene.out / "pretrain" / "waiting", process)
+def test_a_second_run_is_told_who_holds_the_directory(project: PipelineProject) -> None:
+    process = project.start(FAKE="wait pretrain 1")
+    project.wait_for(project.out / "pretrain" / "waiting", process)
     with pytest.raises(ConfigError, match=f"in use by process {process.pid} .*training pretrain"):
-        scene.run()
+        project.run()
     process.terminate()
-    process.communicate(timeout=PATIENCE_SECONDS)
+    process.communicate(timeout=TIMEOUT_SECONDS)
 
 
-def test_a_trainer_that_outlives_its_run_keeps_the_directory(scene: Scene) -> None:
-    process = scene.start(FAKE="wait pretrain 1")
-    scene.wait_for(scene.out / "pretrain" / "waiting", process)
-    trainer = scene.record("pretrain").pid
+def test_a_trainer_that_outlives_its_run_keeps_the_directory(project: PipelineProject) -> None:
+    process = project.start(FAKE="wait pretrain 1")
+    project.wait_for(project.out / "pretrain" / "waiting", process)
+    trainer = project.record("pretrain").pid
     assert trainer is not None
     process.kill()
     process.wait()
     try:
         with pytest.raises(ConfigError, match=f"in use by trainer {trainer} of a run that"):
-            scene.run()
+            project.run()
     finally:
         os.kill(trainer, signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_SECONDS)
-    assert scene.record("pretrain").status is StageStatus.RUNNING
-    assert scene.run().actions["pretrain"] == "resumed"
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    assert project.record("pretrain").status is StageStatus.RUNNING
+    assert project.run().actions["pretrain"] == "resumed"
 
 
-def test_a_changed_setting_is_shown_and_refused(scene: Scene) -> None:
-    scene.run()
-    done = scene.run(PRETRAIN_ARGS="--learning_rate 0.001", SEED="7")
+def test_a_changed_setting_is_shown_and_refused(project: PipelineProject) -> None:
+    project.run()
+    done = project.run(PRETRAIN_ARGS="--learning_rate 0.001", SEED="7")
     assert done.error is not None
     assert "learning_rate: (not given) -> 0.001" in done.error.message
     assert "seed: 1337 -> 7" in done.error.message
     assert "--restart-from pretrain" in str(done.error.hint)
 
 
-def test_changed_data_is_refused(scene: Scene) -> None:
-    scene.run()
-    path = Path(scene.environ["DPO_JSON"])
+def test_changed_data_is_refused(project: PipelineProject) -> None:
+    project.run()
+    path = Path(project.environ["DPO_JSON"])
     path.write_text(path.read_text() * 2)
-    done = scene.run()
+    done = project.run()
     assert done.error is not None
     assert done.error.message.startswith("dpo in ")
     assert "data: " in done.error.message
 
 
-def test_data_that_was_only_touched_is_the_same(scene: Scene) -> None:
-    scene.run()
-    os.utime(scene.environ["SFT_JSON"])
-    assert set(scene.run().actions.values()) == {"skipped"}
+def test_data_that_was_only_touched_is_the_same(project: PipelineProject) -> None:
+    project.run()
+    os.utime(project.environ["SFT_JSON"])
+    assert set(project.run().actions.values()) == {"skipped"}
 
 
 def test_children_of_a_parent_that_was_trained_again_are_refused(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    project: PipelineProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.run()
-    scene.change_result("pretrain", is_told=True)
-    done = scene.run()
+    project.run()
+    project.change_result("pretrain", is_recorded=True)
+    done = project.run()
     assert done.error is not None
     assert "parent: pretrain was trained again" in done.error.message
     assert "--restart-from sft" in str(done.error.hint)
 
 
-def test_a_result_that_its_trainer_did_not_leave_is_refused(scene: Scene) -> None:
-    scene.run()
-    scene.change_result("pretrain", is_told=False)
-    done = scene.run()
+def test_a_result_that_its_trainer_did_not_leave_is_refused(project: PipelineProject) -> None:
+    project.run()
+    project.change_result("pretrain", is_recorded=False)
+    done = project.run()
     assert done.error is not None
     assert "pretrain in" in done.error.message
     assert "result: its files are not those that its trainer left" in done.error.message
 
 
-def test_weights_that_are_missing_are_made_again_from_the_last_step(scene: Scene) -> None:
-    scene.run()
-    weights = scene.out / "sft" / "hf" / "model.safetensors"
+def test_weights_that_are_missing_are_made_again_from_the_last_step(
+    project: PipelineProject,
+) -> None:
+    project.run()
+    weights = project.out / "sft" / "hf" / "model.safetensors"
     before = weights.read_bytes()
     weights.unlink()
-    done = scene.run("--run-r1")
+    done = project.run("--run-r1")
     assert done.actions == {
         "tokenizer": "skipped",
         "pretrain": "skipped",
@@ -220,32 +222,32 @@ def test_weights_that_are_missing_are_made_again_from_the_last_step(scene: Scene
 
 @pytest.mark.parametrize("flags", [("--force-pretrain",), ("--restart-from", "pretrain")])
 def test_a_restart_throws_away_a_stage_and_its_children(
-    scene: Scene, flags: tuple[str, ...]
+    project: PipelineProject, flags: tuple[str, ...]
 ) -> None:
-    scene.run("--run-r1")
-    (scene.out / "r1" / "old").touch()
-    done = scene.run(*flags, SEED="7")
+    project.run("--run-r1")
+    (project.out / "r1" / "old").touch()
+    done = project.run(*flags, SEED="7")
     assert done.actions == {
         "tokenizer": "skipped",
         "pretrain": "trained",
         "sft": "trained",
         "dpo": "trained",
     }
-    assert not (scene.out / "r1").exists()
-    assert not list(scene.out.glob(".partial-*"))
-    assert not os.path.lexists(scene.out / "reason_512.pth")
+    assert not (project.out / "r1").exists()
+    assert not list(project.out.glob(".partial-*"))
+    assert not os.path.lexists(project.out / "reason_512.pth")
 
 
-def test_a_stage_whose_result_was_removed_is_resumed(scene: Scene) -> None:
-    scene.run()
-    (scene.out / "dpo" / "hf" / "config.json").unlink()
-    assert scene.run().actions["dpo"] == "resumed"
+def test_a_stage_whose_result_was_removed_is_resumed(project: PipelineProject) -> None:
+    project.run()
+    (project.out / "dpo" / "hf" / "config.json").unlink()
+    assert project.run().actions["dpo"] == "resumed"
 
 
-def test_old_names_lead_to_the_weights_wherever_the_directory_is(scene: Scene) -> None:
-    scene.run("--run-r1")
-    moved = scene.root / "moved"
-    scene.out.rename(moved)
+def test_old_names_lead_to_the_weights_wherever_the_directory_is(project: PipelineProject) -> None:
+    project.run("--run-r1")
+    moved = project.root / "moved"
+    project.out.rename(moved)
     for name, stage in (
         ("pretrain_512.pth", "pretrain"),
         ("full_sft_512.pth", "sft"),
@@ -258,52 +260,52 @@ def test_old_names_lead_to_the_weights_wherever_the_directory_is(scene: Scene) -
         assert link.read_text() == stage
 
 
-def test_pretrain_can_be_left_out(scene: Scene) -> None:
+def test_pretrain_can_be_left_out(project: PipelineProject) -> None:
     with pytest.raises(ConfigError, match="nothing to start SFT from"):
-        scene.run("--skip-pretrain")
-    scene.run()
-    assert scene.run("--skip-pretrain").actions == {"sft": "skipped", "dpo": "skipped"}
+        project.run("--skip-pretrain")
+    project.run()
+    assert project.run("--skip-pretrain").actions == {"sft": "skipped", "dpo": "skipped"}
 
 
-def test_weights_from_elsewhere_take_the_place_of_pretrain(scene: Scene) -> None:
-    folder = scene.root / "base"
+def test_weights_from_elsewhere_take_the_place_of_pretrain(project: PipelineProject) -> None:
+    folder = project.root / "base"
     folder.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).write_text("{}")
-    done = scene.run(OUT_DIR=str(scene.root / "other"), PRETRAINED_PATH=str(folder))
+    done = project.run(OUT_DIR=str(project.root / "other"), PRETRAINED_PATH=str(folder))
     assert done.actions == {"sft": "trained", "dpo": "trained"}
     assert f"--tokenizer_dir {folder} --init_from {folder}" in done.text
 
 
-def test_a_broken_line_is_told_before_anything_is_trained(scene: Scene) -> None:
-    path = Path(scene.environ["DPO_JSON"])
+def test_a_broken_line_is_told_before_anything_is_trained(project: PipelineProject) -> None:
+    path = Path(project.environ["DPO_JSON"])
     path.write_text(path.read_text() + "{broken\n")
     with pytest.raises(InvalidInput, match=r"dpo_jsonl, line 2 is not JSON"):
-        scene.run()
-    assert not (scene.out / "pretrain").exists()
+        project.run()
+    assert not (project.out / "pretrain").exists()
 
 
-def test_a_file_that_is_named_must_be_there(scene: Scene) -> None:
+def test_a_file_that_is_named_must_be_there(project: PipelineProject) -> None:
     with pytest.raises(InvalidInput, match="SFT_JSON names it"):
-        scene.run(SFT_JSON=str(scene.root / "nowhere.jsonl"))
-    assert not (scene.out / "tokenizer").exists()
+        project.run(SFT_JSON=str(project.root / "nowhere.jsonl"))
+    assert not (project.out / "tokenizer").exists()
 
 
 def test_an_option_that_no_trainer_knows_is_refused_before_anything_is_trained(
-    scene: Scene,
+    project: PipelineProject,
 ) -> None:
     with pytest.raises(ConfigError, match="DPO_ARGS has --bta"):
-        scene.run(DPO_ARGS="--bta 0.2")
+        project.run(DPO_ARGS="--bta 0.2")
     with pytest.raises(ConfigError, match="--beta"):
-        scene.run(DPO_ARGS="--beta none")
-    assert not (scene.out / "tokenizer").exists()
+        project.run(DPO_ARGS="--beta none")
+    assert not (project.out / "tokenizer").exists()
 
 
-def test_free_options_reach_the_trainer_as_they_were_quoted(scene: Scene) -> None:
-    marker = scene.root / "made by a shell"
+def test_free_options_reach_the_trainer_as_they_were_quoted(project: PipelineProject) -> None:
+    marker = project.root / "made by a shell"
     path = f"figures $(touch '{marker}'); a b"
-    scene.run("--run-r1", R1_ARGS=f"--metrics_file {shlex.quote(path)} --epochs 3")
-    command = scene.record("r1").command
+    project.run("--run-r1", R1_ARGS=f"--metrics_file {shlex.quote(path)} --epochs 3")
+    command = project.record("r1").command
     assert command[command.index("--metrics_file") + 1] == path
     assert command[command.index("--epochs") + 1] == "3"
     assert not marker.exists()
@@ -324,38 +326,40 @@ def test_free_options_reach_the_trainer_as_they_were_quoted(scene: Scene) -> Non
     ],
 )
 def test_options_that_make_no_sense_are_told_before_anything_is_trained(
-    scene: Scene, told: dict[str, str], reason: str
+    project: PipelineProject, told: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        scene.run("--run-r1", **told)
-    assert not (scene.out / "tokenizer").exists()
+        project.run("--run-r1", **told)
+    assert not (project.out / "tokenizer").exists()
 
 
-def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(scene: Scene) -> None:
-    (scene.root / "file").touch()
+def test_a_place_that_cannot_be_written_to_is_told_with_its_variable(
+    project: PipelineProject,
+) -> None:
+    (project.root / "file").touch()
     with pytest.raises(ConfigError, match=r"OUT_DIR is .*file.*, where nothing can be written"):
-        scene.run(OUT_DIR=str(scene.root / "file"))
+        project.run(OUT_DIR=str(project.root / "file"))
 
 
-def test_several_processes_are_started_by_torchrun(scene: Scene) -> None:
+def test_several_processes_are_started_by_torchrun(project: PipelineProject) -> None:
     from tinkex.pipeline.config import read_config
     from tinkex.pipeline.run.plan import RunFlags, make_run_plan
     from tinkex.pipeline.run.stage_records import StageStart
     from tinkex.pipeline.run.stage_specs import PRETRAIN
 
     for told in ({"NPROC": "2"}, {"NUM_GPUS": "2"}):
-        plan = make_run_plan(read_config(environ=scene.environ | told), RunFlags())
+        plan = make_run_plan(read_config(environ=project.environ | told), RunFlags())
         command = plan.command(PRETRAIN, StageStart(), None)
         assert command[1:4] == ["-m", "tinkex.pipeline.run.ranks", "--nproc_per_node=2"]
 
 
-def test_results_are_shown_and_noted(scene: Scene) -> None:
-    done = scene.run()
+def test_results_are_shown_and_noted(project: PipelineProject) -> None:
+    done = project.run()
     rows = [line.split() for line in done.text.splitlines()]
     assert ["pretrain", "trained", "eval_loss", "9", "2.25", "4", "400", "1.5"] in rows
-    noted = scene.out / "eval_results.jsonl"
+    noted = project.out / "eval_results.jsonl"
     lines = [json.loads(line) for line in noted.read_text().splitlines()]
     assert [line["stage"] for line in lines] == ["pretrain", "sft", "dpo"]
     assert lines[0]["metrics"] == {"eval_loss": {"before": 9.0, "after": 2.25}}
-    scene.run()
+    project.run()
     assert len(noted.read_text().splitlines()) == 3

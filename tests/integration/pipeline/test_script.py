@@ -13,75 +13,75 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pipeline_project import PATIENCE_SECONDS, Scene, scene
+from tests.support.pipeline_project import TIMEOUT_SECONDS, PipelineProject, project
 from tinkex.pipeline.run.stage_records import StageStatus
 
-__all__ = ["scene"]
+__all__ = ["project"]
 PROJECT = Path(__file__).parents[3]
 SCRIPTS = ("pipelines/run.sh", "scripts/run.sh")
 
 
 def call(
-    scene: Scene, script: str, *words: str, **environ: str
+    project: PipelineProject, script: str, *words: str, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     prefix = Path(sys.executable).parents[1]
     return subprocess.run(
         [PROJECT / script, *words],
-        cwd=scene.root,
-        env=os.environ | scene.environ | {"VENV_DIR": str(prefix)} | environ,
+        cwd=project.root,
+        env=os.environ | project.environ | {"VENV_DIR": str(prefix)} | environ,
         capture_output=True,
         text=True,
-        timeout=3 * PATIENCE_SECONDS,
+        timeout=3 * TIMEOUT_SECONDS,
         check=False,
     )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_names_every_flag(scene: Scene, script: str) -> None:
-    done = call(scene, script, "-h")
+def test_help_names_every_flag(project: PipelineProject, script: str) -> None:
+    done = call(project, script, "-h")
     assert done.returncode == 0
     for flag in ("--smoke-test", "--skip-pretrain", "--run-r1", "--force-pretrain"):
         assert flag in done.stdout
     assert "--restart-from" in done.stdout
 
 
-def test_the_documented_command_twice(scene: Scene) -> None:
-    first = call(scene, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
+def test_the_documented_command_twice(project: PipelineProject) -> None:
+    first = call(project, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
     assert first.returncode == 0, first.stderr
-    assert len(scene.steps("pretrain")) == 2
-    second = call(scene, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
+    assert len(project.steps("pretrain")) == 2
+    second = call(project, "scripts/run.sh", "--smoke-test", OUT_DIR="out")
     assert second.returncode == 0, second.stderr
     assert "--resume out/pretrain/checkpoints/step_" in second.stdout
     assert "Nothing to do" in second.stdout
 
 
-def test_a_wrong_flag_ends_with_2_and_a_wrong_variable_with_1(scene: Scene) -> None:
-    assert call(scene, "pipelines/run.sh", "--smoke").returncode == 2
-    assert call(scene, "pipelines/run.sh", "--restart-from", "rl").returncode == 2
-    both = call(scene, "pipelines/run.sh", "--skip-pretrain", "--force-pretrain")
+def test_a_wrong_flag_ends_with_2_and_a_wrong_variable_with_1(project: PipelineProject) -> None:
+    assert call(project, "pipelines/run.sh", "--smoke").returncode == 2
+    assert call(project, "pipelines/run.sh", "--restart-from", "rl").returncode == 2
+    both = call(project, "pipelines/run.sh", "--skip-pretrain", "--force-pretrain")
     assert both.returncode == 2
-    wrong = call(scene, "pipelines/run.sh", SAVE_INTERVAL="often")
+    wrong = call(project, "pipelines/run.sh", SAVE_INTERVAL="often")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("Error: SAVE_INTERVAL must be")
     assert "Traceback" not in wrong.stderr
 
 
-def test_a_failing_stage_ends_the_script_with_a_sentence(scene: Scene) -> None:
-    done = call(scene, "pipelines/run.sh", FAKE="fail pretrain 1")
+def test_a_failing_stage_ends_the_script_with_a_sentence(project: PipelineProject) -> None:
+    done = call(project, "pipelines/run.sh", FAKE="fail pretrain 1")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-2:]
     assert last[0].startswith("Error: pretrain failed: its trainer ended with exit code 1")
     assert "run the same command again" in last[1]
 
 
-def test_curves_are_served_on_another_port_when_theirs_is_busy(scene: Scene) -> None:
+def test_curves_are_served_on_another_port_when_theirs_is_busy(project: PipelineProject) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         told = {"TB_AUTO": "1", "TF_DIR": "curves", "TB_PORT": str(port)}
-        done = call(scene, "scripts/run.sh", **told)
+        done = call(project, "scripts/run.sh", **told)
     assert done.returncode == 0, done.stderr
     found = re.search(r"TensorBoard: http://127\.0\.0\.1:(\d+)/ \(pid (\d+)\)", done.stdout)
     assert found is not None, done.stdout
@@ -90,63 +90,63 @@ def test_curves_are_served_on_another_port_when_theirs_is_busy(scene: Scene) -> 
         os.kill(int(found[2]), 0)
 
 
-def test_without_curves_no_server_is_started(scene: Scene) -> None:
+def test_without_curves_no_server_is_started(project: PipelineProject) -> None:
     for told in ({"TB_AUTO": "0", "TF_DIR": "curves"}, {"TB_AUTO": "1", "TF_DIR": ""}):
-        done = call(scene, "scripts/run.sh", **told)
+        done = call(project, "scripts/run.sh", **told)
         assert done.returncode == 0, done.stderr
         assert "TensorBoard" not in done.stdout
 
 
-def test_two_processes_train_one_stage_together(scene: Scene) -> None:
-    shutil.copy(PROJECT / "trainer" / "train_pretrain.py", scene.root / "trainers")
+def test_two_processes_train_one_stage_together(project: PipelineProject) -> None:
+    shutil.copy(PROJECT / "trainer" / "train_pretrain.py", project.root / "trainers")
     sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
     told = {f"MODEL_{name}": value for name, value in sizes.items()}
     told |= {"OMP_NUM_THREADS": "1", "FAKE": "fail sft 1", "MODEL_SEQ_LEN": "64"}
     told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 2 --accumulation_steps 1"
-    together = call(scene, "scripts/run.sh", NPROC="2", **told)
+    together = call(project, "scripts/run.sh", NPROC="2", **told)
     assert "--nproc_per_node=2" in together.stdout
-    assert scene.record("pretrain").status is StageStatus.COMPLETE, together.stderr
-    newest = scene.out / "pretrain" / "checkpoints" / scene.steps("pretrain")[-1]
+    assert project.record("pretrain").status is StageStatus.COMPLETE, together.stderr
+    newest = project.out / "pretrain" / "checkpoints" / project.steps("pretrain")[-1]
     state = json.loads((newest / "state.json").read_text())
     assert (state["world_size"], state["samples"]) == (2, 16)
     # The same files are complete for one process, too.
-    alone = call(scene, "scripts/run.sh", **told)
+    alone = call(project, "scripts/run.sh", **told)
     assert "[pretrain] complete at step" in alone.stdout, alone.stderr
 
 
-def test_two_processes_save_together_when_they_are_asked_to_end(scene: Scene) -> None:
-    shutil.copy(PROJECT / "trainer" / "train_pretrain.py", scene.root / "trainers")
+def test_two_processes_save_together_when_they_are_asked_to_end(project: PipelineProject) -> None:
+    shutil.copy(PROJECT / "trainer" / "train_pretrain.py", project.root / "trainers")
     sizes = {"HIDDEN_SIZE": "32", "NUM_LAYERS": "1", "NUM_HEADS": "2", "NUM_KV_HEADS": "1"}
     told = {f"MODEL_{name}": value for name, value in sizes.items()}
     told |= {"OMP_NUM_THREADS": "1", "NPROC": "2", "MODEL_SEQ_LEN": "64", "SAVE_INTERVAL": "100000"}
     told["PRETRAIN_ARGS"] = "--batch_size 1 --epochs 100000 --log_interval 1"
-    process = scene.start(**told)
-    scene.wait_for_line(scene.out / "pretrain" / "metrics.jsonl", '"step": 3,', process)
+    process = project.start(**told)
+    project.wait_for_line(project.out / "pretrain" / "metrics.jsonl", '"step": 3,', process)
     process.terminate()
-    text = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    text = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert process.returncode == 143, text
     assert "Traceback" not in text
-    (saved,) = scene.steps("pretrain")
+    (saved,) = project.steps("pretrain")
     assert int(saved.removeprefix("step_")) >= 3
     assert f"its work is saved at step {int(saved.removeprefix('step_'))}" in text
 
 
-def test_without_tinkex_the_script_says_what_to_install(scene: Scene) -> None:
-    empty = scene.root / "empty" / "bin"
+def test_without_tinkex_the_script_says_what_to_install(project: PipelineProject) -> None:
+    empty = project.root / "empty" / "bin"
     empty.mkdir(parents=True)
     python = empty / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    done = call(scene, "pipelines/run.sh", VENV_DIR=str(empty.parent))
+    done = call(project, "pipelines/run.sh", VENV_DIR=str(empty.parent))
     assert done.returncode == 1
     assert "pip install -e '.[pipeline]'" in done.stderr
 
 
-def test_data_is_generated_and_said_to_be_when_none_is_given(scene: Scene) -> None:
+def test_data_is_generated_and_said_to_be_when_none_is_given(project: PipelineProject) -> None:
     for name in ("PRETRAIN_JSON", "SFT_JSON", "DPO_JSON", "R1_JSON"):
-        del scene.environ[name]
-    done = scene.run()
-    place = scene.out / "samples"
+        del project.environ[name]
+    done = project.run()
+    place = project.out / "samples"
     assert f"no data given for pretrain, sft, dpo: small generated files in {place}" in done.text
     assert "PRETRAIN_JSON" in done.text
     assert sorted(path.name for path in place.iterdir()) == [
@@ -154,4 +154,4 @@ def test_data_is_generated_and_said_to_be_when_none_is_given(scene: Scene) -> No
         "pretrain.jsonl",
         "sft.jsonl",
     ]
-    assert set(scene.run().actions.values()) == {"skipped"}
+    assert set(project.run().actions.values()) == {"skipped"}

@@ -18,7 +18,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.integration.pipeline.stage_inputs import make_setting, make_tokenizer, tiny_model, write_rows, write_samples
+from tests.integration.pipeline.stage_inputs import (
+    make_setting,
+    make_tokenizer,
+    tiny_model,
+    write_rows,
+    write_samples,
+)
 from tinkex.errors import ConfigError
 from tinkex.nn.ops.cross_entropy import CHUNK_ROWS, target_logprobs, weighted_cross_entropy
 from tinkex.pipeline.forward import PackedForward

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pipeline_project import PATIENCE_SECONDS, Scene, scene
+from tests.support.pipeline_project import TIMEOUT_SECONDS, PipelineProject, project
 from tinkex.errors import ConfigError
 from tinkex.pipeline.run.stage_records import StageResult
 from tinkex.pipeline.run.status import list_stage_summaries, newest_step, read_metrics
 
-__all__ = ["scene"]
+__all__ = ["project"]
 
 
 def test_a_directory_without_stages_has_none(tmp_path: Path) -> None:
     assert list_stage_summaries(tmp_path / "nowhere") == []
 
 
-def test_a_finished_run_is_complete(scene: Scene) -> None:
-    scene.run()
-    views = {view.stage: view for view in list_stage_summaries(scene.out)}
+def test_a_finished_run_is_complete(project: PipelineProject) -> None:
+    project.run()
+    views = {view.stage: view for view in list_stage_summaries(project.out)}
     assert list(views) == ["tokenizer", "pretrain", "sft", "dpo"]
     assert {view.status for view in views.values()} == {"complete"}
     dpo = views["dpo"]
@@ -30,45 +30,45 @@ def test_a_finished_run_is_complete(scene: Scene) -> None:
     assert dpo.updated_at is not None
 
 
-def test_a_stage_that_runs_says_so_and_one_that_was_killed_died(scene: Scene) -> None:
-    process = scene.start(FAKE="wait sft 3")
-    scene.wait_for(scene.out / "sft" / "waiting", process)
-    running = list_stage_summaries(scene.out)[-1]
+def test_a_stage_that_runs_says_so_and_one_that_was_killed_died(project: PipelineProject) -> None:
+    process = project.start(FAKE="wait sft 3")
+    project.wait_for(project.out / "sft" / "waiting", process)
+    running = list_stage_summaries(project.out)[-1]
     assert (running.stage, running.status, running.step) == ("sft", "running", 3)
-    trainer = scene.record("sft").pid
+    trainer = project.record("sft").pid
     assert running.pid == trainer
     process.terminate()
-    process.communicate(timeout=PATIENCE_SECONDS)
-    assert list_stage_summaries(scene.out)[-1].status == "interrupted"
-    record = scene.out / "sft" / "stage.json"
+    process.communicate(timeout=TIMEOUT_SECONDS)
+    assert list_stage_summaries(project.out)[-1].status == "interrupted"
+    record = project.out / "sft" / "stage.json"
     record.write_text(record.read_text().replace('"interrupted"', '"running"'))
-    assert list_stage_summaries(scene.out)[-1].status == "died"
+    assert list_stage_summaries(project.out)[-1].status == "died"
 
 
-def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(scene: Scene) -> None:
-    scene.run()
-    scene.change_result("pretrain", is_told=True)
-    views = {view.stage: view.stale for view in list_stage_summaries(scene.out)}
+def test_a_parent_that_is_no_more_the_same_makes_its_child_stale(project: PipelineProject) -> None:
+    project.run()
+    project.change_result("pretrain", is_recorded=True)
+    views = {view.stage: view.stale for view in list_stage_summaries(project.out)}
     assert views["sft"] == "pretrain is no more what sft was made from"
     assert views["dpo"] is None
 
 
-def test_a_look_changes_nothing_on_disk(scene: Scene) -> None:
-    scene.run()
-    aside = scene.out / "sft" / "checkpoints" / ".replaced-step_00000099"
+def test_a_look_changes_nothing_on_disk(project: PipelineProject) -> None:
+    project.run()
+    aside = project.out / "sft" / "checkpoints" / ".replaced-step_00000099"
     aside.mkdir()
-    list_stage_summaries(scene.out)
+    list_stage_summaries(project.out)
     assert aside.is_dir()
 
 
-def test_a_line_that_was_cut_off_is_left_out(scene: Scene) -> None:
-    scene.run()
-    path = scene.out / "sft" / "metrics.jsonl"
+def test_a_line_that_was_cut_off_is_left_out(project: PipelineProject) -> None:
+    project.run()
+    path = project.out / "sft" / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 5, "lo')
-    assert [row["step"] for row in read_metrics("sft", scene.out)] == [1, 2, 3, 4]
-    assert list_stage_summaries(scene.out)[2].step == 4
+    assert [row["step"] for row in read_metrics("sft", project.out)] == [1, 2, 3, 4]
+    assert list_stage_summaries(project.out)[2].step == 4
     with pytest.raises(ConfigError, match="r1 has no metrics yet"):
-        read_metrics("r1", scene.out)
+        read_metrics("r1", project.out)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_steps_between_two_logged_ones_are_counted(
     assert newest_step(logged, saved, result) == shown
 
 
-def test_steps_that_a_resumed_run_repeats_are_counted_once(scene: Scene) -> None:
-    scene.run()
-    path = scene.out / "sft" / "metrics.jsonl"
+def test_steps_that_a_resumed_run_repeats_are_counted_once(project: PipelineProject) -> None:
+    project.run()
+    path = project.out / "sft" / "metrics.jsonl"
     again = [
         {"step": 4, "loss": 8.0},
         {"step": 3, "loss": 7.0},
@@ -92,6 +92,6 @@ def test_steps_that_a_resumed_run_repeats_are_counted_once(scene: Scene) -> None
         {"step": 4, "eval_loss": 6.5},
     ]
     path.write_text(path.read_text() + "".join(f"{json.dumps(row)}\n" for row in again))
-    rows = read_metrics("sft", scene.out)
+    rows = read_metrics("sft", project.out)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 4]
     assert [row.get("loss") for row in rows[2:]] == [7.0, 6.0, None]

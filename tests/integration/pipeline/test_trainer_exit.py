@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.pipeline.stage_inputs import SIZE_WORDS, make_tokenizer, write_rows, write_samples
+from tests.integration.pipeline.stage_inputs import (
+    SIZE_WORDS,
+    make_tokenizer,
+    write_rows,
+    write_samples,
+)
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.checkpoints.step_directory import latest_step
 from tinkex.pipeline.entry import main
@@ -25,21 +30,21 @@ from tinkex.system.atomic import SCRATCH_PREFIX
 
 ROOT = Path(__file__).parents[3]
 SHORT = ("--max_steps", "2", "--batch_size", "2", "--eval_samples", "2")
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scene")
     made = write_samples(folder)
     make_tokenizer(folder / "tokenizer", list(made.values()))
     return folder
 
 
-def words_of(scene: Path, out: Path, *more: str) -> list[str]:
+def words_of(project: Path, out: Path, *more: str) -> list[str]:
     return [
-        *("--out_dir", str(out), "--data_path", str(scene / "pretrain.jsonl")),
-        *("--tokenizer_dir", str(scene / "tokenizer"), *SIZE_WORDS, *SHORT, *more),
+        *("--out_dir", str(out), "--data_path", str(project / "pretrain.jsonl")),
+        *("--tokenizer_dir", str(project / "tokenizer"), *SIZE_WORDS, *SHORT, *more),
     ]
 
 
@@ -51,7 +56,7 @@ def start(words: list[str]) -> subprocess.Popen[str]:
 
 def wait_for(process: subprocess.Popen[str], path: Path) -> None:
     """Wait until a trainer has come so far that a file of its is there."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, f"{path} did not appear"
@@ -60,7 +65,7 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> None:
 
 def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     process.send_signal(number)
-    said = process.communicate(timeout=PATIENCE_SECONDS)[1]
+    said = process.communicate(timeout=TIMEOUT_SECONDS)[1]
     return process.returncode, said
 
 
@@ -69,12 +74,12 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_before_training_has_its_exit_code_too(
-    scene: Path, tmp_path: Path, number: int, code: int
+    project: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     # Nobody writes to the other end: it waits for its first row.
     data = tmp_path / "data.jsonl"
     os.mkfifo(data)
-    process = start(words_of(scene, tmp_path / "out", "--data_path", str(data)))
+    process = start(words_of(project, tmp_path / "out", "--data_path", str(data)))
     wait_for(process, tmp_path / "out" / "trainer.lock")
     found, said = ended(process, number)
     assert found == code, said
@@ -86,12 +91,12 @@ def test_a_signal_before_training_has_its_exit_code_too(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)]
 )
 def test_a_signal_in_training_saves_and_the_resumed_run_ends_the_same(
-    scene: Path, tmp_path: Path, number: int, code: int
+    project: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     # Only the run that is compared must end by itself.
     num_steps = 30 if number == signal.SIGTERM else 100_000
     long = ("--max_steps", str(num_steps), "--epochs", "100000", "--save_interval", "0")
-    process = start(words_of(scene, tmp_path / "cut", *long, "--save_interval", "2"))
+    process = start(words_of(project, tmp_path / "cut", *long, "--save_interval", "2"))
     wait_for(process, tmp_path / "cut" / "checkpoints" / "step_00000002")
     found, said = ended(process, number)
     assert found == code, said
@@ -101,8 +106,8 @@ def test_a_signal_in_training_saves_and_the_resumed_run_ends_the_same(
     assert not (tmp_path / "cut" / "result.json").exists()
     if number != signal.SIGTERM:
         return
-    assert main("pretrain", words_of(scene, tmp_path / "cut", *long, "--resume", "auto")) == 0
-    assert main("pretrain", words_of(scene, tmp_path / "whole", *long)) == 0
+    assert main("pretrain", words_of(project, tmp_path / "cut", *long, "--resume", "auto")) == 0
+    assert main("pretrain", words_of(project, tmp_path / "whole", *long)) == 0
     assert digest_weights(tmp_path / "cut" / "hf") == digest_weights(tmp_path / "whole" / "hf")
 
 
@@ -110,17 +115,17 @@ def test_a_signal_in_training_saves_and_the_resumed_run_ends_the_same(
 
 
 def test_two_trainers_do_not_share_a_directory(
-    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tokens").mkdir()
     begun = tmp_path / "tokens" / f"{SCRATCH_PREFIX}by-another"
     begun.mkdir()
     with lock_directory(tmp_path):
-        assert main("pretrain", words_of(scene, tmp_path)) == 1
+        assert main("pretrain", words_of(project, tmp_path)) == 1
         assert f"{tmp_path} is in use by another trainer" in capsys.readouterr().err
         assert begun.is_dir()
     # Now it is known to be dead.
-    assert main("pretrain", words_of(scene, tmp_path)) == 0
+    assert main("pretrain", words_of(project, tmp_path)) == 0
     assert not begun.exists()
 
 
@@ -128,13 +133,13 @@ def test_two_trainers_do_not_share_a_directory(
 
 
 def test_a_mark_of_byte_order_and_line_ends_of_windows_change_nothing(
-    scene: Path, tmp_path: Path
+    project: Path, tmp_path: Path
 ) -> None:
     odd = tmp_path / "pretrain.jsonl"
-    plain = (scene / "pretrain.jsonl").read_bytes()
+    plain = (project / "pretrain.jsonl").read_bytes()
     odd.write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n") + b"\r\n  \r\n")
-    assert main("pretrain", words_of(scene, tmp_path / "a")) == 0
-    assert main("pretrain", words_of(scene, tmp_path / "b", "--data_path", str(odd))) == 0
+    assert main("pretrain", words_of(project, tmp_path / "a")) == 0
+    assert main("pretrain", words_of(project, tmp_path / "b", "--data_path", str(odd))) == 0
     assert digest_weights(tmp_path / "a" / "hf") == digest_weights(tmp_path / "b" / "hf")
 
 
@@ -144,15 +149,15 @@ def talk(question: str, answer: str) -> dict[str, Any]:
 
 
 def test_rows_that_are_too_long_are_counted_and_said(
-    scene: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    project: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [talk(f"{n} + 1?", f"{n + 1}") for n in range(20)]
     rows += [talk("Count.", " ".join(map(str, range(500)))), talk("1 " * 500, "one")]
     data = write_rows(tmp_path / "sft.jsonl", rows)
     held_out = write_rows(tmp_path / "held_out.jsonl", rows[:2])
-    words = words_of(scene, tmp_path / "out", "--data_path", str(data))
+    words = words_of(project, tmp_path / "out", "--data_path", str(data))
     words += ["--eval_data_path", str(held_out), "--init_from", str(tmp_path / "parent" / "hf")]
-    assert main("pretrain", words_of(scene, tmp_path / "parent")) == 0
+    assert main("pretrain", words_of(project, tmp_path / "parent")) == 0
     assert main("sft", words) == 0
     assert "2 conversations" in caplog.text
     assert "lose their end" in caplog.text
@@ -160,10 +165,10 @@ def test_rows_that_are_too_long_are_counted_and_said(
     assert "left out" in caplog.text
 
 
-def test_a_very_long_line_is_a_row_like_others(scene: Path, tmp_path: Path) -> None:
+def test_a_very_long_line_is_a_row_like_others(project: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{n} is a number."} for n in range(20)]
     data = write_rows(tmp_path / "pretrain.jsonl", [*rows, {"text": "1 2 3 4 5 " * 100_000}])
-    words = words_of(scene, tmp_path / "out", "--data_path", str(data))
+    words = words_of(project, tmp_path / "out", "--data_path", str(data))
     assert main("pretrain", words) == 0
 
 

@@ -12,7 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.pipeline.stage_inputs import SIZE_WORDS, make_tokenizer, write_rows, write_samples
+from tests.integration.pipeline.stage_inputs import (
+    SIZE_WORDS,
+    make_tokenizer,
+    write_rows,
+    write_samples,
+)
 from tinkex.pipeline.checkpoints.model_digest import digest_weights
 from tinkex.pipeline.entry import main
 from tinkex.pipeline.model import make_config, model_sizes
@@ -27,29 +32,29 @@ OWN = {"pretrain": "loss", "sft": "loss", "dpo": "preference_accuracy", "r1": "e
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scene")
     made = write_samples(folder)
     make_tokenizer(folder / "tokenizer", list(made.values()))
     return folder
 
 
-def words_of(scene: Path, stage: str, out: Path, *more: str) -> list[str]:
+def words_of(project: Path, stage: str, out: Path, *more: str) -> list[str]:
     parent = PARENTS.get(stage)
-    start = ("--init_from", str(scene / "out" / parent / "hf")) if parent else ()
+    start = ("--init_from", str(project / "out" / parent / "hf")) if parent else ()
     return [
-        *("--out_dir", str(out), "--data_path", str(scene / f"{stage}.jsonl")),
-        *("--tokenizer_dir", str(scene / "tokenizer"), "--learning_rate", "3e-3"),
+        *("--out_dir", str(out), "--data_path", str(project / f"{stage}.jsonl")),
+        *("--tokenizer_dir", str(project / "tokenizer"), "--learning_rate", "3e-3"),
         *(*SIZE_WORDS, *SHORT, *start, *more),
     ]
 
 
 @pytest.mark.parametrize("stage", LEGACY)
 def test_a_stage_trains_from_its_parent_and_leaves_all_it_should(
-    scene: Path, stage: str, capsys: pytest.CaptureFixture[str]
+    project: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = scene / "out" / stage
-    assert main(stage, words_of(scene, stage, out)) == 0
+    out = project / "out" / stage
+    assert main(stage, words_of(project, stage, out)) == 0
     steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
     assert steps == ["step_00000002", "step_00000003"]
     weights = torch.load(out / f"{LEGACY[stage]}.pth", weights_only=True)
@@ -68,38 +73,40 @@ def test_a_stage_trains_from_its_parent_and_leaves_all_it_should(
     assert lines[-1]["step"] == 3
 
 
-def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(scene: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(
+    project: Path, tmp_path: Path
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ("--schedule", "constant", "--warmup_steps", "0")
-    assert main("pretrain", words_of(scene, "pretrain", whole, *words)) == 0
-    first = words_of(scene, "pretrain", parts, *words, "--max_steps", "1")
+    assert main("pretrain", words_of(project, "pretrain", whole, *words)) == 0
+    first = words_of(project, "pretrain", parts, *words, "--max_steps", "1")
     assert main("pretrain", first) == 0
-    again = words_of(scene, "pretrain", parts, *words, "--resume", "auto")
+    again = words_of(project, "pretrain", parts, *words, "--resume", "auto")
     assert main("pretrain", again) == 0
     assert digest_weights(whole / "hf") == digest_weights(parts / "hf")
 
 
-def test_experts_are_trained_and_named(scene: Path, tmp_path: Path) -> None:
-    words = words_of(scene, "pretrain", tmp_path, "--use_moe", "true", "--num_experts", "3")
+def test_experts_are_trained_and_named(project: Path, tmp_path: Path) -> None:
+    words = words_of(project, "pretrain", tmp_path, "--use_moe", "true", "--num_experts", "3")
     assert main("pretrain", words) == 0
     assert (tmp_path / "pretrain_32_moe.pth").is_file()
     config = json.loads((tmp_path / "hf/config.json").read_bytes())
     assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 2)
     # The next stage takes the parent's shape without being told.
     told = ("--init_from", str(tmp_path / "hf"), "--out_dir", str(tmp_path / "next"))
-    assert main("sft", [*words_of(scene, "sft", tmp_path), *told]) == 0
+    assert main("sft", [*words_of(project, "sft", tmp_path), *told]) == 0
     assert (tmp_path / "next/full_sft_32_moe.pth").is_file()
 
 
-def test_without_a_tokenizer_one_is_made_for_the_data(scene: Path, tmp_path: Path) -> None:
-    words = ("--vocab_size", "300", "--data_path", str(scene / "pretrain.jsonl"))
+def test_without_a_tokenizer_one_is_made_for_the_data(project: Path, tmp_path: Path) -> None:
+    words = ("--vocab_size", "300", "--data_path", str(project / "pretrain.jsonl"))
     assert main("pretrain", ["--out_dir", str(tmp_path), *words, *SIZE_WORDS, *SHORT]) == 0
     assert (tmp_path / "hf/tokenizer.json").is_file()
 
 
-def test_data_to_evaluate_on_may_be_named(scene: Path, tmp_path: Path) -> None:
+def test_data_to_evaluate_on_may_be_named(project: Path, tmp_path: Path) -> None:
     other = write_rows(tmp_path / "other.jsonl", [{"text": "12 plus 3 is 15."}])
-    words = words_of(scene, "pretrain", tmp_path / "out", "--eval_data_path", str(other))
+    words = words_of(project, "pretrain", tmp_path / "out", "--eval_data_path", str(other))
     assert main("pretrain", words) == 0
     assert json.loads((tmp_path / "out/result.json").read_bytes())["metrics"]["loss"]["after"] > 0
 
@@ -114,11 +121,11 @@ def test_data_to_evaluate_on_may_be_named(scene: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_data_is_one_sentence_with_file_and_line_and_code_1(
-    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(content)
-    words = words_of(scene, "pretrain", tmp_path / "out", "--data_path", str(bad))
+    words = words_of(project, "pretrain", tmp_path / "out", "--data_path", str(bad))
     assert main("pretrain", words) == 1
     told = capsys.readouterr().err
     assert told.startswith("Error: ")
@@ -139,13 +146,13 @@ def test_bad_data_is_one_sentence_with_file_and_line_and_code_1(
     ],
 )
 def test_what_is_missing_is_one_sentence_and_code_1(
-    scene: Path,
+    project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     more: tuple[str, ...],
     says: str,
 ) -> None:
-    assert main("pretrain", words_of(scene, "pretrain", tmp_path, *more)) == 1
+    assert main("pretrain", words_of(project, "pretrain", tmp_path, *more)) == 1
     told = capsys.readouterr().err
     assert "Error: " in told
     assert says in told
@@ -154,14 +161,14 @@ def test_what_is_missing_is_one_sentence_and_code_1(
 @pytest.mark.parametrize("more", [(), ("--resume", "auto")])
 @pytest.mark.parametrize(("stage", "parent"), [("sft", "pretrain"), ("dpo", "sft"), ("r1", "dpo")])
 def test_a_later_stage_is_not_begun_from_random_weights(
-    scene: Path,
+    project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     stage: str,
     parent: str,
     more: tuple[str, ...],
 ) -> None:
-    data = str(scene / f"{stage}.jsonl")
+    data = str(project / f"{stage}.jsonl")
     with pytest.raises(SystemExit) as ended:
         main(stage, ["--out_dir", str(tmp_path), "--data_path", data, *SIZE_WORDS, *more])
     assert ended.value.code == 2
@@ -171,20 +178,20 @@ def test_a_later_stage_is_not_begun_from_random_weights(
 
 
 def test_a_parent_that_is_not_there_is_said_before_its_tokenizer_is_missed(
-    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = str(scene / "sft.jsonl")
+    data = str(project / "sft.jsonl")
     words = ["--out_dir", str(tmp_path), "--data_path", data, "--init_from", "nowhere"]
     assert main("sft", words) == 1
     assert "there is no model at nowhere" in capsys.readouterr().err
 
 
 def test_sizes_that_the_parent_does_not_have_are_refused(
-    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("pretrain", words_of(scene, "pretrain", tmp_path / "parent")) == 0
+    assert main("pretrain", words_of(project, "pretrain", tmp_path / "parent")) == 0
     told = ("--init_from", str(tmp_path / "parent/hf"), "--hidden_size", "64")
-    assert main("sft", [*words_of(scene, "sft", tmp_path / "sft"), *told]) == 1
+    assert main("sft", [*words_of(project, "sft", tmp_path / "sft"), *told]) == 1
     assert "hidden_size is 64, but the model in" in capsys.readouterr().err
 
 

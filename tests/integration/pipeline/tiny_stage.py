@@ -200,7 +200,7 @@ def outcome(out_dir: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 @dataclass(frozen=True)
-class Mishap:
+class FaultSpec:
     """What befalls a run in a process of its own."""
 
     kill_at_file_event: int = 0
@@ -217,7 +217,7 @@ class Mishap:
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
-def _die_at(root: Path, nth: int) -> None:
+def _kill_at(root: Path, nth: int) -> None:
     count = 0
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
@@ -243,19 +243,19 @@ class SignalledStage(TinyStage):
         return super().loss(batch)
 
 
-def _run_in_child(out_dir: Path, mishap: Mishap, changes: dict[str, Any]) -> None:
+def _run_in_child(out_dir: Path, fault: FaultSpec, changes: dict[str, Any]) -> None:
     import resource
 
     torch.set_num_threads(1)
-    if mishap.kill_at_file_event:
-        _die_at(out_dir / "checkpoints", mishap.kill_at_file_event)
-    if mishap.max_file_bytes:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (mishap.max_file_bytes, mishap.max_file_bytes))
+    if fault.kill_at_file_event:
+        _kill_at(out_dir / "checkpoints", fault.kill_at_file_event)
+    if fault.max_file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fault.max_file_bytes, fault.max_file_bytes))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     stage = SignalledStage(
-        fail_at_batch=mishap.fail_at_batch, seconds_per_batch=mishap.seconds_per_batch
+        fail_at_batch=fault.fail_at_batch, seconds_per_batch=fault.seconds_per_batch
     )
-    stage.signal_at = mishap.signal_at_batch
+    stage.signal_at = fault.signal_at_batch
     try:
         code = run(out_dir, stage=stage, **changes).exit_code
     except TinkexError as error:
@@ -268,18 +268,18 @@ def _run_in_child(out_dir: Path, mishap: Mishap, changes: dict[str, Any]) -> Non
 RANKS = "tests.integration.pipeline.ranks_script"
 
 
-def start(out_dir: Path, mishap: Mishap | None = None, **changes: Any) -> ForkServerProcess:
+def start(out_dir: Path, fault: FaultSpec | None = None, **changes: Any) -> ForkServerProcess:
     """Train in a process of its own, which has torch loaded already."""
     process = forks_of(RANKS).Process(
-        target=_run_in_child, args=(out_dir, mishap or Mishap(), changes)
+        target=_run_in_child, args=(out_dir, fault or FaultSpec(), changes)
     )
     process.start()
     return process
 
 
-def run_apart(out_dir: Path, mishap: Mishap | None = None, **changes: Any) -> int:
+def run_in_subprocess(out_dir: Path, fault: FaultSpec | None = None, **changes: Any) -> int:
     """The exit code of a run in a process of its own; minus the signal that killed it."""
-    process = start(out_dir, mishap, **changes)
+    process = start(out_dir, fault, **changes)
     process.join(timeout=120)
     code = process.exitcode
     assert code is not None, "the run did not end"

@@ -8,9 +8,9 @@ from statistics import fmean
 
 import pytest
 
+from tests.integration.recipes.conftest import losses, make_plan, start
 from tests.support.engine_server import LocalServer
 from tests.support.tiny_model_folders import save_tiny
-from tests.integration.recipes.conftest import losses, make_plan, start
 from tinkex import ServiceClient
 
 CHAT_TEMPLATE = (

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 
-from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect, Serve
+from tests.integration.conftest import BASE_MODEL, TIMEOUT_SECONDS, Connect, Serve
 from tests.integration.recipes.conftest import KINDS, losses, make_plan, start, write_data
 from tinkex import AdamParams, ServiceClient
 from tinkex.data.jsonl import JsonlFile
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
         stderr=subprocess.DEVNULL,
     )
     try:
-        server.wait_for("optim_step", 5, PATIENCE)
+        server.wait_for("optim_step", 5, TIMEOUT_SECONDS)
     finally:
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -202,7 +202,7 @@ def test_the_server_has_the_metrics_that_the_recipe_shows(
     assert run.result is not None and run.result.state_path is not None
     run_id = parse_tinker_path(run.result.state_path).run_id
 
-    steps = service.rest_client().get_run_metrics(run_id).result(PATIENCE).steps
+    steps = service.rest_client().get_run_metrics(run_id).result(TIMEOUT_SECONDS).steps
 
     trained = [report for report in reports if report.num_tokens]
     assert len(steps) == len(trained) > 0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server_harness import House, open_house
+from tests.support.server_harness import ServerHarness, open_harness
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def harness(tmp_path: Path) -> Iterator[ServerHarness]:
     """A server with default settings, but for short long polls."""
-    with open_house(tmp_path / "home") as opened:
+    with open_harness(tmp_path / "home") as opened:
         yield opened

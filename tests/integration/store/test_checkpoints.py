@@ -7,7 +7,16 @@ import itertools
 import pytest
 import sqlalchemy as sa
 
-from tests.support.store_rows import NOW, add_checkpoint, add_job, add_run, add_sampler, add_session, add_tenant, finish_job
+from tests.support.store_rows import (
+    NOW,
+    add_checkpoint,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    finish_job,
+)
 from tinkex.errors import StoreUnavailable
 from tinkex.store import checkpoints, samplers, sessions
 from tinkex.store.database import Database

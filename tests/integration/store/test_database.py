@@ -18,7 +18,7 @@ from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
 
 #: Nothing here takes this long; it only says that nothing hangs.
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class Gate:
@@ -28,11 +28,11 @@ class Gate:
         self._entered = threading.Event()
         self._opened = threading.Event()
         self._future = database.write_soon(self._wait)
-        assert self._entered.wait(PATIENCE)
+        assert self._entered.wait(TIMEOUT_SECONDS)
 
     def _wait(self, _db: sa.Connection) -> None:
         self._entered.set()
-        assert self._opened.wait(PATIENCE)
+        assert self._opened.wait(TIMEOUT_SECONDS)
 
     def open(self) -> None:
         self._opened.set()
@@ -110,10 +110,10 @@ def test_a_cancelled_write_is_left_out_and_the_others_go_on(database: Database) 
     kept = database.write_soon(_add("kept"))
     assert cancelled.cancel()
     gate.open()
-    kept.result(PATIENCE)
+    kept.result(TIMEOUT_SECONDS)
     with pytest.raises(CancelledError):
         cancelled.result()
-    database.write_soon(_add("later")).result(PATIENCE)
+    database.write_soon(_add("later")).result(TIMEOUT_SECONDS)
     assert _names(database) == ["kept", "later"]
 
 
@@ -133,7 +133,7 @@ def test_closing_finishes_what_was_asked_for_and_takes_no_more(
     assert _names(open_database()) == ["pending"]
 
 
-def test_a_failing_read_speaks_our_language(database: Database) -> None:
+def test_failing_read_raises_store_error(database: Database) -> None:
     with pytest.raises(StoreUnavailable):
         database.read(lambda db: db.exec_driver_sql("SELECT * FROM nothing").all())
     assert _names(database) == []

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.store_rows import NOW, add_job, add_run, add_sampler, add_session, add_tenant, finish_job, new_job
+from tests.support.store_rows import (
+    NOW,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    finish_job,
+    new_job,
+)
 from tinkex.store import jobs, runs, samplers
 from tinkex.store.database import Database
 from tinkex.store.records import JobRecord, JobState, RunRecord, RunState, SessionRecord
@@ -40,13 +49,15 @@ def test_a_key_is_promised_once(database: Database, session: SessionRecord) -> N
     assert add_job(database, session).no != add_job(database, session).no
 
 
-def test_numbers_are_never_used_twice(database: Database, session: SessionRecord) -> None:
+def test_job_numbers_are_not_reused_after_deletion(
+    database: Database, session: SessionRecord
+) -> None:
     last = add_job(database, session)
     database.write(lambda db: db.exec_driver_sql("DELETE FROM jobs"))
     assert add_job(database, session).no > last.no
 
 
-def test_the_load_is_what_is_not_over(database: Database, session: SessionRecord) -> None:
+def test_load_counts_unfinished_jobs(database: Database, session: SessionRecord) -> None:
     other = add_session(database, add_tenant(database, "bob"))
     done = add_job(database, session, payload=b"x" * 100)
     add_job(database, session, payload=b"123")

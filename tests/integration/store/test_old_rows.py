@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tests.support.store_rows import BASE, NOW, add_checkpoint, add_run, add_sampler, add_session, add_tenant, count
+from tests.support.store_rows import (
+    BASE,
+    NOW,
+    add_checkpoint,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    count,
+)
 from tinkex.store import accounting, schema, session_retention
 from tinkex.store.database import Database
 from tinkex.store.records import RunState

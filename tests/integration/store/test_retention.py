@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.support.store_rows import NOW, add_job, add_run, add_sampler, add_session, add_tenant, count, ending, finish_job, make_step, new_job
+from tests.support.store_rows import (
+    NOW,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    count,
+    ending,
+    finish_job,
+    make_step,
+    new_job,
+)
 from tinkex.store import accounting, idempotency, jobs, retention, runs, schema, steps
 from tinkex.store.database import Database
 from tinkex.store.records import AuditRecord, JobRecord, SessionRecord
@@ -162,7 +174,7 @@ def test_old_repeats_and_audit_entries_go(database: Database) -> None:
     assert count(database, schema.audit) == 2
 
 
-def test_a_sweep_takes_a_bite_and_says_that_there_is_more(
+def test_sweep_is_limited_and_reports_remaining_rows(
     database: Database, session: SessionRecord
 ) -> None:
     for _ in range(7):

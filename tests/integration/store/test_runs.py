@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tests.support.store_rows import NOW, add_checkpoint, add_job, add_run, add_sampler, add_session, add_tenant, finish_job
+from tests.support.store_rows import (
+    NOW,
+    add_checkpoint,
+    add_job,
+    add_run,
+    add_sampler,
+    add_session,
+    add_tenant,
+    finish_job,
+)
 from tinkex.store import jobs, runs, samplers, schema, sessions
 from tinkex.store.database import Database
 from tinkex.store.records import RunState

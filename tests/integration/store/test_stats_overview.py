@@ -1,6 +1,15 @@
 from __future__ import annotations
 
-from tests.support.store_rows import NOW, add_job, add_run, add_session, add_tenant, finish_job, make_step, new_job
+from tests.support.store_rows import (
+    NOW,
+    add_job,
+    add_run,
+    add_session,
+    add_tenant,
+    finish_job,
+    make_step,
+    new_job,
+)
 from tinkex.store import jobs, stats, steps
 from tinkex.store.database import Connection, Database
 from tinkex.store.stats import OpenJobs

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tests.integration.store.writer_pool import WriterPool, session_of, writer_pool
 from tests.support.store_rows import add_job, count
-from tests.integration.store.writer_pool import Nursery, nursery, session_of
 from tinkex.store import jobs, schema
 from tinkex.store.database import Database
 from tinkex.store.migrations import migrate
@@ -37,12 +37,14 @@ def _check_whole(database: Database) -> None:
         assert found == "ok"
 
 
-def _hear_all(writers: Nursery, names: set[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _read_all_events(
+    writers: WriterPool, names: set[str]
+) -> tuple[dict[str, list[str]], dict[str, str]]:
     """What each writer had acknowledged, and why it stopped."""
     acknowledged: dict[str, list[str]] = {name: [] for name in names}
     reasons: dict[str, str] = {}
     while len(reasons) < len(names):
-        what, name, rest = writers.hear()
+        what, name, rest = writers.read_event()
         if what == "ack":
             acknowledged[name].append(rest)
         elif what == "stop":
@@ -50,18 +52,18 @@ def _hear_all(writers: Nursery, names: set[str]) -> tuple[dict[str, list[str]], 
     return acknowledged, reasons
 
 
-def _hear_ack(writers: Nursery) -> str:
-    what, _, job_id = writers.hear()
+def _read_ack(writers: WriterPool) -> str:
+    what, _, job_id = writers.read_event()
     assert what == "ack"
     return job_id
 
 
 def test_of_two_processes_that_want_a_key_one_gets_it(database: Database, url: str) -> None:
     database.write(session_of)
-    with nursery(url) as writers:
+    with writer_pool(url) as writers:
         for name in ("w.1", "w.2"):
             writers.start(name, 200)
-        acknowledged, reasons = _hear_all(writers, {"w.1", "w.2"})
+        acknowledged, reasons = _read_all_events(writers, {"w.1", "w.2"})
     assert set(reasons.values()) == {"done"}
     ids = acknowledged["w.1"] + acknowledged["w.2"]
     assert len(ids) == 200
@@ -78,12 +80,12 @@ def test_numbers_grow_in_the_order_of_commits(database: Database, url: str) -> N
         last = seen[-1].no if seen else 0
         seen.extend(database.read(lambda db: jobs.list_queued_after(db, last, 10_000)))
 
-    with nursery(url) as writers:
+    with writer_pool(url) as writers:
         for name in ("a", "b"):
             writers.start(name, 150)
         num_stopped = 0
         while num_stopped < 2:
-            num_stopped += writers.hear()[0] == "stop"
+            num_stopped += writers.read_event()[0] == "stop"
             read_on()
     read_on()
     assert len(seen) == 300
@@ -103,20 +105,20 @@ def test_two_handles_in_one_process_do_not_get_in_each_others_way(
 
 def test_what_was_acknowledged_survives_kills(database: Database, url: str) -> None:
     database.write(session_of)
-    dice = random.Random(20240607)
+    rng = random.Random(20240607)
     acknowledged: set[str] = set()
-    with nursery(url) as writers:
+    with writer_pool(url) as writers:
         for life in range(NUM_KILLS):
             name = f"life{life}"
             writers.start(name, 1_000_000)
-            what, _, pid = writers.hear()
+            what, _, pid = writers.read_event()
             assert what == "pid"
-            acknowledged |= {_hear_ack(writers) for _ in range(dice.randint(1, 40))}
+            acknowledged |= {_read_ack(writers) for _ in range(rng.randint(1, 40))}
             # Somewhere within the next few commits.
-            time.sleep(dice.uniform(0.0, 0.01))
+            time.sleep(rng.uniform(0.0, 0.01))
             os.kill(int(pid), signal.SIGKILL)
-            writers.bury(name)
-            while (news := writers.hear())[0] != "gone":
+            writers.await_exit(name)
+            while (news := writers.read_event())[0] != "gone":
                 acknowledged.add(news[2])
             assert acknowledged <= _job_ids(database)
             _check_whole(database)
@@ -128,9 +130,9 @@ def test_a_full_disk_is_said_so_and_damages_nothing(tmp_path: Path) -> None:
     database = Database(url)
     migrate(database)
     session = database.write(session_of)
-    with nursery(url, max_file_bytes=3_000_000) as writers:
+    with writer_pool(url, max_file_bytes=3_000_000) as writers:
         writers.start("w", 1_000_000)
-        acknowledged, reasons = _hear_all(writers, {"w"})
+        acknowledged, reasons = _read_all_events(writers, {"w"})
         assert reasons == {"w": "StoreFull"}
         assert acknowledged["w"]
     assert set(acknowledged["w"]) <= _job_ids(database)

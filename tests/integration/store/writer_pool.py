@@ -31,7 +31,7 @@ IN_FLIGHT = 8
 
 
 @contextmanager
-def nursery(url: str, *, max_file_bytes: int | None = None) -> Iterator[Nursery]:
+def writer_pool(url: str, *, max_file_bytes: int | None = None) -> Iterator[WriterPool]:
     """A nursery for writers to this store, which ends with the block."""
     command = [sys.executable, "-m", "tests.integration.store.writer_pool", url]
     if max_file_bytes is not None:
@@ -42,29 +42,29 @@ def nursery(url: str, *, max_file_bytes: int | None = None) -> Iterator[Nursery]
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield Nursery(process.stdin, process.stdout)
+        yield WriterPool(process.stdin, process.stdout)
     finally:
         process.stdin.close()
         process.wait(timeout=60)
         process.stdout.close()
 
 
-class Nursery:
+class WriterPool:
     """The parent's end of the pipes."""
 
     def __init__(self, orders: IO[str], news: IO[str]) -> None:
-        self._orders = orders
+        self._commands = orders
         self._news = news
 
     def start(self, name: str, count: int) -> None:
         """Have a writer of this name write so many jobs."""
-        print("start", name, count, file=self._orders, flush=True)
+        print("start", name, count, file=self._commands, flush=True)
 
-    def bury(self, name: str) -> None:
+    def await_exit(self, name: str) -> None:
         """Ask for the news that a killed writer is gone."""
-        print("bury", name, file=self._orders, flush=True)
+        print("bury", name, file=self._commands, flush=True)
 
-    def hear(self) -> tuple[str, str, str]:
+    def read_event(self) -> tuple[str, str, str]:
         """The next piece of news: what, of whom, and the rest."""
         line = self._news.readline()
         assert line, "the nursery has ended"
@@ -103,7 +103,7 @@ def _write(db: sa.Connection, session: SessionRecord, key: str, payload: bytes) 
 def _run_writer(url: str, name: str, count: int) -> None:
     database = Database(url)
     session = database.write(session_of)
-    dice = random.Random(name)
+    rng = random.Random(name)
     # Writers whose names begin alike want the same keys.
     family = name.partition(".")[0]
     under_way: list[Future[JobRecord | None]] = []
@@ -115,7 +115,7 @@ def _run_writer(url: str, name: str, count: int) -> None:
 
     try:
         for place in range(count):
-            payload = dice.randbytes(dice.choice((10, 1000, 50_000)))
+            payload = rng.randbytes(rng.choice((10, 1000, 50_000)))
             key = f"{family}:{place}"
             under_way.append(
                 database.write_soon(

@@ -185,9 +185,9 @@ def test_reductions_lie_where_they_must(values: list[tuple[float, int]]) -> None
 
 @quick
 @given(st.lists(st.integers(-(2**52), 2**52), min_size=1, max_size=5), st.randoms())
-def test_hashes_do_not_depend_on_the_order_of_chunks(numbers: list[int], dice: object) -> None:
+def test_hashes_do_not_depend_on_the_order_of_chunks(numbers: list[int], rng: object) -> None:
     shuffled = list(numbers)
-    dice.shuffle(shuffled)  # type: ignore[attr-defined]
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
     for key in ("x:hash2", "x:hash_unordered"):
         one = reduced(key, *((float(number), 1) for number in numbers))
         assert one == reduced(key, *((float(number), 1) for number in shuffled))

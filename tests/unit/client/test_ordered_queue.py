@@ -34,7 +34,7 @@ class StubHolder:
         self.timings.append(timing)
 
 
-class Traffic:
+class RecordedQueue:
     """A road, and what was seen on it."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Traffic:
 
 
 @pytest.fixture
-def traffic() -> Traffic:
-    return Traffic()
+def recorded() -> RecordedQueue:
+    return RecordedQueue()
 
 
 async def never(_: Any) -> None:
@@ -80,45 +80,45 @@ async def broken(_: Any) -> None:
 # --- order --------------------------------------------------------------------------------
 
 
-def test_calls_without_waiting_are_sent_in_order(traffic: Traffic) -> None:
-    futures = [traffic.enter() for _ in range(100)]
+def test_calls_without_waiting_are_sent_in_order(recorded: RecordedQueue) -> None:
+    futures = [recorded.enter() for _ in range(100)]
     assert [future.result(timeout=60) for future in futures] == list(range(1, 101))
-    assert traffic.prepared == traffic.sent == list(range(FIRST_SEQ_ID, 101))
+    assert recorded.prepared == recorded.sent == list(range(FIRST_SEQ_ID, 101))
 
 
-def test_a_call_of_several_requests_takes_several_ids(traffic: Traffic) -> None:
-    futures = [traffic.enter(count) for count in (3, 1, 2)]
+def test_a_call_of_several_requests_takes_several_ids(recorded: RecordedQueue) -> None:
+    futures = [recorded.enter(count) for count in (3, 1, 2)]
     assert [future.result(timeout=60) for future in futures] == [1, 4, 5]
-    assert traffic.enter().result(timeout=60) == 7
+    assert recorded.enter().result(timeout=60) == 7
 
 
-def test_many_threads_share_ids_without_a_gap_and_sends_follow_ids(traffic: Traffic) -> None:
+def test_many_threads_share_ids_without_a_gap_and_sends_follow_ids(recorded: RecordedQueue) -> None:
     start = threading.Barrier(8)
 
     def call(_: int) -> list[int]:
         start.wait()
-        futures = [traffic.enter(1 + number % 3) for number in range(25)]
+        futures = [recorded.enter(1 + number % 3) for number in range(25)]
         return [future.result(timeout=60) for future in futures]
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(call, range(8)))
-    assert traffic.sent == traffic.prepared == sorted(traffic.prepared)
+    assert recorded.sent == recorded.prepared == sorted(recorded.prepared)
     # Each thread saw its own calls leave in its own order.
     assert all(mine == sorted(mine) for mine in results)
-    assert sorted(first for mine in results for first in mine) == traffic.prepared
-    last = traffic.enter().result(timeout=60)
+    assert sorted(first for mine in results for first in mine) == recorded.prepared
+    last = recorded.enter().result(timeout=60)
     assert last == FIRST_SEQ_ID + 8 * sum(1 + number % 3 for number in range(25))
 
 
-def test_ids_are_given_in_the_callers_thread(traffic: Traffic) -> None:
+def test_ids_are_given_in_the_callers_thread(recorded: RecordedQueue) -> None:
     held = threading.Event()
-    traffic.enter(send=lambda _: asyncio.to_thread(held.wait, 5))
-    traffic.enter()
-    assert traffic.prepared == [1, 2]
+    recorded.enter(send=lambda _: asyncio.to_thread(held.wait, 5))
+    recorded.enter()
+    assert recorded.prepared == [1, 2]
     held.set()
 
 
-def test_the_next_is_sent_only_when_the_server_has_the_last(traffic: Traffic) -> None:
+def test_the_next_is_sent_only_when_the_server_has_the_last(recorded: RecordedQueue) -> None:
     held, began = threading.Event(), threading.Event()
 
     async def slow(_: int) -> str:
@@ -126,17 +126,17 @@ def test_the_next_is_sent_only_when_the_server_has_the_last(traffic: Traffic) ->
         await asyncio.to_thread(held.wait, 5)
         return "taken"
 
-    first, second = traffic.enter(send=slow), traffic.enter()
+    first, second = recorded.enter(send=slow), recorded.enter()
     assert began.wait(60)
-    assert traffic.sent == [1]
+    assert recorded.sent == [1]
     assert not second.done()
     held.set()
     assert (first.result(timeout=60), second.result(timeout=60)) == ("taken", 2)
 
 
-def test_results_are_awaited_side_by_side(traffic: Traffic) -> None:
-    first = traffic.enter(receive=never)
-    assert traffic.enter().result(timeout=60) == 2
+def test_results_are_awaited_side_by_side(recorded: RecordedQueue) -> None:
+    first = recorded.enter(receive=never)
+    assert recorded.enter().result(timeout=60) == 2
     assert not first.done()
     first.cancel()
 
@@ -144,59 +144,59 @@ def test_results_are_awaited_side_by_side(traffic: Traffic) -> None:
 # --- trouble ------------------------------------------------------------------------------
 
 
-def test_a_refusal_while_preparing_uses_no_id_and_sends_nothing(traffic: Traffic) -> None:
+def test_a_refusal_while_preparing_uses_no_id_and_sends_nothing(recorded: RecordedQueue) -> None:
     def refuse(first: int) -> Callable[[], Awaitable[Any]]:
         raise InvalidInput(f"not with {first}")
 
-    assert traffic.enter().result(timeout=60) == 1
+    assert recorded.enter().result(timeout=60) == 1
     with pytest.raises(InvalidInput, match="not with 2"):
-        traffic.road.submit("optim_step", 3, refuse, never)
-    assert traffic.enter().result(timeout=60) == 2
-    assert traffic.sent == [1, 2]
+        recorded.road.submit("optim_step", 3, refuse, never)
+    assert recorded.enter().result(timeout=60) == 2
+    assert recorded.sent == [1, 2]
 
 
-def test_a_failing_send_blocks_nobody_and_its_id_is_spent(traffic: Traffic) -> None:
-    futures = [traffic.enter(send=broken), traffic.enter(), traffic.enter(send=broken)]
-    last = traffic.enter()
+def test_a_failing_send_blocks_nobody_and_its_id_is_spent(recorded: RecordedQueue) -> None:
+    futures = [recorded.enter(send=broken), recorded.enter(), recorded.enter(send=broken)]
+    last = recorded.enter()
     assert last.result(timeout=60) == 4
     assert isinstance(futures[0].exception(timeout=60), RequestFailedError)
     assert futures[1].result(timeout=60) == 2
     assert isinstance(futures[2].exception(timeout=60), RequestFailedError)
-    assert traffic.sent == [1, 2, 3, 4]
+    assert recorded.sent == [1, 2, 3, 4]
 
 
-def test_a_crash_of_any_kind_resolves_its_future(traffic: Traffic) -> None:
+def test_a_crash_of_any_kind_resolves_its_future(recorded: RecordedQueue) -> None:
     async def crash(_: Any) -> None:
         raise ZeroDivisionError
 
-    sending, receiving = traffic.enter(send=crash), traffic.enter(receive=crash)
+    sending, receiving = recorded.enter(send=crash), recorded.enter(receive=crash)
     assert isinstance(sending.exception(timeout=60), ZeroDivisionError)
     assert isinstance(receiving.exception(timeout=60), ZeroDivisionError)
-    assert traffic.enter().result(timeout=60) == 3
+    assert recorded.enter().result(timeout=60) == 3
 
 
-def test_a_cancelled_operation_that_still_waits_is_never_sent(traffic: Traffic) -> None:
+def test_a_cancelled_operation_that_still_waits_is_never_sent(recorded: RecordedQueue) -> None:
     held = threading.Event()
-    first = traffic.enter(send=lambda _: asyncio.to_thread(held.wait, 5))
-    waiting = [traffic.enter() for _ in range(3)]
-    last = traffic.enter()
+    first = recorded.enter(send=lambda _: asyncio.to_thread(held.wait, 5))
+    waiting = [recorded.enter() for _ in range(3)]
+    last = recorded.enter()
     assert waiting[0].cancel()
     assert waiting[2].cancel()
     held.set()
     assert last.result(timeout=60) == 5
     assert waiting[1].result(timeout=60) == 3
-    assert traffic.sent == [1, 3, 5]
+    assert recorded.sent == [1, 3, 5]
     assert first.result(timeout=60) is True
 
 
-def test_an_operation_cancelled_while_it_is_sent_frees_the_road(traffic: Traffic) -> None:
+def test_an_operation_cancelled_while_it_is_sent_frees_the_road(recorded: RecordedQueue) -> None:
     began = threading.Event()
 
     async def stuck(_: int) -> None:
         began.set()
         await asyncio.Event().wait()
 
-    first, second = traffic.enter(send=stuck), traffic.enter()
+    first, second = recorded.enter(send=stuck), recorded.enter()
     assert began.wait(60)
     assert first.cancel()
     assert second.result(timeout=60) == 2
@@ -204,7 +204,7 @@ def test_an_operation_cancelled_while_it_is_sent_frees_the_road(traffic: Traffic
         first.result(timeout=60)
 
 
-def test_cancelling_after_the_send_stops_the_waiting_only(traffic: Traffic) -> None:
+def test_cancelling_after_the_send_stops_the_waiting_only(recorded: RecordedQueue) -> None:
     ended = threading.Event()
 
     async def wait(_: Any) -> None:
@@ -213,47 +213,47 @@ def test_cancelling_after_the_send_stops_the_waiting_only(traffic: Traffic) -> N
         finally:
             ended.set()
 
-    future = traffic.enter(receive=wait)
-    assert traffic.enter().result(timeout=60) == 2
+    future = recorded.enter(receive=wait)
+    assert recorded.enter().result(timeout=60) == 2
     future.cancel()
     assert ended.wait(60)
-    assert traffic.sent == [1, 2]
+    assert recorded.sent == [1, 2]
 
 
 # --- the end ------------------------------------------------------------------------------
 
 
-def test_a_closed_client_takes_nothing_more(traffic: Traffic) -> None:
-    traffic.holder.is_closed = True
+def test_a_closed_client_takes_nothing_more(recorded: RecordedQueue) -> None:
+    recorded.holder.is_closed = True
     with pytest.raises(ClientClosed):
-        traffic.enter()
-    assert traffic.prepared == []
+        recorded.enter()
+    assert recorded.prepared == []
 
 
-def test_what_still_waits_when_the_client_is_closed_is_told_so(traffic: Traffic) -> None:
+def test_what_still_waits_when_the_client_is_closed_is_told_so(recorded: RecordedQueue) -> None:
     held, began = threading.Event(), threading.Event()
 
     async def slow(_: int) -> None:
         began.set()
         await asyncio.to_thread(held.wait, 5)
 
-    traffic.enter(send=slow)
-    waiting = traffic.enter()
+    recorded.enter(send=slow)
+    waiting = recorded.enter()
     assert began.wait(60)
-    traffic.holder.is_closed = True
+    recorded.holder.is_closed = True
     held.set()
     with pytest.raises(ClientClosed):
         waiting.result(timeout=60)
-    assert traffic.sent == [1]
+    assert recorded.sent == [1]
 
 
-def test_every_operation_is_timed_once(traffic: Traffic) -> None:
-    traffic.enter(3).result(timeout=60)
-    traffic.enter(send=broken).exception(timeout=60)
-    traffic.enter().result(timeout=60)
+def test_every_operation_is_timed_once(recorded: RecordedQueue) -> None:
+    recorded.enter(3).result(timeout=60)
+    recorded.enter(send=broken).exception(timeout=60)
+    recorded.enter().result(timeout=60)
     # The road reports before it goes on; the last report may be a moment behind its future.
-    traffic.enter().result(timeout=60)
-    timings = traffic.holder.timings[:3]
+    recorded.enter().result(timeout=60)
+    timings = recorded.holder.timings[:3]
     assert [(t.operation, t.num_requests, t.ok) for t in timings] == [
         ("optim_step", 3, True),
         ("optim_step", 1, False),

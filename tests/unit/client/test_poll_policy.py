@@ -191,26 +191,27 @@ def refusal(status: int, body: object = None, **headers: str) -> PollFailure:
 
 
 def after(
-    mood: PollPolicy, outcome: ResultPending | PollFailure, lasted: float = 0.0, now: float = 0.0
+    policy: PollPolicy, outcome: ResultPending | PollFailure, lasted: float = 0.0, now: float = 0.0
 ) -> float:
-    return mood.wait_after(outcome, lasted, now, 1.0)
+    return policy.wait_after(outcome, lasted, now, 1.0)
 
 
 def test_a_real_long_poll_is_repeated_at_once() -> None:
-    mood = patience()
-    assert [after(mood, ResultPending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
+    policy = patience()
+    assert [after(policy, ResultPending(), lasted=30.0) for _ in range(5)] == [0.0] * 5
     assert (
-        after(mood, ResultPending(QueueState.PAUSED_CAPACITY), lasted=MIN_LONG_POLL_SECONDS) == 0.0
+        after(policy, ResultPending(QueueState.PAUSED_CAPACITY), lasted=MIN_LONG_POLL_SECONDS)
+        == 0.0
     )
 
 
 def test_quick_answers_are_no_hot_loop() -> None:
-    mood = patience()
-    waits = [after(mood, ResultPending(), lasted=0.01) for _ in range(9)]
+    policy = patience()
+    waits = [after(policy, ResultPending(), lasted=0.01) for _ in range(9)]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     # A real long poll in between starts it anew.
-    after(mood, ResultPending(), lasted=30.0)
-    assert after(mood, ResultPending(), lasted=0.01) == 0.1
+    after(policy, ResultPending(), lasted=30.0)
+    assert after(policy, ResultPending(), lasted=0.01) == 0.1
 
 
 def test_a_paused_queue_is_asked_once_a_second_at_most() -> None:
@@ -230,20 +231,20 @@ def test_the_servers_wait_is_kept() -> None:
     [(400, {"detail": "no"}), (400, None), (400, b"<html>"), (500, {"detail": "oom"})],
 )
 def test_bad_answers_are_asked_again_a_few_times(status: int, body: object) -> None:
-    mood = patience()
+    policy = patience()
     for _ in range(MAX_BAD_ANSWERS):
-        assert 0.0 < after(mood, refusal(status, body)) < 1.0
+        assert 0.0 < after(policy, refusal(status, body)) < 1.0
     with pytest.raises(APIStatusError) as caught:
-        after(mood, refusal(status, body))
+        after(policy, refusal(status, body))
     assert caught.value.status == status
 
 
 def test_news_that_work_goes_on_renews_the_budget_of_bad_answers() -> None:
-    mood = patience()
+    policy = patience()
     for _ in range(5):
         for _ in range(MAX_BAD_ANSWERS):
-            after(mood, refusal(400))
-        after(mood, ResultPending())
+            after(policy, refusal(400))
+        after(policy, ResultPending())
 
 
 @pytest.mark.parametrize(
@@ -252,22 +253,22 @@ def test_news_that_work_goes_on_renews_the_budget_of_bad_answers() -> None:
     ids=lambda outcome: str(outcome.error.status),
 )
 def test_an_outage_is_waited_out_and_no_longer(outcome: PollFailure) -> None:
-    mood = patience(outage=60.0)
+    policy = patience(outage=60.0)
     now, waits = 1000.0, []
     with pytest.raises(type(outcome.error)):
         while True:
-            waits.append(after(mood, outcome, now=now))
+            waits.append(after(policy, outcome, now=now))
             now += waits[-1]
     assert waits[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
     assert 60.0 <= sum(waits) < 100.0
 
 
 def test_an_outage_that_ends_is_forgotten() -> None:
-    mood = patience(outage=60.0)
-    after(mood, refusal(503), now=0.0)
-    after(mood, ResultPending(), now=50.0)
-    assert after(mood, refusal(503), now=100.0) == 0.5
-    assert after(mood, refusal(503), now=150.0) == 1.0
+    policy = patience(outage=60.0)
+    after(policy, refusal(503), now=0.0)
+    after(policy, ResultPending(), now=50.0)
+    assert after(policy, refusal(503), now=100.0) == 0.5
+    assert after(policy, refusal(503), now=150.0) == 1.0
 
 
 def test_a_full_server_is_given_the_time_it_asks_for() -> None:
@@ -276,12 +277,12 @@ def test_a_full_server_is_given_the_time_it_asks_for() -> None:
 
 
 def test_a_billing_issue_pauses_and_then_ends_it() -> None:
-    mood = patience(outage=1.0, billing=12.0)
-    assert after(mood, refusal(402), now=0.0) == BILLING_WAIT_SECONDS
-    assert after(mood, refusal(402), now=5.0) == BILLING_WAIT_SECONDS
-    assert 0.0 < after(mood, refusal(402), now=10.0) <= BILLING_WAIT_SECONDS
+    policy = patience(outage=1.0, billing=12.0)
+    assert after(policy, refusal(402), now=0.0) == BILLING_WAIT_SECONDS
+    assert after(policy, refusal(402), now=5.0) == BILLING_WAIT_SECONDS
+    assert 0.0 < after(policy, refusal(402), now=10.0) <= BILLING_WAIT_SECONDS
     with pytest.raises(BillingError):
-        after(mood, refusal(402), now=12.0)
+        after(policy, refusal(402), now=12.0)
     with pytest.raises(BillingError):
         after(patience(billing=0.0), refusal(402))
 
@@ -311,12 +312,12 @@ ANSWERS: list[ResultPending | PollFailure] = [
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, len(ANSWERS) - 1), st.floats(0.0, 50.0)), max_size=40))
 def test_nothing_but_a_long_poll_is_followed_by_no_wait(steps: list[tuple[int, float]]) -> None:
-    mood, now = patience(), 0.0
+    policy, now = patience(), 0.0
     for index, lasted in steps:
         outcome = ANSWERS[index]
         now += lasted
         try:
-            wait = after(mood, outcome, lasted, now)
+            wait = after(policy, outcome, lasted, now)
         except APIStatusError as error:
             assert isinstance(outcome, PollFailure)
             assert error is outcome.error
@@ -337,20 +338,20 @@ def test_a_status_nobody_knows_is_no_result(status: str) -> None:
 
 
 @pytest.mark.parametrize("millis", [-1, -60_000, 10**12])
-def test_a_wait_nobody_would_keep_is_not_believed(millis: int) -> None:
+def test_excessive_retry_after_is_capped(millis: int) -> None:
     outcome = outcome_of(200, PENDING | {"retry_after_ms": millis})
     assert isinstance(outcome, ResultPending)
     assert 0.0 < after(patience(), outcome) <= 60.0
 
 
 def test_a_restart_after_a_billing_issue_is_waited_out() -> None:
-    mood = patience(outage=300.0, billing=3600.0)
-    after(mood, refusal(402), now=0.0)
-    after(mood, refusal(402), now=1800.0)
-    assert after(mood, refusal(503), now=1805.0) > 0.0
+    policy = patience(outage=300.0, billing=3600.0)
+    after(policy, refusal(402), now=0.0)
+    after(policy, refusal(402), now=1800.0)
+    assert after(policy, refusal(503), now=1805.0) > 0.0
 
 
 def test_a_500_without_a_reason_in_json_is_an_outage() -> None:
-    mood = patience(outage=60.0)
+    policy = patience(outage=60.0)
     for _ in range(2 * MAX_BAD_ANSWERS):
-        assert after(mood, refusal(500, b"Internal Server Error")) > 0.0
+        assert after(policy, refusal(500, b"Internal Server Error")) > 0.0

@@ -73,7 +73,7 @@ def test_a_success_that_began_after_it_ends_the_wait() -> None:
     assert limiter.remaining_seconds() == 0.0
 
 
-def test_a_second_refusal_renews_the_doubt() -> None:
+def test_earlier_success_does_not_clear_second_refusal() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     limiter.back_off(5.0)

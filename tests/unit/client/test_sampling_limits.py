@@ -50,7 +50,7 @@ def test_a_refusal_in_one_lane_delays_no_other() -> None:
     assert not other.limiter.is_backing_off()
 
 
-def test_the_key_is_kept_nowhere() -> None:
+def test_key_is_not_stored() -> None:
     lane = get_sampling_limits(config(), KEY)
     names = list(rate_limits._SHARED_LIMITS.keys())
     assert KEY not in repr(names) + repr(vars(lane))
@@ -58,7 +58,7 @@ def test_the_key_is_kept_nowhere() -> None:
     assert ("http://lanes.test", KEY) not in names
 
 
-def test_a_lane_lives_as_long_as_somebody_uses_it() -> None:
+def test_limits_are_released_when_unused() -> None:
     lane = get_sampling_limits(config("http://short-lived.test"), KEY)
     name = next(name for name in rate_limits._SHARED_LIMITS if name[0] == "http://short-lived.test")
     assert rate_limits._SHARED_LIMITS[name] is lane
@@ -117,7 +117,7 @@ def test_bytes_hold_submissions_back() -> None:
     assert asyncio.run(crowd(lane, 7, num_bytes=40)) == 2
 
 
-def test_after_a_back_off_a_few_go_first() -> None:
+def test_concurrency_ramps_up_after_backoff() -> None:
     lane = SamplingLimits()
     # A deadline that has just passed: nobody waits, and the crowd is let in slowly.
     lane.limiter.back_off(0.0)

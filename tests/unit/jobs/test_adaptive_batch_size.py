@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tinkex.jobs.scheduling import MAX_OPERATIONS, TARGET_BATCH_SECONDS, AdaptiveBatchSize
 
 
-def test_the_first_turn_is_careful() -> None:
+def test_first_batch_is_small() -> None:
     assert AdaptiveBatchSize().max_operations == 1
 
 

@@ -109,7 +109,7 @@ def test_tenants_take_turns_however_much_one_has_waiting() -> None:
     assert order == ["loud", "quiet", "loud", "quiet"]
 
 
-def test_who_comes_back_goes_before_those_who_were_served_since() -> None:
+def test_returning_tenant_goes_first() -> None:
     backlog = backlog_of(*(job("loud", f"loud-{index}", 0) for index in range(5)))
     backlog.add(job("quiet", "q", 0))
     order = []
@@ -137,7 +137,7 @@ def test_passes_of_several_models_share_a_turn_within_the_limits() -> None:
     assert [len(backlog.next_batch(0.0)) for _ in range(2)] == [LIMITS.max_passes, 2]
 
 
-def test_a_large_pass_runs_alone() -> None:
+def test_pass_with_large_payload_is_batched_alone() -> None:
     large = [
         job(f"t{index}", f"m{index}", 0, JobKind.FORWARD_BACKWARD, payload_bytes=5000)
         for index in range(2)
@@ -212,7 +212,7 @@ def test_everything_runs_once_and_every_model_in_order(
         assert positions == sorted(positions)
 
 
-def test_a_tenant_whose_samples_are_served_keeps_its_turn_to_train() -> None:
+def test_sampling_does_not_use_training_turn() -> None:
     samples = [job("a", None, place, JobKind.SAMPLE) for place in range(20)]
     steps = [job(tenant, f"model-{tenant}", place) for place in range(20) for tenant in "ab"]
     backlog = backlog_of(*samples, *steps)
@@ -269,7 +269,7 @@ def test_a_light_tenants_work_goes_right_after_the_current_step_of_a_long_pass()
     assert step(backlog, done) == [long]
 
 
-def test_a_long_pass_shares_no_turn_with_others() -> None:
+def test_long_pass_is_batched_alone() -> None:
     backlog = backlog_of(long_pass("heavy", "h"), short_pass("light", "l"), short_pass("o", "o"))
     turns = [backlog.next_batch(0.0) for _ in range(2)]
     assert sorted(map(len, turns)) == [1, 2]
@@ -343,7 +343,7 @@ def test_a_cancelled_pass_that_waits_keeps_its_place() -> None:
     assert drain(backlog) == work
 
 
-def test_a_number_is_waited_for_since_this_worker_saw_the_next_one() -> None:
+def test_gap_timeout_starts_when_next_seq_id_is_seen() -> None:
     backlog = FairQueue(LIMITS)
     # Its creation may be long ago, by a clock that was set since, or before a restart.
     backlog.add(job("a", "m", 1, created_at=-1e9), 0, now=100.0)

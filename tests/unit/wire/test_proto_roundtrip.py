@@ -265,14 +265,12 @@ def test_every_prefix_decodes_or_raises_wire_error(
 def test_flipped_bytes_decode_or_raise_wire_error(
     make: Callable[[], bytes], decode: Callable[[bytes], Any]
 ) -> None:
-    dice = random.Random(5)
+    rng = random.Random(5)
     whole = make()
     for _ in range(800):
         damaged = bytearray(whole)
-        for _ in range(dice.randint(1, 4)):
-            damaged[dice.randrange(len(damaged))] = dice.choice(
-                (0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x12)
-            )
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x12))
         try:
             decode(bytes(damaged))
         except (WireError, InvalidInput) as error:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Scene
-from tests.integration.conftest import BASE_MODEL, PATIENCE, Connect
+from tests.integration.cli.conftest import SeededServer
+from tests.integration.conftest import BASE_MODEL, TIMEOUT_SECONDS, Connect
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def external(scene: Scene, connect: Connect) -> str:
+def external(seeded: SeededServer, connect: Connect) -> str:
     """A checkpoint that the server gives out as single files."""
-    trainer = connect(scene.server).create_lora_training_client(BASE_MODEL, rank=4)
-    return trainer.save_weights_external("out").result(PATIENCE).path
+    trainer = connect(seeded.server).create_lora_training_client(BASE_MODEL, rank=4)
+    return trainer.save_weights_external("out").result(TIMEOUT_SECONDS).path

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Scene, Tinkex
-from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE
+from tests.integration.cli.conftest import RunCli, SeededServer
+from tests.integration.conftest import BASE_MODEL, KEY, TIMEOUT_SECONDS
 from tinkex.testing import Fault
 
 
 def test_the_bare_form_saves_weights_that_can_be_listed(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     """S0-01 to S0-07, S0-20, S3-39: and the session ends well."""
     output = tmp_path / "out" / "made.json"
@@ -25,7 +25,7 @@ def test_the_bare_form_saves_weights_that_can_be_listed(
     made = tinkex("checkpoint", *words, "--no-train-unembed", "--json").json
     written = json.loads(output.read_text())
     assert made == {**written, "output": str(output)}
-    asked = scene.server.calls("create_model")[-1].message
+    asked = seeded.server.calls("create_model")[-1].message
     assert asked["base_model"] == BASE_MODEL
     assert asked["lora_config"] == {
         "rank": 3,
@@ -34,66 +34,66 @@ def test_the_bare_form_saves_weights_that_can_be_listed(
         "train_attn": True,
         "train_unembed": False,
     }
-    assert scene.server.finish_reasons[written["session_id"]] == "success"
+    assert seeded.server.finish_reasons[written["session_id"]] == "success"
     found = tinkex("checkpoint", "info", written["weights_path"], "--json").json
     assert found["checkpoint_type"] == "sampler"
     assert (found["training_run_id"], found["lora_rank"]) == (written["model_id"], 3)
 
 
-def test_a_table_names_what_was_made(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
-    done = tinkex("checkpoint", "create", "--base-model", BASE_MODEL, "-o", str(tmp_path / "m"))
-    assert done.exit_code == 0
+def test_a_table_names_what_was_made(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
+    result = tinkex("checkpoint", "create", "--base-model", BASE_MODEL, "-o", str(tmp_path / "m"))
+    assert result.exit_code == 0
     written = json.loads((tmp_path / "m").read_text())
     for text in (written["weights_path"], BASE_MODEL, written["model_id"], "Rank 32"):
-        assert text in done.out
-    assert "Starting a session" in done.err
+        assert text in result.out
+    assert "Starting a session" in result.err
 
 
-def test_a_checkpoint_is_restored(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     """S0-08b."""
-    words = ("--model-path", scene.training, "--output", str(tmp_path / "m.json"))
+    words = ("--model-path", seeded.training, "--output", str(tmp_path / "m.json"))
     made = tinkex("checkpoint", *words, "--json").json
     assert (made["base_model"], made["lora"]["rank"]) == (BASE_MODEL, 8)
-    assert made["model_id"] not in scene.run_ids
-    assert scene.server.calls("load_weights")[-1].message["path"] == scene.training
+    assert made["model_id"] not in seeded.run_ids
+    assert seeded.server.calls("load_weights")[-1].message["path"] == seeded.training
 
 
 def test_a_model_that_is_not_there_is_the_users_fault(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     """S0-10, S0-11, S0-14: nothing is written, and the session is told that it failed."""
-    done = tinkex("checkpoint", "--base-model", "no/such", "--output", str(tmp_path / "m.json"))
-    assert (done.exit_code, done.out) == (1, "")
-    assert "no/such" in done.err
-    assert "Correct the input" in done.err
+    result = tinkex("checkpoint", "--base-model", "no/such", "--output", str(tmp_path / "m.json"))
+    assert (result.exit_code, result.out) == (1, "")
+    assert "no/such" in result.err
+    assert "Correct the input" in result.err
     assert not (tmp_path / "m.json").exists()
-    assert list(scene.server.finish_reasons.values()) == ["errored"]
+    assert list(seeded.server.finish_reasons.values()) == ["errored"]
 
 
-def test_a_wrong_key_is_named(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
+def test_a_wrong_key_is_named(seeded: SeededServer, tinkex: RunCli, tmp_path: Path) -> None:
     words = ("--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
-    done = tinkex("checkpoint", *words, "--api-key", "tml-wrong")
-    assert done.exit_code == 1
-    assert "Authentication failed" in done.err
-    assert "--api-key" in done.err
+    result = tinkex("checkpoint", *words, "--api-key", "tml-wrong")
+    assert result.exit_code == 1
+    assert "Authentication failed" in result.err
+    assert "--api-key" in result.err
 
 
 def test_a_server_that_is_slow_is_given_the_time_that_was_said(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     """S0-08k: milliseconds, for one operation."""
-    scene.server.inject("retrieve_future", Fault(delay_seconds=60.0), times=None)
+    seeded.server.inject("retrieve_future", Fault(delay_seconds=60.0), times=None)
     words = ("--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
-    done = tinkex("checkpoint", *words, "--timeout", "300")
-    assert done.exit_code == 1
-    assert "Request timeout" in done.err
-    assert "--timeout" in done.err
+    result = tinkex("checkpoint", *words, "--timeout", "300")
+    assert result.exit_code == 1
+    assert "Request timeout" in result.err
+    assert "--timeout" in result.err
 
 
-def test_ctrl_c_leaves_no_session_and_no_file(scene: Scene, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_session_and_no_file(seeded: SeededServer, tmp_path: Path) -> None:
     """S3-34, P-26."""
-    scene.server.inject("save_weights_for_sampler", Fault(delay_seconds=60.0), times=None)
-    before = len(scene.server.calls("save_weights_for_sampler"))
+    seeded.server.inject("save_weights_for_sampler", Fault(delay_seconds=60.0), times=None)
+    before = len(seeded.server.calls("save_weights_for_sampler"))
     output = tmp_path / "m.json"
     words = ["checkpoint", "--base-model", BASE_MODEL, "--output", str(output)]
     process = subprocess.Popen(
@@ -103,23 +103,27 @@ def test_ctrl_c_leaves_no_session_and_no_file(scene: Scene, tmp_path: Path) -> N
         text=True,
         env=os.environ.copy(),
     )
-    scene.server.wait_for("save_weights_for_sampler", before + 1, PATIENCE)
+    seeded.server.wait_for("save_weights_for_sampler", before + 1, TIMEOUT_SECONDS)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
-    assert list(scene.server.finish_reasons.values()) == ["interrupted"]
+    assert list(seeded.server.finish_reasons.values()) == ["interrupted"]
     assert not output.exists()
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_the_key_may_stand_anywhere(
-    place: str, scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    seeded: SeededServer,
+    tinkex: RunCli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """S0-08i, S0-08j."""
     monkeypatch.delenv("TINKER_API_KEY")
     monkeypatch.delenv("TINKER_BASE_URL")
-    where = ("--api-key", KEY, "--base-url", scene.server.url)
+    where = ("--api-key", KEY, "--base-url", seeded.server.url)
     words = ("checkpoint", "--base-model", BASE_MODEL, "--output", str(tmp_path / "m.json"))
-    done = tinkex(*where, *words) if place == "before" else tinkex(*words, *where)
-    assert done.exit_code == 0, done.err
+    result = tinkex(*where, *words) if place == "before" else tinkex(*words, *where)
+    assert result.exit_code == 0, result.err

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.conftest import Done, Scene, Tinkex
+from tests.integration.cli.conftest import CliResult, RunCli, SeededServer
 from tests.integration.cli.test_official_shapes import OFFICIAL
-from tests.integration.conftest import PATIENCE
+from tests.integration.conftest import TIMEOUT_SECONDS
 from tinkex.testing import Fault
 
 OF_NOTHING = {
@@ -33,13 +33,13 @@ def closed_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
 
 
-def left(tinkex: Tinkex) -> set[str]:
+def left(tinkex: RunCli) -> set[str]:
     """What is still there."""
     found = tinkex("checkpoint", "list", "--limit", "0", "--json").json
     return {saved["tinker_path"] for saved in found["checkpoints"]}
 
 
-def result(done: Done) -> Any:
+def result(done: CliResult) -> Any:
     """The result, also of a command that failed in part."""
     return json.loads(done.out)
 
@@ -47,17 +47,17 @@ def result(done: Done) -> Any:
 # --- choosing ---------------------------------------------------------------------------------
 
 
-def test_paths_are_deleted_once_each(scene: Scene, tinkex: Tinkex) -> None:
+def test_paths_are_deleted_once_each(seeded: SeededServer, tinkex: RunCli) -> None:
     """S3-14, S3-20: the official fields, and more."""
-    words = (scene.training, scene.sampler, scene.training, "--yes", "--json")
+    words = (seeded.training, seeded.sampler, seeded.training, "--yes", "--json")
     done = tinkex("checkpoint", "delete", *words).json
-    assert done == OF_NOTHING | {"deleted_count": 2, "deleted": [scene.training, scene.sampler]}
+    assert done == OF_NOTHING | {"deleted_count": 2, "deleted": [seeded.training, seeded.sampler]}
     assert left(tinkex) == set()
-    assert len(scene.server.calls("delete_checkpoint")) == 2
+    assert len(seeded.server.calls("delete_checkpoint")) == 2
 
 
-def test_people_are_told_on_stderr(scene: Scene, tinkex: Tinkex) -> None:
-    done = tinkex("checkpoint", "delete", "-y", scene.training)
+def test_people_are_told_on_stderr(seeded: SeededServer, tinkex: RunCli) -> None:
+    done = tinkex("checkpoint", "delete", "-y", seeded.training)
     assert (done.exit_code, done.out, done.err) == (0, "", "Deleted 1 checkpoint.\n")
 
 
@@ -74,18 +74,18 @@ def test_people_are_told_on_stderr(scene: Scene, tinkex: Tinkex) -> None:
     ],
 )
 def test_filters_choose(
-    words: tuple[str, ...], gone: set[str], scene: Scene, tinkex: Tinkex
+    words: tuple[str, ...], gone: set[str], seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    both = {"training": scene.training, "sampler": scene.sampler}
-    asked = [scene.run_ids[1] if word == "RUN" else word for word in words]
+    both = {"training": seeded.training, "sampler": seeded.sampler}
+    asked = [seeded.run_ids[1] if word == "RUN" else word for word in words]
     done = tinkex("checkpoint", "delete", *asked, "-y", "--json").json
     assert set(done["deleted"]) == {both[name] for name in gone}
     assert left(tinkex) == {path for name, path in both.items() if name not in gone}
 
 
-def test_that_nothing_matches_is_said_and_no_failure(scene: Scene, tinkex: Tinkex) -> None:
+def test_that_nothing_matches_is_said_and_no_failure(seeded: SeededServer, tinkex: RunCli) -> None:
     """Nothing is asked either."""
-    done = tinkex("checkpoint", "delete", "--run-id", scene.run_ids[0])
+    done = tinkex("checkpoint", "delete", "--run-id", seeded.run_ids[0])
     assert (done.exit_code, done.out) == (0, "")
     assert done.err == "No checkpoints match: nothing was deleted.\n"
     assert tinkex("checkpoint", "delete", "--type", "external", "--json").json == OF_NOTHING
@@ -104,7 +104,7 @@ def test_that_nothing_matches_is_said_and_no_failure(scene: Scene, tinkex: Tinke
     ],
 )
 def test_a_wrong_choice_is_a_usage_error(
-    words: tuple[str, ...], scene: Scene, tinkex: Tinkex
+    words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     done = tinkex("checkpoint", "delete", *words)
     assert (done.exit_code, done.out) == (2, "")
@@ -113,9 +113,9 @@ def test_a_wrong_choice_is_a_usage_error(
 
 
 def test_a_path_that_is_no_address_stops_all_before_anything_is_deleted(
-    scene: Scene, tinkex: Tinkex
+    seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    done = tinkex("checkpoint", "delete", "-y", scene.training, "weights/0001")
+    done = tinkex("checkpoint", "delete", "-y", seeded.training, "weights/0001")
     assert done.exit_code == 1
     assert "Invalid tinker path: 'weights/0001'" in done.err
     assert len(left(tinkex)) == 2
@@ -126,26 +126,26 @@ def test_a_path_that_is_no_address_stops_all_before_anything_is_deleted(
 
 @pytest.mark.parametrize(("typed", "goes"), [("y\n", True), ("yes\n", True), ("no\n", False)])
 def test_it_asks_once_with_what_will_be_deleted(
-    typed: str, goes: bool, scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    typed: str, goes: bool, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3-14, S3-G05, S3-G19."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    done = tinkex("checkpoint", "delete", scene.training, scene.sampler)
+    done = tinkex("checkpoint", "delete", seeded.training, seeded.sampler)
     assert (done.exit_code, done.out) == (0 if goes else 1, "")
     assert done.err.count("[y/N]") == 1
     assert "Will delete 2 checkpoints (" in done.err
     assert "B):" in done.err.splitlines()[0]
-    for text in (scene.training, scene.sampler, "This cannot be undone."):
+    for text in (seeded.training, seeded.sampler, "This cannot be undone."):
         assert text in done.err
     assert len(left(tinkex)) == (0 if goes else 2)
 
 
 @pytest.mark.parametrize("words", [("PATH",), ("--type", "training")])
 def test_a_closed_stdin_is_a_no_and_a_failure(
-    words: tuple[str, ...], scene: Scene, tinkex: Tinkex
+    words: tuple[str, ...], seeded: SeededServer, tinkex: RunCli
 ) -> None:
     """S3-G19, S3-30."""
-    asked = [scene.training if word == "PATH" else word for word in words]
+    asked = [seeded.training if word == "PATH" else word for word in words]
     done = tinkex("checkpoint", "delete", *asked, "--json")
     assert done.exit_code == 1
     assert result(done) == OF_NOTHING | {"cancelled": True}
@@ -154,27 +154,29 @@ def test_a_closed_stdin_is_a_no_and_a_failure(
 
 
 def test_the_question_says_what_is_not_there(
-    scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    missing = ["tinker://nobody/weights/1", scene.training + "x"]
-    done = tinkex("checkpoint", "delete", scene.training, *missing)
+    missing = ["tinker://nobody/weights/1", seeded.training + "x"]
+    done = tinkex("checkpoint", "delete", seeded.training, *missing)
     assert done.exit_code == 1
     assert "(at least " in done.err
     for path in missing:
         assert f"{path}\n    not found" in done.err
-    assert left(tinkex) == {scene.sampler}
+    assert left(tinkex) == {seeded.sampler}
 
 
 # --- failing in part --------------------------------------------------------------------------
 
 
-def test_it_goes_on_after_a_failure_and_fails_in_the_end(scene: Scene, tinkex: Tinkex) -> None:
-    missing = scene.training + "x"
-    done = tinkex("checkpoint", "delete", "-y", missing, scene.training, scene.sampler, "--json")
+def test_it_goes_on_after_a_failure_and_fails_in_the_end(
+    seeded: SeededServer, tinkex: RunCli
+) -> None:
+    missing = seeded.training + "x"
+    done = tinkex("checkpoint", "delete", "-y", missing, seeded.training, seeded.sampler, "--json")
     assert done.exit_code == 1
     found = result(done)
-    assert (found["deleted_count"], found["deleted"]) == (2, [scene.training, scene.sampler])
+    assert (found["deleted_count"], found["deleted"]) == (2, [seeded.training, seeded.sampler])
     assert [failed["tinker_path"] for failed in found["failed"]] == [missing]
     assert found["failed"][0]["error"].startswith("Resource not found: ")
     shown = tinkex("checkpoint", "delete", "-y", missing)
@@ -182,29 +184,31 @@ def test_it_goes_on_after_a_failure_and_fails_in_the_end(scene: Scene, tinkex: T
     assert f"Failed to delete (1):\n  {missing}: Resource not found" in shown.err
 
 
-def test_a_run_that_is_not_there_is_a_failure(scene: Scene, tinkex: Tinkex) -> None:
+def test_a_run_that_is_not_there_is_a_failure(seeded: SeededServer, tinkex: RunCli) -> None:
     done = tinkex("checkpoint", "delete", "--run-id", "nobody", "-y", "--json")
     assert (done.exit_code, done.failure["status"]) == (1, 404)
 
 
-def test_a_wrong_key_is_said_once(scene: Scene, tinkex: Tinkex) -> None:
-    words = (scene.training, scene.sampler, "--api-key", "tml-wrong", "--json")
+def test_a_wrong_key_is_said_once(seeded: SeededServer, tinkex: RunCli) -> None:
+    words = (seeded.training, seeded.sampler, "--api-key", "tml-wrong", "--json")
     done = tinkex("checkpoint", "delete", "-y", *words)
     assert (done.exit_code, done.failure["status"]) == (1, 401)
     assert len(left(tinkex)) == 2
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
-def test_the_official_command_line_gives_the_same_fields(scene: Scene, tinkex: Tinkex) -> None:
+def test_the_official_command_line_gives_the_same_fields(
+    seeded: SeededServer, tinkex: RunCli
+) -> None:
     """S3-20; unlike it, ours fails when a deletion failed."""
-    missing = scene.training + "x"
+    missing = seeded.training + "x"
     theirs = subprocess.run(
-        [OFFICIAL, "-f", "json", "checkpoint", "delete", "-y", scene.sampler, missing],
+        [OFFICIAL, "-f", "json", "checkpoint", "delete", "-y", seeded.sampler, missing],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ.copy(),
     )
-    ours = result(tinkex("checkpoint", "delete", "-y", scene.training, missing, "--json"))
+    ours = result(tinkex("checkpoint", "delete", "-y", seeded.training, missing, "--json"))
     official = json.loads(theirs.stdout)
     assert official.keys() <= ours.keys()
     assert official["deleted_count"] == ours["deleted_count"] == 1
@@ -215,7 +219,7 @@ def test_the_official_command_line_gives_the_same_fields(scene: Scene, tinkex: T
 # --- being interrupted ------------------------------------------------------------------------
 
 
-def interrupted(scene: Scene, *paths: str) -> Done:
+def interrupted(seeded: SeededServer, *paths: str) -> CliResult:
     """Ctrl-C when all deletions have reached the server."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tinkex", "checkpoint", "delete", "-y", "--json", *paths],
@@ -224,33 +228,33 @@ def interrupted(scene: Scene, *paths: str) -> Done:
         text=True,
         env=os.environ.copy(),
     )
-    scene.server.wait_for("delete_checkpoint", len(paths), PATIENCE)
+    seeded.server.wait_for("delete_checkpoint", len(paths), TIMEOUT_SECONDS)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
-    return Done(process.returncode, out, err, None)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+    return CliResult(process.returncode, out, err, None)
 
 
-def test_ctrl_c_tells_what_was_deleted_and_what_may_be(scene: Scene) -> None:
+def test_ctrl_c_tells_what_was_deleted_and_what_may_be(seeded: SeededServer) -> None:
     """S3-34."""
-    scene.server.inject(
+    seeded.server.inject(
         "delete_checkpoint",
         Fault(delay_seconds=60.0),
         times=None,
         match=lambda call: "sampler" in call.ids["checkpoint_id"],
     )
-    done = interrupted(scene, scene.training, scene.sampler)
+    done = interrupted(seeded, seeded.training, seeded.sampler)
     assert done.exit_code == 130
     assert result(done) == OF_NOTHING | {
         "deleted_count": 1,
-        "deleted": [scene.training],
-        "unknown": [scene.sampler],
+        "deleted": [seeded.training],
+        "unknown": [seeded.sampler],
         "interrupted": True,
     }
     assert "Traceback" not in done.err
 
 
-def test_many_are_deleted_side_by_side(scene: Scene) -> None:
+def test_many_are_deleted_side_by_side(seeded: SeededServer) -> None:
     """All of them reach the server although none is answered."""
-    scene.server.inject("delete_checkpoint", Fault(delay_seconds=60.0), times=None)
-    paths = [f"{scene.training}{number}" for number in range(20)]
-    assert result(interrupted(scene, *paths))["unknown"] == paths
+    seeded.server.inject("delete_checkpoint", Fault(delay_seconds=60.0), times=None)
+    paths = [f"{seeded.training}{number}" for number in range(20)]
+    assert result(interrupted(seeded, *paths))["unknown"] == paths

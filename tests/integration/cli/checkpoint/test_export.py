@@ -10,9 +10,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.cli.checkpoint.download_sources import ADAPTER, contents, manifest, offer_archive, tar
-from tests.integration.cli.conftest import Scene, Tinkex
-from tests.support.adapters import load_peft, load_plain, make_layout, make_model, make_spec, make_state, plain_logprobs, sites_of
+from tests.integration.cli.checkpoint.download_sources import (
+    ADAPTER,
+    contents,
+    manifest,
+    offer_archive,
+    tar,
+)
+from tests.integration.cli.conftest import RunCli, SeededServer
+from tests.support.adapters import (
+    load_peft,
+    load_plain,
+    make_layout,
+    make_model,
+    make_spec,
+    make_state,
+    plain_logprobs,
+    sites_of,
+)
 from tinkex.cli.context import Context, Screen
 from tinkex.engine.checkpoints import merge
 from tinkex.engine.checkpoints.adapter_files import write_checkpoint
@@ -47,10 +62,10 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def offered(scene: Scene, trained: Path) -> str:
+def offered(seeded: SeededServer, trained: Path) -> str:
     """The same checkpoint on a server."""
-    offer_archive(scene.server, tar(contents(trained)))
-    return scene.training
+    offer_archive(seeded.server, tar(contents(trained)))
+    return seeded.training
 
 
 def with_adapter(base: Path, trained: Path) -> torch.Tensor:
@@ -61,7 +76,7 @@ def with_adapter(base: Path, trained: Path) -> torch.Tensor:
 
 
 def test_peft_loads_what_was_exported(
-    offered: str, base: Path, trained: Path, tinkex: Tinkex, tmp_path: Path
+    offered: str, base: Path, trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     assert {METADATA_NAME, STATE_NAME, OPTIMIZER_NAME} <= set(contents(trained))
     out = tmp_path / "out" / "adapter"
@@ -82,18 +97,18 @@ def test_peft_loads_what_was_exported(
 
 
 def test_a_folder_that_was_downloaded_needs_no_server(
-    trained: Path, tinkex: Tinkex, tmp_path: Path
+    trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     before = contents(trained)
-    done = tinkex("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"))
-    assert done.exit_code == 0
-    assert "PEFT adapter" in done.out
+    result = tinkex("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 0
+    assert "PEFT adapter" in result.out
     assert set(contents(tmp_path / "out")) == PEFT_FILES
     assert contents(trained) == before
 
 
 def test_a_folder_with_a_flipped_bit_is_not_exported(
-    trained: Path, tinkex: Tinkex, tmp_path: Path
+    trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     weights = trained / "adapter_model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -106,18 +121,18 @@ def test_a_folder_with_a_flipped_bit_is_not_exported(
 
 
 def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
-    scene: Scene, trained: Path, tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("keep")
-    words = ("checkpoint", "export", scene.training, "-o", str(out))
+    words = ("checkpoint", "export", seeded.training, "-o", str(out))
     refused = tinkex(*words, "--json")
     assert "exists already" in refused.failure["message"]
-    scene.server.inject("download", Fault(status=403), times=None)
+    seeded.server.inject("download", Fault(status=403), times=None)
     assert tinkex(*words, "--force").exit_code == 1
     assert contents(out) == {"mine.txt": b"keep"}
-    scene.server.clear_faults()
+    seeded.server.clear_faults()
     assert tinkex(*words, "--force").exit_code == 0
     assert set(contents(out)) == PEFT_FILES
     hidden = [path.name for path in tmp_path.iterdir() if path.name.startswith(".out")]
@@ -125,24 +140,26 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_when_all_is_well(
 
 
 def test_a_folder_is_not_exported_into_itself_nor_over_itself(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
 ) -> None:
     source = tmp_path / "ck"
-    assert tinkex("checkpoint", "download", scene.training, "-o", str(source)).exit_code == 0
+    assert tinkex("checkpoint", "download", seeded.training, "-o", str(source)).exit_code == 0
     before = sorted(source.iterdir())
     for output in (source / "peft", source, tmp_path):
-        done = tinkex("checkpoint", "export", str(source), "-o", str(output), "--force")
-        assert done.exit_code == 1
-        assert "lie within each other" in done.err
+        result = tinkex("checkpoint", "export", str(source), "-o", str(output), "--force")
+        assert result.exit_code == 1
+        assert "lie within each other" in result.err
     assert sorted(source.iterdir()) == before
 
 
-def test_what_is_no_adapter_is_refused(scene: Scene, tinkex: Tinkex, tmp_path: Path) -> None:
-    offer_archive(scene.server, tar({"something.bin": b"x"}))
-    words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"))
+def test_what_is_no_adapter_is_refused(
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path
+) -> None:
+    offer_archive(seeded.server, tar({"something.bin": b"x"}))
+    words = ("checkpoint", "export", seeded.training, "-o", str(tmp_path / "out"))
     assert "holds no PEFT adapter" in tinkex(*words).err
-    scene.server.clear_faults()
-    offer_archive(scene.server, tar({f"{name}.age": data for name, data in ADAPTER.items()}))
+    seeded.server.clear_faults()
+    offer_archive(seeded.server, tar({f"{name}.age": data for name, data in ADAPTER.items()}))
     refused = tinkex(*words, "--json")
     assert "is encrypted" in refused.failure["message"]
     assert "--identity FILE" in refused.failure["hint"]
@@ -154,7 +171,7 @@ def test_what_is_no_adapter_is_refused(scene: Scene, tinkex: Tinkex, tmp_path: P
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_transformers_loads_a_merged_model_alone(
-    dtype: str | None, offered: str, base: Path, trained: Path, tinkex: Tinkex, tmp_path: Path
+    dtype: str | None, offered: str, base: Path, trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     words = ["checkpoint", "export", offered, "-o", str(out), "--merge"]
@@ -171,24 +188,24 @@ def test_transformers_loads_a_merged_model_alone(
 
 
 def test_the_base_model_is_found_in_the_list_of_the_home(
-    trained: Path, base: Path, tinkex: Tinkex, tmp_path: Path
+    trained: Path, base: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / ".tinkex")
     home.create()
     sources.write_model_list(home.models_file, {make_spec().base_model: str(base)})
     screen = Screen(is_terminal=True, width=100)
     out = tmp_path / "out"
-    done = tinkex(
+    result = tinkex(
         *("checkpoint", "export", str(trained), "-o", str(out), "--merge"),
         context=Context(stdout=Screen(width=100), stderr=screen),
     )
-    assert done.exit_code == 0
-    assert "Merging" in done.err
+    assert result.exit_code == 0
+    assert "Merging" in result.err
     assert (out / "config.json").exists()
 
 
 def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
-    trained: Path, tinkex: Tinkex, tmp_path: Path
+    trained: Path, tinkex: RunCli, tmp_path: Path
 ) -> None:
     words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
     refused = tinkex(*words, "--json")
@@ -203,26 +220,26 @@ def test_a_base_model_that_is_nowhere_is_said_with_what_to_do(
 
 
 def test_without_torch_a_sentence_says_what_to_install(
-    scene: Scene, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, merge.__name__)
     monkeypatch.setitem(sys.modules, "torch", None)
-    words = ("checkpoint", "export", scene.training, "-o", str(tmp_path / "out"), "--merge")
+    words = ("checkpoint", "export", seeded.training, "-o", str(tmp_path / "out"), "--merge")
     refused = tinkex(*words, "--json")
     assert refused.failure["message"] == "this command needs torch, which is not installed"
     assert refused.failure["hint"] == f"Run: {install_command('torch')}"
-    assert scene.server.calls("download") == []
+    assert seeded.server.calls("download") == []
 
 
 @pytest.mark.parametrize("flags", [("--dtype", "float16"), ("--base-model-path", "/")])
-def test_what_is_for_merging_is_refused_without_it(flags: tuple[str, str], tinkex: Tinkex) -> None:
+def test_what_is_for_merging_is_refused_without_it(flags: tuple[str, str], tinkex: RunCli) -> None:
     refused = tinkex("checkpoint", "export", "tinker://run/weights/x", "-o", "out", *flags)
     assert refused.exit_code == 2
     assert f"{flags[0]} is for --merge." in refused.err
 
 
 def test_an_interrupted_merge_leaves_nothing(
-    trained: Path, base: Path, tinkex: Tinkex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, base: Path, tinkex: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -230,6 +247,6 @@ def test_an_interrupted_merge_leaves_nothing(
     before = {path.name for path in tmp_path.iterdir()}
     monkeypatch.setattr(merge, "_copy_rest", interrupt)
     words = ("checkpoint", "export", str(trained), "-o", str(tmp_path / "out"), "--merge")
-    done = tinkex(*words, "--base-model-path", str(base))
-    assert done.exit_code == 130
+    result = tinkex(*words, "--base-model-path", str(base))
+    assert result.exit_code == 130
     assert {path.name for path in tmp_path.iterdir()} == before

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from huggingface_hub import constants
 
-from tests.support.fake_hub import TOKEN, LittleHub, Repo
 from tests.integration.cli.checkpoint.download_sources import ADAPTER, manifest, offer_archive, tar
-from tests.integration.cli.conftest import Scene, Tinkex
+from tests.integration.cli.conftest import RunCli, SeededServer
 from tests.integration.cli.test_official_shapes import OFFICIAL, official
 from tests.integration.conftest import BASE_MODEL
+from tests.support.fake_hub import TOKEN, FakeHub, Repo
 from tinkex.ids import parse_tinker_path
 from tinkex.installation import install_command
 
@@ -20,8 +20,8 @@ FILES = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LittleHub]:
-    hub = LittleHub()
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    hub = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
@@ -31,13 +31,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LittleHub]:
 
 
 def test_an_adapter_arrives_with_a_page_of_its_own(
-    hub: LittleHub, scene: Scene, tinkex: Tinkex
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
-    words = ("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--public")
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--public")
     found = tinkex(*words, "--commit-message", "first", "--json").json
     (commit,) = hub.commits
     assert found == {
-        "checkpoint_path": scene.training,
+        "checkpoint_path": seeded.training,
         "repo_id": "anna/mine",
         "public": True,
         "url": f"{hub.url}/anna/mine",
@@ -48,39 +48,39 @@ def test_an_adapter_arrives_with_a_page_of_its_own(
     assert sorted(commit.files) == FILES
     card = commit.files["README.md"].decode()
     assert card.startswith(f'---\nbase_model: "{BASE_MODEL}"\nlibrary_name: peft\n')
-    assert scene.training in card
+    assert seeded.training in card
     assert "- LoRA rank: 8" in card
     assert not hub.repos["anna/mine"].is_private
 
 
 @pytest.mark.skipif(not OFFICIAL.exists(), reason="the official command line is not installed")
 def test_the_official_command_says_the_same(
-    hub: LittleHub, scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    theirs = official("checkpoint", "push-hf", scene.training, "-r", "anna/theirs")
-    ours = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/ours", "--json").json
+    theirs = official("checkpoint", "push-hf", seeded.training, "-r", "anna/theirs")
+    ours = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/ours", "--json").json
     assert {key: ours[key] for key in theirs} == theirs | {"repo_id": "anna/ours"}
     first, second = hub.commits
     assert sorted(first.files) == sorted(second.files) == FILES
 
 
-def test_a_branch_is_made_and_reported(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:
+def test_a_branch_is_made_and_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
     """Protocol 12.35: the official one neither makes nor reports the branch it derives."""
-    derived = tinkex("checkpoint", "push-hf", scene.training, "--json").json
-    run_id = parse_tinker_path(scene.training).run_id.replace(":", "-")
+    derived = tinkex("checkpoint", "push-hf", seeded.training, "--json").json
+    run_id = parse_tinker_path(seeded.training).run_id.replace(":", "-")
     assert derived["repo_id"] == f"anna/tinker-bigram-{run_id}"
     assert derived["revision"] == "weights-0001"
     assert derived["public"] is False
     assert "weights-0001" in hub.repos[derived["repo_id"]].branches
-    words = ("checkpoint", "push-hf", scene.training, "-r", "mine", "--revision", "v2", "--json")
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "mine", "--revision", "v2", "--json")
     assert tinkex(*words).json["revision"] == "v2"
     assert tinkex(*words).json["repo_id"] == "anna/mine"
     assert [commit.revision for commit in hub.commits] == ["weights-0001", "v2", "v2"]
 
 
-def test_a_pull_request_is_reported(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:
-    words = ("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--create-pr")
+def test_a_pull_request_is_reported(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--create-pr")
     found = tinkex(*words, "--json").json
     assert found["pr_url"] == f"{hub.url}/anna/mine/discussions/1"
     assert found["revision"] == "refs/pr/1"
@@ -89,11 +89,13 @@ def test_a_pull_request_is_reported(hub: LittleHub, scene: Scene, tinkex: Tinkex
     assert tinkex(*words, "--revision", "v2").exit_code == 2
 
 
-def test_only_what_others_need_is_uploaded(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:
+def test_only_what_others_need_is_uploaded(
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
+) -> None:
     files = {**ADAPTER, "optimizer.safetensors": b"large", "trainer_state.json": b"{}"}
     listed = {**files, "manifest.json": manifest(files)}
-    offer_archive(scene.server, tar(listed))
-    words = ("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--json")
+    offer_archive(seeded.server, tar(listed))
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--json")
     assert tinkex(*words).json["files"] == FILES
     assert tinkex(*words, "--no-model-card").json["files"] == FILES[1:]
     assert tinkex(*words, "--ignore-pattern", "*.md").json["files"] == FILES[1:]
@@ -109,31 +111,31 @@ def test_only_what_others_need_is_uploaded(hub: LittleHub, scene: Scene, tinkex:
 
 
 def test_another_checkpoint_is_not_covered_by_mistake(
-    hub: LittleHub, scene: Scene, tinkex: Tinkex
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     words = ("checkpoint", "push-hf", "-r", "anna/mine")
-    assert tinkex(*words, scene.training).exit_code == 0
-    assert tinkex(*words, scene.training).exit_code == 0
-    refused = tinkex(*words, scene.sampler, "--json")
-    assert scene.training in refused.failure["message"]
+    assert tinkex(*words, seeded.training).exit_code == 0
+    assert tinkex(*words, seeded.training).exit_code == 0
+    refused = tinkex(*words, seeded.sampler, "--json")
+    assert seeded.training in refused.failure["message"]
     assert "--revision" in refused.failure["hint"]
     assert len(hub.commits) == 2
-    assert tinkex(*words, scene.sampler, "--force").exit_code == 0
+    assert tinkex(*words, seeded.sampler, "--force").exit_code == 0
 
 
 def test_a_repository_that_was_there_keeps_its_state(
-    hub: LittleHub, scene: Scene, tinkex: Tinkex
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     hub.repos["anna/mine"] = Repo(is_private=True)
-    words = ("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--public")
-    done = tinkex(*words)
-    assert "was there before and stays private" in done.err
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--public")
+    result = tinkex(*words)
+    assert "was there before and stays private" in result.err
     assert tinkex(*words, "--json").json["public"] is False
 
 
-def test_a_page_that_came_along_is_kept(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:
-    offer_archive(scene.server, tar({**ADAPTER, "README.md": b"my own words"}))
-    assert tinkex("checkpoint", "push-hf", scene.training, "-r", "mine").exit_code == 0
+def test_a_page_that_came_along_is_kept(hub: FakeHub, seeded: SeededServer, tinkex: RunCli) -> None:
+    offer_archive(seeded.server, tar({**ADAPTER, "README.md": b"my own words"}))
+    assert tinkex("checkpoint", "push-hf", seeded.training, "-r", "mine").exit_code == 0
     assert hub.commits[0].files["README.md"] == b"my own words"
 
 
@@ -141,9 +143,9 @@ def test_a_page_that_came_along_is_kept(hub: LittleHub, scene: Scene, tinkex: Ti
 
 
 def test_who_is_not_logged_in_is_told_before_anything_is_fetched(
-    hub: LittleHub, scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("checkpoint", "push-hf", scene.training, "-r", "mine")
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "mine")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not take your token" in tinkex(*words).err
     monkeypatch.delenv("HF_TOKEN")
@@ -152,51 +154,55 @@ def test_who_is_not_logged_in_is_told_before_anything_is_fetched(
     refused = tinkex(*words, "--json")
     assert "not logged in" in refused.failure["message"]
     assert "hf auth login" in refused.failure["hint"]
-    assert scene.server.calls("download") == []
+    assert seeded.server.calls("download") == []
 
 
 @pytest.mark.parametrize(
     ("status", "text"), [(403, "may not write to anna/mine"), (500, "with status 500")]
 )
 def test_a_hub_that_says_no(
-    status: int, text: str, hub: LittleHub, scene: Scene, tinkex: Tinkex
+    status: int, text: str, hub: FakeHub, seeded: SeededServer, tinkex: RunCli
 ) -> None:
     hub.refuses = status
-    refused = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/mine")
+    refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/mine")
     assert refused.exit_code == 1
     assert text in refused.err
 
 
-def test_a_name_that_the_hub_would_not_take(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:
-    refused = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/my adapter")
+def test_a_name_that_the_hub_would_not_take(
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
+) -> None:
+    refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/my adapter")
     assert "is no name for a repository" in refused.err
 
 
 def test_a_hub_that_is_not_there(
-    scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    refused = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--json")
+    refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--json")
     assert "The hub cannot be reached" in refused.failure["message"]
 
 
 def test_without_the_library_a_sentence_says_what_to_install(
-    scene: Scene, tinkex: Tinkex, monkeypatch: pytest.MonkeyPatch
+    seeded: SeededServer, tinkex: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.delitem(sys.modules, "tinkex.engine.models.hub_upload", raising=False)
-    refused = tinkex("checkpoint", "push-hf", scene.training, "-r", "anna/mine", "--json")
+    refused = tinkex("checkpoint", "push-hf", seeded.training, "-r", "anna/mine", "--json")
     assert "needs huggingface_hub" in refused.failure["message"]
     assert refused.failure["hint"] == f"Run: {install_command('torch')}"
 
 
-def test_what_is_no_adapter_is_not_uploaded(hub: LittleHub, scene: Scene, tinkex: Tinkex) -> None:
-    offer_archive(scene.server, tar({"something.bin": b"x"}))
-    words = ("checkpoint", "push-hf", scene.training, "-r", "anna/mine")
+def test_what_is_no_adapter_is_not_uploaded(
+    hub: FakeHub, seeded: SeededServer, tinkex: RunCli
+) -> None:
+    offer_archive(seeded.server, tar({"something.bin": b"x"}))
+    words = ("checkpoint", "push-hf", seeded.training, "-r", "anna/mine")
     assert "holds no PEFT adapter" in tinkex(*words).err
-    scene.server.clear_faults()
+    seeded.server.clear_faults()
     encrypted = {f"{name}.age": content for name, content in ADAPTER.items()}
-    offer_archive(scene.server, tar(encrypted))
+    offer_archive(seeded.server, tar(encrypted))
     assert "is encrypted" in tinkex(*words).err
     assert hub.repos == {}

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.integration.conftest import BASE_MODEL, HELLO, KEY, TIMEOUT_SECONDS, Connect, Serve
 from tests.support.byte_tokenizer_cli import context_for
-from tests.integration.conftest import BASE_MODEL, HELLO, KEY, PATIENCE, Connect, Serve
 from tinkex import AdamParams, Datum, ModelInput, ServiceClient, TrainingClient
 from tinkex.cli.context import Context
 from tinkex.testing import StubServer
@@ -35,8 +35,8 @@ class Trained(NamedTuple):
         inputs = {"target_tokens": HELLO[1:], "weights": weights}
         datum = Datum(model_input=ModelInput.from_ints(HELLO[:-1]), loss_fn_inputs=inputs)
         for _ in range(num_steps):
-            self.training.forward_backward([datum], "cross_entropy").result(PATIENCE)
-            self.training.optim_step(AdamParams(learning_rate=0.5)).result(PATIENCE)
+            self.training.forward_backward([datum], "cross_entropy").result(TIMEOUT_SECONDS)
+            self.training.optim_step(AdamParams(learning_rate=0.5)).result(TIMEOUT_SECONDS)
 
 
 MakeTrained = Callable[..., Trained]
@@ -49,5 +49,5 @@ def trained(serve: Serve, connect: Connect) -> Trained:
     training = service.create_lora_training_client(BASE_MODEL, rank=4)
     found = Trained(server, service, training, "", context_for(server.url))
     found.train(NUM_STEPS)
-    path = training.save_weights_for_sampler("0001").result(PATIENCE).path
+    path = training.save_weights_for_sampler("0001").result(TIMEOUT_SECONDS).path
     return found._replace(path=path)

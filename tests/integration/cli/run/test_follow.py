@@ -13,50 +13,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Tinkex
+from tests.integration.cli.conftest import RunCli
 from tests.integration.cli.run.conftest import NUM_STEPS, Trained
+from tests.integration.conftest import BASE_MODEL, KEY, TIMEOUT_SECONDS, Connect, Serve
 from tests.support.byte_tokenizer_cli import context_for
-from tests.integration.conftest import BASE_MODEL, KEY, PATIENCE, Connect, Serve
 from tinkex.cli.commands.run.watch import fetch_all_steps
 from tinkex.cli.context import Screen
 
 QUICK = ("--interval", "20ms")
 
 
-def test_once_shows_how_a_run_stands(trained: Trained, tinkex: Tinkex) -> None:
-    done = tinkex("run", "watch", trained.run_id, "--once", context=trained.context)
-    assert done.exit_code == 0
-    assert done.out.startswith(f"{trained.run_id}: training, {NUM_STEPS} steps, loss ")
+def test_once_shows_how_a_run_stands(trained: Trained, tinkex: RunCli) -> None:
+    result = tinkex("run", "watch", trained.run_id, "--once", context=trained.context)
+    assert result.exit_code == 0
+    assert result.out.startswith(f"{trained.run_id}: training, {NUM_STEPS} steps, loss ")
     found = tinkex("run", "watch", trained.run_id, "--once", "--json", context=trained.context).json
     assert (found["step"], found["status"]) == (NUM_STEPS, "active")
     assert found["loss"] > 0
     assert "grad_norm" in found["metrics"]
 
 
-def test_a_run_is_followed_until_its_client_is_gone(trained: Trained, tinkex: Tinkex) -> None:
+def test_a_run_is_followed_until_its_client_is_gone(trained: Trained, tinkex: RunCli) -> None:
     def go_on() -> None:
-        trained.server.wait_for("get_run_metrics", timeout=PATIENCE)
+        trained.server.wait_for("get_run_metrics", timeout=TIMEOUT_SECONDS)
         trained.train(3)
-        trained.service.close().result(PATIENCE)
+        trained.service.close().result(TIMEOUT_SECONDS)
 
     worker = threading.Thread(target=go_on)
     worker.start()
-    done = tinkex("run", "watch", trained.run_id, *QUICK, "--json", context=trained.context)
-    worker.join(PATIENCE)
-    rows = [json.loads(line) for line in done.out.splitlines()]
-    assert done.exit_code == 0
+    result = tinkex("run", "watch", trained.run_id, *QUICK, "--json", context=trained.context)
+    worker.join(TIMEOUT_SECONDS)
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert result.exit_code == 0
     steps = [row["step"] for row in rows if row["metrics"]]
     assert steps == list(range(1, NUM_STEPS + 4))
     assert rows[-1]["status"] == "finished"
     assert rows[0]["loss"] > rows[NUM_STEPS]["loss"]
 
 
-def test_a_run_that_is_over_is_shown_as_lines(trained: Trained, tinkex: Tinkex) -> None:
-    trained.service.close().result(PATIENCE)
-    done = tinkex("run", "watch", trained.run_id, *QUICK, context=trained.context)
-    lines = done.out.splitlines()
+def test_a_run_that_is_over_is_shown_as_lines(trained: Trained, tinkex: RunCli) -> None:
+    trained.service.close().result(TIMEOUT_SECONDS)
+    result = tinkex("run", "watch", trained.run_id, *QUICK, context=trained.context)
+    lines = result.out.splitlines()
     assert [line.split()[1] for line in lines] == [str(n) for n in range(1, NUM_STEPS + 1)]
-    assert ": finished, " in done.err
+    assert ": finished, " in result.err
 
 
 def test_ctrl_c_ends_the_watching_with_130_and_says_that_the_run_goes_on(
@@ -73,7 +73,7 @@ def test_ctrl_c_ends_the_watching_with_130_and_says_that_the_run_goes_on(
     assert process.stdout is not None
     assert process.stdout.readline().startswith("step 1 ")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert "the run itself was not touched" in err
     assert "Traceback" not in err
@@ -81,24 +81,24 @@ def test_ctrl_c_ends_the_watching_with_130_and_says_that_the_run_goes_on(
 
 @pytest.mark.parametrize("words", [("watch",), ("plot",)])
 def test_a_server_that_does_not_tell_says_so(
-    words: tuple[str, ...], serve: Serve, connect: Connect, tinkex: Tinkex
+    words: tuple[str, ...], serve: Serve, connect: Connect, tinkex: RunCli
 ) -> None:
     server = serve(api_keys={KEY}, dialect="tuft")
     run_id = connect(server).create_lora_training_client(BASE_MODEL, rank=4).model_id
     context = context_for(server.url)
-    done = tinkex("run", *words, run_id, "--json", context=context)
-    assert done.exit_code == 1
-    assert done.failure["message"] == "This server does not tell how its training runs go"
+    result = tinkex("run", *words, run_id, "--json", context=context)
+    assert result.exit_code == 1
+    assert result.failure["message"] == "This server does not tell how its training runs go"
 
 
 @pytest.mark.parametrize("words", [("watch",), ("plot",)])
-def test_a_run_that_is_not_there(words: tuple[str, ...], trained: Trained, tinkex: Tinkex) -> None:
-    done = tinkex("run", *words, "nosuch", "--json", context=trained.context)
-    assert (done.exit_code, done.failure["status"]) == (1, 404)
-    assert "there is no training run 'nosuch'" in done.failure["message"]
+def test_a_run_that_is_not_there(words: tuple[str, ...], trained: Trained, tinkex: RunCli) -> None:
+    result = tinkex("run", *words, "nosuch", "--json", context=trained.context)
+    assert (result.exit_code, result.failure["status"]) == (1, 404)
+    assert "there is no training run 'nosuch'" in result.failure["message"]
 
 
-def test_a_curve_is_drawn(trained: Trained, tinkex: Tinkex) -> None:
+def test_a_curve_is_drawn(trained: Trained, tinkex: RunCli) -> None:
     shown = tinkex("run", "plot", trained.run_id, context=trained.context).out
     assert shown.startswith(f"loss of {trained.run_id}: ")
     assert any("⠀" < letter <= "⣿" for letter in shown)
@@ -112,7 +112,7 @@ def test_all_pages_are_fetched(trained: Trained) -> None:
     told: list[tuple[int, int]] = []
     client = trained.service.rest_client()
     _, steps = fetch_all_steps(
-        client, trained.run_id, lambda done, total: told.append((done, total)), 2
+        client, trained.run_id, lambda result, total: told.append((result, total)), 2
     )
     assert [step.step for step in steps] == list(range(1, NUM_STEPS + 1))
     asked = [call.query["after"] for call in trained.server.calls("get_run_metrics")]
@@ -120,15 +120,15 @@ def test_all_pages_are_fetched(trained: Trained) -> None:
     assert told == [(2, 5), (4, 5), (5, 5)]
 
 
-def test_only_the_latest_steps_are_shown_at_first(trained: Trained, tinkex: Tinkex) -> None:
-    trained.service.close().result(PATIENCE)
+def test_only_the_latest_steps_are_shown_at_first(trained: Trained, tinkex: RunCli) -> None:
+    trained.service.close().result(TIMEOUT_SECONDS)
     words = ("run", "watch", trained.run_id, *QUICK, "--last", "2")
     shown = tinkex(*words, context=trained.context).out
     assert [line.split()[1] for line in shown.splitlines()] == ["4", "5"]
 
 
-def test_a_terminal_shows_a_picture(trained: Trained, tinkex: Tinkex) -> None:
-    trained.service.close().result(PATIENCE)
+def test_a_terminal_shows_a_picture(trained: Trained, tinkex: RunCli) -> None:
+    trained.service.close().result(TIMEOUT_SECONDS)
     screen = Screen(is_terminal=True, width=80)
     person = trained.context._replace(stdout=screen)
     shown = tinkex("run", "watch", trained.run_id, *QUICK, context=person).out
@@ -139,7 +139,7 @@ def test_a_terminal_shows_a_picture(trained: Trained, tinkex: Tinkex) -> None:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.svg", "A.SVG"])
 def test_files_are_written_whole(
-    name: str, trained: Trained, tinkex: Tinkex, tmp_path: Path
+    name: str, trained: Trained, tinkex: RunCli, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     words = ("run", "plot", trained.run_id, "-o", str(path))
@@ -153,13 +153,13 @@ def test_files_are_written_whole(
     assert (found["output"], found["num_steps"]) == (str(path), NUM_STEPS)
 
 
-def test_unknown_metrics_and_kinds_of_files_are_named(trained: Trained, tinkex: Tinkex) -> None:
+def test_unknown_metrics_and_kinds_of_files_are_named(trained: Trained, tinkex: RunCli) -> None:
     words = ("run", "plot", trained.run_id)
-    done = tinkex(*words, "--metric", "beauty", context=trained.context)
-    assert done.exit_code == 1
-    assert "no metric 'beauty'" in done.err
-    assert "grad_norm" in done.err
+    result = tinkex(*words, "--metric", "beauty", context=trained.context)
+    assert result.exit_code == 1
+    assert "no metric 'beauty'" in result.err
+    assert "grad_norm" in result.err
     assert tinkex(*words, "--metric", "grad_norm", "--json", context=trained.context).json["points"]
-    done = tinkex(*words, "-o", "a.gif", context=trained.context)
-    assert (done.exit_code, done.out) == (2, "")
-    assert ".png, .svg or .csv" in done.err
+    result = tinkex(*words, "-o", "a.gif", context=trained.context)
+    assert (result.exit_code, result.out) == (2, "")
+    assert ".png, .svg or .csv" in result.err

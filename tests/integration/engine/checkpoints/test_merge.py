@@ -13,8 +13,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedModel
 
+from tests.support.adapters import (
+    load_peft,
+    load_plain,
+    make_layout,
+    make_model,
+    make_spec,
+    make_state,
+    plain_logprobs,
+    sites_of,
+)
 from tests.support.tiny_model_folders import save_tokenizer
-from tests.support.adapters import load_peft, load_plain, make_layout, make_model, make_spec, make_state, plain_logprobs, sites_of
 from tinkex.engine.checkpoints import merge, merge_plan
 from tinkex.engine.checkpoints.adapter_files import write_checkpoint
 from tinkex.engine.checkpoints.merge import MergeProgress, merge_adapter

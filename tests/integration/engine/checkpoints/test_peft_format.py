@@ -15,7 +15,17 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from tests.support.adapters import adapted, hosted_logprobs, load_peft, make_layout, make_model, make_spec, make_state, plain_logprobs, sites_of
+from tests.support.adapters import (
+    adapted,
+    hosted_logprobs,
+    load_peft,
+    make_layout,
+    make_model,
+    make_spec,
+    make_state,
+    plain_logprobs,
+    sites_of,
+)
 from tinkex.engine.checkpoints.adapter_files import (
     read_adapter,
     read_adapter_weights,
@@ -122,10 +132,10 @@ def peft_folder(path: Path, **options: Any) -> tuple[Any, torch.Tensor]:
     plain = deepcopy(model)
     config = LoraConfig(**({"r": 4, "target_modules": LINEAR} | options))
     adapter = get_peft_model(plain, config)
-    dice = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     for name, parameter in adapter.named_parameters():
         if "lora_" in name:
-            parameter.data.normal_(0.0, 0.2, generator=dice)
+            parameter.data.normal_(0.0, 0.2, generator=rng)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Setting `save_embedding_layers`")
         adapter.save_pretrained(path)

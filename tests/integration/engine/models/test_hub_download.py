@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.integration.conftest import PATIENCE
+from tests.integration.conftest import TIMEOUT_SECONDS
 from tests.support.http_server import SmallServer
 from tests.support.model_folder_files import CONFIG, NUM_PARAMETERS, safetensors
 from tinkex.engine.models.hub_download import Hub
@@ -35,7 +35,7 @@ FILES = {
 }
 
 
-class LittleHub(SmallServer):
+class FakeHub(SmallServer):
     """As much of the hub as a download asks for; it remembers which files were fetched."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -67,7 +67,7 @@ class LittleHub(SmallServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    hub: LittleHub
+    hub: FakeHub
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.hub.fetched.append(name)
             if name == self.hub.stuck:
-                self.hub.released.wait(PATIENCE)
+                self.hub.released.wait(TIMEOUT_SECONDS)
                 return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         tag = hashlib.sha1(content).hexdigest()
         return self._send(200, content, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
@@ -103,12 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def little() -> Iterator[Callable[..., LittleHub]]:
+def fake_hub() -> Iterator[Callable[..., FakeHub]]:
     """Starts hubs that end with the test."""
-    made: list[LittleHub] = []
+    made: list[FakeHub] = []
 
-    def start(files: dict[str, bytes] = FILES) -> LittleHub:
-        made.append(LittleHub(dict(files)))
+    def start(files: dict[str, bytes] = FILES) -> FakeHub:
+        made.append(FakeHub(dict(files)))
         return made[-1]
 
     yield start
@@ -126,10 +126,10 @@ def unreachable(cache: Path) -> Hub:
 
 
 def test_a_model_is_downloaded_once_and_only_what_is_needed(
-    little: Callable[..., LittleHub], cache: Path, caplog: pytest.LogCaptureFixture
+    fake_hub: Callable[..., FakeHub], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    server = little()
+    server = fake_hub()
     found = Hub(server.url, cache).find(MODEL)
     assert found.weights.num_parameters == NUM_PARAMETERS
     assert sorted(set(server.fetched)) == list(NEEDED)
@@ -141,9 +141,9 @@ def test_a_model_is_downloaded_once_and_only_what_is_needed(
 
 
 def test_a_model_larger_than_the_free_disk_is_not_downloaded(
-    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+    fake_hub: Callable[..., FakeHub], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = little()
+    server = fake_hub()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(UnusableModel, match=f"'{MODEL}' has .* and 10 B are free in"):
         Hub(server.url, cache).find(MODEL)
@@ -151,17 +151,17 @@ def test_a_model_larger_than_the_free_disk_is_not_downloaded(
 
 
 def test_a_model_without_safetensors_comes_as_pickles(
-    little: Callable[..., LittleHub], cache: Path
+    fake_hub: Callable[..., FakeHub], cache: Path
 ) -> None:
     files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
-    found = Hub(little(files).url, cache).find(MODEL)
+    found = Hub(fake_hub(files).url, cache).find(MODEL)
     assert found.weights.format == "pickle"
 
 
 def test_a_download_that_broke_off_is_completed(
-    little: Callable[..., LittleHub], cache: Path
+    fake_hub: Callable[..., FakeHub], cache: Path
 ) -> None:
-    server = little()
+    server = fake_hub()
     found = Hub(server.url, cache).find(MODEL)
     (found.path / "model.safetensors").resolve().unlink()
     (found.path / "model.safetensors").unlink()
@@ -171,10 +171,10 @@ def test_a_download_that_broke_off_is_completed(
 
 
 def test_a_model_that_is_of_no_use_is_not_downloaded(
-    little: Callable[..., LittleHub], cache: Path
+    fake_hub: Callable[..., FakeHub], cache: Path
 ) -> None:
     config = json.dumps(CONFIG | {"architectures": ["BertForMaskedLM"]}).encode()
-    server = little(FILES | {"config.json": config})
+    server = fake_hub(FILES | {"config.json": config})
     for _ in range(2):
         with pytest.raises(UnusableModel, match="which is no causal language model"):
             Hub(server.url, cache).find(MODEL)
@@ -186,9 +186,9 @@ def test_a_model_that_is_of_no_use_is_not_downloaded(
     [(401, "the hub knows no such model"), (403, "is not open to everybody")],
 )
 def test_a_model_that_the_hub_does_not_give(
-    little: Callable[..., LittleHub], cache: Path, status: int, words: str
+    fake_hub: Callable[..., FakeHub], cache: Path, status: int, words: str
 ) -> None:
-    server = little()
+    server = fake_hub()
     server.status = status
     with pytest.raises(UnusableModel, match=words) as refused:
         Hub(server.url, cache).find(MODEL)
@@ -220,19 +220,19 @@ def test_a_place_that_looks_like_a_path_is_never_looked_for_on_the_hub(tmp_path:
 
 
 def test_how_much_has_arrived_is_told(
-    little: Callable[..., LittleHub],
+    fake_hub: Callable[..., FakeHub],
     cache: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
     monkeypatch.setattr("tinkex.engine.models.hub_download.LOG_INTERVAL_SECONDS", 0.02)
-    Hub(little().url, cache).find(MODEL)
+    Hub(fake_hub().url, cache).find(MODEL)
     assert re.search(rf"model '{MODEL}': \d+ B of \d+ B", caplog.text)
 
 
 def test_a_progress_bar_replaces_the_log(
-    little: Callable[..., LittleHub],
+    fake_hub: Callable[..., FakeHub],
     cache: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -240,7 +240,7 @@ def test_a_progress_bar_replaces_the_log(
     caplog.set_level(logging.INFO, "tinkex")
     monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
     told: list[tuple[int, int]] = []
-    Hub(little().url, cache, lambda *figures: told.append(figures)).find(MODEL)
+    Hub(fake_hub().url, cache, lambda *figures: told.append(figures)).find(MODEL)
     num_bytes = sum(map(len, (FILES[name] for name in NEEDED)))
     assert {total for _, total in told} == {num_bytes}
     assert all(0 <= done <= num_bytes for done, _ in told)
@@ -248,9 +248,9 @@ def test_a_progress_bar_replaces_the_log(
 
 
 def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
-    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+    fake_hub: Callable[..., FakeHub], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = little()
+    server = fake_hub()
     server.stuck = "model.safetensors"
     monkeypatch.setattr("tinkex.engine.models.hub_download.PROGRESS_INTERVAL_SECONDS", 0.02)
 
@@ -270,9 +270,9 @@ def test_an_interrupted_download_ends_at_once_and_keeps_complete_files(
 
 
 def test_why_the_download_process_failed_is_the_reason(
-    little: Callable[..., LittleHub], cache: Path, monkeypatch: pytest.MonkeyPatch
+    fake_hub: Callable[..., FakeHub], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = little()
+    server = fake_hub()
     server.stuck = "model.safetensors"
     server.released.set()
     with pytest.raises(UnusableModel, match=r"could not be downloaded: \S+") as failed:

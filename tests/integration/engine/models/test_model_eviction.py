@@ -53,7 +53,10 @@ def test_training_goes_on_with_the_same_numbers_while_models_come_and_go(
         for name in MODELS:
             engine.create(name, replace(engine_calls.spec(), base_model=name))
     for number in range(3):
-        passes = [Pass(adapter_id=name, request=engine_calls.work(engine_calls.datum(number))) for name in MODELS]
+        passes = [
+            Pass(adapter_id=name, request=engine_calls.work(engine_calls.datum(number)))
+            for name in MODELS
+        ]
         outcomes = [engine.run_passes(passes) for engine in engines]
         for roomy, tight in zip(*outcomes, strict=True):
             assert isinstance(roomy, ForwardBackwardOutput)

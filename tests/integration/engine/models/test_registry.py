@@ -32,7 +32,7 @@ from tinkex.nn.packed_attention import PackedAttention
 TOKENS = [5, 6, 7, 8, 9, 10]
 
 
-def shelf_of(*folders: Path, **settings: Any) -> ModelRegistry:
+def registry_of(*folders: Path, **settings: Any) -> ModelRegistry:
     return ModelRegistry({folder.name: str(folder) for folder in folders}, EngineConfig(**settings))
 
 
@@ -65,7 +65,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_model_computes_what_transformers_computes(folder: Path, dtype: str) -> None:
-    model = shelf_of(folder, dtype=dtype).get(folder.name)
+    model = registry_of(folder, dtype=dtype).get(folder.name)
     wanted = getattr(torch, dtype)
     assert model.hosted_model.dtype == wanted
     close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 2e-2}
@@ -73,7 +73,7 @@ def test_a_model_computes_what_transformers_computes(folder: Path, dtype: str) -
 
 
 def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
-    shelf = shelf_of(folder)
+    shelf = registry_of(folder)
     (told,) = shelf.base_models()
     assert (told.name, told.arch, told.max_context_tokens) == ("tiny", "Qwen3ForCausalLM", 512)
     assert (told.tokenizer_id, told.tokenizer_folder) == (None, str(folder))
@@ -88,7 +88,7 @@ def test_what_is_told_about_a_model_before_it_is_loaded(folder: Path) -> None:
 
 def test_weights_do_not_change_with_the_file(saved: Callable[..., Path]) -> None:
     folder = saved("tiny")
-    model = shelf_of(folder).get("tiny")
+    model = registry_of(folder).get("tiny")
     before = logits_of(model)
     path = folder / "model.safetensors"
     path.write_bytes(bytes(path.stat().st_size))
@@ -99,7 +99,7 @@ def test_weights_do_not_change_with_the_file(saved: Callable[..., Path]) -> None
 def test_text_and_the_tokens_that_end_one(saved: Callable[..., Path]) -> None:
     folder = saved("tiny")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    model = shelf_of(folder).get("tiny")
+    model = registry_of(folder).get("tiny")
     assert model.eos_tokens == {7, 9, END_TOKEN}
     assert model.decode is not None
     assert END in model.decode([10, END_TOKEN, 11])
@@ -109,7 +109,7 @@ def test_a_model_without_a_tokenizer_has_no_text_and_none_to_tell_of(
     tmp_path: Path,
 ) -> None:
     tiny_qwen3(eos_token_id=4).save_pretrained(tmp_path / "bare")
-    shelf = shelf_of(tmp_path / "bare")
+    shelf = registry_of(tmp_path / "bare")
     model = shelf.get("bare")
     assert model.decode is None
     assert model.eos_tokens == {4}
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_is_damaged_leaves_a_model_without_text(
 ) -> None:
     folder = saved("tiny")
     (folder / "tokenizer.json").write_text("{")
-    model = shelf_of(folder).get("tiny")
+    model = registry_of(folder).get("tiny")
     assert model.decode is None
     assert "base model 'tiny' cannot have stop strings" in caplog.text
 
@@ -134,7 +134,7 @@ def test_shards_and_pickles_are_read_as_well(tmp_path: Path, folder: Path) -> No
     shutil.copytree(folder, pickled)
     torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
     (pickled / "model.safetensors").unlink()
-    shelf = shelf_of(sharded, pickled)
+    shelf = registry_of(sharded, pickled)
     expected = expected_logits(folder, torch.float32)
     for name in ("sharded", "pickled"):
         torch.testing.assert_close(logits_of(shelf.get(name)), expected, rtol=0, atol=1e-5)
@@ -150,7 +150,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
     folder = saved("tiny")
     (folder / "model.safetensors").unlink()
     torch.save({"x": Evil()}, folder / "pytorch_model.bin")
-    shelf = shelf_of(folder)
+    shelf = registry_of(folder)
     with pytest.raises(UnusableModel, match="holds more than tensors, and nothing in it is run"):
         shelf.get("tiny")
     assert not (tmp_path / "ran").exists()
@@ -160,7 +160,7 @@ def test_loading_is_told_in_the_log_and_by_nothing_else(
     folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "tinkex")
-    shelf_of(folder).get("tiny")
+    registry_of(folder).get("tiny")
     assert f"base model 'tiny' is loaded from {folder}" in caplog.text
     assert "base model 'tiny' is ready" in caplog.text
     out, err = capfd.readouterr()
@@ -173,7 +173,7 @@ def test_how_far_a_long_loading_is_comes_every_now_and_then(
 ) -> None:
     monkeypatch.setattr("tinkex.engine.models.loading.LOG_INTERVAL_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "tinkex")
-    shelf_of(folder).get("tiny")
+    registry_of(folder).get("tiny")
     assert "base model 'tiny': 100% is read" in caplog.text
     assert "base model 'tiny': 100% is in memory" in caplog.text
 
@@ -187,7 +187,7 @@ def test_the_longest_unused_model_makes_room_and_comes_back_with_the_same_logits
     caplog.set_level(logging.INFO, "tinkex")
     folders = [saved(name, seed=seed) for seed, name in enumerate("abc")]
     size = read_model_folder(folders[0]).num_bytes("float32")
-    shelf = shelf_of(*folders, memory_bytes=2 * size + 100)
+    shelf = registry_of(*folders, memory_bytes=2 * size + 100)
     first = logits_of(shelf.get("a"))
     gone = weakref.ref(shelf.get("a").hosted_model.model)
     second = logits_of(shelf.get("b"))
@@ -203,7 +203,7 @@ def test_the_longest_unused_model_makes_room_and_comes_back_with_the_same_logits
     assert torch.equal(logits_of(shelf.get("a")), first)
 
 
-def test_a_busy_model_stays_and_its_owner_is_told_before_it_goes(
+def test_busy_model_is_not_evicted_and_callback_runs_before_eviction(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folders = [saved(name) for name in "abc"]
@@ -231,13 +231,13 @@ def test_a_busy_model_stays_and_its_owner_is_told_before_it_goes(
 def test_a_model_that_cannot_fit_alone_is_refused_with_both_numbers(folder: Path) -> None:
     size = read_model_folder(folder).num_bytes("float32")
     with pytest.raises(ConfigError, match=f"takes {size:,} bytes as float32.*allows {size - 1:,}"):
-        shelf_of(folder, memory_bytes=size - 1)
-    shelf_of(folder, memory_bytes=size)
-    shelf_of(folder, memory_bytes=size - 1, dtype="bfloat16")
+        registry_of(folder, memory_bytes=size - 1)
+    registry_of(folder, memory_bytes=size)
+    registry_of(folder, memory_bytes=size - 1, dtype="bfloat16")
 
 
 def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
-    shelf = shelf_of(saved("a"), saved("b"))
+    shelf = registry_of(saved("a"), saved("b"))
     shelf.get("a")
     shelf.get("b")
     assert shelf.loaded_names == ("a", "b")
@@ -250,7 +250,7 @@ def test_without_a_budget_all_stay(saved: Callable[..., Path]) -> None:
 
 def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b")
-    shelf = shelf_of(first)
+    shelf = registry_of(first)
     kept = shelf.get("a")
     shelf.replace_sources({"a": str(first), "b": str(second)})
     assert [model.name for model in shelf.base_models()] == ["a", "b"]
@@ -260,7 +260,7 @@ def test_a_model_can_be_added_while_others_are_loaded(saved: Callable[..., Path]
 
 def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Path]) -> None:
     folders = [saved(name) for name in "abc"]
-    shelf = shelf_of(*folders)
+    shelf = registry_of(*folders)
     used = shelf.get("a")
     shelf.get("b")
     shelf.replace_sources({"c": str(folders[2])}, in_use={"a"})
@@ -273,7 +273,7 @@ def test_a_removed_model_is_unloaded_unless_it_is_in_use(saved: Callable[..., Pa
 
 def test_a_model_that_moved_is_loaded_from_its_new_place(saved: Callable[..., Path]) -> None:
     first, second = saved("a"), saved("b", seed=7)
-    shelf = shelf_of(first)
+    shelf = registry_of(first)
     before = logits_of(shelf.get("a"))
     shelf.replace_sources({"a": str(second)}, in_use={"a"})
     assert torch.equal(logits_of(shelf.get("a")), before)
@@ -285,7 +285,7 @@ def test_a_new_model_that_cannot_be_used_is_left_out(
     saved: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved("a")
-    shelf = shelf_of(folder)
+    shelf = registry_of(folder)
     shelf.replace_sources({"a": str(folder), "none": str(tmp_path / "none")})
     assert [model.name for model in shelf.base_models()] == ["a"]
     assert "base model 'none': there is no folder" in caplog.text
@@ -296,14 +296,14 @@ def test_a_new_model_that_cannot_be_used_is_left_out(
 
 def test_an_unknown_name_lists_what_there_is_or_says_how_to_add_one(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="base model 'x' cannot be served here; there is: tiny"):
-        shelf_of(folder).get("x")
+        registry_of(folder).get("x")
     with pytest.raises(InvalidInput, match="tinkex model add x"):
-        shelf_of().get("x")
+        registry_of().get("x")
 
 
 def test_a_folder_that_cannot_be_used_is_refused_at_once_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="base model 'none': there is no folder"):
-        shelf_of(tmp_path / "none")
+        registry_of(tmp_path / "none")
 
 
 def test_a_kind_that_transformers_does_not_know_is_refused_without_running_its_code(
@@ -315,7 +315,7 @@ def test_a_kind_that_transformers_does_not_know_is_refused_without_running_its_c
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     with pytest.raises(ConfigError, match="'strange' model, which transformers cannot run"):
-        shelf_of(folder)
+        registry_of(folder)
     assert not (folder / "ran").exists()
 
 
@@ -324,7 +324,7 @@ def test_a_kind_that_has_no_causal_language_model_is_refused(saved: Callable[...
     config = {"model_type": "clip", "architectures": None}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="'clip' model, which is no causal language model"):
-        shelf_of(folder)
+        registry_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_weights_are_never_made_up(
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(UnusableModel, match="base model 'tiny' cannot be loaded") as refused:
-        shelf_of(path.parent).get("tiny")
+        registry_of(path.parent).get("tiny")
     assert words in refused.value.message
     assert "model.norm.weight" in refused.value.message
 
@@ -354,7 +354,7 @@ def test_a_folder_that_is_gone_when_it_is_needed_is_the_servers_fault(
     saved: Callable[..., Path],
 ) -> None:
     folder = saved("tiny")
-    shelf = shelf_of(folder)
+    shelf = registry_of(folder)
     shutil.rmtree(folder)
     with pytest.raises(UnusableModel, match="base model 'tiny' cannot be loaded"):
         shelf.get("tiny")
@@ -365,7 +365,7 @@ def test_a_folder_that_is_gone_when_it_is_needed_is_the_servers_fault(
 def test_the_context_of_a_family_with_names_of_its_own(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=60, n_positions=48, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    (told,) = shelf_of(tmp_path / "gpt2").base_models()
+    (told,) = registry_of(tmp_path / "gpt2").base_models()
     assert (told.max_context_tokens, told.arch) == (48, "GPT2LMHeadModel")
 
 
@@ -375,7 +375,7 @@ def test_the_context_of_a_family_with_names_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cuda:99", "meat", "cuda:x"])
 def test_a_device_that_is_not_there_is_refused_at_once(folder: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device is '{device}', which cannot be used here"):
-        shelf_of(folder, device=device)
+        registry_of(folder, device=device)
 
 
 def test_the_device_is_a_gpu_if_there_is_one() -> None:
@@ -396,4 +396,4 @@ def test_a_loaded_model_does_not_depend_on_numbers_that_were_drawn_before(folder
 def test_a_tokenizer_with_fewer_tokens_than_the_model_is_fine(tmp_path: Path) -> None:
     tiny_qwen3(vocab_size=300).save_pretrained(tmp_path / "wide")
     save_tokenizer(tmp_path / "wide", 100)
-    assert shelf_of(tmp_path / "wide").get("wide").hosted_model.vocab_size == 300
+    assert registry_of(tmp_path / "wide").get("wide").hosted_model.vocab_size == 300

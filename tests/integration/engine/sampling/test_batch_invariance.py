@@ -8,7 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.sampling_runner import adapter, answer, answered, answers, new_runner, prompt_of, request, shared_host, tokens_of
+from tests.support.sampling_runner import (
+    adapter,
+    answer,
+    answered,
+    answers,
+    new_runner,
+    prompt_of,
+    request,
+    shared_host,
+    tokens_of,
+)
 from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling.continuous_batching import SamplerAdapter
 from tinkex.nn.lora_layout import LoraLayout, TargetKind
@@ -18,7 +28,7 @@ _ADAPTERS = st.sampled_from([None, 1, 2, 3])
 
 
 @dataclass(frozen=True)
-class _Guest:
+class _ConcurrentRequest:
     """A request, when it arrives, and when it is cancelled if ever."""
 
     arrives: int
@@ -27,12 +37,12 @@ class _Guest:
     asked: SampleRequest
 
     @property
-    def whose(self) -> SamplerAdapter | None:
+    def adapter_of_request(self) -> SamplerAdapter | None:
         return adapter(self.seed) if self.seed is not None else None
 
 
-_guests = st.builds(
-    lambda arrives, stays, seed, length, kind, num, tokens, temperature: _Guest(
+_concurrent_requests = st.builds(
+    lambda arrives, stays, seed, length, kind, num, tokens, temperature: _ConcurrentRequest(
         arrives,
         arrives + stays if stays is not None else None,
         seed,
@@ -61,32 +71,39 @@ _MINE = {
 
 
 def _alone(name: str, seed: int | None) -> SampleResponse:
-    whose = adapter(seed) if seed is not None else None
-    return answer(new_runner(), _MINE[name], whose)
+    adapter_of_request = adapter(seed) if seed is not None else None
+    return answer(new_runner(), _MINE[name], adapter_of_request)
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(sorted(_MINE)), _ADAPTERS, st.integers(0, 10), st.lists(_guests, max_size=6))
+@given(
+    st.sampled_from(sorted(_MINE)),
+    _ADAPTERS,
+    st.integers(0, 10),
+    st.lists(_concurrent_requests, max_size=6),
+)
 def test_tokens_are_the_same_alone_and_in_any_company(
-    name: str, seed: int | None, arrives: int, guests: list[_Guest]
+    name: str, seed: int | None, arrives: int, concurrent_requests: list[_ConcurrentRequest]
 ) -> None:
     # Little memory and few places, so that guests wait, and samples make room for others.
     runner = new_runner(cache_bytes=1 << 20, max_sequences=12)
-    mine = _Guest(arrives, None, seed, _MINE[name])
+    mine = _ConcurrentRequest(arrives, None, seed, _MINE[name])
     found: dict[str, SampleResponse | EngineFailure] = {}
     time = 0
-    everybody = {str(index): guest for index, guest in enumerate(guests)} | {"mine": mine}
+    everybody = {str(index): concurrent for index, concurrent in enumerate(concurrent_requests)} | {
+        "mine": mine
+    }
     while time < 45 or len(runner):
-        for ticket, guest in everybody.items():
-            if guest.arrives == time:
-                runner.add(ticket, guest.whose, guest.asked)
-            if guest.cancelled == time:
+        for ticket, concurrent in everybody.items():
+            if concurrent.arrives == time:
+                runner.add(ticket, concurrent.adapter_of_request, concurrent.asked)
+            if concurrent.cancelled == time:
                 runner.cancel(ticket)
         found.update(runner.step())
         time += 1
     assert tokens_of(answered(found["mine"])) == tokens_of(_alone(name, seed))
-    for ticket, guest in everybody.items():
-        assert ticket in found or guest.cancelled is not None
+    for ticket, concurrent in everybody.items():
+        assert ticket in found or concurrent.cancelled is not None
 
 
 def _spoiled(host_seed: int) -> SamplerAdapter:
@@ -115,11 +132,13 @@ def test_weights_that_are_not_finite_fail_their_own_request_alone() -> None:
 
 def test_deterministic_bits_never_depend_on_company() -> None:
     mine = request(prompt_of(40), 6, max_tokens=30, seed=3)
-    guests = {str(n): (adapter(n), request(prompt_of(40 + n), 3, max_tokens=9)) for n in (1, 2)}
+    concurrent_requests = {
+        str(n): (adapter(n), request(prompt_of(40 + n), 3, max_tokens=9)) for n in (1, 2)
+    }
     alone = answer(new_runner(is_deterministic=True), mine)
     runner = new_runner(is_deterministic=True)
     assert runner.max_requests == 1
-    together = answers(runner, {**guests, "mine": (None, mine)})["mine"]
+    together = answers(runner, {**concurrent_requests, "mine": (None, mine)})["mine"]
     for one, other in zip(alone.sequences, together.sequences, strict=True):
         assert one.tokens == other.tokens
         assert one.logprobs == other.logprobs

@@ -18,7 +18,7 @@ def one_turn_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "STEP_SECONDS", 0.0)
 
 
-def flood(runner: ContinuousBatcher, num: int, max_tokens: int = 100) -> None:
+def submit_many(runner: ContinuousBatcher, num: int, max_tokens: int = 100) -> None:
     for index in range(num):
         asked = request(prompt_of(5, index), max_tokens=max_tokens, seed=index)
         runner.add(f"loud-{index}", None, asked, tenant_id=LOUD)
@@ -36,9 +36,9 @@ def steps_until(runner: ContinuousBatcher, ticket: str, limit: int) -> tuple[int
     raise AssertionError(f"{ticket} is not over after {limit} steps")
 
 
-def test_a_tenant_begins_at_once_although_another_has_all_places() -> None:
+def test_new_tenant_starts_when_all_slots_are_taken() -> None:
     runner = new_runner(max_sequences=8)
-    flood(runner, 20)
+    submit_many(runner, 20)
     while num_running(runner, LOUD) < 8:
         runner.step()
     asked = request(prompt_of(6, 3), max_tokens=4, seed=7)
@@ -53,9 +53,9 @@ def test_a_tenant_begins_at_once_although_another_has_all_places() -> None:
 
 
 def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
-    busy, calm = new_runner(max_sequences=8), new_runner(max_sequences=8)
-    for runner in (busy, calm):
-        flood(runner, 8, max_tokens=30)
+    busy, idle_runner = new_runner(max_sequences=8), new_runner(max_sequences=8)
+    for runner in (busy, idle_runner):
+        submit_many(runner, 8, max_tokens=30)
     while num_running(busy, LOUD) < 8:
         busy.step()
     lights = []
@@ -68,7 +68,7 @@ def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
     busy._light_steps.record_step = note  # type: ignore[method-assign]
     busy.add("mine", None, request(prompt_of(6, 3), max_tokens=20, seed=7), tenant_id=QUIET)
     found, wanted = ({}, {})  # type: dict[str, list[int]], dict[str, list[int]]
-    for runner, told in ((busy, found), (calm, wanted)):
+    for runner, told in ((busy, found), (idle_runner, wanted)):
         while len(runner):
             for over in runner.step():
                 assert not isinstance(over.outcome, EngineFailure)
@@ -78,9 +78,9 @@ def test_steps_of_the_few_alone_leave_the_others_as_they_are() -> None:
     assert found == wanted
 
 
-def test_a_lone_tenant_has_no_steps_of_the_few() -> None:
+def test_single_tenant_has_no_priority_steps() -> None:
     runner = new_runner(max_sequences=8)
-    flood(runner, 12, max_tokens=10)
+    submit_many(runner, 12, max_tokens=10)
     lights, plain = [], runner._light_steps.record_step
 
     def note(seconds: float, *, is_light: bool, has_both: bool) -> None:
@@ -94,9 +94,9 @@ def test_a_lone_tenant_has_no_steps_of_the_few() -> None:
     assert not any(lights)
 
 
-def test_deterministic_requests_of_tenants_take_turns() -> None:
+def test_deterministic_requests_are_round_robin() -> None:
     runner = new_runner(is_deterministic=True)
-    flood(runner, 6, max_tokens=3)
+    submit_many(runner, 6, max_tokens=3)
     runner.step()
     runner.add("mine", None, request(prompt_of(4), max_tokens=3), tenant_id=QUIET)
     order = []

@@ -12,7 +12,17 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tests.support.sampling_runner import adapter, answer, answers, model_logits, new_runner, prompt_of, request, shared_host, tokens_of
+from tests.support.sampling_runner import (
+    adapter,
+    answer,
+    answers,
+    model_logits,
+    new_runner,
+    prompt_of,
+    request,
+    shared_host,
+    tokens_of,
+)
 from tests.support.tiny_models import tiny_qwen3
 from tinkex.nn.hosted_model import HostedModel
 from tinkex.nn.lora_layout import TargetKind

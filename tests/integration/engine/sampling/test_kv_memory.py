@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.sampling_runner import adapter, answer, answered, answers, drain, failure, new_runner, prompt_of, request, shared_host, tokens_of
+from tests.support.sampling_runner import (
+    adapter,
+    answer,
+    answered,
+    answers,
+    drain,
+    failure,
+    new_runner,
+    prompt_of,
+    request,
+    shared_host,
+    tokens_of,
+)
 from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling import scheduler
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher
@@ -36,7 +48,7 @@ def test_a_full_cache_makes_requests_wait_and_all_are_answered() -> None:
     assert 1 < most < 12, "some ran together, and some had to wait"
 
 
-def test_samples_that_need_more_room_let_the_youngest_wait() -> None:
+def test_newest_sequence_is_preempted_when_kv_cache_grows() -> None:
     asked = {str(n): request(prompt_of(30, n), max_tokens=200, seed=n) for n in range(3)}
     runner = new_runner(cache_bytes=700 * TOKEN_BYTES)
     for ticket, one in asked.items():
@@ -77,7 +89,7 @@ def test_cancelling_frees_everything_at_once(num_samples: int, num_steps: int) -
     assert runner.used_bytes == 0
 
 
-def test_a_ticket_that_runs_starts_anew() -> None:
+def test_resubmitted_job_id_restarts() -> None:
     runner = new_runner()
     runner.add("same", None, request(prompt_of(5), max_tokens=300))
     runner.step()

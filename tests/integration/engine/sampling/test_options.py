@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.sampling_runner import adapter, answer, failure, model_logits, new_runner, prompt_of, request, shared_host, tokens_of
+from tests.support.sampling_runner import (
+    adapter,
+    answer,
+    failure,
+    model_logits,
+    new_runner,
+    prompt_of,
+    request,
+    shared_host,
+    tokens_of,
+)
 from tinkex.errors import RequestErrorCategory
 from tinkex.types import TensorData
 from tinkex.types.sampling import FILLER_LOGPROB

@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.sampling_runner import EOS, answer, answered, drain, failure, new_runner, prompt_of, request, tokens_of
+from tests.support.sampling_runner import (
+    EOS,
+    answer,
+    answered,
+    drain,
+    failure,
+    new_runner,
+    prompt_of,
+    request,
+    tokens_of,
+)
 from tinkex.engine.protocol import EngineFailure
 from tinkex.engine.sampling import admission, kv_manager
 from tinkex.engine.sampling.continuous_batching import ContinuousBatcher

@@ -114,7 +114,7 @@ def test_a_rare_token_of_a_large_vocabulary_keeps_its_share() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2**-53])
-def test_the_ends_of_the_dice_lead_to_tokens_that_can_be(number: float) -> None:
+def test_extreme_uniforms_select_valid_tokens(number: float) -> None:
     weights = torch.zeros(1, 300)
     weights[0, 40:200] = torch.rand(160, generator=torch.Generator().manual_seed(0)) + 0.1
     assert 40 <= int(draw_tokens(weights, torch.tensor([number], dtype=torch.float64))) < 200

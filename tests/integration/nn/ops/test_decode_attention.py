@@ -62,7 +62,7 @@ def test_keys_and_values_may_have_their_own_widths() -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_totals_are_the_weight_of_all_that_is_seen() -> None:
+def test_lse_matches_softmax_denominator() -> None:
     scale = 0.2
     key, query = drawn(1, 1, 16, seed=5), drawn(1, 1, 16, seed=6)
     keys = drawn(1, 1, CAPACITY, 16, seed=7)
@@ -87,7 +87,7 @@ def test_large_scores_are_no_trouble() -> None:
     assert totals.isfinite().all()
 
 
-def test_what_is_not_a_number_is_seen() -> None:
+def test_nan_propagates_to_output() -> None:
     key = drawn(1, 1, 16, seed=5)
     keys = drawn(1, 1, CAPACITY, 16, seed=7)
     keys[0, 0, 3, 2] = float("nan")

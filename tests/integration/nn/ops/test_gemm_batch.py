@@ -12,10 +12,10 @@ from tinkex.nn.ops.packed_matmul import MatmulBatch
 
 
 def drawn(rows: int, columns: int, seed: int, *, is_turned: bool = False) -> torch.Tensor:
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     if is_turned:
-        return torch.randn(columns, rows + 3, generator=dice)[:, 2 : rows + 2].t()
-    return torch.randn(rows, columns + 5, generator=dice)[:, 1 : columns + 1]
+        return torch.randn(columns, rows + 3, generator=rng)[:, 2 : rows + 2].t()
+    return torch.randn(rows, columns + 5, generator=rng)[:, 1 : columns + 1]
 
 
 sizes = st.integers(1, 150)
@@ -75,7 +75,7 @@ def test_a_product_is_the_same_to_the_bit_in_any_company() -> None:
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])
-def test_a_total_of_lower_precision_is_added_to(
+def test_accumulate_into_lower_precision(
     has_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels:

@@ -97,7 +97,7 @@ def test_rows_that_overlap_are_no_gathered_rows() -> None:
     torch.testing.assert_close(PackedWeight(weight).matmul(x), x @ weight, **CLOSE)
 
 
-def test_panels_of_an_adapter_are_counted_and_made_only_where_they_serve() -> None:
+def test_adapter_panels_are_packed_for_float32_only() -> None:
     pair = LoraPair(drawn(1, 64), (drawn(64, 1),))
     [ready], [unused] = (
         build_decode_pairs([pair], 1.0, d) for d in (torch.float32, torch.bfloat16)

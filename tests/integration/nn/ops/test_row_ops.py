@@ -62,7 +62,7 @@ def test_gates_are_silu_at_any_size() -> None:
     )
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_propagates() -> None:
     bad = torch.full((1, 16), float("nan"))
     assert inference_kernels.swiglu_rows(bad).isnan().all()
     assert inference_kernels.rms_norm_forward(bad, torch.ones(16), 1.0).isnan().all()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.dashboard_browser import Browser
-from tests.support.server_harness import House
+from tests.support.server_harness import ServerHarness
 from tinkex.server.config import DEFAULT_TENANT
 from tinkex.store import keys
 
@@ -16,18 +16,18 @@ DEFAULT_KEY = "tml-default"
 
 
 @dataclass(frozen=True)
-class Scene:
+class DashboardSetup:
     """A house, its default tenant, and that tenant at the machine."""
 
-    house: House
+    harness: ServerHarness
     tenant_id: str
     local: Browser
 
 
 @pytest.fixture
-def scene(house: House) -> Scene:
-    tenant = house.write(lambda db: keys.get_or_create_tenant(db, DEFAULT_TENANT, time.time()))
-    house.write(
+def dashboard(harness: ServerHarness) -> DashboardSetup:
+    tenant = harness.write(lambda db: keys.get_or_create_tenant(db, DEFAULT_TENANT, time.time()))
+    harness.write(
         lambda db: keys.insert_key(db, tenant.id, DEFAULT_KEY, name="home", now=time.time())
     )
-    return Scene(house, tenant.id, Browser(house))
+    return DashboardSetup(harness, tenant.id, Browser(harness))

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.server.dashboard.conftest import DEFAULT_KEY, DashboardSetup
 from tests.support.dashboard_browser import Browser, add_run, add_session
-from tests.integration.server.dashboard.conftest import DEFAULT_KEY, Scene
-from tests.support.server_harness import KEY, House, open_house
+from tests.support.server_harness import KEY, ServerHarness, open_harness
 from tinkex.server.dashboard import login
 from tinkex.server.dashboard.login import COOKIE_NAME
 from tinkex.server.http.auth import issue_token
@@ -22,11 +22,11 @@ FORM = 'action="/login"'
 
 
 @pytest.fixture
-def open_scene(tmp_path: Path) -> Iterator[House]:
+def public_dashboard(tmp_path: Path) -> Iterator[ServerHarness]:
     """A server that others can reach."""
-    with open_house(tmp_path / "open", host="0.0.0.0") as house:
-        house.write(lambda db: keys.get_or_create_tenant(db, "default", time.time()))
-        yield house
+    with open_harness(tmp_path / "open", host="0.0.0.0") as harness:
+        harness.write(lambda db: keys.get_or_create_tenant(db, "default", time.time()))
+        yield harness
 
 
 def names(answer: httpx.Response) -> str:
@@ -35,9 +35,9 @@ def names(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
-def test_at_the_machine_no_key_is_needed(scene: Scene, host: str) -> None:
+def test_at_the_machine_no_key_is_needed(dashboard: DashboardSetup, host: str) -> None:
     peer = "::1" if "::" in host else "127.0.0.1"
-    answer = replace(scene.local, host=host, peer=peer).get()
+    answer = replace(dashboard.local, host=host, peer=peer).get()
 
     assert answer.status_code == 200
     assert names(answer) == "default"
@@ -59,25 +59,25 @@ def test_at_the_machine_no_key_is_needed(scene: Scene, host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/runs/x:train:0"])
 def test_everybody_else_is_asked_for_a_key(
-    scene: Scene, changes: dict[str, Any], path: str
+    dashboard: DashboardSetup, changes: dict[str, Any], path: str
 ) -> None:
-    answer = replace(scene.local, **changes).get(path)
+    answer = replace(dashboard.local, **changes).get(path)
 
     assert answer.status_code == 401
     assert FORM in answer.text
     assert "default" not in answer.text
 
 
-def test_a_server_on_the_network_asks_even_its_own_machine(open_scene: House) -> None:
-    assert Browser(open_scene).get().status_code == 401
+def test_a_server_on_the_network_asks_even_its_own_machine(public_dashboard: ServerHarness) -> None:
+    assert Browser(public_dashboard).get().status_code == 401
 
 
-def test_without_a_default_tenant_a_key_is_asked_for(house: House) -> None:
-    assert Browser(house).get().status_code == 401
+def test_without_a_default_tenant_a_key_is_asked_for(harness: ServerHarness) -> None:
+    assert Browser(harness).get().status_code == 401
 
 
-def test_a_key_opens_the_page_of_its_tenant_until_logout(scene: Scene) -> None:
-    browser = replace(scene.local, peer="192.168.0.7", host="trainer.example")
+def test_a_key_opens_the_page_of_its_tenant_until_logout(dashboard: DashboardSetup) -> None:
+    browser = replace(dashboard.local, peer="192.168.0.7", host="trainer.example")
 
     entered = browser.post("/login", key=f"  {KEY} ", target="/")
     seen = browser.get()
@@ -90,9 +90,11 @@ def test_a_key_opens_the_page_of_its_tenant_until_logout(scene: Scene) -> None:
     assert after.status_code == 401
 
 
-def test_the_cookie_is_for_the_server_alone(scene: Scene) -> None:
-    plain = scene.local.post("/login", key=KEY).headers["set-cookie"]
-    encrypted = replace(scene.local, scheme="https").post("/login", key=KEY).headers["set-cookie"]
+def test_the_cookie_is_for_the_server_alone(dashboard: DashboardSetup) -> None:
+    plain = dashboard.local.post("/login", key=KEY).headers["set-cookie"]
+    encrypted = (
+        replace(dashboard.local, scheme="https").post("/login", key=KEY).headers["set-cookie"]
+    )
 
     for cookie in (plain, encrypted):
         words = {word.strip().lower() for word in cookie.split(";")[1:]}
@@ -102,17 +104,17 @@ def test_the_cookie_is_for_the_server_alone(scene: Scene) -> None:
     assert "secure" in encrypted.lower()
 
 
-def test_a_key_shows_another_tenant_at_the_machine_itself(scene: Scene) -> None:
-    scene.local.post("/login", key=KEY)
-    assert names(scene.local.get()) == "alice@example.com"
+def test_a_key_shows_another_tenant_at_the_machine_itself(dashboard: DashboardSetup) -> None:
+    dashboard.local.post("/login", key=KEY)
+    assert names(dashboard.local.get()) == "alice@example.com"
 
-    scene.local.post("/logout")
-    assert names(scene.local.get()) == "default"
+    dashboard.local.post("/logout")
+    assert names(dashboard.local.get()) == "default"
 
 
 @pytest.mark.parametrize("key", ["", "tml-wrong", "nonsense", "x" * 5000, "tml-\x00<script>"])
-def test_a_wrong_key_gets_the_form_again(scene: Scene, key: str) -> None:
-    browser = replace(scene.local, peer="192.168.0.7")
+def test_a_wrong_key_gets_the_form_again(dashboard: DashboardSetup, key: str) -> None:
+    browser = replace(dashboard.local, peer="192.168.0.7")
 
     answer = browser.post("/login", key=key)
 
@@ -123,51 +125,55 @@ def test_a_wrong_key_gets_the_form_again(scene: Scene, key: str) -> None:
     assert "<script>" not in answer.text.partition("<main")[2]
 
 
-def test_a_huge_form_is_refused(scene: Scene) -> None:
-    answer = scene.local.post("/login", key="x" * 100_000)
+def test_a_huge_form_is_refused(dashboard: DashboardSetup) -> None:
+    answer = dashboard.local.post("/login", key="x" * 100_000)
 
     assert answer.status_code == 413
     assert FORM in answer.text
 
 
-def test_a_token_is_not_exchanged_for_a_longer_look(scene: Scene) -> None:
-    scene.local.post("/login", key=KEY)
-    token = scene.local.cookies[COOKIE_NAME]
+def test_token_is_not_accepted_for_login(dashboard: DashboardSetup) -> None:
+    dashboard.local.post("/login", key=KEY)
+    token = dashboard.local.cookies[COOKIE_NAME]
 
-    assert Browser(scene.house, peer="10.0.0.1").post("/login", key=token).status_code == 401
+    assert Browser(dashboard.harness, peer="10.0.0.1").post("/login", key=token).status_code == 401
 
 
-def test_a_form_of_another_site_changes_nothing(scene: Scene) -> None:
-    stranger = replace(scene.local, headers={"Origin": "http://evil.example"})
+def test_a_form_of_another_site_changes_nothing(dashboard: DashboardSetup) -> None:
+    stranger = replace(dashboard.local, headers={"Origin": "http://evil.example"})
 
     entered, left = stranger.post("/login", key=KEY), stranger.post("/logout")
 
     assert (entered.status_code, left.status_code) == (403, 403)
     assert "set-cookie" not in entered.headers
     assert "set-cookie" not in left.headers
-    own = replace(scene.local, headers={"Origin": "http://localhost:8000"})
+    own = replace(dashboard.local, headers={"Origin": "http://localhost:8000"})
     assert own.post("/login", key=KEY).status_code == 303
 
 
 @pytest.mark.parametrize("age", ["expired", "forged", "revoked"])
-def test_a_cookie_that_is_no_longer_good_asks_for_the_key(scene: Scene, age: str) -> None:
-    services = scene.house.services
-    key = scene.house.read(lambda db: keys.find_by_secret(db, DEFAULT_KEY))
-    tenant = scene.house.read(lambda db: keys.find_tenant(db, scene.tenant_id))
+def test_a_cookie_that_is_no_longer_good_asks_for_the_key(
+    dashboard: DashboardSetup, age: str
+) -> None:
+    services = dashboard.harness.services
+    key = dashboard.harness.read(lambda db: keys.find_by_secret(db, DEFAULT_KEY))
+    tenant = dashboard.harness.read(lambda db: keys.find_tenant(db, dashboard.tenant_id))
     identity = CallerIdentity(tenant_id=tenant.id, key_id=key.id)
     secret = b"another" if age == "forged" else services.secret
     token = issue_token(secret, identity, tenant, -5 if age == "expired" else 60)
     if age == "revoked":
-        scene.house.write(lambda db: keys.revoke(db, key.id, time.time()))
+        dashboard.harness.write(lambda db: keys.revoke(db, key.id, time.time()))
 
-    browser = Browser(scene.house, peer="10.0.0.1", cookies=httpx.Cookies({COOKIE_NAME: token}))
+    browser = Browser(
+        dashboard.harness, peer="10.0.0.1", cookies=httpx.Cookies({COOKIE_NAME: token})
+    )
 
     assert browser.get().status_code == 401
 
 
-def test_the_form_leads_back_to_where_one_wanted_to_go(scene: Scene) -> None:
-    run = add_run(scene.house, add_session(scene.house, scene.house.tenant_id))
-    browser = replace(scene.local, peer="10.0.0.1")
+def test_the_form_leads_back_to_where_one_wanted_to_go(dashboard: DashboardSetup) -> None:
+    run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.harness.tenant_id))
+    browser = replace(dashboard.local, peer="10.0.0.1")
 
     asked = browser.get(f"/runs/{run.id}")
     entered = browser.post("/login", key=KEY, target=f"/runs/{run.id}")
@@ -179,11 +185,13 @@ def test_the_form_leads_back_to_where_one_wanted_to_go(scene: Scene) -> None:
     assert elsewhere.headers["location"] == "/"
 
 
-def test_nobody_sees_the_runs_of_another_tenant(scene: Scene) -> None:
-    foreign = add_run(scene.house, add_session(scene.house, scene.house.other_id))
+def test_nobody_sees_the_runs_of_another_tenant(dashboard: DashboardSetup) -> None:
+    foreign = add_run(
+        dashboard.harness, add_session(dashboard.harness, dashboard.harness.other_tenant_id)
+    )
 
-    page, foreign_page = scene.local.get(), scene.local.get(f"/runs/{foreign.id}")
-    unknown_page = scene.local.get("/runs/nothing:train:0")
+    page, foreign_page = dashboard.local.get(), dashboard.local.get(f"/runs/{foreign.id}")
+    unknown_page = dashboard.local.get("/runs/nothing:train:0")
 
     assert foreign.id not in page.text
     assert (foreign_page.status_code, unknown_page.status_code) == (404, 404)
@@ -191,8 +199,10 @@ def test_nobody_sees_the_runs_of_another_tenant(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/login", "/runs/unknown"])
-def test_pages_load_nothing_from_elsewhere_and_are_kept_nowhere(scene: Scene, path: str) -> None:
-    headers = scene.local.get(path).headers
+def test_pages_load_nothing_from_elsewhere_and_are_kept_nowhere(
+    dashboard: DashboardSetup, path: str
+) -> None:
+    headers = dashboard.local.get(path).headers
 
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'self';")
@@ -203,8 +213,8 @@ def test_pages_load_nothing_from_elsewhere_and_are_kept_nowhere(scene: Scene, pa
     assert headers["content-type"] == "text/html; charset=utf-8"
 
 
-def test_looking_needs_no_more_than_head_and_changes_nothing(scene: Scene) -> None:
-    assert scene.local.get(method="HEAD").status_code == 200
+def test_looking_needs_no_more_than_head_and_changes_nothing(dashboard: DashboardSetup) -> None:
+    assert dashboard.local.get(method="HEAD").status_code == 200
     for path in ("/", "/runs/x"):
-        assert scene.local.get(path, method="POST").status_code == 405
-    assert scene.local.get("/logout").status_code == 405
+        assert dashboard.local.get(path, method="POST").status_code == 405
+    assert dashboard.local.get("/logout").status_code == 405

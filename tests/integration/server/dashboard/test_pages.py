@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.integration.server.dashboard.conftest import DashboardSetup
 from tests.support.dashboard_browser import add_run, add_session, add_updates
-from tests.integration.server.dashboard.conftest import Scene
 from tinkex.errors import StoreBusy
 from tinkex.ids import new_id
 from tinkex.jobs.wakeup import WakeupListener
@@ -35,7 +35,9 @@ def cells(page: str, run_id: str) -> dict[str, str]:
     return {name: text_of(content) for name, content in found}
 
 
-def add_checkpoint(scene: Scene, run: RunRecord, name: str, **changes: Any) -> CheckpointRecord:
+def add_checkpoint(
+    dashboard: DashboardSetup, run: RunRecord, name: str, **changes: Any
+) -> CheckpointRecord:
     values: dict[str, Any] = {
         "id": new_id(),
         "tenant_id": run.tenant_id,
@@ -50,18 +52,18 @@ def add_checkpoint(scene: Scene, run: RunRecord, name: str, **changes: Any) -> C
         "created_at": time.time() - 120,
     }
     checkpoint = CheckpointRecord(**values | changes)
-    scene.house.write(lambda db: checkpoints.insert(db, checkpoint))
+    dashboard.harness.write(lambda db: checkpoints.insert(db, checkpoint))
     return checkpoint
 
 
-def test_a_run_shows_what_it_is_and_how_far_it_has_come(scene: Scene) -> None:
-    session = add_session(scene.house, scene.tenant_id, display_name="first try")
-    run = add_run(scene.house, session, used_at=time.time() - 7200)
-    assert cells(scene.local.get().text, run.id)["Steps"] == "0"
+def test_a_run_shows_what_it_is_and_how_far_it_has_come(dashboard: DashboardSetup) -> None:
+    session = add_session(dashboard.harness, dashboard.tenant_id, display_name="first try")
+    run = add_run(dashboard.harness, session, used_at=time.time() - 7200)
+    assert cells(dashboard.local.get().text, run.id)["Steps"] == "0"
 
-    add_updates(scene.house, run, 3.5, 2.25)
+    add_updates(dashboard.harness, run, 3.5, 2.25)
 
-    page = scene.local.get().text
+    page = dashboard.local.get().text
     row = cells(page, run.id)
     assert "first try" in page
     assert f'href="/runs/{run.id}"' in page
@@ -71,107 +73,107 @@ def test_a_run_shows_what_it_is_and_how_far_it_has_come(scene: Scene) -> None:
     assert row["Last activity"] in {"just now", "1 s ago", "2 s ago", "3 s ago"}
 
 
-def test_a_name_in_the_metadata_wins_over_the_sessions(scene: Scene) -> None:
-    session = add_session(scene.house, scene.tenant_id, display_name="whole sweep")
-    run = add_run(scene.house, session, user_metadata={"name": "rank 8"})
+def test_a_name_in_the_metadata_wins_over_the_sessions(dashboard: DashboardSetup) -> None:
+    session = add_session(dashboard.harness, dashboard.tenant_id, display_name="whole sweep")
+    run = add_run(dashboard.harness, session, user_metadata={"name": "rank 8"})
 
-    assert "<h1><bdi>rank 8</bdi>" in scene.local.get(f"/runs/{run.id}").text
+    assert "<h1><bdi>rank 8</bdi>" in dashboard.local.get(f"/runs/{run.id}").text
 
 
 def test_only_the_newest_runs_are_listed_and_all_are_counted(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    dashboard: DashboardSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = add_session(scene.house, scene.tenant_id)
+    session = add_session(dashboard.harness, dashboard.tenant_id)
     for number in range(4):
-        add_run(scene.house, session, id=f"run:{number}", created_at=float(number))
+        add_run(dashboard.harness, session, id=f"run:{number}", created_at=float(number))
     monkeypatch.setattr(queries, "MAX_RUNS", 3)
 
-    page = scene.local.get().text
+    page = dashboard.local.get().text
 
     assert [number for number in range(4) if f"run:{number}<" in page] == [1, 2, 3]
     assert "The newest 3 of 4." in page
 
 
-def test_the_queue_shows_what_waits_and_whether_anybody_works(scene: Scene) -> None:
+def test_the_queue_shows_what_waits_and_whether_anybody_works(dashboard: DashboardSetup) -> None:
     for kind in ("asample", "asample", "optim_step"):
-        scene.house.promise(kind, tenant_id=scene.tenant_id)
-    running = scene.house.promise("asample", tenant_id=scene.tenant_id)
-    scene.house.write(lambda db: jobs.mark_started(db, [running.id], time.time()))
-    scene.house.promise("forward", tenant_id=scene.house.other_id)
+        dashboard.harness.submit_job(kind, tenant_id=dashboard.tenant_id)
+    running = dashboard.harness.submit_job("asample", tenant_id=dashboard.tenant_id)
+    dashboard.harness.write(lambda db: jobs.mark_started(db, [running.id], time.time()))
+    dashboard.harness.submit_job("forward", tenant_id=dashboard.harness.other_tenant_id)
 
-    page = text_of(scene.local.get().text)
+    page = text_of(dashboard.local.get().text)
 
     assert re.search(r"asample 2 1 (just now|\d s ago)", page)
     assert re.search(r"optim_step 1 0 (just now|\d s ago)", page)
     assert "forward " not in page
     assert "No worker is alive." in page
 
-    bell = WakeupListener(scene.house.services.database, "worker")
+    bell = WakeupListener(dashboard.harness.services.database, "worker")
     try:
-        page = text_of(scene.local.get().text)
+        page = text_of(dashboard.local.get().text)
     finally:
         bell.close()
     assert "Worker alive" in page
     assert "No worker is alive" not in page
 
 
-def test_checkpoints_show_where_they_are_and_who_sees_them(scene: Scene) -> None:
-    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
-    add_checkpoint(scene, run, "one", is_public=True)
-    add_checkpoint(scene, run, "two", expires_at=time.time() + 7300)
-    add_checkpoint(scene, run, "passing", is_ephemeral=True)
+def test_checkpoints_show_where_they_are_and_who_sees_them(dashboard: DashboardSetup) -> None:
+    run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
+    add_checkpoint(dashboard, run, "one", is_public=True)
+    add_checkpoint(dashboard, run, "two", expires_at=time.time() + 7300)
+    add_checkpoint(dashboard, run, "passing", is_ephemeral=True)
 
     for path in ("/", f"/runs/{run.id}"):
-        page = text_of(scene.local.get(path).text)
+        page = text_of(dashboard.local.get(path).text)
         assert f"tinker://{run.id}/weights/one 123 kB 2 min ago never everybody" in page
         assert f"tinker://{run.id}/weights/two 123 kB 2 min ago in 2 h you" in page
         assert "passing" not in page
 
 
-def test_sessions_show_how_they_ended(scene: Scene) -> None:
+def test_sessions_show_how_they_ended(dashboard: DashboardSetup) -> None:
     now = time.time()
-    add_session(scene.house, scene.tenant_id, display_name="going")
-    add_session(scene.house, scene.tenant_id, display_name="silent", expired_at=now)
+    add_session(dashboard.harness, dashboard.tenant_id, display_name="going")
+    add_session(dashboard.harness, dashboard.tenant_id, display_name="silent", expired_at=now)
     ended = {"finished_at": now, "finish_reason": "success"}
-    add_session(scene.house, scene.tenant_id, display_name="over", **ended)
+    add_session(dashboard.harness, dashboard.tenant_id, display_name="over", **ended)
 
-    page = text_of(scene.local.get().text)
+    page = text_of(dashboard.local.get().text)
 
     assert re.search(r"going \S+ default active – 0.36.0", page)  # noqa: RUF001
     assert re.search(r"silent \S+ default lost ", page)
     assert re.search(r"over \S+ default finished success ", page)
 
 
-def test_an_empty_page_says_what_to_do(scene: Scene) -> None:
-    page = scene.local.get().text
+def test_an_empty_page_says_what_to_do(dashboard: DashboardSetup) -> None:
+    page = dashboard.local.get().text
 
     snippet = html.unescape(page.partition('<code id="snippet">')[2].partition("</code>")[0])
     assert 'base_url="http://localhost:8000"' in snippet
     assert '"tinkex/bigram"' in snippet
     compile(snippet, "snippet", "exec")
-    assert str(scene.house.services.home.key_file) in page
-    add_run(scene.house, add_session(scene.house, scene.tenant_id))
-    assert "snippet" not in scene.local.get().text
+    assert str(dashboard.harness.services.home.key_file) in page
+    add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
+    assert "snippet" not in dashboard.local.get().text
 
 
-def test_where_the_key_lies_is_told_at_the_machine_alone(scene: Scene) -> None:
-    scene.local.post("/login", key="tml-alice")
+def test_where_the_key_lies_is_told_at_the_machine_alone(dashboard: DashboardSetup) -> None:
+    dashboard.local.post("/login", key="tml-alice")
 
-    page = scene.local.get().text
+    page = dashboard.local.get().text
 
     assert "snippet" in page
-    assert str(scene.house.services.home.key_file) not in page
+    assert str(dashboard.harness.services.home.key_file) not in page
 
 
-def test_a_runs_page_draws_its_losses_and_grows_with_them(scene: Scene) -> None:
-    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
+def test_a_runs_page_draws_its_losses_and_grows_with_them(dashboard: DashboardSetup) -> None:
+    run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
     path = f"/runs/{run.id}"
-    assert "<polyline" not in scene.local.get(path).text
+    assert "<polyline" not in dashboard.local.get(path).text
 
-    add_updates(scene.house, run, 4.0, 3.0)
-    before = scene.local.get(path).text
-    add_updates(scene.house, run, 1.0)
-    after = scene.local.get(path).text
+    add_updates(dashboard.harness, run, 4.0, 3.0)
+    before = dashboard.local.get(path).text
+    add_updates(dashboard.harness, run, 1.0)
+    after = dashboard.local.get(path).text
 
     assert "from 4.0000 at step 1 to 3.0000 at step 2" in before
     assert "from 4.0000 at step 1 to 1.0000 at step 3" in after
@@ -181,11 +183,11 @@ def test_a_runs_page_draws_its_losses_and_grows_with_them(scene: Scene) -> None:
     assert re.search(r"Done 3 1\.0000 10 1 ", text_of(after))
 
 
-def test_thousands_of_steps_stay_a_light_page(scene: Scene) -> None:
-    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
-    add_updates(scene.house, run, *(4.0 / (1 + number % 97) for number in range(3000)))
+def test_thousands_of_steps_stay_a_light_page(dashboard: DashboardSetup) -> None:
+    run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
+    add_updates(dashboard.harness, run, *(4.0 / (1 + number % 97) for number in range(3000)))
 
-    page = scene.local.get(f"/runs/{run.id}").text
+    page = dashboard.local.get(f"/runs/{run.id}").text
 
     assert len(page) < 60_000
     assert "The latest 20 of 3,000." in page
@@ -193,10 +195,10 @@ def test_thousands_of_steps_stay_a_light_page(scene: Scene) -> None:
     assert 'class="line faint"' in page
 
 
-def test_hostile_names_are_shown_as_text(scene: Scene) -> None:
+def test_hostile_names_are_shown_as_text(dashboard: DashboardSetup) -> None:
     session = add_session(
-        scene.house,
-        scene.tenant_id,
+        dashboard.harness,
+        dashboard.tenant_id,
         display_name=HOSTILE,
         project_id=HOSTILE,
         sdk_version=HOSTILE,
@@ -204,11 +206,11 @@ def test_hostile_names_are_shown_as_text(scene: Scene) -> None:
         finish_reason=HOSTILE,
     )
     named = {"base_model": HOSTILE, "user_metadata": {"name": HOSTILE}}
-    run = add_run(scene.house, session, **named)
-    add_checkpoint(scene, run, HOSTILE)
+    run = add_run(dashboard.harness, session, **named)
+    add_checkpoint(dashboard, run, HOSTILE)
 
     for path in ("/", f"/runs/{run.id}", "/runs/" + HOSTILE.replace("/", "")):
-        page = scene.local.get(path).text
+        page = dashboard.local.get(path).text
         assert "<script>alert" not in page
         assert "<img src=x" not in page
         assert not re.search(r"\s(on\w+|style)=", re.sub(r">[^<]*<", "><", page))
@@ -220,27 +222,31 @@ def test_hostile_names_are_shown_as_text(scene: Scene) -> None:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(path=st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1))
-def test_any_address_of_a_run_that_is_not_there_is_a_page(scene: Scene, path: str) -> None:
-    answer = scene.local.get("/runs/" + quote(path, safe=""))
+def test_any_address_of_a_run_that_is_not_there_is_a_page(
+    dashboard: DashboardSetup, path: str
+) -> None:
+    answer = dashboard.local.get("/runs/" + quote(path, safe=""))
 
     assert answer.status_code in {404, 405}
 
 
 def test_a_store_that_does_not_answer_is_a_page_too(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    dashboard: DashboardSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Database, work: object) -> None:
         raise StoreBusy("the database is busy; try again")
 
     monkeypatch.setattr(Database, "read", fail)
-    answer = scene.local.get()
+    answer = dashboard.local.get()
 
     assert answer.status_code == 503
     assert "The database is busy; try again." in answer.text
 
 
-def test_static_files_are_served_under_addresses_that_change_with_them(scene: Scene) -> None:
-    page = scene.local.get().text
+def test_static_files_are_served_under_addresses_that_change_with_them(
+    dashboard: DashboardSetup,
+) -> None:
+    page = dashboard.local.get().text
     addresses = set(re.findall(r'(?:href|src)="(/static/[^"]+)"', page))
 
     assert {address.partition("?")[0] for address in addresses} == {
@@ -249,27 +255,27 @@ def test_static_files_are_served_under_addresses_that_change_with_them(scene: Sc
         "/static/icon.svg",
     }
     for address in addresses:
-        answer = scene.local.get(address)
+        answer = dashboard.local.get(address)
         assert answer.status_code == 200
         assert "immutable" in answer.headers["cache-control"]
-    assert scene.local.get("/static/nothing.css").status_code == 404
-    assert scene.local.get("/static/..%2fpages.py").status_code == 404
+    assert dashboard.local.get("/static/nothing.css").status_code == 404
+    assert dashboard.local.get("/static/..%2fpages.py").status_code == 404
 
 
-def test_everything_on_a_page_comes_from_this_server(scene: Scene) -> None:
-    run = add_run(scene.house, add_session(scene.house, scene.tenant_id))
-    add_updates(scene.house, run, 2.0)
+def test_everything_on_a_page_comes_from_this_server(dashboard: DashboardSetup) -> None:
+    run = add_run(dashboard.harness, add_session(dashboard.harness, dashboard.tenant_id))
+    add_updates(dashboard.harness, run, 2.0)
 
     for path in ("/", f"/runs/{run.id}", "/login"):
-        page = scene.local.get(path).text
+        page = dashboard.local.get(path).text
         assert not re.search(r'(?:src|href|action)="(?!/)', page)
 
 
-def test_the_quotas_that_have_a_limit_are_shown(scene: Scene) -> None:
-    assert "<h2>Quotas</h2>" not in scene.local.get("/").text
+def test_the_quotas_that_have_a_limit_are_shown(dashboard: DashboardSetup) -> None:
+    assert "<h2>Quotas</h2>" not in dashboard.local.get("/").text
     own = {"models": 12_345, "checkpoints": 0}
-    scene.house.write(lambda db: quotas.set_overrides(db, scene.tenant_id, own))
-    page = scene.local.get("/").text
+    dashboard.harness.write(lambda db: quotas.set_overrides(db, dashboard.tenant_id, own))
+    page = dashboard.local.get("/").text
     assert "<h2>Quotas</h2>" in page
     assert "12,345" in page
     assert "<code>checkpoints</code>" not in page

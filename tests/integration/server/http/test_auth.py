@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.server_harness import KEY, OTHER_KEY, House, open_house
+from tests.support.server_harness import KEY, OTHER_KEY, ServerHarness, open_harness
 from tinkex.server.app import ROUTES
 from tinkex.server.http import auth
 from tinkex.server.http.auth import issue_token
@@ -29,28 +29,28 @@ def concrete(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(set(ROUTES) - {"health"}))
-def test_every_endpoint_but_health_asks_for_a_key(house: House, name: str) -> None:
+def test_every_endpoint_but_health_asks_for_a_key(harness: ServerHarness, name: str) -> None:
     row = ENDPOINTS[name]
 
-    missing = house.ask(row.method, concrete(row.path), key=None)
-    wrong = house.ask(row.method, concrete(row.path), key="tml-nobody")
+    missing = harness.send_request(row.method, concrete(row.path), key=None)
+    wrong = harness.send_request(row.method, concrete(row.path), key="tml-nobody")
 
     assert (missing.status_code, missing.json()["error"]) == (401, auth.MISSING_KEY)
     assert (wrong.status_code, wrong.json()["error"]) == (401, auth.INVALID_KEY)
     assert wrong.headers["www-authenticate"] == "Bearer"
 
 
-def test_health_asks_for_none(house: House) -> None:
-    answer = house.ask("GET", "/healthz", key=None)
+def test_health_asks_for_none(harness: ServerHarness) -> None:
+    answer = harness.send_request("GET", "/healthz", key=None)
 
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-    assert house.ask("HEAD", "/healthz", key=None).status_code == 200
+    assert harness.send_request("HEAD", "/healthz", key=None).status_code == 200
 
 
-def test_a_key_may_come_as_a_bearer_token(house: House) -> None:
+def test_a_key_may_come_as_a_bearer_token(harness: ServerHarness) -> None:
     for scheme in ("Bearer", "bearer"):
         headers = {"Authorization": f"{scheme} {KEY}"}
-        answer = house.ask("GET", "/auth/apikey/me", key=None, headers=headers)
+        answer = harness.send_request("GET", "/auth/apikey/me", key=None, headers=headers)
         assert answer.json()["name"] == "alice's"
 
 
@@ -65,12 +65,16 @@ def test_a_key_may_come_as_a_bearer_token(house: House) -> None:
         {"X-API-Key": b"\xff\xe2\x80"},
     ],
 )
-def test_what_is_no_credential_opens_nothing(house: House, headers: dict[str, Any]) -> None:
-    assert house.ask("GET", "/auth/apikey/me", key=None, headers=headers).status_code == 401
+def test_what_is_no_credential_opens_nothing(
+    harness: ServerHarness, headers: dict[str, Any]
+) -> None:
+    assert (
+        harness.send_request("GET", "/auth/apikey/me", key=None, headers=headers).status_code == 401
+    )
 
 
-def test_the_key_says_whose_it_is(house: House) -> None:
-    answer = house.ask("GET", "/auth/apikey/me").json()
+def test_the_key_says_whose_it_is(harness: ServerHarness) -> None:
+    answer = harness.send_request("GET", "/auth/apikey/me").json()
 
     assert answer["name"] == "alice's"
     assert answer["note"] == "at home"
@@ -80,81 +84,88 @@ def test_the_key_says_whose_it_is(house: House) -> None:
     }
 
 
-def test_a_revoked_key_and_its_tokens_open_nothing_from_that_moment_on(house: House) -> None:
-    token = house.post("/auth/token", {}).json()["jwt"]
-    assert house.ask("GET", "/auth/apikey/me", key=token).status_code == 200
+def test_a_revoked_key_and_its_tokens_open_nothing_from_that_moment_on(
+    harness: ServerHarness,
+) -> None:
+    token = harness.post("/auth/token", {}).json()["jwt"]
+    assert harness.send_request("GET", "/auth/apikey/me", key=token).status_code == 200
 
-    assert house.ask("DELETE", "/auth/apikey/me").status_code == 200
+    assert harness.send_request("DELETE", "/auth/apikey/me").status_code == 200
 
     for credential in (KEY, token):
-        answer = house.ask("GET", "/auth/apikey/me", key=credential)
+        answer = harness.send_request("GET", "/auth/apikey/me", key=credential)
         assert (answer.status_code, answer.json()["error"]) == (401, auth.INVALID_KEY)
-    assert house.ask("GET", "/auth/apikey/me", key=OTHER_KEY).status_code == 200
+    assert harness.send_request("GET", "/auth/apikey/me", key=OTHER_KEY).status_code == 200
 
 
-def test_a_key_revoked_elsewhere_is_forgotten_within_two_seconds(house: House) -> None:
-    key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
+def test_a_key_revoked_elsewhere_is_forgotten_within_two_seconds(harness: ServerHarness) -> None:
+    key_id = harness.send_request("GET", "/auth/apikey/me").json()["key_id"]
 
-    house.write(lambda db: keys.revoke(db, key_id, time.time()))
+    harness.write(lambda db: keys.revoke(db, key_id, time.time()))
 
-    for memory in (house.services.cache.identities, house.services.cache.rejections):
+    for memory in (harness.services.cache.identities, harness.services.cache.rejections):
         assert memory.ttl_seconds <= 2.0
     later = time.monotonic() + 2.0
-    assert house.services.cache.identities.get(keys.hash_key(KEY), later) is None
-    assert house.ask("GET", "/auth/apikey/me").status_code == 401
+    assert harness.services.cache.identities.get(keys.hash_key(KEY), later) is None
+    assert harness.send_request("GET", "/auth/apikey/me").status_code == 401
 
 
-def test_a_flood_of_wrong_keys_is_remembered_within_bounds(house: House) -> None:
-    house.ask("GET", "/auth/apikey/me")
-    unknown = house.services.cache.rejections
+def test_invalid_key_cache_is_bounded(harness: ServerHarness) -> None:
+    harness.send_request("GET", "/auth/apikey/me")
+    unknown = harness.services.cache.rejections
 
     for number in range(1100):
         unknown.put(str(number), auth.INVALID_KEY)
 
     assert len(unknown) <= 1024
-    assert house.services.cache.identities.get(keys.hash_key(KEY)) is not None
+    assert harness.services.cache.identities.get(keys.hash_key(KEY)) is not None
 
 
-def test_a_token_names_its_tenant_as_whoami_reads_it(house: House) -> None:
-    token = house.post("/auth/token", {}).json()["jwt"]
+def test_a_token_names_its_tenant_as_whoami_reads_it(harness: ServerHarness) -> None:
+    token = harness.post("/auth/token", {}).json()["jwt"]
 
     body = token.split(".")[1]
     claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-    assert claims["sub"] == f"tml:user:{house.tenant_id}"
-    assert claims["org_id"] == house.tenant_id
+    assert claims["sub"] == f"tml:user:{harness.tenant_id}"
+    assert claims["org_id"] == harness.tenant_id
     assert claims["email"] == "alice@example.com"
     assert claims["iss"].startswith("passport-")
-    assert claims["exp"] - claims["iat"] == int(house.services.config.jwt_seconds)
+    assert claims["exp"] - claims["iat"] == int(harness.services.config.jwt_seconds)
 
 
-def test_an_expired_token_says_so(house: House) -> None:
-    tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
-    key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
-    identity = CallerIdentity(tenant_id=house.tenant_id, key_id=key_id)
+def test_an_expired_token_says_so(harness: ServerHarness) -> None:
+    tenant = harness.read(lambda db: keys.find_tenant(db, harness.tenant_id))
+    key_id = harness.send_request("GET", "/auth/apikey/me").json()["key_id"]
+    identity = CallerIdentity(tenant_id=harness.tenant_id, key_id=key_id)
 
-    token = issue_token(house.services.secret, identity, tenant, -1.0)
+    token = issue_token(harness.services.secret, identity, tenant, -1.0)
 
-    answer = house.ask("GET", "/auth/apikey/me", key=token)
+    answer = harness.send_request("GET", "/auth/apikey/me", key=token)
     assert (answer.status_code, answer.json()["error"]) == (401, auth.EXPIRED_TOKEN)
 
 
-def test_a_token_signed_elsewhere_opens_nothing(house: House) -> None:
-    tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
-    identity = CallerIdentity(tenant_id=house.tenant_id, key_id=1)
+def test_a_token_signed_elsewhere_opens_nothing(harness: ServerHarness) -> None:
+    tenant = harness.read(lambda db: keys.find_tenant(db, harness.tenant_id))
+    identity = CallerIdentity(tenant_id=harness.tenant_id, key_id=1)
 
     token = issue_token(b"another secret", identity, tenant, 60.0)
 
-    assert house.ask("GET", "/auth/apikey/me", key=token).json()["error"] == auth.INVALID_KEY
+    assert (
+        harness.send_request("GET", "/auth/apikey/me", key=token).json()["error"]
+        == auth.INVALID_KEY
+    )
 
 
-def test_a_token_that_names_another_tenant_than_its_key_opens_nothing(house: House) -> None:
-    tenant = house.read(lambda db: keys.find_tenant(db, house.other_id))
-    key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
+def test_a_token_that_names_another_tenant_than_its_key_opens_nothing(
+    harness: ServerHarness,
+) -> None:
+    tenant = harness.read(lambda db: keys.find_tenant(db, harness.other_tenant_id))
+    key_id = harness.send_request("GET", "/auth/apikey/me").json()["key_id"]
 
-    mixed = CallerIdentity(tenant_id=house.other_id, key_id=key_id)
-    token = issue_token(house.services.secret, mixed, tenant, 60.0)
+    mixed = CallerIdentity(tenant_id=harness.other_tenant_id, key_id=key_id)
+    token = issue_token(harness.services.secret, mixed, tenant, 60.0)
 
-    assert house.ask("GET", "/auth/apikey/me", key=token).status_code == 401
+    assert harness.send_request("GET", "/auth/apikey/me", key=token).status_code == 401
 
 
 def _ends_at(token: str) -> int:
@@ -163,23 +174,23 @@ def _ends_at(token: str) -> int:
     return int(claims["exp"])
 
 
-def test_a_token_cannot_prolong_itself(house: House) -> None:
-    tenant = house.read(lambda db: keys.find_tenant(db, house.tenant_id))
-    key_id = house.ask("GET", "/auth/apikey/me").json()["key_id"]
-    identity = CallerIdentity(tenant_id=house.tenant_id, key_id=key_id)
-    stolen = issue_token(house.services.secret, identity, tenant, 100.0)
+def test_exchanged_token_keeps_expiry(harness: ServerHarness) -> None:
+    tenant = harness.read(lambda db: keys.find_tenant(db, harness.tenant_id))
+    key_id = harness.send_request("GET", "/auth/apikey/me").json()["key_id"]
+    identity = CallerIdentity(tenant_id=harness.tenant_id, key_id=key_id)
+    stolen = issue_token(harness.services.secret, identity, tenant, 100.0)
 
-    renewed = house.post("/auth/token", {}, key=stolen).json()["jwt"]
-    again = house.post("/auth/token", {}, key=renewed).json()["jwt"]
+    renewed = harness.post("/auth/token", {}, key=stolen).json()["jwt"]
+    again = harness.post("/auth/token", {}, key=renewed).json()["jwt"]
 
     assert _ends_at(stolen) == _ends_at(renewed) == _ends_at(again)
-    assert house.ask("GET", "/auth/apikey/me", key=again).status_code == 200
-    fresh = house.post("/auth/token", {}).json()["jwt"]
+    assert harness.send_request("GET", "/auth/apikey/me", key=again).status_code == 200
+    fresh = harness.post("/auth/token", {}).json()["jwt"]
     assert _ends_at(fresh) > _ends_at(stolen)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_clients_use_tokens_unless_the_settings_say_otherwise(tmp_path: Path, is_on: bool) -> None:
-    with open_house(tmp_path, **({} if is_on else {"jwt": False})) as house:
-        answer = house.post("/client/config", {"sdk_version": "0.36.0"})
+def test_client_config_enables_tokens_by_default(tmp_path: Path, is_on: bool) -> None:
+    with open_harness(tmp_path, **({} if is_on else {"jwt": False})) as harness:
+        answer = harness.post("/client/config", {"sdk_version": "0.36.0"})
         assert answer.json()["pjwt_auth_enabled"] is is_on

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.integration.conftest import PATIENCE, eventually
+from tests.integration.conftest import TIMEOUT_SECONDS, eventually
 from tinkex.server.http import connections as registry
 from tinkex.server.http.connection_protocol import (
     MAX_HEAD_BYTES,
@@ -30,7 +30,7 @@ LONG = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Open:
+class RunningServer:
     """A server on a socket, and what its application saw."""
 
     address: Any
@@ -38,7 +38,7 @@ class Open:
     may_end: threading.Event
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, timeout=PATIENCE)
+        return socket.create_connection(self.address, timeout=TIMEOUT_SECONDS)
 
 
 async def receive_all(receive: Any) -> int:
@@ -51,7 +51,7 @@ async def receive_all(receive: Any) -> int:
 
 
 @contextlib.contextmanager
-def serving(**options: Any) -> Iterator[Open]:
+def run_server(**options: Any) -> Iterator[RunningServer]:
     """`/` answers at once, `/read` after the body, `/long` with much, `/wait` after a while.
 
     `/hold` answers when it may end.
@@ -69,7 +69,7 @@ def serving(**options: Any) -> Iterator[Open]:
         elif scope["path"] == "/wait":
             await asyncio.sleep(3 * SHORT)
         elif scope["path"] == "/hold":
-            await asyncio.to_thread(may_end.wait, PATIENCE)
+            await asyncio.to_thread(may_end.wait, TIMEOUT_SECONDS)
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -82,15 +82,15 @@ def serving(**options: Any) -> Iterator[Open]:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
-            yield Open(listener.getsockname(), paths, may_end)
+            yield RunningServer(listener.getsockname(), paths, may_end)
         finally:
             server.should_exit = True
             server.force_exit = True
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT_SECONDS)
             assert not thread.is_alive()
 
 
-def hear(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     """One answer: status, headers, body."""
     with connection.makefile("rb") as file:
         status = int(file.readline().split()[1])
@@ -120,20 +120,24 @@ def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_half_a_head_is_408_and_a_silent_connection_is_closed() -> None:
-    with serving(head_seconds=SHORT) as server, server.connect() as half, server.connect() as mute:
+    with (
+        run_server(head_seconds=SHORT) as server,
+        server.connect() as half,
+        server.connect() as silent,
+    ):
         half.sendall(GET[:20])
-        status, headers, body = hear(half)
+        status, headers, body = read_response(half)
         assert (status, headers["connection"]) == (408, "close")
         assert (
             json.loads(body)["error"]
             == "the head of the request did not arrive in time; send it again"
         )
         assert is_closed(half)
-        assert is_closed(mute)
+        assert is_closed(silent)
 
 
 def test_a_head_that_comes_byte_by_byte_is_no_progress() -> None:
-    with serving(head_seconds=SHORT) as server, server.connect() as slow:
+    with run_server(head_seconds=SHORT) as server, server.connect() as slow:
         slow.settimeout(0.02)
         answer = b""
         for byte in b"GET / HTTP/1.1\r\nx: " + b"y" * 10_000:
@@ -146,11 +150,11 @@ def test_a_head_that_comes_byte_by_byte_is_no_progress() -> None:
 
 
 def test_a_request_that_takes_longer_than_heads_may_is_answered() -> None:
-    with serving(head_seconds=SHORT, body_seconds=SHORT) as server, server.connect() as patient:
+    with run_server(head_seconds=SHORT, body_seconds=SHORT) as server, server.connect() as patient:
         patient.sendall(GET.replace(b"/ ", b"/wait ", 1))
-        assert hear(patient)[0] == 200
+        assert read_response(patient)[0] == 200
         patient.sendall(GET)
-        assert hear(patient)[0] == 200
+        assert read_response(patient)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -168,35 +172,35 @@ def test_a_request_that_takes_longer_than_heads_may_is_answered() -> None:
 def test_a_head_without_bounds_or_sense_is_refused_with_a_sentence(
     head: bytes, status: int
 ) -> None:
-    with serving() as server, server.connect() as attacker:
+    with run_server() as server, server.connect() as attacker:
         with contextlib.suppress(ConnectionError):
             attacker.sendall(head)
-        answer = hear(attacker)
+        answer = read_response(attacker)
         assert answer[0] == status
         assert json.loads(answer[2])["error"]
         assert is_closed(attacker)
         assert server.paths == []
         with server.connect() as other:
             other.sendall(GET)
-            assert hear(other)[0] == 200
+            assert read_response(other)[0] == 200
 
 
 def test_a_head_of_an_unusual_but_allowed_size_is_taken() -> None:
-    with serving() as server, server.connect() as client:
+    with run_server() as server, server.connect() as client:
         filler = b"x: " + b"y" * (MAX_HEAD_BYTES - 100)
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + filler + b"\r\n\r\n")
-        assert hear(client)[0] == 200
+        assert read_response(client)[0] == 200
 
 
 def test_so_many_pipelined_requests_are_answered_in_order_and_more_are_refused() -> None:
-    with serving() as server, server.connect() as client, server.connect() as attacker:
+    with run_server() as server, server.connect() as client, server.connect() as attacker:
         client.sendall(GET * MAX_PIPELINED)
         for _ in range(MAX_PIPELINED):
             data = b""
             while not data.endswith(b"ok"):
                 data += client.recv(1)
         attacker.sendall(GET.replace(b"/ ", b"/wait ", 1) * 5000)
-        assert hear(attacker)[0] == 429
+        assert read_response(attacker)[0] == 429
         assert is_closed(attacker)
         assert server.paths.count("/wait") <= 1
 
@@ -204,40 +208,40 @@ def test_so_many_pipelined_requests_are_answered_in_order_and_more_are_refused()
 def test_a_body_in_crumbs_or_with_endless_extensions_is_refused() -> None:
     head = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     for poison in (b"1\r\na\r\n" * 10_000, b"1;" + b"x" * 3 * MAX_HEAD_BYTES):
-        with serving() as server, server.connect() as attacker:
+        with run_server() as server, server.connect() as attacker:
             with contextlib.suppress(ConnectionError):
                 attacker.sendall(head + poison)
-            assert hear(attacker)[0] in {400, 431}
+            assert read_response(attacker)[0] in {400, 431}
             assert is_closed(attacker)
 
 
 def test_trailers_do_not_become_headers_and_are_bounded() -> None:
     head = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
-    with serving() as server, server.connect() as client, server.connect() as attacker:
+    with run_server() as server, server.connect() as client, server.connect() as attacker:
         client.sendall(head + b"x-api-key: tml-other\r\n\r\n")
-        assert hear(client)[2] == b"3"
+        assert read_response(client)[2] == b"3"
         with contextlib.suppress(ConnectionError):
             attacker.sendall(head + (b"a: " + b"b" * 1000 + b"\r\n") * 200)
-        assert hear(attacker)[0] == 431
+        assert read_response(attacker)[0] == 431
 
 
 def test_a_body_that_never_ends_after_its_answer_is_cut() -> None:
-    with serving(body_seconds=SHORT) as server, server.connect() as attacker:
+    with run_server(body_seconds=SHORT) as server, server.connect() as attacker:
         attacker.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nabc")
-        assert hear(attacker)[0] == 200
+        assert read_response(attacker)[0] == 200
         assert is_closed(attacker)
 
 
-def test_a_rest_that_comes_in_time_keeps_the_connection() -> None:
-    with serving() as server, server.connect() as client:
+def test_late_body_within_limit_keeps_connection() -> None:
+    with run_server() as server, server.connect() as client:
         client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab")
-        assert hear(client)[0] == 200
+        assert read_response(client)[0] == 200
         client.sendall(b"cde" + GET)
-        assert hear(client)[0] == 200
+        assert read_response(client)[0] == 200
 
 
 def test_an_answer_that_is_not_read_is_given_up() -> None:
-    with serving(body_seconds=SHORT) as server, server.connect() as attacker:
+    with run_server(body_seconds=SHORT) as server, server.connect() as attacker:
         attacker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         attacker.sendall(GET.replace(b"/ ", b"/long ", 1))
         ended = threading.Event()
@@ -250,29 +254,29 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
 
         waiting = threading.Thread(target=reset, daemon=True)
         waiting.start()
-        waiting.join(PATIENCE)
+        waiting.join(TIMEOUT_SECONDS)
         assert ended.is_set()
 
 
 def test_a_crowd_of_half_sent_requests_shuts_nobody_out() -> None:
-    with serving(max_connections=20, max_per_peer=20) as server, contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(server.connect()) for _ in range(100)]
-        for attacker in crowd:
+    with run_server(max_connections=20, max_per_peer=20) as server, contextlib.ExitStack() as stack:
+        connections_half_sent = [stack.enter_context(server.connect()) for _ in range(100)]
+        for attacker in connections_half_sent:
             with contextlib.suppress(ConnectionError):
                 attacker.sendall(GET[:10])
         with server.connect() as client:
             client.sendall(GET)
-            assert hear(client)[0] == 200
+            assert read_response(client)[0] == 200
 
 
-def test_when_all_are_busy_a_newcomer_is_told_to_come_again() -> None:
-    with serving(max_connections=2, max_per_peer=2) as server, contextlib.ExitStack() as stack:
+def test_connection_limit_returns_503() -> None:
+    with run_server(max_connections=2, max_per_peer=2) as server, contextlib.ExitStack() as stack:
         busy = [stack.enter_context(server.connect()) for _ in range(2)]
         for client in busy:
             client.sendall(GET.replace(b"/ ", b"/hold ", 1))
         eventually(lambda: len(server.paths) == 2)
-        newcomer = stack.enter_context(server.connect())
-        status, headers, _ = hear(newcomer)
+        new_connection = stack.enter_context(server.connect())
+        status, headers, _ = read_response(new_connection)
         assert (status, headers["retry-after"]) == (503, "1")
         server.may_end.set()
-        assert [hear(client)[0] for client in busy] == [200, 200]
+        assert [read_response(client)[0] for client in busy] == [200, 200]

@@ -15,9 +15,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.support.server_harness import KEY, OTHER_KEY, House
-from tests.support.live_server import on_socket
-from tests.support.resources import FILES, ready_model, saved, share, url_of
+from tests.support.live_server import serve_on_socket
+from tests.support.resources import (
+    FILES,
+    checkpoint_url,
+    create_checkpoint,
+    create_ready_model,
+    publish_checkpoint,
+)
+from tests.support.server_harness import KEY, OTHER_KEY, ServerHarness
 from tinkex import RestClient
 from tinkex.checkpoint.manifest import write_manifest
 from tinkex.checkpoint.verification import VerifiedCheckpoints
@@ -32,53 +38,62 @@ BIG = "adapter_model.safetensors"
 
 
 @pytest.fixture
-def checkpoint(house: House) -> CheckpointRecord:
-    return saved(house, ready_model(house, house.session()))
+def checkpoint(harness: ServerHarness) -> CheckpointRecord:
+    return create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
 
-def links(house: House, checkpoint: CheckpointRecord, **options: Any) -> dict[str, str]:
-    answer = house.ask("GET", url_of(checkpoint, "/external_weights_urls"), **options)
+def links(harness: ServerHarness, checkpoint: CheckpointRecord, **options: Any) -> dict[str, str]:
+    answer = harness.send_request(
+        "GET", checkpoint_url(checkpoint, "/external_weights_urls"), **options
+    )
     assert answer.status_code == 200, answer.text
     urls: dict[str, str] = answer.json()["urls"]
     return urls
 
 
-def fetch(house: House, url: str, method: str = "GET", **headers: str) -> httpx.Response:
+def fetch(harness: ServerHarness, url: str, method: str = "GET", **headers: str) -> httpx.Response:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     parts = urlsplit(url)
-    return house.client.request(method, f"{parts.path}?{parts.query}", headers=given)
+    return harness.client.request(method, f"{parts.path}?{parts.query}", headers=given)
 
 
 # --- links ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("segment", ["weights", "sampler_weights", "external_weights"])
-def test_every_file_has_a_link_that_needs_no_key(house: House, segment: str) -> None:
-    checkpoint = saved(house, ready_model(house, house.session()), segment=segment)
+def test_every_file_has_a_link_that_needs_no_key(harness: ServerHarness, segment: str) -> None:
+    checkpoint = create_checkpoint(
+        harness, create_ready_model(harness, harness.session()), segment=segment
+    )
 
-    urls = links(house, checkpoint)
+    urls = links(harness, checkpoint)
 
     assert set(urls) == {*FILES, "manifest.json"}
     for name, content in FILES.items():
-        assert fetch(house, urls[name]).content == content
+        assert fetch(harness, urls[name]).content == content
 
 
-def test_links_end_with_their_time_or_with_the_checkpoint(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_signed_url_expires_no_later_than_checkpoint(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
     soon = time.time() + 60
-    lasting, dying = saved(house, run_id, "a"), saved(house, run_id, "b", expires_at=soon)
+    lasting, dying = (
+        create_checkpoint(harness, run_id, "a"),
+        create_checkpoint(harness, run_id, "b", expires_at=soon),
+    )
 
     def expiry(checkpoint: CheckpointRecord) -> float:
-        answer = house.ask("GET", url_of(checkpoint, "/external_weights_urls")).json()
+        answer = harness.send_request(
+            "GET", checkpoint_url(checkpoint, "/external_weights_urls")
+        ).json()
         return float(httpx.QueryParams(urlsplit(answer["urls"][BIG]).query)["expires"])
 
-    assert expiry(lasting) > time.time() + house.services.config.url_seconds - 10
+    assert expiry(lasting) > time.time() + harness.services.config.url_seconds - 10
     assert expiry(dying) <= soon
 
 
 def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
-    house: House, checkpoint: CheckpointRecord
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
-    secret = house.services.secret
-    good = links(house, checkpoint)[BIG]
+    secret = harness.services.secret
+    good = links(harness, checkpoint)[BIG]
     place = FileRef(FileArea.FILE, checkpoint.id, BIG)
     old = sign_url(secret, "", place, int(time.time()) - 1)
     foreign = sign_url(b"another secret", "", place, int(time.time()) + 60)
@@ -97,10 +112,10 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
     ]
 
     for url in wrong:
-        answer = fetch(house, url)
+        answer = fetch(harness, url)
         assert answer.status_code == 403, url
         assert "ask for a new one" in answer.json()["error"]
-    assert "has expired" in fetch(house, old).json()["error"]
+    assert "has expired" in fetch(harness, old).json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -108,41 +123,45 @@ def test_a_link_that_is_old_changed_or_made_up_opens_nothing(
     ["../store.db", "nothing", "manifest.json/x", ".", "adapter_config.json/..", "/etc/hosts"],
 )
 def test_only_what_the_manifest_names_is_opened_even_if_somebody_signed_for_it(
-    house: House, checkpoint: CheckpointRecord, name: str
+    harness: ServerHarness, checkpoint: CheckpointRecord, name: str
 ) -> None:
-    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, name), 2**33)
+    url = sign_url(harness.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, name), 2**33)
 
-    assert fetch(house, url).status_code in {403, 404}
+    assert fetch(harness, url).status_code in {403, 404}
 
 
 def test_a_file_beside_the_manifest_is_not_served(
-    house: House, checkpoint: CheckpointRecord
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
-    (house.services.home.checkpoint_directory(checkpoint.id) / "stray").write_bytes(b"x")
-    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "stray"), 2**33)
+    (harness.services.home.checkpoint_directory(checkpoint.id) / "stray").write_bytes(b"x")
+    url = sign_url(
+        harness.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "stray"), 2**33
+    )
 
-    assert fetch(house, url).status_code == 404
-
-
-def test_a_link_dies_with_its_checkpoint(house: House, checkpoint: CheckpointRecord) -> None:
-    url = links(house, checkpoint)[BIG]
-
-    house.write(lambda db: checkpoints.delete(db, checkpoint.id, time.time()))
-
-    assert fetch(house, url).status_code == 404
+    assert fetch(harness, url).status_code == 404
 
 
-def test_others_get_links_to_what_is_published_or_lent(
-    house: House, checkpoint: CheckpointRecord
+def test_a_link_dies_with_its_checkpoint(
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
-    url = url_of(checkpoint, "/external_weights_urls")
-    assert house.ask("GET", url, key=OTHER_KEY).status_code == 404
+    url = links(harness, checkpoint)[BIG]
+
+    harness.write(lambda db: checkpoints.delete(db, checkpoint.id, time.time()))
+
+    assert fetch(harness, url).status_code == 404
+
+
+def test_other_tenants_get_urls_of_published_or_shared_checkpoints(
+    harness: ServerHarness, checkpoint: CheckpointRecord
+) -> None:
+    url = checkpoint_url(checkpoint, "/external_weights_urls")
+    assert harness.send_request("GET", url, key=OTHER_KEY).status_code == 404
     lent = {"X-Tinker-Weights-Access-Token": KEY}
-    assert links(house, checkpoint, key=OTHER_KEY, headers=lent)
+    assert links(harness, checkpoint, key=OTHER_KEY, headers=lent)
 
-    share(house, checkpoint)
+    publish_checkpoint(harness, checkpoint)
 
-    assert links(house, checkpoint, key=OTHER_KEY)
+    assert links(harness, checkpoint, key=OTHER_KEY)
 
 
 # --- ranges --------------------------------------------------------------------------------------
@@ -158,11 +177,11 @@ def test_others_get_links_to_what_is_published_or_lent(
     ],
 )
 def test_a_range_is_answered_with_that_part(
-    house: House, checkpoint: CheckpointRecord, asked: str, part: slice
+    harness: ServerHarness, checkpoint: CheckpointRecord, asked: str, part: slice
 ) -> None:
-    url, content = links(house, checkpoint)[BIG], FILES[BIG]
+    url, content = links(harness, checkpoint)[BIG], FILES[BIG]
 
-    answer = fetch(house, url, range=asked)
+    answer = fetch(harness, url, range=asked)
 
     start, stop, _ = part.indices(len(content))
     assert answer.status_code == 206
@@ -173,9 +192,9 @@ def test_a_range_is_answered_with_that_part(
 
 @pytest.mark.parametrize("asked", ["bytes=10240-", "bytes=99999-100000", "bytes=-0"])
 def test_a_range_outside_is_refused_with_the_size(
-    house: House, checkpoint: CheckpointRecord, asked: str
+    harness: ServerHarness, checkpoint: CheckpointRecord, asked: str
 ) -> None:
-    answer = fetch(house, links(house, checkpoint)[BIG], range=asked)
+    answer = fetch(harness, links(harness, checkpoint)[BIG], range=asked)
 
     assert answer.status_code == 416
     assert answer.headers["content-range"] == f"bytes */{len(FILES[BIG])}"
@@ -186,78 +205,82 @@ def test_a_range_outside_is_refused_with_the_size(
     ["bytes=5-2", "bytes=a-b", "bytes=-", "items=0-1", "bytes=0-1,4-5", "bytes=0-" + "9" * 99],
 )
 def test_what_is_no_range_gets_the_whole_file(
-    house: House, checkpoint: CheckpointRecord, asked: str
+    harness: ServerHarness, checkpoint: CheckpointRecord, asked: str
 ) -> None:
-    answer = fetch(house, links(house, checkpoint)[BIG], range=asked)
+    answer = fetch(harness, links(harness, checkpoint)[BIG], range=asked)
 
     assert (answer.status_code, answer.content) == (200, FILES[BIG])
 
 
 def test_a_range_of_a_file_that_changed_gets_the_whole_file(
-    house: House, checkpoint: CheckpointRecord
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
-    url = links(house, checkpoint)[BIG]
-    etag = fetch(house, url).headers["etag"]
+    url = links(harness, checkpoint)[BIG]
+    etag = fetch(harness, url).headers["etag"]
 
-    same = fetch(house, url, range="bytes=5-", if_range=etag)
-    other = fetch(house, url, range="bytes=5-", if_range='"other"')
+    same = fetch(harness, url, range="bytes=5-", if_range=etag)
+    other = fetch(harness, url, range="bytes=5-", if_range='"other"')
 
     assert etag.startswith('"')
     assert (same.status_code, other.status_code) == (206, 200)
     assert other.content == FILES[BIG]
 
 
-def test_head_says_everything_but_the_content(house: House, checkpoint: CheckpointRecord) -> None:
-    url = links(house, checkpoint)[BIG]
+def test_head_says_everything_but_the_content(
+    harness: ServerHarness, checkpoint: CheckpointRecord
+) -> None:
+    url = links(harness, checkpoint)[BIG]
 
-    head, got = fetch(house, url, "HEAD"), fetch(house, url)
+    head, got = fetch(harness, url, "HEAD"), fetch(harness, url)
 
     assert head.content == b""
     for name in ("content-length", "etag", "accept-ranges", "content-type"):
         assert head.headers[name] == got.headers[name]
-    assert fetch(house, url, "POST").status_code == 405
+    assert fetch(harness, url, "POST").status_code == 405
 
 
 # --- archives ------------------------------------------------------------------------------------
 def test_the_archive_is_a_tar_of_all_files_in_any_range(
-    house: House, checkpoint: CheckpointRecord
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
-    answer = house.ask(
-        "GET", url_of(checkpoint, "/archive"), headers={"Accept": "application/json"}
+    answer = harness.send_request(
+        "GET", checkpoint_url(checkpoint, "/archive"), headers={"Accept": "application/json"}
     )
 
     url = answer.json()["url"]
-    whole = fetch(house, url)
+    whole = fetch(harness, url)
     assert whole.headers["content-length"] == str(len(whole.content))
     with tarfile.open(fileobj=io.BytesIO(whole.content)) as tar:
         content = {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
     assert content.keys() == {*FILES, "manifest.json"}
     assert content[BIG] == FILES[BIG]
-    assert fetch(house, url, range="bytes=700-1500").content == whole.content[700:1501]
+    assert fetch(harness, url, range="bytes=700-1500").content == whole.content[700:1501]
 
 
 def test_whoever_does_not_ask_for_json_is_led_to_the_archive(
-    house: House, checkpoint: CheckpointRecord
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
-    answer = house.ask(
+    answer = harness.send_request(
         "GET",
-        url_of(checkpoint, "/archive"),
+        checkpoint_url(checkpoint, "/archive"),
         headers={"Accept": "*/*"},
         follow_redirects=False,
     )
 
     assert answer.status_code == 302
     assert answer.headers["expires"].endswith("GMT")
-    with tarfile.open(fileobj=io.BytesIO(fetch(house, answer.headers["location"]).content)) as tar:
+    with tarfile.open(
+        fileobj=io.BytesIO(fetch(harness, answer.headers["location"]).content)
+    ) as tar:
         assert BIG in tar.getnames()
 
 
 # --- on a real socket ---------------------------------------------------------------------------
 def test_our_client_downloads_and_verifies_a_checkpoint(
-    house: House, checkpoint: CheckpointRecord, tmp_path: Path
+    harness: ServerHarness, checkpoint: CheckpointRecord, tmp_path: Path
 ) -> None:
     target = tmp_path / "mine"
-    with on_socket(house) as url:
+    with serve_on_socket(harness) as url:
         rest = RestClient(base_url=url, api_key=KEY)
         rest.download_checkpoint(str(checkpoint.path), target).result(60)
 
@@ -266,7 +289,7 @@ def test_our_client_downloads_and_verifies_a_checkpoint(
 
 
 def test_a_download_that_broke_goes_on_where_it_stopped(
-    house: House, checkpoint: CheckpointRecord, tmp_path: Path
+    harness: ServerHarness, checkpoint: CheckpointRecord, tmp_path: Path
 ) -> None:
     ranges: list[str | None] = []
 
@@ -284,11 +307,11 @@ def test_a_download_that_broke_goes_on_where_it_stopped(
     async def no_wait(_: float) -> None:
         return None
 
-    with on_socket(house) as url:
+    with serve_on_socket(harness) as url:
         host = urlsplit(url).netloc
         urls = {
             name: urlsplit(link)._replace(scheme="http", netloc=host).geturl()
-            for name, link in links(house, checkpoint).items()
+            for name, link in links(harness, checkpoint).items()
         }
         asyncio.run(download_directory(cut_once, urls, tmp_path / "mine", sleep=no_wait))
 
@@ -313,20 +336,22 @@ class Cut:
                 raise ConnectionResetError("the line went dead")
 
 
-def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: CheckpointRecord) -> None:
-    url = links(house, checkpoint)[BIG]
-    path = house.services.home.checkpoint_directory(checkpoint.id) / BIG
+def test_a_damaged_checkpoint_is_not_served(
+    harness: ServerHarness, checkpoint: CheckpointRecord
+) -> None:
+    url = links(harness, checkpoint)[BIG]
+    path = harness.services.home.checkpoint_directory(checkpoint.id) / BIG
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     archive = sign_url(
-        house.services.secret, "", FileRef(FileArea.ARCHIVE, checkpoint.id, "a.tar"), 2**33
+        harness.services.secret, "", FileRef(FileArea.ARCHIVE, checkpoint.id, "a.tar"), 2**33
     )
 
     answers = [
-        fetch(house, url),
-        fetch(house, archive),
-        house.ask("GET", url_of(checkpoint, "/external_weights_urls")),
+        fetch(harness, url),
+        fetch(harness, archive),
+        harness.send_request("GET", checkpoint_url(checkpoint, "/external_weights_urls")),
     ]
 
     for answer in answers:
@@ -336,14 +361,14 @@ def test_a_damaged_checkpoint_is_not_served(house: House, checkpoint: Checkpoint
 
 
 def test_a_file_that_shrank_while_it_was_sent_is_cut_off_not_padded(
-    house: House, checkpoint: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
+    harness: ServerHarness, checkpoint: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = links(house, checkpoint)[BIG]
+    url = links(harness, checkpoint)[BIG]
     # It happens after the look at the files.
     monkeypatch.setattr(VerifiedCheckpoints, "verify", lambda *_: None)
-    (house.services.home.checkpoint_directory(checkpoint.id) / BIG).write_bytes(b"short")
+    (harness.services.home.checkpoint_directory(checkpoint.id) / BIG).write_bytes(b"short")
 
-    with on_socket(house) as base, socket.create_connection(_address(base)) as line:
+    with serve_on_socket(harness) as base, socket.create_connection(_address(base)) as line:
         parts = urlsplit(url)
         line.sendall(f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         line.settimeout(60)
@@ -360,14 +385,16 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def test_a_large_file_is_sent_in_constant_memory(house: House) -> None:
+def test_a_large_file_is_sent_in_constant_memory(harness: ServerHarness) -> None:
     num_bytes = 96 * 2**20
-    checkpoint = saved(house, ready_model(house, house.session()), files={"a": b""})
-    directory = house.services.home.checkpoint_directory(checkpoint.id)
+    checkpoint = create_checkpoint(
+        harness, create_ready_model(harness, harness.session()), files={"a": b""}
+    )
+    directory = harness.services.home.checkpoint_directory(checkpoint.id)
     with (directory / "a").open("wb") as file:
         file.truncate(num_bytes)
     write_manifest(directory)
-    url = sign_url(house.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "a"), 2**33)
+    url = sign_url(harness.services.secret, "", FileRef(FileArea.FILE, checkpoint.id, "a"), 2**33)
     sent = 0
 
     async def send(message: Any) -> None:
@@ -387,7 +414,7 @@ def test_a_large_file_is_sent_in_constant_memory(house: House) -> None:
     }
     tracemalloc.start()
     try:
-        asyncio.run(create_app(house.services)(scope, receive, send))
+        asyncio.run(create_app(harness.services)(scope, receive, send))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -397,9 +424,9 @@ def test_a_large_file_is_sent_in_constant_memory(house: House) -> None:
 
 
 # --- traces --------------------------------------------------------------------------------------
-def test_a_trace_shows_what_a_session_did(house: House) -> None:
-    session_id = house.session()
-    run_id = ready_model(house, session_id)
+def test_a_trace_shows_what_a_session_did(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    run_id = create_ready_model(harness, session_id)
     now = time.time()
     step = StepRecord(
         session_id=session_id,
@@ -413,10 +440,10 @@ def test_a_trace_shows_what_a_session_did(house: House) -> None:
         started_at=now + 1,
         finished_at=now + 3,
     )
-    house.write(lambda db: steps.insert(db, step))
+    harness.write(lambda db: steps.insert(db, step))
 
-    reply = house.ask("GET", f"/sessions/{session_id}/trace_export").json()
-    trace = fetch(house, reply["url"]).json()
+    reply = harness.send_request("GET", f"/sessions/{session_id}/trace_export").json()
+    trace = fetch(harness, reply["url"]).json()
 
     assert reply["status"] == "ready"
     bars = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -426,27 +453,27 @@ def test_a_trace_shows_what_a_session_did(house: House) -> None:
     assert trace["otherData"]["session_id"] == session_id
 
 
-def test_what_waits_of_a_session_is_found_for_its_tenant_alone(house: House) -> None:
-    session_id = house.session()
-    ready_model(house, session_id)
+def test_pending_jobs_of_session_are_tenant_scoped(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    create_ready_model(harness, session_id)
 
-    mine = house.read(
-        lambda db: jobs.list_open_by_session(db, house.tenant_id, session_id, limit=10)
+    mine = harness.read(
+        lambda db: jobs.list_open_by_session(db, harness.tenant_id, session_id, limit=10)
     )
-    theirs = house.read(
-        lambda db: jobs.list_open_by_session(db, house.other_id, session_id, limit=10)
+    theirs = harness.read(
+        lambda db: jobs.list_open_by_session(db, harness.other_tenant_id, session_id, limit=10)
     )
 
     assert [job.kind for job in mine] == ["create_model"]
     assert theirs == []
 
 
-def test_links_are_given_although_nothing_can_be_written_down(
-    house: House, checkpoint: CheckpointRecord
+def test_signed_urls_work_when_audit_insert_fails(
+    harness: ServerHarness, checkpoint: CheckpointRecord
 ) -> None:
     full = "SELECT RAISE(ABORT, 'database or disk is full')"
     trigger = f"CREATE TRIGGER full BEFORE INSERT ON audit BEGIN {full}; END"
-    house.write(lambda db: db.exec_driver_sql(trigger) and None)
-    assert house.ask("POST", url_of(checkpoint, "/publish")).status_code == 503
+    harness.write(lambda db: db.exec_driver_sql(trigger) and None)
+    assert harness.send_request("POST", checkpoint_url(checkpoint, "/publish")).status_code == 503
 
-    assert fetch(house, links(house, checkpoint)[BIG]).content == FILES[BIG]
+    assert fetch(harness, links(harness, checkpoint)[BIG]).content == FILES[BIG]

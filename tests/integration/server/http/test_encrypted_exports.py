@@ -11,9 +11,9 @@ from typing import Any
 import pyrage
 import pytest
 
-from tests.support.server_harness import BASE_MODEL, KEY, House
-from tests.support.live_server import on_socket
-from tests.support.resources import FILES, ready_model, saved
+from tests.support.live_server import serve_on_socket
+from tests.support.resources import FILES, create_checkpoint, create_ready_model
+from tests.support.server_harness import BASE_MODEL, KEY, ServerHarness
 from tinkex import (
     DownloadError,
     InvalidInput,
@@ -38,13 +38,13 @@ from tinkex.store import checkpoints
 from tinkex.store.database import Database
 
 MAGIC = b"age-encryption.org/v1\n"
-PATIENCE = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 @pytest.fixture
-def url(house: House) -> Iterator[str]:
+def url(harness: ServerHarness) -> Iterator[str]:
     """The server with a worker, at this URL."""
-    services = house.services
+    services = harness.services
     database = Database(services.config.store_url)
     worker = Worker(
         database=database,
@@ -54,10 +54,10 @@ def url(house: House) -> Iterator[str]:
     )
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
-    with on_socket(house) as address:
+    with serve_on_socket(harness) as address:
         yield address
     worker.stop()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_SECONDS)
     database.close()
 
 
@@ -73,10 +73,10 @@ def exported(url: str, identity: Any) -> dict[str, str]:
     """The paths of one model's exports: in the clear, and encrypted."""
     with ServiceClient(base_url=url, api_key=KEY) as service:
         client = service.create_lora_training_client(BASE_MODEL, rank=4)
-        plain = client.save_weights_external("plain").result(PATIENCE).path
+        plain = client.save_weights_external("plain").result(TIMEOUT_SECONDS).path
         recipients = [str(identity.to_public())]
         locked = client.save_weights_external("locked", age_encryption_recipients=recipients)
-        return {"plain": plain, "locked": locked.result(PATIENCE).path}
+        return {"plain": plain, "locked": locked.result(TIMEOUT_SECONDS).path}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -84,51 +84,53 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-def directory_of(house: House, path: str) -> Path:
-    found = house.read(lambda db: checkpoints.find(db, parse_tinker_path(path), 0.0))
-    return house.services.home.checkpoint_directory(found.id)
+def directory_of(harness: ServerHarness, path: str) -> Path:
+    found = harness.read(lambda db: checkpoints.find(db, parse_tinker_path(path), 0.0))
+    return harness.services.home.checkpoint_directory(found.id)
 
 
 def test_every_offered_file_is_encrypted_and_decrypts_to_the_same_bytes(
     url: str, exported: dict[str, str], tmp_path: Path
 ) -> None:
     rest = RestClient(base_url=url, api_key=KEY)
-    names = rest.get_external_weights_urls(exported["locked"]).result(PATIENCE).urls.keys()
-    locked = rest.download_checkpoint(exported["locked"], tmp_path / "locked").result(PATIENCE)
+    names = rest.get_external_weights_urls(exported["locked"]).result(TIMEOUT_SECONDS).urls.keys()
+    locked = rest.download_checkpoint(exported["locked"], tmp_path / "locked").result(
+        TIMEOUT_SECONDS
+    )
     assert contents(locked).keys() == names
     assert "manifest.json.age" in names
     assert [name for name, data in contents(locked).items() if not data.startswith(MAGIC)] == []
     archive = tmp_path / "locked.tar"
-    rest.download_checkpoint(exported["locked"], archive, extract=False).result(PATIENCE)
+    rest.download_checkpoint(exported["locked"], archive, extract=False).result(TIMEOUT_SECONDS)
     with tarfile.open(archive) as tar:
         packed = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
     assert packed == contents(locked)
 
-    plain = rest.download_checkpoint(exported["plain"], tmp_path / "plain").result(PATIENCE)
+    plain = rest.download_checkpoint(exported["plain"], tmp_path / "plain").result(TIMEOUT_SECONDS)
     opened = rest.download_checkpoint(
         exported["locked"], tmp_path / "opened", identity=tmp_path / "key.txt"
-    ).result(PATIENCE)
+    ).result(TIMEOUT_SECONDS)
     assert contents(opened) == contents(plain)
     assert check_manifest(opened).files
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_servers_own_manifest_has_no_link(
-    house: House, url: str, exported: dict[str, str]
+    harness: ServerHarness, url: str, exported: dict[str, str]
 ) -> None:
-    directory = directory_of(house, exported["locked"])
+    directory = directory_of(harness, exported["locked"])
     assert (directory / SERVER_MANIFEST_NAME).is_file()
     assert not (directory / "manifest.json").exists()
     for name in (SERVER_MANIFEST_NAME, "manifest.json"):
         place = FileRef(FileArea.FILE, directory.name, name)
-        signed = sign_url(house.services.secret, "", place, 2**33)
-        assert house.client.get(signed).status_code == 404
+        signed = sign_url(harness.services.secret, "", place, 2**33)
+        assert harness.client.get(signed).status_code == 404
 
 
 def test_damage_in_one_encrypted_byte_is_noticed_by_the_server(
-    house: House, url: str, exported: dict[str, str], tmp_path: Path
+    harness: ServerHarness, url: str, exported: dict[str, str], tmp_path: Path
 ) -> None:
-    directory = directory_of(house, exported["locked"])
+    directory = directory_of(harness, exported["locked"])
     target = directory / "manifest.json.age"
     content = bytearray(target.read_bytes())
     content[-1] ^= 1
@@ -136,36 +138,38 @@ def test_damage_in_one_encrypted_byte_is_noticed_by_the_server(
     rest = RestClient(base_url=url, api_key=KEY)
     path = exported["locked"]
     with pytest.raises(InternalServerError, match=f"{path} is damaged on the server") as caught:
-        rest.download_checkpoint(path, tmp_path / "out").result(PATIENCE)
+        rest.download_checkpoint(path, tmp_path / "out").result(TIMEOUT_SECONDS)
     assert caught.value.category == RequestErrorCategory.Server
     assert not caught.value.retryable
 
 
 def test_a_copy_of_an_encrypted_export_is_verified_and_encrypted_too(
-    house: House, exported: dict[str, str], tmp_path: Path
+    harness: ServerHarness, exported: dict[str, str], tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
-    copy_files(directory_of(house, exported["locked"]), copy)
+    copy_files(directory_of(harness, exported["locked"]), copy)
     VerifiedCheckpoints().verify(copy, "copy")
     assert [name for name in downloadable_names(copy) if not name.endswith(".age")] == []
 
 
 def test_an_export_of_an_older_server_is_downloaded_verified_and_decrypted(
-    house: House, url: str, identity: Any, tmp_path: Path
+    harness: ServerHarness, url: str, identity: Any, tmp_path: Path
 ) -> None:
     """Until now the manifest of the encrypted files was offered in the clear."""
-    checkpoint = saved(house, ready_model(house, house.session()), segment="external_weights")
-    directory = house.services.home.checkpoint_directory(checkpoint.id)
+    checkpoint = create_checkpoint(
+        harness, create_ready_model(harness, harness.session()), segment="external_weights"
+    )
+    directory = harness.services.home.checkpoint_directory(checkpoint.id)
     (directory / "manifest.json").unlink()
     encrypt_directory(directory, [str(identity.to_public())])
     write_manifest(directory)
     rest = RestClient(base_url=url, api_key=KEY)
     path = str(checkpoint.path)
-    locked = rest.download_checkpoint(path, tmp_path / "locked").result(PATIENCE)
+    locked = rest.download_checkpoint(path, tmp_path / "locked").result(TIMEOUT_SECONDS)
     assert check_manifest(locked).files.keys() == {f"{name}.age" for name in FILES}
     opened = rest.download_checkpoint(
         path, tmp_path / "opened", identity=tmp_path / "key.txt"
-    ).result(PATIENCE)
+    ).result(TIMEOUT_SECONDS)
     assert check_manifest(opened).files.keys() == FILES.keys()
     assert {name: contents(opened)[name] for name in FILES} == FILES
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.asgi_client import Reply, ask
-from tests.support.server_harness import API, House, open_house
+from tests.support.asgi_client import Reply, send_request
+from tests.support.server_harness import API, ServerHarness, open_harness
 from tinkex.types import Datum, ForwardBackwardInput, ForwardBackwardRequest, ModelInput, TensorData
 from tinkex.wire.codec import compress_zstd
 from tinkex.wire.endpoints import ENDPOINTS, BodyFormat
@@ -50,14 +50,14 @@ JSON_VALUES = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHarness]:
     root: Path = tmp_path_factory.mktemp("fuzzed")
-    with open_house(root, max_body_bytes=1024 * 1024) as opened:
+    with open_harness(root, max_body_bytes=1024 * 1024) as opened:
         yield opened
 
 
-def send(house: House, path: str, body: bytes, headers: dict[str, str]) -> Reply:
-    return asyncio.run(ask(house.client.app, "POST", path, (body, b""), headers))
+def send(harness: ServerHarness, path: str, body: bytes, headers: dict[str, str]) -> Reply:
+    return asyncio.run(send_request(harness.client.app, "POST", path, (body, b""), headers))
 
 
 def check_refused(reply: Reply) -> None:
@@ -67,13 +67,13 @@ def check_refused(reply: Reply) -> None:
 
 @MODEST
 @given(st.binary(max_size=300))
-def test_any_bytes_for_protobuf(fuzzed: House, body: bytes) -> None:
+def test_any_bytes_for_protobuf(fuzzed: ServerHarness, body: bytes) -> None:
     check_refused(send(fuzzed, PASS, body, PROTO))
 
 
 @MODEST
 @given(st.data())
-def test_a_pass_with_bytes_changed(fuzzed: House, data: st.DataObject) -> None:
+def test_a_pass_with_bytes_changed(fuzzed: ServerHarness, data: st.DataObject) -> None:
     body = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(body) - 1))
@@ -85,13 +85,13 @@ def test_a_pass_with_bytes_changed(fuzzed: House, data: st.DataObject) -> None:
 
 @MODEST
 @given(st.binary(max_size=300))
-def test_any_bytes_for_zstd(fuzzed: House, body: bytes) -> None:
+def test_any_bytes_for_zstd(fuzzed: ServerHarness, body: bytes) -> None:
     check_refused(send(fuzzed, PASS, body, {**PROTO, "content-encoding": "zstd"}))
 
 
 @MODEST
 @given(st.data())
-def test_a_packed_pass_with_bytes_changed(fuzzed: House, data: st.DataObject) -> None:
+def test_a_packed_pass_with_bytes_changed(fuzzed: ServerHarness, data: st.DataObject) -> None:
     body = bytearray(compress_zstd(GOOD))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -100,7 +100,7 @@ def test_a_packed_pass_with_bytes_changed(fuzzed: House, data: st.DataObject) ->
 
 @MODEST
 @given(st.sampled_from(sorted(ENDPOINTS)), st.binary(max_size=200))
-def test_any_bytes_for_json(fuzzed: House, name: str, body: bytes) -> None:
+def test_any_bytes_for_json(fuzzed: ServerHarness, name: str, body: bytes) -> None:
     row = ENDPOINTS[name]
     if (
         row.body is not BodyFormat.JSON
@@ -114,7 +114,7 @@ def test_any_bytes_for_json(fuzzed: House, name: str, body: bytes) -> None:
 
 @MODEST
 @given(st.data())
-def test_any_values_in_the_fields_of_a_message(fuzzed: House, data: st.DataObject) -> None:
+def test_any_values_in_the_fields_of_a_message(fuzzed: ServerHarness, data: st.DataObject) -> None:
     row = ENDPOINTS[data.draw(st.sampled_from(JSON_ROWS))]
     fields = getattr(row.request, "__struct_fields__", ()) or ("model_id", "forward_input")
     message = {

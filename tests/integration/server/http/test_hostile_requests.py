@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.integration.conftest import PATIENCE
-from tests.support.asgi_client import Reply, ask
-from tests.support.server_harness import API, KEY, House, open_house
+from tests.integration.conftest import TIMEOUT_SECONDS
+from tests.support.asgi_client import Reply, send_request
+from tests.support.server_harness import API, KEY, ServerHarness, open_harness
 from tinkex.server.app import create_app
 from tinkex.server.http.connection_protocol import LimitedHttpProtocol
 from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
@@ -48,8 +48,8 @@ VALUES = (
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with open_house(tmp_path_factory.mktemp("hostile"), max_body_bytes=1024 * 1024) as opened:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHarness]:
+    with open_harness(tmp_path_factory.mktemp("hostile"), max_body_bytes=1024 * 1024) as opened:
         yield opened
 
 
@@ -70,41 +70,45 @@ def path_of(row: Any, value: str = "s:train:0") -> str:
     return API + path
 
 
-def check(reply: Reply, house: House) -> None:
+def check(reply: Reply, harness: ServerHarness) -> None:
     assert reply.status < 500, reply.body
-    assert str(house.services.home.root).encode() not in reply.body
+    assert str(harness.services.home.root).encode() not in reply.body
     assert b"Traceback" not in reply.body
 
 
-def send(house: House, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
+def send(
+    harness: ServerHarness, method: str, path: str, body: bytes = b"", **headers: str
+) -> Reply:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     reply = asyncio.run(
-        asyncio.wait_for(ask(house.client.app, method, path, (body, b""), given), PATIENCE)
+        asyncio.wait_for(
+            send_request(harness.client.app, method, path, (body, b""), given), TIMEOUT_SECONDS
+        )
     )
-    check(reply, house)
+    check(reply, harness)
     return reply
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "QUERY"])
-def test_every_path_with_another_method(house: House, method: str) -> None:
+def test_every_path_with_another_method(harness: ServerHarness, method: str) -> None:
     for row in ROWS:
         if (method, row.path) not in SERVED and not row.is_long_poll:
-            reply = send(house, method, path_of(row))
+            reply = send(harness, method, path_of(row))
             assert reply.status != 200 or method in {"HEAD", "OPTIONS"}, (row.name, method)
 
 
-def test_every_field_with_every_absurd_value(house: House) -> None:
+def test_every_field_with_every_absurd_value(harness: ServerHarness) -> None:
     for row in ROWS:
         if row.body is BodyFormat.NONE or row.is_long_poll:
             continue
         fields = getattr(row.request, "__struct_fields__", ()) or ("model_id", "forward_input")
         for value in VALUES:
             items = (b'"%s":%s' % (field.encode(), value) for field in fields)
-            send(house, row.method, path_of(row), b"{" + b",".join(items) + b"}")
+            send(harness, row.method, path_of(row), b"{" + b",".join(items) + b"}")
         for body in (b"[]", b"1", b'"x"', b"null", b"{", b"}", b"{}{}", b"\xef\xbb\xbf{}"):
-            send(house, row.method, path_of(row), body)
+            send(harness, row.method, path_of(row), body)
         twice = b"{" + b",".join(b'"%s":1,"%s":"x"' % (f.encode(), f.encode()) for f in fields)
-        send(house, row.method, path_of(row), twice + b"}")
+        send(harness, row.method, path_of(row), twice + b"}")
 
 
 @pytest.mark.parametrize(
@@ -126,10 +130,12 @@ def test_every_field_with_every_absurd_value(house: House) -> None:
     ],
     ids=lambda headers: "-".join(headers),
 )
-def test_every_endpoint_with_absurd_headers(house: House, headers: dict[str, str]) -> None:
+def test_every_endpoint_with_absurd_headers(
+    harness: ServerHarness, headers: dict[str, str]
+) -> None:
     for row in ROWS:
         if not row.is_long_poll:
-            send(house, row.method, path_of(row), b"{}", **headers)
+            send(harness, row.method, path_of(row), b"{}", **headers)
 
 
 @pytest.mark.parametrize(
@@ -139,22 +145,22 @@ def test_every_endpoint_with_absurd_headers(house: House, headers: dict[str, str
         *("tinker:", " ", "'; drop table runs; --", "-1", "1e999", "\ufffe"),
     ],
 )
-def test_every_id_in_a_path_with_absurd_values(house: House, value: str) -> None:
+def test_every_id_in_a_path_with_absurd_values(harness: ServerHarness, value: str) -> None:
     for row in ROWS:
         if "{" in row.path:
-            send(house, row.method, path_of(row, value), b"{}")
+            send(harness, row.method, path_of(row, value), b"{}")
 
 
 # --- bytes on a socket ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def address(house: House) -> Iterator[Any]:
+def address(harness: ServerHarness) -> Iterator[Any]:
     limits = ConnectionLimits(
         max_connections=50, max_per_peer=50, head_seconds=0.5, body_seconds=0.5
     )
     http: Any = partial(LimitedHttpProtocol, connections=ConnectionRegistry(limits))
-    app = create_app(house.services)
+    app = create_app(harness.services)
     config = uvicorn.Config(app, http=http, lifespan="off", log_config=None)  # type: ignore[arg-type]
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -162,15 +168,15 @@ def address(house: House) -> Iterator[Any]:
         thread.start()
         yield listener.getsockname()
         server.should_exit = server.force_exit = True
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
 
 
-def converse(address: Any, data: bytes) -> bytes:
+def exchange_bytes(address: Any, data: bytes) -> bytes:
     """All that the server says to these bytes until it closes, or waits for more."""
     heard = b""
     with (
-        socket.create_connection(address, timeout=PATIENCE) as line,
+        socket.create_connection(address, timeout=TIMEOUT_SECONDS) as line,
         contextlib.suppress(ConnectionError),
     ):
         line.sendall(data)
@@ -227,23 +233,23 @@ SHAPES = FRAMES | {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_absurd_bytes_are_refused_and_nothing_is_smuggled(
-    house: House, address: Any, shape: str, caplog: pytest.LogCaptureFixture
+    harness: ServerHarness, address: Any, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = converse(address, SHAPES[shape] + SMUGGLED)
+    heard = exchange_bytes(address, SHAPES[shape] + SMUGGLED)
     assert b"HTTP/1.1 5" not in heard
     assert shape not in FRAMES or b"/smuggled" not in heard
     assert b"Traceback" not in heard
-    assert str(house.services.home.root).encode() not in heard
-    assert converse(address, b"GET /api/v1/healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert str(harness.services.home.root).encode() not in heard
+    assert exchange_bytes(address, b"GET /api/v1/healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
 
 
-def test_the_key_of_all_these_requests_is_still_good(house: House) -> None:
-    assert send(house, "GET", f"{API}/sessions").status == 200
+def test_the_key_of_all_these_requests_is_still_good(harness: ServerHarness) -> None:
+    assert send(harness, "GET", f"{API}/sessions").status == 200
 
 
-def test_a_body_that_waits_for_continue_is_asked_for(address: Any) -> None:
+def test_expect_continue_receives_100(address: Any) -> None:
     head = POST + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
-    with socket.create_connection(address, timeout=PATIENCE) as line:
+    with socket.create_connection(address, timeout=TIMEOUT_SECONDS) as line:
         line.sendall(head)
         assert line.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
         line.sendall(b"{}")

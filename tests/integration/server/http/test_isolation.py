@@ -9,18 +9,18 @@ from typing import Any, NamedTuple, TypeAlias
 import httpx
 import pytest
 
-from tests.support.server_harness import BASE_MODEL, OTHER_KEY, House, open_house
-from tests.support.resources import Belongings, belongings, share
+from tests.support.resources import TenantResources, create_resources, publish_checkpoint
+from tests.support.server_harness import BASE_MODEL, OTHER_KEY, ServerHarness, open_harness
 from tinkex import types
 from tinkex.ids import TinkerPath
 from tinkex.server.app import ROUTES
 from tinkex.wire.endpoints import ENDPOINTS
 from tinkex.wire.proto import encode_forward_backward_request
 
-NOWHERE = "00000000-0000-4000-8000-000000000000"
+MISSING_ID = "00000000-0000-4000-8000-000000000000"
 
 
-class Names(NamedTuple):
+class ResourceIds(NamedTuple):
     """What a request may name: somebody's, or nobody's."""
 
     session_id: str
@@ -30,26 +30,26 @@ class Names(NamedTuple):
     request_id: str
 
 
-def names_of(owned: Belongings) -> Names:
-    return Names(
-        owned.session_id,
-        owned.run_id,
-        owned.sampler_id,
-        owned.checkpoint.path,
-        owned.request_id,
+def resource_ids(resources: TenantResources) -> ResourceIds:
+    return ResourceIds(
+        resources.session_id,
+        resources.run_id,
+        resources.sampler_id,
+        resources.checkpoint.path,
+        resources.request_id,
     )
 
 
-NOBODYS = Names(
-    NOWHERE,
-    f"{NOWHERE}:train:0",
-    f"{NOWHERE}:sample:0",
-    TinkerPath(f"{NOWHERE}:train:0", "weights", "first"),
+MISSING_IDS = ResourceIds(
+    MISSING_ID,
+    f"{MISSING_ID}:train:0",
+    f"{MISSING_ID}:sample:0",
+    TinkerPath(f"{MISSING_ID}:train:0", "weights", "first"),
     "0" * 32 + "-" + "0" * 12,
 )
 
 Body: TypeAlias = dict[str, Any] | bytes | None
-Ask: TypeAlias = Callable[[Names, Names], Body]
+MakeBody: TypeAlias = Callable[[ResourceIds, ResourceIds], Body]
 """Makes a request's body of foreign and own names."""
 
 SAMPLE = {
@@ -65,13 +65,13 @@ LOSS = {
 }
 
 
-def a_pass(model_id: str) -> bytes:
+def encode_pass(model_id: str) -> bytes:
     work = types.ForwardBackwardInput([], "cross_entropy")
     return encode_forward_backward_request(types.ForwardBackwardRequest(work, model_id, 1))
 
 
 #: For every endpoint, the requests that name something foreign. The path's names are foreign too.
-FOREIGN: dict[str, list[Ask]] = {
+FOREIGN: dict[str, list[MakeBody]] = {
     "session_heartbeat": [lambda it, _: {"session_id": it.session_id}],
     "finish_session": [lambda it, _: {"reason": {"type": "success"}}],
     "retrieve_future": [lambda it, _: {"request_id": it.request_id}],
@@ -82,7 +82,7 @@ FOREIGN: dict[str, list[Ask]] = {
         lambda it, _: {"session_id": it.session_id, "model_seq_id": 0, "base_model": BASE_MODEL},
         lambda it, _: {"session_id": it.session_id, "model_seq_id": 1, "base_model": BASE_MODEL},
     ],
-    "forward_backward": [lambda it, _: a_pass(it.run_id)],
+    "forward_backward": [lambda it, _: encode_pass(it.run_id)],
     "forward": [
         lambda it, _: {
             "model_id": it.run_id,
@@ -191,29 +191,29 @@ READS = {
 }
 
 
-class Street(NamedTuple):
+class TwoTenants(NamedTuple):
     """A house with two tenants, and what is whose."""
 
-    house: House
-    theirs: Names
-    own: Names
+    harness: ServerHarness
+    theirs: ResourceIds
+    own: ResourceIds
 
 
 @pytest.fixture(scope="module")
-def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
+def two_tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoTenants]:
     """Shared by all tests that must change nothing."""
-    with open_house(tmp_path_factory.mktemp("street")) as house:
-        theirs, own = belongings(house), belongings(house, OTHER_KEY)
-        yield Street(house, names_of(theirs), names_of(own))
+    with open_harness(tmp_path_factory.mktemp("street")) as harness:
+        theirs, own = create_resources(harness), create_resources(harness, OTHER_KEY)
+        yield TwoTenants(harness, resource_ids(theirs), resource_ids(own))
 
 
 @pytest.fixture(scope="module")
-def open_street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
+def two_tenants_published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoTenants]:
     """The same, with a published checkpoint."""
-    with open_house(tmp_path_factory.mktemp("open")) as house:
-        theirs, own = belongings(house), belongings(house, OTHER_KEY)
-        share(house, theirs.checkpoint)
-        yield Street(house, names_of(theirs), names_of(own))
+    with open_harness(tmp_path_factory.mktemp("open")) as harness:
+        theirs, own = create_resources(harness), create_resources(harness, OTHER_KEY)
+        publish_checkpoint(harness, theirs.checkpoint)
+        yield TwoTenants(harness, resource_ids(theirs), resource_ids(own))
 
 
 def test_every_endpoint_is_looked_at() -> None:
@@ -221,7 +221,9 @@ def test_every_endpoint_is_looked_at() -> None:
     assert not FOREIGN.keys() & NAMELESS
 
 
-def send(house: House, name: str, names: Names, body: Body, key: str | None) -> httpx.Response:
+def send(
+    harness: ServerHarness, name: str, names: ResourceIds, body: Body, key: str | None
+) -> httpx.Response:
     row = ENDPOINTS[name]
     path = row.path.replace("{training_run_id}", names.run_id)
     path = path.replace("{checkpoint_id}", names.path.checkpoint_id)
@@ -232,94 +234,99 @@ def send(house: House, name: str, names: Names, body: Body, key: str | None) -> 
         options |= {"content": body, "headers": {"content-type": "application/x-protobuf"}}
     elif body is not None:
         options["json"] = body
-    return house.ask(row.method, path, key=key, **options)
+    return harness.send_request(row.method, path, key=key, **options)
 
 
-def words(answer: httpx.Response, names: Names) -> tuple[int, str]:
+def words(answer: httpx.Response, names: ResourceIds) -> tuple[int, str]:
     """An answer with every name in it replaced by its kind."""
     text = json.dumps(answer.json(), sort_keys=True)
-    for kind, name in zip(Names._fields, names, strict=True):
+    for kind, name in zip(ResourceIds._fields, names, strict=True):
         text = text.replace(str(name), f"<{kind}>")
     return answer.status_code, text
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_what_is_foreign_is_answered_like_what_does_not_exist(street: Street, name: str) -> None:
-    house, theirs, own = street
-    before = inventory(house)
+def test_what_is_foreign_is_answered_like_what_does_not_exist(
+    two_tenants: TwoTenants, name: str
+) -> None:
+    harness, theirs, own = two_tenants
+    before = inventory(harness)
 
-    for ask in FOREIGN[name]:
-        foreign = send(house, name, theirs, ask(theirs, own), OTHER_KEY)
-        nobodys = send(house, name, NOBODYS, ask(NOBODYS, own), OTHER_KEY)
+    for send_request in FOREIGN[name]:
+        foreign = send(harness, name, theirs, send_request(theirs, own), OTHER_KEY)
+        nobodys = send(harness, name, MISSING_IDS, send_request(MISSING_IDS, own), OTHER_KEY)
 
-        assert words(foreign, theirs) == words(nobodys, NOBODYS)
+        assert words(foreign, theirs) == words(nobodys, MISSING_IDS)
         assert foreign.status_code == 404
         assert foreign.json()["error"].startswith("there is no ")
-    assert inventory(house) == before
+    assert inventory(harness) == before
 
 
 @pytest.mark.parametrize("name", sorted(ENDPOINTS.keys() - {"health"}))
 def test_without_a_good_key_nothing_is_answered_and_nothing_happens(
-    street: Street, name: str
+    two_tenants: TwoTenants, name: str
 ) -> None:
-    house, owned, _ = street
-    before = inventory(house)
+    harness, resources, _ = two_tenants
+    before = inventory(harness)
 
     for key in (None, "tml-wrong", "eyJhbGciOiJIUzI1NiJ9.e30.x", "rubbish"):
-        for ask in FOREIGN.get(name, [lambda *_: {}]):
+        for send_request in FOREIGN.get(name, [lambda *_: {}]):
             answers = [
-                send(house, name, names, ask(names, owned), key) for names in (owned, NOBODYS)
+                send(harness, name, names, send_request(names, resources), key)
+                for names in (resources, MISSING_IDS)
             ]
             assert [answer.status_code for answer in answers] == [401, 401]
             assert answers[0].json() == answers[1].json()
-    assert inventory(house) == before
+    assert inventory(harness) == before
 
 
-def inventory(house: House) -> list[Any]:
+def inventory(harness: ServerHarness) -> list[Any]:
     """Everything that the first tenant can see."""
-    sessions = house.ask("GET", "/sessions").json()["sessions"]
+    sessions = harness.send_request("GET", "/sessions").json()["sessions"]
     return [
-        house.ask("GET", "/training_runs").json(),
-        house.ask("GET", "/checkpoints").json(),
-        house.ask("GET", "/audit").json(),
-        [house.ask("GET", f"/sessions/{session_id}").json() for session_id in sessions],
-        house.post("/sessions/search", {}).json(),
-        len(list(house.services.home.checkpoints.iterdir())),
+        harness.send_request("GET", "/training_runs").json(),
+        harness.send_request("GET", "/checkpoints").json(),
+        harness.send_request("GET", "/audit").json(),
+        [harness.send_request("GET", f"/sessions/{session_id}").json() for session_id in sessions],
+        harness.post("/sessions/search", {}).json(),
+        len(list(harness.services.home.checkpoints.iterdir())),
     ]
 
 
-def test_lists_show_nothing_of_others(house: House) -> None:
-    belongings(house)
+def test_lists_show_nothing_of_others(harness: ServerHarness) -> None:
+    create_resources(harness)
     start, end = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
     span = f"starting_on={start}&ending_before={end}"
 
-    def ask(path: str) -> Any:
-        return house.ask("GET", path, key=OTHER_KEY).json()
+    def send_request(path: str) -> Any:
+        return harness.send_request("GET", path, key=OTHER_KEY).json()
 
-    assert ask("/training_runs?access_scope=accessible")["training_runs"] == []
-    assert ask("/checkpoints")["checkpoints"] == []
-    assert ask("/sessions?access_scope=accessible")["sessions"] == []
-    assert {entry["event"] for entry in ask("/audit")["entries"]} == {"api_key_created"}
-    assert ask(f"/billing/usage/events?{span}") == {"data": [], "sessions": {}}
-    assert ask("/billing/usage/checkpoints/current")["data"] == []
+    assert send_request("/training_runs?access_scope=accessible")["training_runs"] == []
+    assert send_request("/checkpoints")["checkpoints"] == []
+    assert send_request("/sessions?access_scope=accessible")["sessions"] == []
+    assert {entry["event"] for entry in send_request("/audit")["entries"]} == {"api_key_created"}
+    assert send_request(f"/billing/usage/events?{span}") == {"data": [], "sessions": {}}
+    assert send_request("/billing/usage/checkpoints/current")["data"] == []
     for owner in ("own", "accessible"):
         body = {"owner": {"type": owner}}
-        assert house.post("/sessions/search", body, key=OTHER_KEY).json() == {"sessions": []}
-    urns = {"owner": {"type": "user", "owner_urns": [f"tml:user:{house.tenant_id}"]}}
-    assert house.post("/sessions/search", urns, key=OTHER_KEY).json() == {"sessions": []}
+        assert harness.post("/sessions/search", body, key=OTHER_KEY).json() == {"sessions": []}
+    owner_filter = {"owner": {"type": "user", "owner_urns": [f"tml:user:{harness.tenant_id}"]}}
+    assert harness.post("/sessions/search", owner_filter, key=OTHER_KEY).json() == {"sessions": []}
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_what_is_published_can_be_read_and_nothing_else(open_street: Street, name: str) -> None:
-    house, theirs, own = open_street
+def test_what_is_published_can_be_read_and_nothing_else(
+    two_tenants_published: TwoTenants, name: str
+) -> None:
+    harness, theirs, own = two_tenants_published
     gone_through = set()
 
-    for number, ask in enumerate(FOREIGN[name]):
-        answer = send(house, name, theirs, ask(theirs, own), OTHER_KEY)
+    for number, send_request in enumerate(FOREIGN[name]):
+        answer = send(harness, name, theirs, send_request(theirs, own), OTHER_KEY)
         if answer.status_code in {200, 302}:
             gone_through.add(number)
         else:
-            nobodys = send(house, name, NOBODYS, ask(NOBODYS, own), OTHER_KEY)
-            assert words(answer, theirs) == words(nobodys, NOBODYS)
+            nobodys = send(harness, name, MISSING_IDS, send_request(MISSING_IDS, own), OTHER_KEY)
+            assert words(answer, theirs) == words(nobodys, MISSING_IDS)
 
     assert gone_through == READS.get(name, set())

@@ -17,9 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.server_harness import BASE_MODEL, KEY, House, open_house
-from tests.support.live_server import on_socket
-from tests.support.resources import Belongings, belongings, create_model
+from tests.support.live_server import serve_on_socket
+from tests.support.resources import TenantResources, create_model, create_resources
+from tests.support.server_harness import BASE_MODEL, KEY, ServerHarness, open_harness
 from tinkex.server.app import ROUTES
 from tinkex.server.http.openapi import build_document, document_path
 from tinkex.wire.endpoints import ENDPOINTS
@@ -46,14 +46,17 @@ NAMES = sorted(set(ENDPOINTS) - {"delete_api_key"})
 class Place(NamedTuple):
     """A house and where it is on the network."""
 
-    house: House
+    harness: ServerHarness
     url: str
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with open_house(tmp_path_factory.mktemp("described")) as house, on_socket(house) as url:
-        yield Place(house, url)
+    with (
+        open_harness(tmp_path_factory.mktemp("described")) as harness,
+        serve_on_socket(harness) as url,
+    ):
+        yield Place(harness, url)
 
 
 def cases(name: str) -> st.SearchStrategy[Any]:
@@ -76,8 +79,10 @@ def test_with_a_key_every_answer_is_as_described(place: Place, name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_about_things_that_exist_every_answer_is_as_described(place: Place, name: str) -> None:
-    things = belongings(place.house)
-    place.house.finish(place.house.services.queue.find(place.house.tenant_id, things.request_id))
+    things = create_resources(place.harness)
+    place.harness.finish(
+        place.harness.services.queue.find(place.harness.tenant_id, things.request_id)
+    )
 
     @MODEST
     @given(cases(name))
@@ -90,7 +95,7 @@ def test_about_things_that_exist_every_answer_is_as_described(place: Place, name
     check()
 
 
-def point_at(case: Any, things: Belongings) -> None:
+def point_at(case: Any, things: TenantResources) -> None:
     """Have a request name things of its tenant instead of made-up ones."""
     path = things.checkpoint.path
     ids = {
@@ -128,7 +133,7 @@ def test_without_a_key_nobody_gets_anything(place: Place, name: str) -> None:
 
 def test_no_optimizer_means_the_usual_one(place: Place) -> None:
     """The description lets it be null, which longer runs of the tests above come upon."""
-    session_id = place.house.session()
-    answer = create_model(place.house, session_id, optimizer_config=None)
+    session_id = place.harness.session()
+    answer = create_model(place.harness, session_id, optimizer_config=None)
 
     assert answer.status_code == 200, answer.text

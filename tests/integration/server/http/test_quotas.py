@@ -9,21 +9,21 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.server_harness import BASE_MODEL, OTHER_KEY, House, open_house
-from tests.support.resources import create_model, ready_model, saved
+from tests.support.resources import create_checkpoint, create_model, create_ready_model
+from tests.support.server_harness import BASE_MODEL, OTHER_KEY, ServerHarness, open_harness
 from tinkex.store import accounting, quotas
 from tinkex.store.schema import sessions
 
 
-def save(house: House, run_id: str, seq_id: int, **fields: Any) -> Any:
-    return house.post("/save_weights", {"model_id": run_id, "seq_id": seq_id, **fields})
+def save(harness: ServerHarness, run_id: str, seq_id: int, **fields: Any) -> Any:
+    return harness.post("/save_weights", {"model_id": run_id, "seq_id": seq_id, **fields})
 
 
-def use_tokens(house: House, amount: int) -> None:
-    house.write(
+def use_tokens(harness: ServerHarness, amount: int) -> None:
+    harness.write(
         lambda db: accounting.add_usage(
             db,
-            tenant_id=house.tenant_id,
+            tenant_id=harness.tenant_id,
             session_id="s",
             run_id=None,
             base_model=BASE_MODEL,
@@ -34,9 +34,9 @@ def use_tokens(house: House, amount: int) -> None:
     )
 
 
-def sample(house: House, session_id: str, seq_id: int, max_tokens: int = 10) -> Any:
+def sample(harness: ServerHarness, session_id: str, seq_id: int, max_tokens: int = 10) -> Any:
     body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
-    sampler_id = house.post("/create_sampling_session", body).json()["sampling_session_id"]
+    sampler_id = harness.post("/create_sampling_session", body).json()["sampling_session_id"]
     request = {
         "sampling_session_id": sampler_id,
         "seq_id": seq_id,
@@ -44,13 +44,13 @@ def sample(house: House, session_id: str, seq_id: int, max_tokens: int = 10) -> 
         "sampling_params": {"max_tokens": max_tokens},
         "num_samples": 1,
     }
-    return house.post("/asample", request)
+    return harness.post("/asample", request)
 
 
 def test_nothing_is_limited_unless_it_is_configured(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        ready_model(house, house.session())
-        found = house.ask("GET", "/usage/quotas").json()["quotas"]
+    with open_harness(tmp_path) as harness:
+        create_ready_model(harness, harness.session())
+        found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
         assert [(quota["name"], quota.get("limit")) for quota in found] == [
             ("models", None),
             ("checkpoints", None),
@@ -62,95 +62,97 @@ def test_nothing_is_limited_unless_it_is_configured(tmp_path: Path) -> None:
 
 
 def test_models_are_counted_until_their_session_is_finished(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_models_per_tenant=2) as house:
-        one, other = house.session(), house.session()
-        ready_model(house, one)
-        assert create_model(house, other).status_code == 200
+    with open_harness(tmp_path, max_models_per_tenant=2) as harness:
+        one, other = harness.session(), harness.session()
+        create_ready_model(harness, one)
+        assert create_model(harness, other).status_code == 200
         # The same request again is the same model.
-        assert create_model(house, other).status_code == 200
-        refused = create_model(house, other, model_seq_id=1)
+        assert create_model(harness, other).status_code == 200
+        refused = create_model(harness, other, model_seq_id=1)
         assert refused.status_code == 403
         sentence = refused.json()["error"]
         assert sentence.startswith("quota exceeded: 2 of 2 models are in use (quota 'models')")
         assert "tinkex session finish" in sentence
-        assert create_model(house, house.session(OTHER_KEY), OTHER_KEY).status_code == 200
-        house.post(f"/sessions/{one}/finish", {"reason": {"type": "success"}})
-        assert create_model(house, other, model_seq_id=1).status_code == 200
+        assert create_model(harness, harness.session(OTHER_KEY), OTHER_KEY).status_code == 200
+        harness.post(f"/sessions/{one}/finish", {"reason": {"type": "success"}})
+        assert create_model(harness, other, model_seq_id=1).status_code == 200
 
 
 def test_requests_at_once_do_not_slip_past_a_quota(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_models_per_tenant=3) as house:
-        session_id = house.session()
+    with open_harness(tmp_path, max_models_per_tenant=3) as harness:
+        session_id = harness.session()
         with ThreadPoolExecutor(8) as pool:
             answers = pool.map(
-                lambda number: create_model(house, session_id, model_seq_id=number), range(16)
+                lambda number: create_model(harness, session_id, model_seq_id=number), range(16)
             )
             statuses = [answer.status_code for answer in answers]
         assert sorted(statuses) == [200] * 3 + [403] * 13
 
 
 def test_checkpoints_are_counted_and_one_can_replace_another(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_checkpoints_per_tenant=2) as house:
-        run_id = ready_model(house, house.session())
-        saved(house, run_id, "a")
-        saved(house, run_id, ".unnamed", "sampler_weights", is_ephemeral=True)
-        assert save(house, run_id, 1, path="b").status_code == 200
-        saved(house, run_id, "b")
-        refused = save(house, run_id, 2, path="c")
+    with open_harness(tmp_path, max_checkpoints_per_tenant=2) as harness:
+        run_id = create_ready_model(harness, harness.session())
+        create_checkpoint(harness, run_id, "a")
+        create_checkpoint(harness, run_id, ".unnamed", "sampler_weights", is_ephemeral=True)
+        assert save(harness, run_id, 1, path="b").status_code == 200
+        create_checkpoint(harness, run_id, "b")
+        refused = save(harness, run_id, 2, path="c")
         assert refused.status_code == 403
         assert "2 of 2 checkpoints are in use (quota 'checkpoints')" in refused.json()["error"]
         assert "tinkex checkpoint delete" in refused.json()["error"]
-        assert save(house, run_id, 3, path="b", overwrite=True).status_code == 200
-        copy = house.post("/copy_weights", {"source_path": f"tinker://{run_id}/weights/a"})
+        assert save(harness, run_id, 3, path="b", overwrite=True).status_code == 200
+        copy = harness.post("/copy_weights", {"source_path": f"tinker://{run_id}/weights/a"})
         assert copy.status_code == 403
         # The number of what was refused is used up: nothing waits for it.
-        assert save(house, run_id, 2, path="c").status_code == 200
+        assert save(harness, run_id, 2, path="c").status_code == 200
 
 
 def test_stored_bytes_count_unnamed_weights_too(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        run_id = ready_model(house, house.session())
-        first = saved(house, run_id, "a")
-        saved(house, run_id, ".unnamed", "sampler_weights", is_ephemeral=True)
+    with open_harness(tmp_path) as harness:
+        run_id = create_ready_model(harness, harness.session())
+        first = create_checkpoint(harness, run_id, "a")
+        create_checkpoint(harness, run_id, ".unnamed", "sampler_weights", is_ephemeral=True)
         used = 2 * first.size_bytes
-        house.write(lambda db: quotas.set_overrides(db, house.tenant_id, {"stored_bytes": used}))
-        refused = save(house, run_id, 1, path="b")
+        harness.write(
+            lambda db: quotas.set_overrides(db, harness.tenant_id, {"stored_bytes": used})
+        )
+        refused = save(harness, run_id, 1, path="b")
         assert refused.status_code == 403
         assert f"{used:,} of {used:,} bytes of checkpoints" in refused.json()["error"]
-        house.write(
-            lambda db: quotas.set_overrides(db, house.tenant_id, {"stored_bytes": used + 1})
+        harness.write(
+            lambda db: quotas.set_overrides(db, harness.tenant_id, {"stored_bytes": used + 1})
         )
-        assert save(house, run_id, 2, path="b").status_code == 200
-        copy = house.post("/copy_weights", {"source_path": str(first.path)})
+        assert save(harness, run_id, 2, path="b").status_code == 200
+        copy = harness.post("/copy_weights", {"source_path": str(first.path)})
         assert copy.status_code == 403
         assert f"and this one has {first.size_bytes:,}" in copy.json()["error"]
 
 
-def test_tokens_of_an_hour_are_refused_until_the_next(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_tokens_per_hour=100) as house:
-        session_id = house.session()
+def test_hourly_token_quota(tmp_path: Path) -> None:
+    with open_harness(tmp_path, max_tokens_per_hour=100) as harness:
+        session_id = harness.session()
         # More than is left, but nothing else is open.
-        assert sample(house, session_id, 1, max_tokens=200).status_code == 200
+        assert sample(harness, session_id, 1, max_tokens=200).status_code == 200
         # What is open counts as if it were used.
-        waiting = sample(house, session_id, 2)
+        waiting = sample(harness, session_id, 2)
         assert waiting.status_code == 429
         assert "your open requests may use" in waiting.json()["error"]
         assert waiting.headers["retry-after"] == "2"
-        use_tokens(house, 100)
-        refused = sample(house, session_id, 3)
+        use_tokens(harness, 100)
+        refused = sample(harness, session_id, 3)
         assert refused.status_code == 429
         assert "100 of 100 tokens of this hour are used" in refused.json()["error"]
         assert 0 < int(refused.headers["retry-after"]) <= 3600
 
 
 def test_the_quotas_of_a_tenant_come_before_the_settings(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_models_per_tenant=1, max_tokens_per_hour=7) as house:
+    with open_harness(tmp_path, max_models_per_tenant=1, max_tokens_per_hour=7) as harness:
         own = {"models": 0, "checkpoints": 5, "of a later version": 1}
-        house.write(lambda db: quotas.set_overrides(db, house.tenant_id, own))
-        session_id = house.session()
+        harness.write(lambda db: quotas.set_overrides(db, harness.tenant_id, own))
+        session_id = harness.session()
         for number in range(3):
-            ready_model(house, session_id, number)
-        found = house.ask("GET", "/usage/quotas").json()["quotas"]
+            create_ready_model(harness, session_id, number)
+        found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
         assert {quota["name"]: (quota["used"], quota.get("limit")) for quota in found} == {
             "models": (3, None),
             "checkpoints": (0, 5),
@@ -161,29 +163,31 @@ def test_the_quotas_of_a_tenant_come_before_the_settings(tmp_path: Path) -> None
 
 
 def test_sessions_of_an_hour_are_refused_beyond_their_quota(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_sessions_per_hour=2) as house:
+    with open_harness(tmp_path, max_sessions_per_hour=2) as harness:
         body = {"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"}
-        first = house.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
-        house.session()
-        refused = house.post("/create_session", body)
+        first = harness.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
+        harness.session()
+        refused = harness.post("/create_session", body)
         assert refused.status_code == 429
         assert 0 < float(refused.headers["retry-after"]) <= 3600
         assert refused.json()["error"].startswith(
             "quota exceeded: 2 of 2 sessions of this hour are created (quota 'sessions_per_hour')"
         )
         # A repeated request gets its first answer, and other tenants have their own quota.
-        again = house.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
+        again = harness.post("/create_session", body, headers={"X-Idempotency-Key": "one"})
         assert again.json()["session_id"] == first.json()["session_id"]
-        house.session(OTHER_KEY)
-        found = house.ask("GET", "/usage/quotas").json()["quotas"]
+        harness.session(OTHER_KEY)
+        found = harness.send_request("GET", "/usage/quotas").json()["quotas"]
         assert {"name": "sessions_per_hour", "used": 2, "limit": 2} in found
-        house.write(lambda db: quotas.set_overrides(db, house.tenant_id, {"sessions_per_hour": 3}))
-        house.session()
-        assert house.post("/create_session", body).status_code == 429
+        harness.write(
+            lambda db: quotas.set_overrides(db, harness.tenant_id, {"sessions_per_hour": 3})
+        )
+        harness.session()
+        assert harness.post("/create_session", body).status_code == 429
 
 
 def test_sessions_of_earlier_hours_do_not_count(tmp_path: Path) -> None:
-    with open_house(tmp_path, max_sessions_per_hour=1) as house:
-        house.session()
-        house.write(lambda db: db.execute(sa.update(sessions).values(created_at=0.0)))
-        house.session()
+    with open_harness(tmp_path, max_sessions_per_hour=1) as harness:
+        harness.session()
+        harness.write(lambda db: db.execute(sa.update(sessions).values(created_at=0.0)))
+        harness.session()

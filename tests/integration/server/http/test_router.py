@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.support.asgi_client import Reply, ask
-from tests.support.server_harness import API, KEY, OTHER_KEY, House, open_house
+from tests.support.asgi_client import Reply, send_request
+from tests.support.server_harness import API, KEY, OTHER_KEY, ServerHarness, open_harness
 from tinkex.errors import (
     BadRequestError,
     CheckpointError,
@@ -52,7 +52,7 @@ CONFIG = f"{API}/client/config"
 PASS = f"{API}/forward_backward"
 
 
-class Ear:
+class RecordingHandler:
     """A handler that keeps its calls and answers, or raises, what it was told to."""
 
     def __init__(self) -> None:
@@ -86,24 +86,24 @@ NAMES = (
 
 
 @pytest.fixture
-def ear() -> Ear:
-    return Ear()
+def handler() -> RecordingHandler:
+    return RecordingHandler()
 
 
 @pytest.fixture
-def heard(tmp_path: Path, ear: Ear) -> Iterator[House]:
+def recording_harness(tmp_path: Path, handler: RecordingHandler) -> Iterator[ServerHarness]:
     """A house where an ear answers, and every body has the limit of small ones."""
-    routes: dict[str, Any] = dict.fromkeys(NAMES, ear)
-    with open_house(tmp_path / "home", routes, max_body_bytes=LIMIT) as opened:
+    routes: dict[str, Any] = dict.fromkeys(NAMES, handler)
+    with open_harness(tmp_path / "home", routes, max_body_bytes=LIMIT) as opened:
         yield opened
 
 
-def asked(house: House, path: str, *pieces: bytes | None, **headers: str) -> Reply:
+def post_pieces(harness: ServerHarness, path: str, *pieces: bytes | None, **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return asyncio.run(ask(house.client.app, "POST", path, pieces or (b"",), named))
+    return asyncio.run(send_request(harness.client.app, "POST", path, pieces or (b"",), named))
 
 
-def work(model_id: str = "s:train:0", **tensors: TensorData) -> ForwardBackwardRequest:
+def make_pass_request(model_id: str = "s:train:0", **tensors: TensorData) -> ForwardBackwardRequest:
     datum = Datum(ModelInput.from_ints([1, 2, 3]), tensors)
     return ForwardBackwardRequest(
         ForwardBackwardInput([datum], "cross_entropy", {"beta": 0.5}), model_id, 7
@@ -111,7 +111,7 @@ def work(model_id: str = "s:train:0", **tensors: TensorData) -> ForwardBackwardR
 
 
 # --- how many at once ------------------------------------------------------------------------
-class Gate(Ear):
+class GatedHandler(RecordingHandler):
     """A handler that answers when its gate opens."""
 
     def __init__(self) -> None:
@@ -124,13 +124,15 @@ class Gate(Ear):
         return {}
 
 
-def test_a_burst_of_one_tenant_queues_behind_itself(tmp_path: Path) -> None:
-    gate = Gate()
+def test_tenant_concurrency_limit_queues_own_requests(tmp_path: Path) -> None:
+    gate = GatedHandler()
     paths = {"client_config": CONFIG, "session_heartbeat": f"{API}/session_heartbeat"}
 
-    async def post(house: House, name: str, key: str = KEY) -> Reply:
+    async def post(harness: ServerHarness, name: str, key: str = KEY) -> Reply:
         body = b'{"session_id": "s", "sdk_version": "1"}'
-        return await ask(house.client.app, "POST", paths[name], (body,), {"x-api-key": key})
+        return await send_request(
+            harness.client.app, "POST", paths[name], (body,), {"x-api-key": key}
+        )
 
     async def active(num: int) -> list[str]:
         """The tenants of the requests that are being handled, once there are so many."""
@@ -139,12 +141,12 @@ def test_a_burst_of_one_tenant_queues_behind_itself(tmp_path: Path) -> None:
                 await asyncio.sleep(0.001)
         return [call.tenant_id for call in gate.calls]
 
-    async def burst(house: House) -> None:
-        requests = [asyncio.create_task(post(house, "client_config")) for _ in range(20)]
-        assert await active(MAX_ACTIVE_REQUESTS) == [house.tenant_id] * MAX_ACTIVE_REQUESTS
-        requests.append(asyncio.create_task(post(house, "client_config", OTHER_KEY)))
-        assert (await active(MAX_ACTIVE_REQUESTS + 1))[-1] == house.other_id
-        requests.append(asyncio.create_task(post(house, "session_heartbeat")))
+    async def burst(harness: ServerHarness) -> None:
+        requests = [asyncio.create_task(post(harness, "client_config")) for _ in range(20)]
+        assert await active(MAX_ACTIVE_REQUESTS) == [harness.tenant_id] * MAX_ACTIVE_REQUESTS
+        requests.append(asyncio.create_task(post(harness, "client_config", OTHER_KEY)))
+        assert (await active(MAX_ACTIVE_REQUESTS + 1))[-1] == harness.other_tenant_id
+        requests.append(asyncio.create_task(post(harness, "session_heartbeat")))
         await active(MAX_ACTIVE_REQUESTS + 2)
         assert gate.call.endpoint == "session_heartbeat"
         requests[0].cancel()
@@ -154,89 +156,103 @@ def test_a_burst_of_one_tenant_queues_behind_itself(tmp_path: Path) -> None:
         replies = await asyncio.gather(*requests, return_exceptions=True)
         assert [reply.status for reply in replies if isinstance(reply, Reply)] == [200] * 20
 
-    with open_house(tmp_path / "home", dict.fromkeys(paths, gate)) as house:
-        asyncio.run(burst(house))
+    with open_harness(tmp_path / "home", dict.fromkeys(paths, gate)) as harness:
+        asyncio.run(burst(harness))
 
 
 # --- how much ------------------------------------------------------------------------------
-def test_a_body_that_says_it_is_too_large_is_not_even_read(heard: House, ear: Ear) -> None:
-    reply = asked(heard, CONFIG, b"{}", content_length=str(LIMIT + 1))
+def test_a_body_that_says_it_is_too_large_is_not_even_read(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    reply = post_pieces(recording_harness, CONFIG, b"{}", content_length=str(LIMIT + 1))
 
     assert reply.status == 413
     assert reply.num_read == 0
     assert str(LIMIT) in reply.error
-    assert not ear.calls
+    assert not handler.calls
 
 
-def test_a_body_that_says_nothing_is_read_up_to_the_limit(heard: House, ear: Ear) -> None:
-    reply = asked(heard, CONFIG, *repeat(b"x" * (LIMIT // 8), 1000))
+def test_a_body_that_says_nothing_is_read_up_to_the_limit(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    reply = post_pieces(recording_harness, CONFIG, *repeat(b"x" * (LIMIT // 8), 1000))
 
     assert reply.status == 413
     assert reply.num_read == 9
-    assert not ear.calls
+    assert not handler.calls
 
 
 @pytest.mark.parametrize("declared", ["0", "7", "-1", "x", "1e9", "", "9" * 5000])
-def test_a_body_that_lies_about_its_length_is_still_bounded(heard: House, declared: str) -> None:
-    reply = asked(heard, CONFIG, *repeat(b"x" * (LIMIT // 2), 10), content_length=declared)
+def test_a_body_that_lies_about_its_length_is_still_bounded(
+    recording_harness: ServerHarness, declared: str
+) -> None:
+    reply = post_pieces(
+        recording_harness, CONFIG, *repeat(b"x" * (LIMIT // 2), 10), content_length=declared
+    )
 
     assert reply.status == 413
     assert reply.num_read <= 3
 
 
-def test_a_body_of_just_the_limit_is_read(heard: House, ear: Ear) -> None:
+def test_a_body_of_just_the_limit_is_read(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
     text = b'{"sdk_version":"%s"}'
     body = text % (b"x" * (LIMIT - len(text) + 2))
     assert len(body) == LIMIT
 
-    assert asked(heard, CONFIG, body[:100], body[100:]).status == 200
-    assert ear.call.body == body
+    assert post_pieces(recording_harness, CONFIG, body[:100], body[100:]).status == 200
+    assert handler.call.body == body
 
 
-def test_a_client_that_goes_away_reaches_no_handler(heard: House, ear: Ear) -> None:
-    asked(heard, CONFIG, b'{"sdk', None)
+def test_a_client_that_goes_away_reaches_no_handler(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    post_pieces(recording_harness, CONFIG, b'{"sdk', None)
 
-    assert not ear.calls
+    assert not handler.calls
 
 
 def test_what_carries_no_tensors_is_small_whatever_the_server_takes(
-    tmp_path: Path, ear: Ear
+    tmp_path: Path, handler: RecordingHandler
 ) -> None:
     body = b'{"tags":[],"sdk_version":"1","user_metadata":[' + b"{}," * (8 * MEBI // 3) + b"{}]}"
     packed = compress_zstd(body)
     assert len(packed) < 1000
 
-    with open_house(tmp_path / "home", {"create_session": ear}) as house:
+    with open_harness(tmp_path / "home", {"create_session": handler}) as harness:
         session = f"{API}/create_session"
-        refused = asked(house, session, packed, content_encoding="zstd")
-        plain = asked(house, session, body)
-        text = asked(house, session, b'{"user_metadata": "%s"}' % (b"x" * 70_000))
+        refused = post_pieces(harness, session, packed, content_encoding="zstd")
+        plain = post_pieces(harness, session, body)
+        text = post_pieces(harness, session, b'{"user_metadata": "%s"}' % (b"x" * 70_000))
 
     assert (refused.status, plain.status, text.status) == (422, 413, 422)
     assert f"the limit is {SMALL_BODY_BYTES}" in refused.error
     assert "user_metadata has 70002 bytes" in text.error
-    assert not ear.calls
+    assert not handler.calls
 
 
 def test_a_pass_in_json_of_millions_of_objects_is_refused_before_it_is_one(
-    tmp_path: Path, ear: Ear
+    tmp_path: Path, handler: RecordingHandler
 ) -> None:
     packed = compress_zstd(b'{"forward_input":[' + b"{}," * 2_000_000 + b"{}]}")
 
-    with open_house(tmp_path / "home", {"forward": ear}) as house:
-        refused = asked(house, f"{API}/forward", packed, content_encoding="zstd")
+    with open_harness(tmp_path / "home", {"forward": handler}) as harness:
+        refused = post_pieces(harness, f"{API}/forward", packed, content_encoding="zstd")
 
     assert refused.status == 422
     assert "objects and lists" in refused.error
 
 
-def test_bodies_in_flight_share_a_budget_and_give_it_back(tmp_path: Path, ear: Ear) -> None:
+def test_bodies_in_flight_share_a_budget_and_give_it_back(
+    tmp_path: Path, handler: RecordingHandler
+) -> None:
     options = {"max_body_bytes": 3000, "max_inflight_bytes": 5000}
-    with open_house(tmp_path / "home", {"client_config": ear}, **options) as house:
+    with open_harness(tmp_path / "home", {"client_config": handler}, **options) as harness:
         # Unpacked, the body is held twice, and that is more than one tenant may hold.
         body = b'{"sdk_version":"%s"}' % bytes(random.choices(b"abcdefgh", k=2900))
-        refused = asked(house, CONFIG, compress_zstd(body), content_encoding="zstd")
-        accepted = [asked(house, CONFIG, body).status for _ in range(3)]
+        refused = post_pieces(harness, CONFIG, compress_zstd(body), content_encoding="zstd")
+        accepted = [post_pieces(harness, CONFIG, body).status for _ in range(3)]
 
     assert (refused.status, accepted) == (429, [200, 200, 200])
     assert refused.headers["retry-after"]
@@ -251,16 +267,18 @@ def test_bodies_in_flight_share_a_budget_and_give_it_back(tmp_path: Path, ear: E
         b"\xff\xfe{}",
     ],
 )
-def test_what_is_not_utf_8_is_a_sentence(heard: House, ear: Ear, body: bytes) -> None:
-    reply = asked(heard, CONFIG, body)
+def test_what_is_not_utf_8_is_a_sentence(
+    recording_harness: ServerHarness, handler: RecordingHandler, body: bytes
+) -> None:
+    reply = post_pieces(recording_harness, CONFIG, body)
 
     assert reply.status == 422
     assert reply.error
-    assert not ear.calls
+    assert not handler.calls
 
 
-def test_who_has_no_key_sends_nothing(heard: House) -> None:
-    reply = asked(heard, CONFIG, *repeat(b"x" * LIMIT, 5), x_api_key="tml-nobody")
+def test_body_is_not_read_without_key(recording_harness: ServerHarness) -> None:
+    reply = post_pieces(recording_harness, CONFIG, *repeat(b"x" * LIMIT, 5), x_api_key="tml-nobody")
 
     assert (reply.status, reply.num_read) == (401, 0)
 
@@ -275,14 +293,20 @@ def _bomb(num_bytes: int, *, says_size: bool) -> bytes:
 
 
 @pytest.mark.parametrize("says_size", [True, False])
-def test_a_zip_bomb_is_refused_in_little_memory(heard: House, says_size: bool) -> None:
+def test_a_zip_bomb_is_refused_in_little_memory(
+    recording_harness: ServerHarness, says_size: bool
+) -> None:
     bomb = _bomb(512 * MEBI, says_size=says_size)
     assert len(bomb) < LIMIT
 
     tracemalloc.start()
     try:
-        reply = asked(
-            heard, PASS, bomb, content_encoding="zstd", content_type="application/x-protobuf"
+        reply = post_pieces(
+            recording_harness,
+            PASS,
+            bomb,
+            content_encoding="zstd",
+            content_type="application/x-protobuf",
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -294,30 +318,37 @@ def test_a_zip_bomb_is_refused_in_little_memory(heard: House, says_size: bool) -
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd, zstd", "x" * 999])
-def test_another_packing_is_415(heard: House, ear: Ear, encoding: str) -> None:
-    reply = asked(heard, CONFIG, b"{}", content_encoding=encoding)
+def test_another_packing_is_415(
+    recording_harness: ServerHarness, handler: RecordingHandler, encoding: str
+) -> None:
+    reply = post_pieces(recording_harness, CONFIG, b"{}", content_encoding=encoding)
 
     assert reply.status == 415
-    assert not ear.calls
+    assert not handler.calls
 
 
-def test_protobuf_is_for_passes_only(heard: House) -> None:
-    assert asked(heard, CONFIG, b"", content_type="application/x-protobuf").status == 415
+def test_protobuf_is_for_passes_only(recording_harness: ServerHarness) -> None:
+    assert (
+        post_pieces(recording_harness, CONFIG, b"", content_type="application/x-protobuf").status
+        == 415
+    )
 
 
-def test_a_sparse_tensor_that_would_be_huge_is_refused(heard: House, ear: Ear) -> None:
+def test_a_sparse_tensor_that_would_be_huge_is_refused(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
     rows, cols = 8, 1 << 40
     huge = TensorData([1], "int64", [rows, cols], [0, 1] + [1] * (rows - 1), [5])
-    body = encode_forward_backward_request(work(target_tokens=huge))
+    body = encode_forward_backward_request(make_pass_request(target_tokens=huge))
 
-    reply = asked(heard, PASS, body, content_type="application/x-protobuf")
+    reply = post_pieces(recording_harness, PASS, body, content_type="application/x-protobuf")
 
     assert reply.status == 422
     assert "cells" in reply.error
-    assert not ear.calls
+    assert not handler.calls
 
 
-def test_many_sparse_tensors_are_counted_together(heard: House) -> None:
+def test_many_sparse_tensors_are_counted_together(recording_harness: ServerHarness) -> None:
     part = TensorData([1], "int64", [1, 40 * MEBI], [0, 1], [5])
     body = encode_json(
         ForwardBackwardRequest(
@@ -329,10 +360,12 @@ def test_many_sparse_tensors_are_counted_together(heard: House) -> None:
         )
     )
 
-    assert asked(heard, PASS, body).status == 422
+    assert post_pieces(recording_harness, PASS, body).status == 422
 
 
-def test_a_sample_may_not_bring_a_huge_sparse_tensor_either(heard: House) -> None:
+def test_a_sample_may_not_bring_a_huge_sparse_tensor_either(
+    recording_harness: ServerHarness,
+) -> None:
     body = {
         "prompt": {"chunks": []},
         "sampling_params": {},
@@ -345,7 +378,7 @@ def test_a_sample_may_not_bring_a_huge_sparse_tensor_either(heard: House) -> Non
         },
     }
 
-    answer = heard.post("/asample", body)
+    answer = recording_harness.post("/asample", body)
 
     assert answer.status_code == 422
     assert "cells" in answer.json()["error"]
@@ -355,57 +388,71 @@ def test_a_sample_may_not_bring_a_huge_sparse_tensor_either(heard: House) -> Non
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("is_forward_only", [False, True])
 def test_a_protobuf_pass_is_read(
-    heard: House, ear: Ear, is_packed: bool, is_forward_only: bool
+    recording_harness: ServerHarness,
+    handler: RecordingHandler,
+    is_packed: bool,
+    is_forward_only: bool,
 ) -> None:
-    request = work(target_tokens=TensorData([1, 2, 3], "int64"))
+    request = make_pass_request(target_tokens=TensorData([1, 2, 3], "int64"))
     content = encode_forward_backward_request(request, is_forward_only)
     headers = {"content_type": "application/x-protobuf"}
     if is_packed:
         headers["content_encoding"] = "zstd"
 
-    reply = asked(heard, PASS, compress_zstd(content) if is_packed else content, **headers)
+    reply = post_pieces(
+        recording_harness, PASS, compress_zstd(content) if is_packed else content, **headers
+    )
 
     assert reply.status == 200
-    assert ear.call.is_proto
-    assert ear.call.body == content
+    assert handler.call.is_proto
+    assert handler.call.body == content
     if is_forward_only:
         work_ = request.forward_backward_input
-        assert ear.call.request == ForwardRequest(work_, request.model_id, request.seq_id)
+        assert handler.call.request == ForwardRequest(work_, request.model_id, request.seq_id)
     else:
-        assert ear.call.request == request
+        assert handler.call.request == request
 
 
-def test_a_large_pass_is_read_too(heard: House, ear: Ear) -> None:
+def test_a_large_pass_is_read_too(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
     tokens = TensorData(list(range(25_000)), "int64")
-    content = encode_forward_backward_request(work(target_tokens=tokens))
+    content = encode_forward_backward_request(make_pass_request(target_tokens=tokens))
     assert 200_000 < len(content) < LIMIT
 
-    assert asked(heard, PASS, content, content_type="application/x-protobuf").status == 200
-    read = ear.call.request.forward_backward_input.data[0].loss_fn_inputs["target_tokens"]
+    assert (
+        post_pieces(recording_harness, PASS, content, content_type="application/x-protobuf").status
+        == 200
+    )
+    read = handler.call.request.forward_backward_input.data[0].loss_fn_inputs["target_tokens"]
     assert read == tokens
 
 
-def test_older_clients_write_passes_as_json(heard: House, ear: Ear) -> None:
-    request = work(target_tokens=TensorData([1, 2, 3], "int64"))
+def test_older_clients_write_passes_as_json(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    request = make_pass_request(target_tokens=TensorData([1, 2, 3], "int64"))
     forward = ForwardRequest(request.forward_backward_input, request.model_id, request.seq_id)
 
-    assert asked(heard, PASS, encode_json(request)).status == 200
-    assert (ear.call.request, ear.call.is_proto) == (request, False)
-    assert asked(heard, f"{API}/forward", encode_json(forward)).status == 200
-    assert (ear.call.request, ear.call.is_proto) == (forward, False)
+    assert post_pieces(recording_harness, PASS, encode_json(request)).status == 200
+    assert (handler.call.request, handler.call.is_proto) == (request, False)
+    assert post_pieces(recording_harness, f"{API}/forward", encode_json(forward)).status == 200
+    assert (handler.call.request, handler.call.is_proto) == (forward, False)
 
 
-def test_json_may_be_packed_as_well(heard: House, ear: Ear) -> None:
+def test_json_may_be_packed_as_well(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
     body = compress_zstd(b'{"sdk_version": "1"}')
 
-    assert asked(heard, CONFIG, body, content_encoding="ZSTD").status == 200
-    assert ear.call.request.sdk_version == "1"
-    assert ear.call.body == b'{"sdk_version": "1"}'
+    assert post_pieces(recording_harness, CONFIG, body, content_encoding="ZSTD").status == 200
+    assert handler.call.request.sdk_version == "1"
+    assert handler.call.body == b'{"sdk_version": "1"}'
 
 
-def test_no_body_is_an_empty_object(heard: House) -> None:
-    assert asked(heard, f"{API}/auth/token").status == 200
-    missing = asked(heard, CONFIG)
+def test_no_body_is_an_empty_object(recording_harness: ServerHarness) -> None:
+    assert post_pieces(recording_harness, f"{API}/auth/token").status == 200
+    missing = post_pieces(recording_harness, CONFIG)
     assert missing.status == 422
     assert "sdk_version" in missing.error
 
@@ -425,36 +472,47 @@ def test_no_body_is_an_empty_object(heard: House) -> None:
     ],
 )
 def test_what_is_not_the_message_is_422_with_a_sentence(
-    heard: House, ear: Ear, body: bytes
+    recording_harness: ServerHarness, handler: RecordingHandler, body: bytes
 ) -> None:
-    reply = asked(heard, CONFIG, body)
+    reply = post_pieces(recording_harness, CONFIG, body)
 
     assert reply.status == 422
     assert reply.error
-    assert not ear.calls
+    assert not handler.calls
 
 
-def test_an_escaped_backslash_is_no_escape(heard: House, ear: Ear) -> None:
-    assert asked(heard, CONFIG, rb'{"sdk_version": "a\\u0000"}').status == 200
-    assert ear.call.request.sdk_version == "a\\u0000"
+def test_escaped_backslash_in_json(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    assert post_pieces(recording_harness, CONFIG, rb'{"sdk_version": "a\\u0000"}').status == 200
+    assert handler.call.request.sdk_version == "a\\u0000"
 
 
 @pytest.mark.parametrize("model_id", ["", "a/b", "a\x00b", "a b", ".."])
-def test_a_model_id_of_protobuf_is_an_id(heard: House, model_id: str) -> None:
-    body = encode_forward_backward_request(work(model_id))
+def test_a_model_id_of_protobuf_is_an_id(recording_harness: ServerHarness, model_id: str) -> None:
+    body = encode_forward_backward_request(make_pass_request(model_id))
 
-    assert asked(heard, PASS, body, content_type="application/x-protobuf").status == 422
+    assert (
+        post_pieces(recording_harness, PASS, body, content_type="application/x-protobuf").status
+        == 422
+    )
 
 
-def test_headers_come_by_lower_case_name_and_the_url_leads_back(heard: House, ear: Ear) -> None:
-    heard.post("/client/config", {"sdk_version": "1"}, headers={"X-Odd": "1", "Host": "me:8000"})
+def test_headers_come_by_lower_case_name_and_the_url_leads_back(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    recording_harness.post(
+        "/client/config", {"sdk_version": "1"}, headers={"X-Odd": "1", "Host": "me:8000"}
+    )
 
-    assert ear.call.headers["x-odd"] == "1"
-    assert ear.call.base_url == "http://me:8000"
+    assert handler.call.headers["x-odd"] == "1"
+    assert handler.call.base_url == "http://me:8000"
 
 
 # --- paths and queries ---------------------------------------------------------------------
-def test_run_ids_have_colons_and_checkpoint_ids_two_segments(heard: House, ear: Ear) -> None:
+def test_run_ids_have_colons_and_checkpoint_ids_two_segments(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
     path = "/training_runs/4a-b:train:0/checkpoints/sampler_weights/step-1"
 
     for method, tail, name in (
@@ -462,14 +520,17 @@ def test_run_ids_have_colons_and_checkpoint_ids_two_segments(heard: House, ear: 
         ("POST", "/publish", "publish_checkpoint"),
         ("DELETE", "/publish", "unpublish_checkpoint"),
     ):
-        assert heard.ask(method, path + tail).status_code == 200
-        assert ear.call.endpoint == name
-        assert ear.call.ids == {
+        assert recording_harness.send_request(method, path + tail).status_code == 200
+        assert handler.call.endpoint == name
+        assert handler.call.ids == {
             "training_run_id": "4a-b:train:0",
             "checkpoint_id": "sampler_weights/step-1",
         }
-    assert heard.ask("PUT", path + "/ttl", json={"ttl_seconds": None}).status_code == 200
-    assert ear.call.request.ttl_seconds is None
+    assert (
+        recording_harness.send_request("PUT", path + "/ttl", json={"ttl_seconds": None}).status_code
+        == 200
+    )
+    assert handler.call.request.ttl_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -484,11 +545,13 @@ def test_run_ids_have_colons_and_checkpoint_ids_two_segments(heard: House, ear: 
         "/training_runs/r/checkpoints/weights/a%20b",
     ],
 )
-def test_a_path_with_what_is_no_id_is_refused(heard: House, ear: Ear, path: str) -> None:
+def test_a_path_with_what_is_no_id_is_refused(
+    recording_harness: ServerHarness, handler: RecordingHandler, path: str
+) -> None:
     method = "DELETE" if "checkpoints" in path else "GET"
 
-    assert heard.ask(method, path).status_code in {404, 422}
-    assert not ear.calls
+    assert recording_harness.send_request(method, path).status_code in {404, 422}
+    assert not handler.calls
 
 
 @pytest.mark.parametrize(
@@ -510,17 +573,23 @@ def test_a_path_with_what_is_no_id_is_refused(heard: House, ear: Ear, path: str)
         "&".join(f"x{n}=1" for n in range(100)),
     ],
 )
-def test_a_query_that_makes_no_sense_is_422(heard: House, ear: Ear, query: str) -> None:
-    answer = heard.ask("GET", f"/training_runs?{query}")
+def test_a_query_that_makes_no_sense_is_422(
+    recording_harness: ServerHarness, handler: RecordingHandler, query: str
+) -> None:
+    answer = recording_harness.send_request("GET", f"/training_runs?{query}")
 
     assert answer.status_code == 422, answer.text
-    assert not ear.calls
+    assert not handler.calls
 
 
-def test_a_query_that_makes_sense_arrives(heard: House, ear: Ear) -> None:
-    heard.ask("GET", "/training_runs?limit=5&offset=0&access_scope=accessible&project_id=p%3A1")
+def test_a_query_that_makes_sense_arrives(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    recording_harness.send_request(
+        "GET", "/training_runs?limit=5&offset=0&access_scope=accessible&project_id=p%3A1"
+    )
 
-    assert ear.call.query == {
+    assert handler.call.query == {
         "limit": "5",
         "offset": "0",
         "access_scope": "accessible",
@@ -529,8 +598,10 @@ def test_a_query_that_makes_sense_arrives(heard: House, ear: Ear) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/api/v1/nothing", "/api/v1", "/", "/api/v2/healthz"])
-def test_a_path_that_leads_nowhere_is_a_json_fault(heard: House, path: str) -> None:
-    answer = heard.client.get(path)
+def test_a_path_that_leads_nowhere_is_a_json_fault(
+    recording_harness: ServerHarness, path: str
+) -> None:
+    answer = recording_harness.client.get(path)
 
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/json"
@@ -538,8 +609,8 @@ def test_a_path_that_leads_nowhere_is_a_json_fault(heard: House, path: str) -> N
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "TRACE"])
-def test_another_method_is_a_json_fault(heard: House, method: str) -> None:
-    answer = heard.ask(method, "/client/config")
+def test_another_method_is_a_json_fault(recording_harness: ServerHarness, method: str) -> None:
+    answer = recording_harness.send_request(method, "/client/config")
 
     assert answer.status_code == 405
     assert "POST" in answer.headers["allow"]
@@ -547,20 +618,24 @@ def test_another_method_is_a_json_fault(heard: House, method: str) -> None:
     assert method == "HEAD" or "allowed: POST" in answer.json()["error"]
 
 
-def test_an_unusual_host_header_is_refused_politely(heard: House) -> None:
-    answer = heard.post("/client/config", {"sdk_version": "1"}, headers={"Host": "a b/../c"})
+def test_an_unusual_host_header_is_refused_politely(recording_harness: ServerHarness) -> None:
+    answer = recording_harness.post(
+        "/client/config", {"sdk_version": "1"}, headers={"Host": "a b/../c"}
+    )
 
     assert answer.status_code == 400
     assert answer.json()["error"]
 
 
 # --- answering -----------------------------------------------------------------------------
-def test_an_answer_goes_out_as_it_is(heard: House, ear: Ear) -> None:
-    ear.reply = RawResponse(
+def test_an_answer_goes_out_as_it_is(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    handler.reply = RawResponse(
         status=302, body=b"there", content_type="text/x-odd", headers={"location": "/x"}
     )
 
-    answer = heard.post("/client/config", {"sdk_version": "1"}, follow_redirects=False)
+    answer = recording_harness.post("/client/config", {"sdk_version": "1"}, follow_redirects=False)
 
     assert (answer.status_code, answer.content) == (302, b"there")
     assert answer.headers["content-type"] == "text/x-odd"
@@ -568,10 +643,12 @@ def test_an_answer_goes_out_as_it_is(heard: House, ear: Ear) -> None:
     assert answer.headers["content-length"] == "5"
 
 
-def test_nothing_is_an_empty_object(heard: House, ear: Ear) -> None:
-    ear.reply = None
+def test_nothing_is_an_empty_object(
+    recording_harness: ServerHarness, handler: RecordingHandler
+) -> None:
+    handler.reply = None
 
-    assert heard.post("/client/config", {"sdk_version": "1"}).json() == {}
+    assert recording_harness.post("/client/config", {"sdk_version": "1"}).json() == {}
 
 
 @pytest.mark.parametrize(
@@ -588,11 +665,15 @@ def test_nothing_is_an_empty_object(heard: House, ear: Ear) -> None:
     ],
 )
 def test_errors_have_a_status_a_sentence_and_a_culprit(
-    heard: House, ear: Ear, error: Exception, status: int, category: str
+    recording_harness: ServerHarness,
+    handler: RecordingHandler,
+    error: Exception,
+    status: int,
+    category: str,
 ) -> None:
-    ear.reply = error
+    handler.reply = error
 
-    answer = heard.post("/client/config", {"sdk_version": "1"})
+    answer = recording_harness.post("/client/config", {"sdk_version": "1"})
 
     assert answer.status_code == status
     assert "no" in answer.json()["error"]
@@ -609,23 +690,27 @@ def test_errors_have_a_status_a_sentence_and_a_culprit(
     ],
 )
 def test_what_may_pass_says_when_to_come_again(
-    heard: House, ear: Ear, error: Exception, status: int, seconds: str
+    recording_harness: ServerHarness,
+    handler: RecordingHandler,
+    error: Exception,
+    status: int,
+    seconds: str,
 ) -> None:
-    ear.reply = error
+    handler.reply = error
 
-    answer = heard.post("/client/config", {"sdk_version": "1"})
+    answer = recording_harness.post("/client/config", {"sdk_version": "1"})
 
     assert answer.status_code == status
     assert answer.headers["retry-after"] == seconds
 
 
 def test_a_defect_is_logged_under_an_id_and_not_shown(
-    heard: House, ear: Ear, caplog: pytest.LogCaptureFixture
+    recording_harness: ServerHarness, handler: RecordingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ear.reply = ZeroDivisionError("a secret of the server")
+    handler.reply = ZeroDivisionError("a secret of the server")
 
     with caplog.at_level(logging.ERROR):
-        answer = heard.post("/client/config", {"sdk_version": "1"})
+        answer = recording_harness.post("/client/config", {"sdk_version": "1"})
 
     assert answer.status_code == 500
     assert "secret" not in answer.text
@@ -635,16 +720,16 @@ def test_a_defect_is_logged_under_an_id_and_not_shown(
 
 
 def test_a_full_disk_is_a_503_that_may_be_tried_again_and_names_no_path(
-    heard: House, ear: Ear, caplog: pytest.LogCaptureFixture
+    recording_harness: ServerHarness, handler: RecordingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ear.reply = OSError(errno.ENOSPC, "No space left on device", "/srv/secret/file")
+    handler.reply = OSError(errno.ENOSPC, "No space left on device", "/srv/secret/file")
 
-    answer = heard.post("/client/config", {"sdk_version": "1"})
+    answer = recording_harness.post("/client/config", {"sdk_version": "1"})
 
     assert (answer.status_code, answer.json()["category"]) == (503, "server")
     assert answer.headers["retry-after"] == "1"
     assert "the server's disk is full" in answer.json()["error"]
     assert "secret" not in answer.text
     assert "/srv/secret/file" in caplog.text
-    ear.reply = OSError(errno.EIO, "broken")
-    assert heard.post("/client/config", {"sdk_version": "1"}).status_code == 500
+    handler.reply = OSError(errno.EIO, "broken")
+    assert recording_harness.post("/client/config", {"sdk_version": "1"}).status_code == 500

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.integration.conftest import PATIENCE
+from tests.integration.conftest import TIMEOUT_SECONDS
 from tinkex.server.http.connection_protocol import (
     MAX_BUFFERED_BYTES,
     WriteBufferingProtocol,
     WriteBufferingTransport,
 )
 
-Pieces = list[bytes]
+ChunkedApp = list[bytes]
 
 
 @contextlib.contextmanager
-def answering(pieces: Pieces) -> Iterator[socket.socket]:
+def serve_chunks(pieces: ChunkedApp) -> Iterator[socket.socket]:
     """A connection to a server that answers with a head and these pieces of body."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -37,15 +37,19 @@ def answering(pieces: Pieces) -> Iterator[socket.socket]:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
-            with socket.create_connection(listener.getsockname(), timeout=PATIENCE) as connection:
+            with socket.create_connection(
+                listener.getsockname(), timeout=TIMEOUT_SECONDS
+            ) as connection:
                 yield connection
         finally:
             server.should_exit = True
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT_SECONDS)
             assert not thread.is_alive()
 
 
-def ask(connection: socket.socket, connection_header: str = "keep-alive") -> tuple[bytes, int]:
+def send_request(
+    connection: socket.socket, connection_header: str = "keep-alive"
+) -> tuple[bytes, int]:
     """The body of an answer, and in how many reads it came."""
     connection.sendall(
         f"GET / HTTP/1.1\r\nhost: x\r\nconnection: {connection_header}\r\n\r\n".encode()
@@ -59,26 +63,26 @@ def ask(connection: socket.socket, connection_header: str = "keep-alive") -> tup
             return body, num_reads
 
 
-def test_head_and_body_come_in_one_piece() -> None:
-    with answering([b"hello"]) as connection:
-        assert [ask(connection) for _ in range(20)] == [(b"hello", 1)] * 20
+def test_head_and_body_are_sent_in_one_write() -> None:
+    with serve_chunks([b"hello"]) as connection:
+        assert [send_request(connection) for _ in range(20)] == [(b"hello", 1)] * 20
 
 
 @pytest.mark.parametrize("size", [MAX_BUFFERED_BYTES - 1, MAX_BUFFERED_BYTES + 1, 3_000_000])
-def test_large_bodies_arrive_whole_and_in_order(size: int) -> None:
+def test_large_bodies_arrive_complete_and_in_order(size: int) -> None:
     pieces = [b"a" * 100, bytes(range(256)) * (size // 256), b"z" * 7, b"y" * size]
-    with answering(pieces) as connection:
+    with serve_chunks(pieces) as connection:
         for _ in range(3):
-            assert ask(connection)[0] == b"".join(pieces)
+            assert send_request(connection)[0] == b"".join(pieces)
 
 
-def test_what_was_written_leaves_before_the_connection_closes() -> None:
-    with answering([b"goodbye"]) as connection:
-        assert ask(connection, "close")[0] == b"goodbye"
+def test_buffer_is_flushed_before_close() -> None:
+    with serve_chunks([b"goodbye"]) as connection:
+        assert send_request(connection, "close")[0] == b"goodbye"
         assert connection.recv(100) == b""
 
 
-class Line:
+class FakeTransport:
     """A transport that keeps what is written to it."""
 
     def __init__(self) -> None:
@@ -92,7 +96,7 @@ class Line:
         self.is_closed = True
 
 
-class Turn:
+class FakeLoop:
     """A loop that runs what is due when told to."""
 
     def __init__(self) -> None:
@@ -108,23 +112,23 @@ class Turn:
 
 
 def test_little_is_held_until_the_turn_ends_and_much_is_not() -> None:
-    line, turn = Line(), Turn()
-    cork: Any = WriteBufferingTransport(line, turn)  # type: ignore[arg-type]
+    transport, loop = FakeTransport(), FakeLoop()
+    buffered: Any = WriteBufferingTransport(transport, loop)  # type: ignore[arg-type]
     large = b"x" * (MAX_BUFFERED_BYTES + 1)
 
-    cork.write(b"a")
-    cork.write(b"b")
-    assert line.written == []
-    turn.end()
-    assert line.written == [b"ab"]
+    buffered.write(b"a")
+    buffered.write(b"b")
+    assert transport.written == []
+    loop.end()
+    assert transport.written == [b"ab"]
 
-    cork.write(b"c")
-    cork.write(large)
-    assert line.written[1:] == [b"c", large]
-    turn.end()
-    assert len(line.written) == 3
+    buffered.write(b"c")
+    buffered.write(large)
+    assert transport.written[1:] == [b"c", large]
+    loop.end()
+    assert len(transport.written) == 3
 
-    cork.write(b"d")
-    cork.close()
-    assert line.written[-1] == b"d"
-    assert line.is_closed
+    buffered.write(b"d")
+    buffered.close()
+    assert transport.written[-1] == b"d"
+    assert transport.is_closed

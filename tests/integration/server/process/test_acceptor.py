@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.conftest import PATIENCE
+from tests.integration.conftest import TIMEOUT_SECONDS
 from tinkex.server.http import acceptor as accepting
 from tinkex.server.http.acceptor import Acceptor
 from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
@@ -17,7 +17,7 @@ from tinkex.server.http.connections import ConnectionLimits, ConnectionRegistry
 FLOOD, QUIET = "127.0.0.2", "127.0.0.1"
 
 
-class Noting(asyncio.Protocol):
+class RecordingProtocol(asyncio.Protocol):
     """Notes from where connections come, in the order of their start."""
 
     def __init__(self, peers: list[str]) -> None:
@@ -42,7 +42,7 @@ def waiting(*peers: str) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
         clients = [
             stack.enter_context(
                 socket.create_connection(
-                    listener.getsockname(), timeout=PATIENCE, source_address=(peer, 0)
+                    listener.getsockname(), timeout=TIMEOUT_SECONDS, source_address=(peer, 0)
                 )
             )
             for peer in peers
@@ -53,8 +53,8 @@ def waiting(*peers: str) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
 async def accept(listener: socket.socket, num_starts: int) -> list[str]:
     """The addresses of so many connections, in the order of their start."""
     peers: list[str] = []
-    acceptor = Acceptor(listener, registry(), lambda: Noting(peers))
-    async with asyncio.timeout(PATIENCE):
+    acceptor = Acceptor(listener, registry(), lambda: RecordingProtocol(peers))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while len(peers) < num_starts:
             await asyncio.sleep(0)
     acceptor.close()
@@ -87,8 +87,8 @@ async def test_connections_that_wait_are_closed_with_the_listener() -> None:
     with waiting(*[FLOOD] * 20) as (listener, clients):
         connections = registry()
         peers: list[str] = []
-        acceptor = Acceptor(listener, connections, lambda: Noting(peers))
-        async with asyncio.timeout(PATIENCE):
+        acceptor = Acceptor(listener, connections, lambda: RecordingProtocol(peers))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while not len(connections.start_queue):
                 await asyncio.sleep(0)
             acceptor.close()
@@ -100,7 +100,7 @@ async def test_connections_that_wait_are_closed_with_the_listener() -> None:
         assert all(client.recv(1) == b"" for client in clients)
 
 
-class Exhausted:
+class NoDescriptorsSocket:
     """A listener of a process that has no descriptor left, once."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -123,6 +123,6 @@ async def test_connections_wait_in_the_kernel_while_there_is_no_descriptor(
 ) -> None:
     monkeypatch.setattr(accepting, "RETRY_SECONDS", 0.0)
     with waiting(QUIET) as (listener, _):
-        exhausted = Exhausted(listener)
+        exhausted = NoDescriptorsSocket(listener)
         assert await accept(exhausted, 1) == [QUIET]  # type: ignore[arg-type]
         assert exhausted.num_refused == 1

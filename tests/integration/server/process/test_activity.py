@@ -15,7 +15,7 @@ from tinkex.server.periodic import PeriodicTask
 from tinkex.server.process.api_process import IGNORED_PATHS, ActivityMiddleware
 
 
-async def ask(activity: ActivityMiddleware, path: str, kind: str = "http") -> None:
+async def send_request(activity: ActivityMiddleware, path: str, kind: str = "http") -> None:
     await activity({"type": kind, "path": path}, None, None)
 
 
@@ -36,10 +36,10 @@ async def test_questions_about_health_are_no_activity(home: Home, path: str) -> 
         asked.append(scope["path"])
 
     activity = ActivityMiddleware(app, home)
-    await ask(activity, path)
-    await ask(activity, "/api/v1/heartbeat", "lifespan")
+    await send_request(activity, path)
+    await send_request(activity, "/api/v1/heartbeat", "lifespan")
     assert home.activity_file.stat().st_mtime == 1.0
-    await ask(activity, "/api/v1/heartbeat")
+    await send_request(activity, "/api/v1/heartbeat")
     assert home.activity_file.stat().st_mtime > 1.0
     # Whatever it is, it is passed on.
     assert len(asked) == 3
@@ -51,10 +51,10 @@ async def test_many_requests_touch_the_file_once_in_a_while(home: Home) -> None:
         pass
 
     activity = ActivityMiddleware(app, home)
-    await ask(activity, "/api/v1/heartbeat")
+    await send_request(activity, "/api/v1/heartbeat")
     os.utime(home.activity_file, (1.0, 1.0))
     for _ in range(100):
-        await ask(activity, "/api/v1/heartbeat")
+        await send_request(activity, "/api/v1/heartbeat")
     assert home.activity_file.stat().st_mtime == 1.0
 
 
@@ -66,7 +66,7 @@ async def test_a_home_that_is_gone_stops_no_request(home: Home) -> None:
         asked.append(scope["path"])
 
     home.activity_file.unlink()
-    await ask(ActivityMiddleware(app, home), "/any")
+    await send_request(ActivityMiddleware(app, home), "/any")
     assert asked == ["/any"]
 
 

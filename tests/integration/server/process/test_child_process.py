@@ -24,7 +24,7 @@ def child(tmp_path: Path, module: str) -> ChildProcess:
 
 
 @pytest.mark.asyncio
-async def test_a_process_that_cannot_start_is_given_up(
+async def test_child_that_never_starts_is_given_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match="test process cannot start: it ended with exit code 1"):
@@ -81,7 +81,7 @@ async def test_a_process_that_waits_for_work_is_started_by_begin_and_ended_by_st
 
 
 @pytest.mark.asyncio
-async def test_kills_from_outside_never_end_the_server(tmp_path: Path) -> None:
+async def test_external_kills_do_not_exhaust_restarts(tmp_path: Path) -> None:
     # A module that would run for ever, because it waits for the end of its input.
     kept = child(tmp_path, "code")
     keeping = asyncio.create_task(kept.supervise())
@@ -100,7 +100,7 @@ async def test_kills_from_outside_never_end_the_server(tmp_path: Path) -> None:
 async def test_a_process_that_is_blocked_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
     orders = ChildSetup(config=ServerConfig(home=tmp_path), lock=2)
     module = "tests.integration.server.blocked_process"
     kept = ChildProcess(

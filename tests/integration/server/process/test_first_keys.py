@@ -44,9 +44,7 @@ def test_a_home_gets_one_key_and_keeps_it(tmp_path: Path, database: Database) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"tml-of-another-store\n", b"\xff\xfe"])
-def test_a_key_file_that_opens_nothing_is_replaced(
-    tmp_path: Path, database: Database, content: bytes
-) -> None:
+def test_invalid_key_file_is_replaced(tmp_path: Path, database: Database, content: bytes) -> None:
     Home(tmp_path).key_file.write_bytes(content)
     key = prepare(tmp_path, database)
     assert database.read(lambda db: keys.find_by_secret(db, key)) is not None
@@ -65,7 +63,7 @@ def test_a_told_key_that_was_revoked_stays_revoked(tmp_path: Path, database: Dat
         prepare(tmp_path, database, api_key=TOLD)
 
 
-def test_the_network_needs_a_key_that_somebody_made(tmp_path: Path, database: Database) -> None:
+def test_public_bind_requires_explicit_key(tmp_path: Path, database: Database) -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match="no key protects the server"):
             prepare(tmp_path, database, host="0.0.0.0")

@@ -81,7 +81,7 @@ def test_a_server_that_lives_keeps_its_home(home: Home) -> None:
     assert child.returncode is not None
 
 
-def test_what_this_machine_does_not_show_is_not_ended(home: Home) -> None:
+def test_home_locked_by_unlisted_process_is_rejected(home: Home) -> None:
     with holding(home, gone().encode(), "another-program") as stranger:
         with pytest.raises(ConfigError, match="locked by a server that this machine does not show"):
             HomeLock.acquire(home)

@@ -20,7 +20,7 @@ def _bind(home: Home, file: Path) -> None:
         bind_home_to_store(home, database)
 
 
-def test_a_home_keeps_to_its_store(tmp_path: Path) -> None:
+def test_home_rejects_other_store(tmp_path: Path) -> None:
     home = Home(tmp_path)
     for _ in range(2):
         _bind(home, tmp_path / "store.db")
@@ -29,6 +29,6 @@ def test_a_home_keeps_to_its_store(tmp_path: Path) -> None:
     _bind(home, tmp_path / "store.db")
 
 
-def test_what_is_in_the_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_store_file_has_owner_only_permissions(tmp_path: Path) -> None:
     _bind(Home(tmp_path), tmp_path / "store.db")
     assert {path.stat().st_mode & 0o077 for path in tmp_path.glob("store.db*")} == {0}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import eventually
-from tests.support.server_harness import House, open_house
-from tests.support.resources import ready_model, saved
+from tests.support.resources import create_checkpoint, create_ready_model
+from tests.support.server_harness import ServerHarness, open_harness
 from tests.support.store_rows import add_session, add_tenant, new_job
 from tinkex import clock
 from tinkex.jobs.wakeup import WakeupListener, WakeupSender
@@ -110,16 +110,16 @@ def test_sessions_expire_without_a_worker_too(
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(tmp_path / "house") as house:
-        yield house
+def harness(tmp_path: Path) -> Iterator[ServerHarness]:
+    with open_harness(tmp_path / "house") as harness:
+        yield harness
 
 
-def test_a_deleted_checkpoint_is_work(house: House) -> None:
-    with contextlib.closing(WakeupListener(house.services.database, "worker")) as bell:
-        run_id = ready_model(house, house.session())
+def test_a_deleted_checkpoint_is_work(harness: ServerHarness) -> None:
+    with contextlib.closing(WakeupListener(harness.services.database, "worker")) as bell:
+        run_id = create_ready_model(harness, harness.session())
         assert bell.wait(30.0) == ["look"]  # for the job that creates the model
-        checkpoint = saved(house, run_id)
+        checkpoint = create_checkpoint(harness, run_id)
         path = f"/training_runs/{run_id}/checkpoints/{checkpoint.segment}/{checkpoint.name}"
-        assert house.ask("DELETE", path).status_code == 200
+        assert harness.send_request("DELETE", path).status_code == 200
         assert bell.wait(30.0) == ["look"]

@@ -83,7 +83,7 @@ class StubService:
         return self.saved
 
 
-class Bench:
+class CommandRunner:
     """Runs `checkpoint` with one stub service and reads what it wrote."""
 
     def __init__(self, output: Path) -> None:
@@ -105,8 +105,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "made.json")
+def runner(tmp_path: Path) -> CommandRunner:
+    return CommandRunner(tmp_path / "made.json")
 
 
 # --- what is done -----------------------------------------------------------------------------
@@ -114,10 +114,10 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.mark.parametrize("words", [(), ("create",)], ids=["bare", "named"])
 def test_the_clients_are_driven_and_the_result_is_written(
-    words: tuple[str, ...], bench: Bench, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S0-01, S0-02, S0-05, S0-06, S0-14, S0-17, S0-20, S3-18, S3-G22."""
-    assert bench.run(*words, "--base-model", "m/base", "--rank", "8").exit_code == 0
+    assert runner.run(*words, "--base-model", "m/base", "--rank", "8").exit_code == 0
     lora = {
         "rank": 8,
         "seed": None,
@@ -125,17 +125,17 @@ def test_the_clients_are_driven_and_the_result_is_written(
         "train_attn": True,
         "train_unembed": True,
     }
-    assert bench.service.asked == [("create", "m/base", lora), ("save", "checkpoint")]
-    assert bench.service.saved.is_awaited
-    assert bench.service.ended_with == [None]
-    assert bench.written["weights_path"] == WEIGHTS
+    assert runner.service.asked == [("create", "m/base", lora), ("save", "checkpoint")]
+    assert runner.service.saved.is_awaited
+    assert runner.service.ended_with == [None]
+    assert runner.written["weights_path"] == WEIGHTS
     assert WEIGHTS in capsys.readouterr().out
 
 
-def test_the_metadata_says_all_that_is_known(bench: Bench) -> None:
+def test_the_metadata_says_all_that_is_known(runner: CommandRunner) -> None:
     """S0-07: a superset of what is promised, with a time in UTC to the second."""
-    assert bench.run("--base-model", "m/base", "--seed", "7", "--no-train-mlp").exit_code == 0
-    written = bench.written
+    assert runner.run("--base-model", "m/base", "--seed", "7", "--no-train-mlp").exit_code == 0
+    written = runner.written
     saved_at = datetime.fromisoformat(written.pop("saved_at"))
     assert (saved_at.utcoffset(), saved_at.microsecond) == (timedelta(0), 0)
     assert abs(datetime.now(UTC) - saved_at) < timedelta(hours=1)
@@ -159,57 +159,57 @@ def test_the_metadata_says_all_that_is_known(bench: Bench) -> None:
 
 @pytest.mark.parametrize("model_id", [None, ""])
 def test_a_model_id_that_is_not_known_is_null_and_never_the_base_model(
-    model_id: str | None, bench: Bench
+    model_id: str | None, runner: CommandRunner
 ) -> None:
     """S0-07, P-31."""
-    bench.service.model_id = model_id
-    assert bench.run("--base-model", "m/base").exit_code == 0
-    assert bench.written["model_id"] is None
+    runner.service.model_id = model_id
+    assert runner.run("--base-model", "m/base").exit_code == 0
+    assert runner.written["model_id"] is None
 
 
-def test_the_options_become_a_config(bench: Bench) -> None:
+def test_the_options_become_a_config(runner: CommandRunner) -> None:
     """S0-03, S0-04, S0-08i, S0-08j, S0-08k, S0-16: the time is in milliseconds."""
     words = ("--api-key", "tml-x", "--base-url", "http://h:1", "--timeout", "1500")
-    assert bench.run("--base-model", "m", *words).exit_code == 0
-    config = bench.service.config
+    assert runner.run("--base-model", "m", *words).exit_code == 0
+    config = runner.service.config
     assert (config.api_key, config.base_url) == ("tml-x", "http://h:1")
     assert (config.timeout_seconds, config.poll_timeout_seconds) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize("part", ["mlp", "attn", "unembed"])
-def test_each_part_can_be_left_out(part: str, bench: Bench) -> None:
+def test_each_part_can_be_left_out(part: str, runner: CommandRunner) -> None:
     """S0-08f, S0-08g, S0-08h."""
-    assert bench.run("--base-model", "m", f"--no-train-{part}").exit_code == 0
-    assert bench.service.asked[0][2][f"train_{part}"] is False
-    assert bench.run("--base-model", "m", f"--no-train-{part}", f"--train-{part}").exit_code == 0
-    assert bench.service.asked[2][2][f"train_{part}"] is True
+    assert runner.run("--base-model", "m", f"--no-train-{part}").exit_code == 0
+    assert runner.service.asked[0][2][f"train_{part}"] is False
+    assert runner.run("--base-model", "m", f"--no-train-{part}", f"--train-{part}").exit_code == 0
+    assert runner.service.asked[2][2][f"train_{part}"] is True
 
 
-def test_a_model_path_can_name_a_checkpoint(bench: Bench) -> None:
+def test_a_model_path_can_name_a_checkpoint(runner: CommandRunner) -> None:
     """S0-08b: the adapter is the checkpoint's own."""
-    assert bench.run("--model-path", STATE).exit_code == 0
-    assert bench.service.asked == [
+    assert runner.run("--model-path", STATE).exit_code == 0
+    assert runner.service.asked == [
         ("info", STATE),
         ("restore", STATE, None),
         ("save", "checkpoint"),
     ]
-    written = bench.written
+    written = runner.written
     assert (written["base_model"], written["model_path"]) == ("m/restored", STATE)
     assert (written["lora"]["rank"], written["lora"]["train_attn"]) == (4, False)
-    assert bench.run("--model-path", STATE, "--base-model", "m/mine").exit_code == 0
-    assert bench.service.asked[4] == ("restore", STATE, "m/mine")
-    assert bench.written["base_model"] == "m/mine"
+    assert runner.run("--model-path", STATE, "--base-model", "m/mine").exit_code == 0
+    assert runner.service.asked[4] == ("restore", STATE, "m/mine")
+    assert runner.written["base_model"] == "m/mine"
 
 
 def test_another_model_path_is_a_model_unless_one_is_named(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S0-08b."""
-    assert bench.run("--model-path", "m/other").exit_code == 0
-    assert (bench.service.asked[0][1], bench.written["base_model"]) == ("m/other", "m/other")
+    assert runner.run("--model-path", "m/other").exit_code == 0
+    assert (runner.service.asked[0][1], runner.written["base_model"]) == ("m/other", "m/other")
     capsys.readouterr()
-    assert bench.run("--model-path", "m/other", "--base-model", "m/base").exit_code == 0
-    assert bench.service.asked[2][1] == "m/base"
+    assert runner.run("--model-path", "m/other", "--base-model", "m/base").exit_code == 0
+    assert runner.service.asked[2][1] == "m/base"
     assert "--base-model is used instead" in capsys.readouterr().err
 
 
@@ -219,9 +219,11 @@ def test_another_model_path_is_a_model_unless_one_is_named(
 STEPS = ("Starting a session", "Creating the training client", "Saving weights")
 
 
-def test_progress_goes_to_stderr_in_order(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_goes_to_stderr_in_order(
+    runner: CommandRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
     """S0-09, P-27: three steps are named, and stdout carries the result alone."""
-    assert bench.run("--base-model", "m").exit_code == 0
+    assert runner.run("--base-model", "m").exit_code == 0
     told = capsys.readouterr()
     places = [told.err.index(step) for step in STEPS]
     assert places == sorted(places)
@@ -229,19 +231,19 @@ def test_progress_goes_to_stderr_in_order(bench: Bench, capsys: pytest.CaptureFi
 
 
 def test_a_program_that_reads_json_hears_of_no_progress(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """P-27: what is on stderr beside JSON is an error, which is JSON too."""
-    assert bench.run("--base-model", "m", "-f", "json").exit_code == 0
+    assert runner.run("--base-model", "m", "-f", "json").exit_code == 0
     assert capsys.readouterr().err == ""
 
 
 def test_the_json_result_is_the_metadata_and_where_it_is(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S3-30."""
-    assert bench.run("--base-model", "m", "--json").exit_code == 0
-    assert json.loads(capsys.readouterr().out) == {**bench.written, "output": str(bench.output)}
+    assert runner.run("--base-model", "m", "--json").exit_code == 0
+    assert json.loads(capsys.readouterr().out) == {**runner.written, "output": str(runner.output)}
 
 
 def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,14 +282,14 @@ def test_help_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_option_is_a_usage_error_before_anything_is_done(
-    words: tuple[str, ...], said: str, bench: Bench, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], said: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S0-08, S0-21, P-29."""
-    assert bench.run(*words).exit_code == 2
+    assert runner.run(*words).exit_code == 2
     told = capsys.readouterr()
-    assert (told.out, bench.service.asked) == ("", [])
+    assert (told.out, runner.service.asked) == ("", [])
     assert said in told.err
-    assert not bench.output.exists()
+    assert not runner.output.exists()
 
 
 def test_an_output_is_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,9 +298,9 @@ def test_an_output_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output" in capsys.readouterr().err
 
 
-def test_a_path_that_is_no_address_is_refused(bench: Bench) -> None:
-    assert bench.run("--model-path", "tinker://run-0/weights").exit_code == 1
-    assert bench.service.asked == []
+def test_a_path_that_is_no_address_is_refused(runner: CommandRunner) -> None:
+    assert runner.run("--model-path", "tinker://run-0/weights").exit_code == 1
+    assert runner.service.asked == []
 
 
 @pytest.mark.parametrize(
@@ -310,30 +312,30 @@ def test_a_path_that_is_no_address_is_refused(bench: Bench) -> None:
     ],
 )
 def test_faults_of_the_user_and_of_the_server_are_told_apart(
-    error: TinkexError, hint: str, bench: Bench, capsys: pytest.CaptureFixture[str]
+    error: TinkexError, hint: str, runner: CommandRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S0-10, S0-11, S0-14, S0-15, P-26: and the session is closed."""
-    bench.service.create_error = error
-    outcome = bench.run("--base-model", "m")
+    runner.service.create_error = error
+    outcome = runner.run("--base-model", "m")
     assert (outcome.exit_code, outcome.error) == (1, error)
     told = capsys.readouterr()
     assert told.out == ""
     assert error.message.split(": ")[-1] in told.err
     assert hint in told.err.splitlines()[-1]
-    assert bench.service.ended_with == [type(error)]
-    assert not bench.output.exists()
+    assert runner.service.ended_with == [type(error)]
+    assert not runner.output.exists()
 
 
 @pytest.mark.parametrize("error", [InternalServerError("it broke"), KeyboardInterrupt()])
 def test_a_save_that_fails_writes_nothing_and_closes_the_session(
-    error: BaseException, bench: Bench
+    error: BaseException, runner: CommandRunner
 ) -> None:
     """S0-14, S0-17, S3-34."""
-    bench.service.saved = Ready(error)
+    runner.service.saved = Ready(error)
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
-    assert bench.run("--base-model", "m").exit_code == code
-    assert bench.service.ended_with == [type(error)]
-    assert not bench.output.exists()
+    assert runner.run("--base-model", "m").exit_code == code
+    assert runner.service.ended_with == [type(error)]
+    assert not runner.output.exists()
 
 
 # --- the file ---------------------------------------------------------------------------------
@@ -341,19 +343,19 @@ def test_a_save_that_fails_writes_nothing_and_closes_the_session(
 
 def test_directories_are_made_and_an_old_file_is_replaced(tmp_path: Path) -> None:
     """S0-07."""
-    bench = Bench(tmp_path / "a" / "b" / "made.json")
-    assert bench.run("--base-model", "m/1").exit_code == 0
-    assert bench.run("--base-model", "m/2").exit_code == 0
-    assert bench.written["base_model"] == "m/2"
-    assert list(bench.output.parent.iterdir()) == [bench.output]
+    runner = CommandRunner(tmp_path / "a" / "b" / "made.json")
+    assert runner.run("--base-model", "m/1").exit_code == 0
+    assert runner.run("--base-model", "m/2").exit_code == 0
+    assert runner.written["base_model"] == "m/2"
+    assert list(runner.output.parent.iterdir()) == [runner.output]
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "link.json")
-    bench.output.symlink_to(tmp_path / "real.json")
-    assert bench.run("--base-model", "m").exit_code == 0
-    assert bench.output.is_symlink()
-    assert bench.written["weights_path"] == WEIGHTS
+    runner = CommandRunner(tmp_path / "link.json")
+    runner.output.symlink_to(tmp_path / "real.json")
+    assert runner.run("--base-model", "m").exit_code == 0
+    assert runner.output.is_symlink()
+    assert runner.written["weights_path"] == WEIGHTS
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_made(
@@ -361,33 +363,33 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_made(
 ) -> None:
     (tmp_path / "file").write_text("x")
     for output in (tmp_path / "file" / "made.json", Path(os.devnull)):
-        bench = Bench(output)
-        assert bench.run("--base-model", "m").exit_code == 1
-        assert bench.service.asked == []
+        runner = CommandRunner(output)
+        assert runner.run("--base-model", "m").exit_code == 1
+        assert runner.service.asked == []
         assert str(output) in capsys.readouterr().err
-    assert Bench(tmp_path).run("--base-model", "m").exit_code == 2
+    assert CommandRunner(tmp_path).run("--base-model", "m").exit_code == 2
 
 
 def test_a_disk_that_fills_up_leaves_the_old_file_and_says_where_the_weights_are(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runner: CommandRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S0-07: atomic."""
 
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    bench.output.write_text("old")
+    runner.output.write_text("old")
     monkeypatch.setattr(atomic.os, "fsync", fail)
-    assert bench.run("--base-model", "m").exit_code == 1
+    assert runner.run("--base-model", "m").exit_code == 1
     told = capsys.readouterr()
     assert "No space left on device" in told.err
     assert WEIGHTS in told.err
-    assert bench.output.read_text() == "old"
-    assert list(bench.output.parent.iterdir()) == [bench.output]
+    assert runner.output.read_text() == "old"
+    assert list(runner.output.parent.iterdir()) == [runner.output]
 
 
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1))
 def test_any_name_of_a_model_survives(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    bench = Bench(tmp_path_factory.mktemp("any") / "made.json")
-    assert bench.run(f"--base-model={text}").exit_code == 0
-    assert bench.written["base_model"] == text
+    runner = CommandRunner(tmp_path_factory.mktemp("any") / "made.json")
+    assert runner.run(f"--base-model={text}").exit_code == 0
+    assert runner.written["base_model"] == text

@@ -27,7 +27,7 @@ def datum(tokens: list[int], targets: list[int], **inputs: Any) -> Datum:
     return Datum(ModelInput.from_ints(tokens), {"target_tokens": targets, **inputs})
 
 
-def a_pass(
+def make_pass(
     adapter_id: str = "a",
     data: list[Datum] | None = None,
     loss_fn: Any = "cross_entropy",
@@ -40,7 +40,7 @@ def a_pass(
 
 
 def run(engine: FakeEngine, *args: Any, **kwargs: Any) -> ForwardBackwardOutput:
-    [outcome] = engine.run_passes([a_pass(*args, **kwargs)])
+    [outcome] = engine.run_passes([make_pass(*args, **kwargs)])
     assert isinstance(outcome, ForwardBackwardOutput), outcome
     return outcome
 

@@ -98,11 +98,11 @@ def test_adamw_is_the_textbook_formula() -> None:
     size = OptimStepParams(
         learning_rate=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.5, grad_clip_norm=0.0
     )
-    dice = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     weights = start.logits_VV.copy()
     first, second = np.zeros_like(weights), np.zeros_like(weights)
     for step in (1, 2, 3):
-        gradient = dice.normal(size=weights.shape)
+        gradient = rng.normal(size=weights.shape)
         trainer.accumulate(gradient)
         trainer.adamw_step(size)
         first = 0.8 * first + 0.2 * gradient

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.fake.conftest import BASE, SPEC, a_pass, datum, logprobs, run, train
+from tests.unit.engine.fake.conftest import BASE, SPEC, datum, logprobs, make_pass, run, train
 from tinkex.engine.fake.bigram import Bigram
 from tinkex.engine.fake.engine import FakeEngine
 from tinkex.engine.losses import LOSSES
@@ -109,8 +109,10 @@ def test_the_same_work_gives_the_same_bits_whatever_the_company() -> None:
         engine.create("a", SPEC)
     busy.create("b", SPEC)
     for _ in range(3):
-        [mine] = alone.run_passes([a_pass("a")])
-        others = busy.run_passes([a_pass("b"), a_pass("a"), a_pass("b", [datum([9], [9])])])
+        [mine] = alone.run_passes([make_pass("a")])
+        others = busy.run_passes(
+            [make_pass("b"), make_pass("a"), make_pass("b", [datum([9], [9])])]
+        )
         assert isinstance(mine, ForwardBackwardOutput)
         assert others[1] == mine
         params = AdamParams(learning_rate=0.1)
@@ -148,7 +150,9 @@ def picture() -> Datum:
 def test_a_refused_pass_names_the_value_and_adds_nothing(
     engine: FakeEngine, data: list[Datum] | None, loss_fn: str, reason: str
 ) -> None:
-    outcomes = engine.run_passes([a_pass("a", data, loss_fn), a_pass("a", is_forward_only=True)])
+    outcomes = engine.run_passes(
+        [make_pass("a", data, loss_fn), make_pass("a", is_forward_only=True)]
+    )
     failure, fine = outcomes
     assert isinstance(failure, EngineFailure)
     assert reason in failure.message
@@ -192,7 +196,7 @@ def test_any_numbers_are_trained_on_or_refused_and_leave_the_adapter_sound(
 
 
 def test_an_adapter_that_is_not_there_is_not_the_users_fault(engine: FakeEngine) -> None:
-    [failure] = engine.run_passes([a_pass("gone")])
+    [failure] = engine.run_passes([make_pass("gone")])
     assert failure == EngineFailure("adapter 'gone' is not in memory", RequestErrorCategory.Server)
     with pytest.raises(LookupError, match="adapter 'gone' is not in memory"):
         engine.optim_step("gone", AdamParams())
@@ -274,7 +278,7 @@ def test_a_busy_engine_takes_its_time_for_passes_and_steps(
     monkeypatch.setattr(time, "sleep", slept.append)
     engine = FakeEngine(seconds_per_op=0.5)
     engine.create("a", SPEC)
-    engine.run_passes([a_pass(), a_pass()])
+    engine.run_passes([make_pass(), make_pass()])
     engine.optim_step("a", AdamParams())
     assert slept == [0.5, 0.5, 0.5]
 

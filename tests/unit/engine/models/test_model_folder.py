@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.model_folder_files import CONFIG, NUM_PARAMETERS, SHAPES, safetensors, write_folder, write_shards
+from tests.support.model_folder_files import (
+    CONFIG,
+    NUM_PARAMETERS,
+    SHAPES,
+    safetensors,
+    write_folder,
+    write_shards,
+)
 from tinkex.engine.models.model_folder import read_model_config, read_model_folder
 from tinkex.engine.models.weight_files import UnusableModel, read_header
 from tinkex.errors import ConfigError, RequestErrorCategory

@@ -70,9 +70,9 @@ def test_what_is_said_again_is_in_the_question(seed: int) -> None:
 
 @given(SEEDS)
 def test_what_is_trained_on_is_never_held_out(seed: int) -> None:
-    dice = Random(seed)
-    assert not tasks.draw_task(dice)[1].is_held_out
-    for message in rows.sft_row(dice)["conversations"][::2]:
+    rng = Random(seed)
+    assert not tasks.draw_task(rng)[1].is_held_out
+    for message in rows.sft_row(rng)["conversations"][::2]:
         assert message["content"] not in {
             task.question for some in HELD_OUT.values() for task in some
         }

@@ -56,7 +56,7 @@ def test_whoever_comes_from_elsewhere_is_not_local(peer: str) -> None:
         "",
     ],
 )
-def test_a_strange_name_that_leads_here_is_not_local(host: str) -> None:
+def test_unknown_host_header_is_not_local(host: str) -> None:
     assert not is_local("127.0.0.1", arrival(("host", host)))
 
 
@@ -72,16 +72,14 @@ def test_a_strange_name_that_leads_here_is_not_local(host: str) -> None:
         ("192.0.2.7", "192.0.2.8", False),
     ],
 )
-def test_who_asks_a_machine_from_its_own_address_is_there(
-    address: str, host: str, is_here: bool
-) -> None:
+def test_own_address_is_local(address: str, host: str, is_here: bool) -> None:
     come = RequestOrigin(
         peer=address, http_version="1.1", headers=(("host", host),), address=address
     )
     assert is_from_this_machine(come) is is_here
 
 
-def test_the_name_must_be_there_once() -> None:
+def test_single_host_header_is_required() -> None:
     assert not is_local("127.0.0.1", arrival())
     assert not is_local("127.0.0.1", arrival(("host", "localhost"), ("host", "localhost")))
 
@@ -94,7 +92,7 @@ def test_what_a_proxy_passed_on_is_not_local(name: str) -> None:
     assert not is_local("127.0.0.1", arrival(("host", "localhost"), (name, "127.0.0.1")))
 
 
-def test_the_old_protocol_of_silent_proxies_is_not_local() -> None:
+def test_http_1_0_request_is_not_local() -> None:
     assert not is_local("127.0.0.1", arrival(("host", "localhost"), version="1.0"))
 
 

@@ -42,7 +42,7 @@ async def test_each_turn_starts_so_many_and_no_more_until_none_wait() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_queue_that_is_too_long_is_served_newest_first() -> None:
+async def test_excess_of_long_queue_is_served_newest_first() -> None:
     turns, started = FairStartQueue(1), list[int]()
     for number in range(MAX_FIFO_STARTS + 4):
         turns.submit("peer", partial(started.append, number))

@@ -62,7 +62,7 @@ def test_a_budget_below_one_body_still_takes_one_body() -> None:
 
 
 @pytest.mark.asyncio
-async def test_few_threads_decode() -> None:
+async def test_decoder_thread_limit() -> None:
     import asyncio
 
     budget = intake()

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.asgi_client import ask
-from tests.support.server_harness import KEY, House
+from tests.support.asgi_client import send_request
+from tests.support.server_harness import KEY, ServerHarness
 from tinkex.errors import StoreUnavailable
 from tinkex.jobs.wakeup import WakeupListener
 from tinkex.server.app import ROUTES
@@ -19,9 +19,9 @@ AUTH = {"X-API-Key": KEY}
 OPS = ["/readyz", "/metrics"]
 
 
-def numbers(house: House) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def numbers(harness: ServerHarness) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of /metrics."""
-    text = house.client.get("/metrics", headers=AUTH).text
+    text = harness.client.get("/metrics", headers=AUTH).text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -29,14 +29,14 @@ def numbers(house: House) -> dict[tuple[str, tuple[tuple[str, str], ...]], float
     }
 
 
-def test_ready_is_only_who_has_a_worker(house: House) -> None:
-    before = house.client.get("/readyz", headers=AUTH)
+def test_ready_is_only_who_has_a_worker(harness: ServerHarness) -> None:
+    before = harness.client.get("/readyz", headers=AUTH)
     assert before.status_code == 503
     assert before.json() == {"status": "not ready", "reason": "no worker is running"}
 
-    bell = WakeupListener(house.services.database, "worker")
+    bell = WakeupListener(harness.services.database, "worker")
     try:
-        after = house.client.get("/readyz", headers=AUTH)
+        after = harness.client.get("/readyz", headers=AUTH)
     finally:
         bell.close()
 
@@ -44,38 +44,38 @@ def test_ready_is_only_who_has_a_worker(house: House) -> None:
 
 
 def test_a_store_that_does_not_answer_is_a_reason(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.ask("GET", "/get_server_capabilities")  # so that the key is known
+    harness.send_request("GET", "/get_server_capabilities")  # so that the key is known
 
     def fail(self: Database, work: Any) -> Any:
         raise StoreUnavailable("the disk is gone")
 
     monkeypatch.setattr(Database, "read", fail)
 
-    ready = house.client.get("/readyz", headers=AUTH)
+    ready = harness.client.get("/readyz", headers=AUTH)
     assert (ready.status_code, ready.json()["reason"]) == (503, "the disk is gone")
-    assert numbers(house)["tinkex_store_up", ()] == 0.0
-    assert house.ask("GET", "/healthz", key=None).status_code == 200
-    refused = house.ask("GET", "/get_server_capabilities")
+    assert numbers(harness)["tinkex_store_up", ()] == 0.0
+    assert harness.send_request("GET", "/healthz", key=None).status_code == 200
+    refused = harness.send_request("GET", "/get_server_capabilities")
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"
 
 
-def test_metrics_name_their_charset_once(house: House) -> None:
-    kind = house.client.get("/metrics", headers=AUTH).headers["content-type"]
+def test_metrics_name_their_charset_once(harness: ServerHarness) -> None:
+    kind = harness.client.get("/metrics", headers=AUTH).headers["content-type"]
     assert kind.startswith("text/plain; version=")
     assert kind.count("charset") == 1
 
 
-def test_metrics_say_how_the_store_is_doing(house: House) -> None:
-    house.session()
-    bell = WakeupListener(house.services.database, "worker")
+def test_metrics_say_how_the_store_is_doing(harness: ServerHarness) -> None:
+    harness.session()
+    bell = WakeupListener(harness.services.database, "worker")
     try:
-        first = house.promise()
-        house.promise()
-        house.finish(house.promise())
-        found = numbers(house)
+        first = harness.submit_job()
+        harness.submit_job()
+        harness.finish(harness.submit_job())
+        found = numbers(harness)
     finally:
         bell.close()
 
@@ -88,30 +88,32 @@ def test_metrics_say_how_the_store_is_doing(house: House) -> None:
     assert 0.0 < found["tinkex_oldest_waiting_seconds", ()] <= time.time() - first.created_at
 
 
-def test_metrics_count_requests_by_endpoint_and_status(house: House) -> None:
+def test_metrics_count_requests_by_endpoint_and_status(harness: ServerHarness) -> None:
     good = ("tinkex_requests_total", (("endpoint", "health"), ("status", "200")))
     bad = ("tinkex_requests_total", (("endpoint", "session_heartbeat"), ("status", "404")))
     timed = ("tinkex_request_seconds_count", (("endpoint", "health"),))
-    before = numbers(house)
+    before = numbers(harness)
 
-    house.ask("GET", "/healthz", key=None)
-    house.post("/session_heartbeat", {"session_id": "x"})
+    harness.send_request("GET", "/healthz", key=None)
+    harness.post("/session_heartbeat", {"session_id": "x"})
 
-    after = numbers(house)
+    after = numbers(harness)
     for name in (good, bad, timed):
         assert after[name] == before.get(name, 0.0) + 1.0
 
 
 @pytest.mark.parametrize("path", OPS)
 @pytest.mark.asyncio
-async def test_upkeep_is_for_this_machine_and_for_who_has_a_key(house: House, path: str) -> None:
-    app = house.client.app
+async def test_monitoring_requires_loopback_or_key(harness: ServerHarness, path: str) -> None:
+    app = harness.client.app
     nobody = {"x-api-key": "", "host": "localhost:8000"}
-    here = await ask(app, "GET", path, headers=nobody)
-    by_a_strange_name = await ask(app, "GET", path, headers={**nobody, "host": "evil.example"})
-    proxied = await ask(app, "GET", path, headers={**nobody, "x-forwarded-for": "1.2.3.4"})
-    far = await ask(app, "GET", path, headers=nobody, client="192.0.2.1")
-    far_with_key = await ask(app, "GET", path, client="192.0.2.1")
+    here = await send_request(app, "GET", path, headers=nobody)
+    by_a_strange_name = await send_request(
+        app, "GET", path, headers={**nobody, "host": "evil.example"}
+    )
+    proxied = await send_request(app, "GET", path, headers={**nobody, "x-forwarded-for": "1.2.3.4"})
+    far = await send_request(app, "GET", path, headers=nobody, client="192.0.2.1")
+    far_with_key = await send_request(app, "GET", path, client="192.0.2.1")
 
     assert here.status != 401
     assert by_a_strange_name.status == 401
@@ -121,8 +123,10 @@ async def test_upkeep_is_for_this_machine_and_for_who_has_a_key(house: House, pa
 
 
 @pytest.mark.parametrize("path", ["/schema", "/schema/openapi.json", "/openapi.json"])
-def test_the_description_needs_no_key_and_names_every_endpoint(house: House, path: str) -> None:
-    answer = house.client.get(path)
+def test_the_description_needs_no_key_and_names_every_endpoint(
+    harness: ServerHarness, path: str
+) -> None:
+    answer = harness.client.get(path)
 
     assert answer.headers["content-type"] == "application/json"
     document = answer.json()

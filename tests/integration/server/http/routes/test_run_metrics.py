@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.server_harness import OTHER_KEY, House
-from tests.support.resources import ready_model
+from tests.support.resources import create_ready_model
+from tests.support.server_harness import OTHER_KEY, ServerHarness
 from tinkex.jobs.job_types import JobKind
 from tinkex.store import schema, sessions, steps
 from tinkex.store.records import StepRecord
@@ -17,7 +17,7 @@ from tinkex.store.records import StepRecord
 BEGAN = 1_700_000_000.0
 
 
-def note(house: House, run_id: str, kind: JobKind, at: float, **fields: Any) -> None:
+def note(harness: ServerHarness, run_id: str, kind: JobKind, at: float, **fields: Any) -> None:
     """A step, as the worker notes it."""
     known: dict[str, Any] = {
         "session_id": run_id.partition(":")[0],
@@ -31,35 +31,42 @@ def note(house: House, run_id: str, kind: JobKind, at: float, **fields: Any) -> 
         "started_at": BEGAN + at,
         "finished_at": BEGAN + at + 1,
     }
-    house.write(lambda db: steps.insert(db, StepRecord(**known | fields)))
+    harness.write(lambda db: steps.insert(db, StepRecord(**known | fields)))
 
 
-def train(house: House, run_id: str, num_steps: int, first: int = 1, num_passes: int = 1) -> None:
+def train(
+    harness: ServerHarness, run_id: str, num_steps: int, first: int = 1, num_passes: int = 1
+) -> None:
     for number in range(first, first + num_steps):
         for _ in range(num_passes):
             metrics = {"loss:sum": 20.0 * number, "entropy:mean": 1.0 * number, "peak:max": 3.0}
             note(
-                house, run_id, JobKind.FORWARD_BACKWARD, 10 * number, num_tokens=10, metrics=metrics
+                harness,
+                run_id,
+                JobKind.FORWARD_BACKWARD,
+                10 * number,
+                num_tokens=10,
+                metrics=metrics,
             )
-        note(house, run_id, JobKind.OPTIM_STEP, 10 * number + 1, metrics={"grad_norm": 0.5})
+        note(harness, run_id, JobKind.OPTIM_STEP, 10 * number + 1, metrics={"grad_norm": 0.5})
 
 
-def ask(house: House, run_id: str, query: str = "", **options: Any) -> Any:
-    return house.ask("GET", f"/training_runs/{run_id}/metrics{query}", **options)
+def send_request(harness: ServerHarness, run_id: str, query: str = "", **options: Any) -> Any:
+    return harness.send_request("GET", f"/training_runs/{run_id}/metrics{query}", **options)
 
 
 @pytest.fixture
-def run_id(house: House) -> str:
-    found = ready_model(house, house.session())
-    note(house, found, JobKind.CREATE_MODEL, 0)
+def run_id(harness: ServerHarness) -> str:
+    found = create_ready_model(harness, harness.session())
+    note(harness, found, JobKind.CREATE_MODEL, 0)
     return found
 
 
-def test_a_step_has_the_passes_before_it(house: House, run_id: str) -> None:
-    train(house, run_id, 1, num_passes=3)
-    note(house, run_id, JobKind.FORWARD_BACKWARD, 90, num_tokens=10, metrics={"loss:sum": 5.0})
+def test_a_step_has_the_passes_before_it(harness: ServerHarness, run_id: str) -> None:
+    train(harness, run_id, 1, num_passes=3)
+    note(harness, run_id, JobKind.FORWARD_BACKWARD, 90, num_tokens=10, metrics={"loss:sum": 5.0})
 
-    found = ask(house, run_id).json()
+    found = send_request(harness, run_id).json()
 
     step = found["steps"][0]
     assert (step["step"], step["num_passes"], step["num_tokens"]) == (1, 3, 30)
@@ -75,11 +82,11 @@ def test_a_step_has_the_passes_before_it(house: House, run_id: str) -> None:
     assert found["tokens_per_second"] == pytest.approx(40 / 81)
 
 
-def test_steps_come_in_pages_and_none_is_lost(house: House, run_id: str) -> None:
-    train(house, run_id, 7, num_passes=2)
+def test_steps_come_in_pages_and_none_is_lost(harness: ServerHarness, run_id: str) -> None:
+    train(harness, run_id, 7, num_passes=2)
 
     seen, after = [], 0
-    while page := ask(house, run_id, f"?limit=3&after={after}").json()["steps"]:
+    while page := send_request(harness, run_id, f"?limit=3&after={after}").json()["steps"]:
         seen += page
         after = page[-1]["cursor"]
 
@@ -87,29 +94,29 @@ def test_steps_come_in_pages_and_none_is_lost(house: House, run_id: str) -> None
     assert [step["num_passes"] for step in seen] == [2] * 7
 
 
-def test_without_a_cursor_the_newest_come(house: House, run_id: str) -> None:
-    train(house, run_id, 5)
+def test_without_a_cursor_the_newest_come(harness: ServerHarness, run_id: str) -> None:
+    train(harness, run_id, 5)
 
-    found = ask(house, run_id, "?limit=2").json()
+    found = send_request(harness, run_id, "?limit=2").json()
 
     assert [(step["step"], step["loss"]) for step in found["steps"]] == [(4, 8.0), (5, 10.0)]
     assert (found["num_steps"], found["loss"]) == (5, 10.0)
 
 
-def test_loading_drops_the_passes_before_it(house: House, run_id: str) -> None:
-    note(house, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics={"loss:sum": 5.0})
-    note(house, run_id, JobKind.LOAD_WEIGHTS, 2)
-    train(house, run_id, 1)
+def test_loading_drops_the_passes_before_it(harness: ServerHarness, run_id: str) -> None:
+    note(harness, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics={"loss:sum": 5.0})
+    note(harness, run_id, JobKind.LOAD_WEIGHTS, 2)
+    train(harness, run_id, 1)
 
-    assert ask(house, run_id).json()["steps"][0]["num_passes"] == 1
+    assert send_request(harness, run_id).json()["steps"][0]["num_passes"] == 1
 
 
-def test_what_is_no_number_is_left_out(house: House, run_id: str) -> None:
+def test_what_is_no_number_is_left_out(harness: ServerHarness, run_id: str) -> None:
     bad = {"loss:sum": float("nan"), "peak:max": float("inf"), "fine": 1.0}
-    note(house, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics=bad)
-    note(house, run_id, JobKind.OPTIM_STEP, 2)
+    note(harness, run_id, JobKind.FORWARD_BACKWARD, 1, num_tokens=10, metrics=bad)
+    note(harness, run_id, JobKind.OPTIM_STEP, 2)
 
-    found = ask(house, run_id)
+    found = send_request(harness, run_id)
 
     assert found.status_code == 200
     step = found.json()["steps"][0]
@@ -117,78 +124,84 @@ def test_what_is_no_number_is_left_out(house: House, run_id: str) -> None:
     assert step.get("loss") is None
 
 
-def test_the_queue_and_the_end_are_told(house: House, run_id: str) -> None:
+def test_queue_state_and_end_are_reported(harness: ServerHarness, run_id: str) -> None:
     for _ in range(2):
-        house.promise(run_id=run_id)
-    found = ask(house, run_id).json()
+        harness.submit_job(run_id=run_id)
+    found = send_request(harness, run_id).json()
     # The promise of the model itself is not kept either: there is no worker here.
     assert (found["num_waiting"], found["num_running"]) == (3, 0)
     assert (found["status"], found["steps"]) == ("active", [])
 
     session_id = run_id.partition(":")[0]
-    house.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
-    assert ask(house, run_id).json()["status"] == "finished"
+    harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
+    assert send_request(harness, run_id).json()["status"] == "finished"
 
 
-def test_a_history_without_its_beginning_says_so(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    train(house, run_id, 1)
-    assert ask(house, run_id).json()["is_whole"] is False
+def test_history_without_creation_is_marked_incomplete(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    train(harness, run_id, 1)
+    assert send_request(harness, run_id).json()["is_whole"] is False
 
 
 @pytest.mark.parametrize("query", ["?after=-1", "?limit=0", "?limit=1001", "?after=x", "?offset=1"])
-def test_bad_pages_are_refused(house: House, run_id: str, query: str) -> None:
-    assert ask(house, run_id, query).status_code == 422
+def test_bad_pages_are_refused(harness: ServerHarness, run_id: str, query: str) -> None:
+    assert send_request(harness, run_id, query).status_code == 422
 
 
-def test_others_do_not_see_it(house: House, run_id: str) -> None:
-    train(house, run_id, 1)
-    foreign, missing = ask(house, run_id, key=OTHER_KEY), ask(house, "nosuch")
+def test_others_do_not_see_it(harness: ServerHarness, run_id: str) -> None:
+    train(harness, run_id, 1)
+    foreign, missing = send_request(harness, run_id, key=OTHER_KEY), send_request(harness, "nosuch")
     assert foreign.status_code == missing.status_code == 404
     assert foreign.json()["error"] == f"there is no training run {run_id!r}"
 
 
-def test_a_run_is_listed_with_name_state_step_and_newest_metrics(house: House, run_id: str) -> None:
-    train(house, run_id, 3, num_passes=2)
-    house.write(lambda db: db.execute(sa.update(schema.jobs).values(finished_at=BEGAN)))
-    house.write(lambda db: sessions.finish(db, run_id.partition(":")[0], "errored", None, BEGAN))
+def test_a_run_is_listed_with_name_state_step_and_newest_metrics(
+    harness: ServerHarness, run_id: str
+) -> None:
+    train(harness, run_id, 3, num_passes=2)
+    harness.write(lambda db: db.execute(sa.update(schema.jobs).values(finished_at=BEGAN)))
+    harness.write(lambda db: sessions.finish(db, run_id.partition(":")[0], "errored", None, BEGAN))
 
-    listed = house.ask("GET", "/training_runs").json()["training_runs"][0]
+    listed = harness.send_request("GET", "/training_runs").json()["training_runs"][0]
 
-    newest = ask(house, run_id).json()
-    assert listed == house.ask("GET", f"/training_runs/{run_id}").json()
+    newest = send_request(harness, run_id).json()
+    assert listed == harness.send_request("GET", f"/training_runs/{run_id}").json()
     assert listed["state"] == newest["state"] == "failed"
     assert listed["step"] == newest["num_steps"] == newest["steps"][-1]["step"] == 3
     assert listed["metrics"] == {"loss": 6.0} | newest["steps"][-1]["metrics"]
     assert newest["loss"] == 6.0
 
 
-def test_steps_keep_their_numbers_when_the_oldest_are_dropped(house: House, run_id: str) -> None:
-    train(house, run_id, 5)
-    cursor = ask(house, run_id).json()["steps"][1]["cursor"]
-    house.write(lambda db: db.execute(sa.delete(schema.steps).where(schema.steps.c.no <= cursor)))
+def test_steps_keep_their_numbers_when_the_oldest_are_dropped(
+    harness: ServerHarness, run_id: str
+) -> None:
+    train(harness, run_id, 5)
+    cursor = send_request(harness, run_id).json()["steps"][1]["cursor"]
+    harness.write(lambda db: db.execute(sa.delete(schema.steps).where(schema.steps.c.no <= cursor)))
 
     for query in ("", "?after=0", "?limit=2", f"?after={cursor}"):
-        found = ask(house, run_id, query).json()
+        found = send_request(harness, run_id, query).json()
         assert (found["num_steps"], found["is_whole"]) == (5, False)
         numbers = [step["step"] for step in found["steps"]]
         assert numbers == ([4, 5] if query == "?limit=2" else [3, 4, 5])
 
 
-def report(house: House, run_id: str, seq_id: int, metrics: Any) -> Any:
+def report(harness: ServerHarness, run_id: str, seq_id: int, metrics: Any) -> Any:
     content = {"seq_id": seq_id, "metrics": metrics}
-    return house.ask("POST", f"/training_runs/{run_id}/metrics", json=content)
+    return harness.send_request("POST", f"/training_runs/{run_id}/metrics", json=content)
 
 
-def test_what_a_client_reports_about_a_step_is_shown_with_it(house: House, run_id: str) -> None:
-    train(house, run_id, 1)
-    house.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
-    train(house, run_id, 1, first=2)
+def test_what_a_client_reports_about_a_step_is_shown_with_it(
+    harness: ServerHarness, run_id: str
+) -> None:
+    train(harness, run_id, 1)
+    harness.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
+    train(harness, run_id, 1, first=2)
 
-    assert report(house, run_id, 4, {"reward": 0.5, "loss": 9.0}).status_code == 200
-    assert report(house, run_id, 4, {"kl": 0.25}).status_code == 200
+    assert report(harness, run_id, 4, {"reward": 0.5, "loss": 9.0}).status_code == 200
+    assert report(harness, run_id, 4, {"kl": 0.25}).status_code == 200
 
-    first, second = ask(house, run_id).json()["steps"]
+    first, second = send_request(harness, run_id).json()["steps"]
     assert (first["loss"], first["metrics"]["reward"], first["metrics"]["kl"]) == (9.0, 0.5, 0.25)
     assert first["metrics"]["grad_norm"] == 0.5
     assert "reward" not in second["metrics"]
@@ -208,12 +221,12 @@ def test_what_a_client_reports_about_a_step_is_shown_with_it(house: House, run_i
     ],
 )
 def test_a_report_that_makes_no_sense_is_refused(
-    house: House, run_id: str, seq_id: int, metrics: Any, status: int
+    harness: ServerHarness, run_id: str, seq_id: int, metrics: Any, status: int
 ) -> None:
-    train(house, run_id, 1)
-    house.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
+    train(harness, run_id, 1)
+    harness.write(lambda db: db.execute(sa.update(schema.steps).values(position=4)))
 
-    refused = report(house, run_id, seq_id, metrics)
+    refused = report(harness, run_id, seq_id, metrics)
 
     assert refused.status_code == status, refused.text
-    assert "reward" not in ask(house, run_id).json()["steps"][0]["metrics"]
+    assert "reward" not in send_request(harness, run_id).json()["steps"][0]["metrics"]

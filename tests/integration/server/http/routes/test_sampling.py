@@ -5,51 +5,53 @@ from typing import Any
 
 import pytest
 
-from tests.support.server_harness import BASE_MODEL, KEY, OTHER_KEY, House
-from tests.support.resources import ready_model, saved, share
+from tests.support.resources import create_checkpoint, create_ready_model, publish_checkpoint
+from tests.support.server_harness import BASE_MODEL, KEY, OTHER_KEY, ServerHarness
 from tinkex.store import checkpoints, jobs, samplers, sessions, settings
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 
 
-def open_sampler(house: House, session_id: str, key: str = KEY, **fields: Any) -> Any:
+def open_sampler(harness: ServerHarness, session_id: str, key: str = KEY, **fields: Any) -> Any:
     body = {"session_id": session_id, "sampling_session_seq_id": 0, **fields}
-    return house.post("/create_sampling_session", body, key=key)
+    return harness.post("/create_sampling_session", body, key=key)
 
 
-def base_sampler(house: House, session_id: str | None = None) -> str:
-    answer = open_sampler(house, session_id or house.session(), base_model=BASE_MODEL)
+def base_sampler(harness: ServerHarness, session_id: str | None = None) -> str:
+    answer = open_sampler(harness, session_id or harness.session(), base_model=BASE_MODEL)
     assert answer.status_code == 200, answer.text
     sampler_id: str = answer.json()["sampling_session_id"]
     return sampler_id
 
 
-def sample(house: House, key: str = KEY, **fields: Any) -> Any:
+def sample(harness: ServerHarness, key: str = KEY, **fields: Any) -> Any:
     body = {"num_samples": 1, "prompt": PROMPT, "sampling_params": {"max_tokens": 4}, **fields}
-    return house.post("/asample", body, key=key)
+    return harness.post("/asample", body, key=key)
 
 
-def test_a_sampling_session_is_opened_once_per_number(house: House) -> None:
-    session_id = house.session()
+def test_a_sampling_session_is_opened_once_per_number(harness: ServerHarness) -> None:
+    session_id = harness.session()
 
-    first, second = (open_sampler(house, session_id, base_model=BASE_MODEL) for _ in range(2))
+    first, second = (open_sampler(harness, session_id, base_model=BASE_MODEL) for _ in range(2))
 
     assert first.json() == second.json()
     assert first.json()["sampling_session_id"] == f"{session_id}:sample:0"
-    assert len(house.read(lambda db: samplers.list_by_session(db, session_id))) == 1
+    assert len(harness.read(lambda db: samplers.list_by_session(db, session_id))) == 1
 
 
 @pytest.mark.parametrize("segment", ["weights", "sampler_weights"])
-def test_weights_of_both_kinds_can_be_sampled(house: House, segment: str) -> None:
-    session_id = house.session()
-    checkpoint = saved(house, ready_model(house, session_id), segment=segment)
+def test_weights_of_both_kinds_can_be_sampled(harness: ServerHarness, segment: str) -> None:
+    session_id = harness.session()
+    checkpoint = create_checkpoint(
+        harness, create_ready_model(harness, session_id), segment=segment
+    )
 
-    answer = open_sampler(house, session_id, model_path=str(checkpoint.path))
+    answer = open_sampler(harness, session_id, model_path=str(checkpoint.path))
 
     sampler_id = answer.json()["sampling_session_id"]
-    found = house.read(lambda db: samplers.find(db, sampler_id))
+    found = harness.read(lambda db: samplers.find(db, sampler_id))
     assert (found.checkpoint_id, found.base_model) == (checkpoint.id, BASE_MODEL)
-    assert house.ask("GET", f"/samplers/{sampler_id}").json() == {
+    assert harness.send_request("GET", f"/samplers/{sampler_id}").json() == {
         "sampler_id": sampler_id,
         "base_model": BASE_MODEL,
         "model_path": str(checkpoint.path),
@@ -57,10 +59,10 @@ def test_weights_of_both_kinds_can_be_sampled(house: House, segment: str) -> Non
     }
 
 
-def test_a_sampler_of_a_base_model_has_no_path(house: House) -> None:
-    sampler_id = base_sampler(house)
+def test_a_sampler_of_a_base_model_has_no_path(harness: ServerHarness) -> None:
+    sampler_id = base_sampler(harness)
 
-    found = house.ask("GET", f"/samplers/{sampler_id}").json()
+    found = harness.send_request("GET", f"/samplers/{sampler_id}").json()
 
     assert found == {
         "sampler_id": sampler_id,
@@ -80,97 +82,99 @@ def test_a_sampler_of_a_base_model_has_no_path(house: House) -> None:
     ],
 )
 def test_a_sampling_session_on_nothing_is_refused(
-    house: House, fields: dict[str, Any], status: int, words: str
+    harness: ServerHarness, fields: dict[str, Any], status: int, words: str
 ) -> None:
-    answer = open_sampler(house, house.session(), **fields)
+    answer = open_sampler(harness, harness.session(), **fields)
 
     assert answer.status_code == status
     assert words in answer.json()["error"]
 
 
-def test_exported_weights_are_not_sampled(house: House) -> None:
-    session_id = house.session()
-    checkpoint = saved(house, ready_model(house, session_id), segment="external_weights")
+def test_exported_weights_are_not_sampled(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    checkpoint = create_checkpoint(
+        harness, create_ready_model(harness, session_id), segment="external_weights"
+    )
 
-    answer = open_sampler(house, session_id, model_path=str(checkpoint.path))
+    answer = open_sampler(harness, session_id, model_path=str(checkpoint.path))
 
     assert answer.status_code == 400
     assert "is for other tools" in answer.json()["error"]
 
 
-def test_a_base_model_that_does_not_fit_the_weights_is_refused(house: House) -> None:
-    session_id = house.session()
-    checkpoint = saved(house, ready_model(house, session_id))
+def test_a_base_model_that_does_not_fit_the_weights_is_refused(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, session_id))
 
-    answer = open_sampler(house, session_id, model_path=str(checkpoint.path), base_model="other")
+    answer = open_sampler(harness, session_id, model_path=str(checkpoint.path), base_model="other")
 
     assert answer.status_code == 400
 
 
-def test_a_finished_session_opens_no_sampler_but_keeps_those_it_has(house: House) -> None:
-    session_id = house.session()
-    base_sampler(house, session_id)
-    house.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
+def test_a_finished_session_opens_no_sampler_but_keeps_those_it_has(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    base_sampler(harness, session_id)
+    harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
 
-    again = open_sampler(house, session_id, base_model=BASE_MODEL)
-    fresh = open_sampler(house, session_id, base_model=BASE_MODEL, sampling_session_seq_id=1)
+    again = open_sampler(harness, session_id, base_model=BASE_MODEL)
+    fresh = open_sampler(harness, session_id, base_model=BASE_MODEL, sampling_session_seq_id=1)
 
     assert (again.status_code, fresh.status_code) == (200, 400)
 
 
-def test_clients_that_join_get_numbers_of_their_own(house: House) -> None:
-    sampler_id = base_sampler(house)
+def test_joining_clients_get_distinct_counters(harness: ServerHarness) -> None:
+    sampler_id = base_sampler(harness)
     body = {"sampling_session_id": sampler_id}
 
     counters = [
-        house.post("/join_sampling_session", body).json()["client_counter"] for _ in range(3)
+        harness.post("/join_sampling_session", body).json()["client_counter"] for _ in range(3)
     ]
 
     assert counters == [1, 2, 3]
 
 
 # --- samples -----------------------------------------------------------------------------------
-def test_a_sample_names_its_sequences(house: House) -> None:
-    sampler_id = base_sampler(house)
+def test_a_sample_names_its_sequences(harness: ServerHarness) -> None:
+    sampler_id = base_sampler(harness)
 
-    promise = sample(house, sampling_session_id=sampler_id, seq_id=3, num_samples=2).json()
+    future = sample(harness, sampling_session_id=sampler_id, seq_id=3, num_samples=2).json()
 
-    request_id = promise["request_id"]
-    assert promise == {
+    request_id = future["request_id"]
+    assert future == {
         "request_id": request_id,
         "sample_sequence_ids": [f"{request_id}:0", f"{request_id}:1"],
     }
-    job = house.read(lambda db: jobs.find(db, request_id))
+    job = harness.read(lambda db: jobs.find(db, request_id))
     assert (job.sampler_id, job.position, job.num_sequences) == (sampler_id, 3, 2)
     assert job.session_id == sampler_id.partition(":")[0]
 
 
-def test_a_repeated_sample_gets_the_same_promise(house: House) -> None:
-    sampler_id = base_sampler(house)
+def test_a_repeated_sample_gets_the_same_promise(harness: ServerHarness) -> None:
+    sampler_id = base_sampler(harness)
 
-    answers = [sample(house, sampling_session_id=sampler_id, seq_id=n).json() for n in (0, 0, 1)]
+    answers = [sample(harness, sampling_session_id=sampler_id, seq_id=n).json() for n in (0, 0, 1)]
 
     assert answers[0] == answers[1] != answers[2]
 
 
-def test_clones_count_from_their_own_number(house: House) -> None:
-    sampler_id = base_sampler(house)
+def test_clone_seq_id_is_stored_as_position(harness: ServerHarness) -> None:
+    sampler_id = base_sampler(harness)
     seq_id = 999_999_999 * 1_000_000_000 + 5
 
-    promise = sample(house, sampling_session_id=sampler_id, seq_id=seq_id).json()
+    future = sample(harness, sampling_session_id=sampler_id, seq_id=seq_id).json()
 
-    job = house.read(lambda db: jobs.find(db, promise["request_id"]))
+    job = harness.read(lambda db: jobs.find(db, future["request_id"]))
     assert job.position == seq_id
 
 
-def test_samples_can_name_the_model_themselves(house: House) -> None:
-    checkpoint = saved(house, ready_model(house, house.session()))
+def test_samples_can_name_the_model_themselves(harness: ServerHarness) -> None:
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
-    base = sample(house, base_model=BASE_MODEL)
-    path = sample(house, model_path=str(checkpoint.path))
+    base = sample(harness, base_model=BASE_MODEL)
+    path = sample(harness, model_path=str(checkpoint.path))
 
     assert (base.status_code, path.status_code) == (200, 200)
-    job = house.read(lambda db: jobs.find(db, path.json()["request_id"]))
+    job = harness.read(lambda db: jobs.find(db, path.json()["request_id"]))
     assert (job.sampler_id, job.session_id, job.position) == (None, "", 0)
 
 
@@ -200,45 +204,45 @@ def test_samples_can_name_the_model_themselves(house: House) -> None:
     ],
 )
 def test_what_no_engine_can_sample_is_refused_at_once(
-    house: House, fields: dict[str, Any], status: int
+    harness: ServerHarness, fields: dict[str, Any], status: int
 ) -> None:
-    answer = sample(house, **{"base_model": BASE_MODEL} | fields)
+    answer = sample(harness, **{"base_model": BASE_MODEL} | fields)
 
     assert answer.status_code == status
-    assert house.read(jobs.get_load).num_jobs == 0
+    assert harness.read(jobs.get_load).num_jobs == 0
 
 
-def test_1024_sequences_are_possible(house: House) -> None:
-    answer = sample(house, base_model=BASE_MODEL, num_samples=1024)
+def test_1024_sequences_are_possible(harness: ServerHarness) -> None:
+    answer = sample(harness, base_model=BASE_MODEL, num_samples=1024)
 
     assert len(answer.json()["sample_sequence_ids"]) == 1024
 
 
-def test_published_weights_of_others_can_be_sampled(house: House) -> None:
-    checkpoint = saved(house, ready_model(house, house.session()))
-    theirs = house.session(OTHER_KEY)
+def test_published_weights_of_others_can_be_sampled(harness: ServerHarness) -> None:
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
+    theirs = harness.session(OTHER_KEY)
     path = str(checkpoint.path)
 
-    private = open_sampler(house, theirs, OTHER_KEY, model_path=path)
-    share(house, checkpoint)
-    public = open_sampler(house, theirs, OTHER_KEY, model_path=path)
-    direct = sample(house, OTHER_KEY, model_path=path)
+    private = open_sampler(harness, theirs, OTHER_KEY, model_path=path)
+    publish_checkpoint(harness, checkpoint)
+    public = open_sampler(harness, theirs, OTHER_KEY, model_path=path)
+    direct = sample(harness, OTHER_KEY, model_path=path)
 
     assert [answer.status_code for answer in (private, public, direct)] == [404, 200, 200]
 
 
-def test_expired_weights_are_not_sampled(house: House) -> None:
-    session_id = house.session()
-    checkpoint = saved(house, ready_model(house, session_id))
-    house.write(lambda db: checkpoints.set_expiry(db, checkpoint.id, time.time() - 1))
+def test_expired_weights_are_not_sampled(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, session_id))
+    harness.write(lambda db: checkpoints.set_expiry(db, checkpoint.id, time.time() - 1))
 
-    assert open_sampler(house, session_id, model_path=str(checkpoint.path)).status_code == 404
+    assert open_sampler(harness, session_id, model_path=str(checkpoint.path)).status_code == 404
 
 
-def test_a_sampler_says_which_tokenizer_its_model_needs(house: House) -> None:
+def test_a_sampler_says_which_tokenizer_its_model_needs(harness: ServerHarness) -> None:
     model = {"name": BASE_MODEL, "max_context_tokens": 512, "tokenizer_id": "/models/mine"}
-    house.write(lambda db: settings.put(db, "base_models", [model]))
+    harness.write(lambda db: settings.put(db, "base_models", [model]))
 
-    found = house.ask("GET", f"/samplers/{base_sampler(house)}").json()
+    found = harness.send_request("GET", f"/samplers/{base_sampler(harness)}").json()
 
     assert found["tokenizer_id"] == "/models/mine"

@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 
-from tests.support.server_harness import BASE_MODEL, OTHER_KEY, House, forget_models, open_house, publish_no_models
+from tests.support.server_harness import (
+    BASE_MODEL,
+    OTHER_KEY,
+    ServerHarness,
+    clear_base_models,
+    open_harness,
+    publish_empty_models,
+)
 from tinkex.store import sessions
 from tinkex.store.database import Connection
 
 SESSION = {"tags": ["a"], "user_metadata": {"k": "v"}, "sdk_version": "0.36.0"}
 
 
-def test_capabilities_are_what_the_worker_announced(house: House) -> None:
-    answer = house.ask("GET", "/get_server_capabilities")
+def test_capabilities_are_what_the_worker_announced(harness: ServerHarness) -> None:
+    answer = harness.send_request("GET", "/get_server_capabilities")
 
     assert answer.json() == {
         "supported_models": [
@@ -29,54 +36,56 @@ def test_capabilities_are_what_the_worker_announced(house: House) -> None:
     }
 
 
-@pytest.mark.parametrize("publish", [forget_models, publish_no_models])
+@pytest.mark.parametrize("publish", [clear_base_models, publish_empty_models])
 def test_capabilities_are_empty_before_the_first_worker_and_without_models(
-    house: House, publish: Callable[[Connection], None]
+    harness: ServerHarness, publish: Callable[[Connection], None]
 ) -> None:
-    house.write(publish)
+    harness.write(publish)
 
-    assert house.ask("GET", "/get_server_capabilities").json() == {"supported_models": []}
+    assert harness.send_request("GET", "/get_server_capabilities").json() == {
+        "supported_models": []
+    }
 
 
 def test_clients_get_flags_and_the_settings_win(tmp_path: Path) -> None:
     flags = {"fwdbwd_max_chunk_len": 7, "parallel_fwdbwd_chunks": False}
-    with open_house(
+    with open_harness(
         tmp_path, client_flags=flags, dynamic_flags={"refresh_interval_sec": 10}
-    ) as house:
-        config = house.post("/client/config", {"sdk_version": "0.36.0"}).json()
-        dynamic = house.post("/client/dynamic_config", {"sdk_version": "0.36.0"}).json()
+    ) as harness:
+        config = harness.post("/client/config", {"sdk_version": "0.36.0"}).json()
+        dynamic = harness.post("/client/dynamic_config", {"sdk_version": "0.36.0"}).json()
 
     assert config == {"pjwt_auth_enabled": True, **flags}
     assert dynamic == {"sample_cancel_enabled": True, "refresh_interval_sec": 10}
 
 
-def test_clients_may_send_chunks_together_and_cancel_samples(house: House) -> None:
-    config = house.post("/client/config", {"sdk_version": "0.36.0"}).json()
-    dynamic = house.post("/client/dynamic_config", {"sdk_version": "0.36.0"}).json()
+def test_client_config_allows_parallel_chunks_and_cancel(harness: ServerHarness) -> None:
+    config = harness.post("/client/config", {"sdk_version": "0.36.0"}).json()
+    dynamic = harness.post("/client/dynamic_config", {"sdk_version": "0.36.0"}).json()
 
     assert config["parallel_fwdbwd_chunks"] is True
     assert dynamic["sample_cancel_enabled"] is True
 
 
-def test_a_session_keeps_what_its_client_said(house: House) -> None:
+def test_a_session_keeps_what_its_client_said(harness: ServerHarness) -> None:
     body = {**SESSION, "project_id": "p", "display_name": "My Run"}
-    session_id = house.post("/create_session", body).json()["session_id"]
+    session_id = harness.post("/create_session", body).json()["session_id"]
 
-    found = house.read(lambda db: sessions.find(db, session_id))
-    assert found.tenant_id == house.tenant_id
+    found = harness.read(lambda db: sessions.find(db, session_id))
+    assert found.tenant_id == harness.tenant_id
     assert (found.tags, found.user_metadata) == (["a"], {"k": "v"})
     assert (found.project_id, found.display_name) == ("p", "My Run")
 
 
-def test_a_session_without_a_project_is_in_the_default_one(house: House) -> None:
-    session_id = house.session()
+def test_a_session_without_a_project_is_in_the_default_one(harness: ServerHarness) -> None:
+    session_id = harness.session()
 
-    assert house.read(lambda db: sessions.find(db, session_id)).project_id == "default"
+    assert harness.read(lambda db: sessions.find(db, session_id)).project_id == "default"
 
 
-def test_a_repeated_request_gets_the_same_session(house: House) -> None:
+def test_a_repeated_request_gets_the_same_session(harness: ServerHarness) -> None:
     first, again, other = (
-        house.post("/create_session", SESSION, headers={"X-Idempotency-Key": key}).json()
+        harness.post("/create_session", SESSION, headers={"X-Idempotency-Key": key}).json()
         for key in ("one", "one", "two")
     )
 
@@ -84,61 +93,61 @@ def test_a_repeated_request_gets_the_same_session(house: House) -> None:
     assert first != other
 
 
-def test_two_tenants_may_use_the_same_idempotency_key(house: House) -> None:
+def test_two_tenants_may_use_the_same_idempotency_key(harness: ServerHarness) -> None:
     headers = {"X-Idempotency-Key": "one"}
-    mine = house.post("/create_session", SESSION, headers=headers).json()
-    theirs = house.post("/create_session", SESSION, headers=headers, key=OTHER_KEY).json()
+    mine = harness.post("/create_session", SESSION, headers=headers).json()
+    theirs = harness.post("/create_session", SESSION, headers=headers, key=OTHER_KEY).json()
 
     assert mine != theirs
 
 
-def test_without_an_idempotency_key_every_request_makes_a_session(house: House) -> None:
-    assert house.session() != house.session()
+def test_without_an_idempotency_key_every_request_makes_a_session(harness: ServerHarness) -> None:
+    assert harness.session() != harness.session()
 
 
-def test_a_heartbeat_is_noted_and_brings_an_expired_session_back(house: House) -> None:
-    session_id = house.session()
+def test_a_heartbeat_is_noted_and_brings_an_expired_session_back(harness: ServerHarness) -> None:
+    session_id = harness.session()
     later = time.time() + 1000.0
-    house.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
-    before = house.read(lambda db: sessions.find(db, session_id))
+    harness.write(lambda db: sessions.expire_unseen(db, unseen_since=later, now=later))
+    before = harness.read(lambda db: sessions.find(db, session_id))
     assert before.expired_at is not None
 
-    answer = house.post("/session_heartbeat", {"session_id": session_id})
+    answer = harness.post("/session_heartbeat", {"session_id": session_id})
 
     assert answer.json() == {"type": "session_heartbeat"}
-    after = house.read(lambda db: sessions.find(db, session_id))
+    after = harness.read(lambda db: sessions.find(db, session_id))
     assert after.expired_at is None
     assert after.seen_at > before.seen_at
 
 
-def test_a_finished_session_has_no_heart(house: House) -> None:
-    session_id = house.session()
+def test_a_finished_session_has_no_heart(harness: ServerHarness) -> None:
+    session_id = harness.session()
     body = {"reason": {"type": "success"}, "detail": None}
-    assert house.post(f"/sessions/{session_id}/finish", body).status_code == 200
+    assert harness.post(f"/sessions/{session_id}/finish", body).status_code == 200
 
-    answer = house.post("/session_heartbeat", {"session_id": session_id})
+    answer = harness.post("/session_heartbeat", {"session_id": session_id})
 
     assert answer.status_code == 410
     assert "finished" in answer.json()["error"]
 
 
-def test_the_first_reason_of_an_end_stays(house: House) -> None:
-    session_id = house.session()
+def test_the_first_reason_of_an_end_stays(harness: ServerHarness) -> None:
+    session_id = harness.session()
     for reason, detail in (("errored", "boom"), ("success", None)):
         body = {"reason": {"type": reason}, "detail": detail}
-        assert house.post(f"/sessions/{session_id}/finish", body).status_code == 200
+        assert harness.post(f"/sessions/{session_id}/finish", body).status_code == 200
 
-    found = house.read(lambda db: sessions.find(db, session_id))
+    found = harness.read(lambda db: sessions.find(db, session_id))
     assert (found.finish_reason, found.finish_detail) == ("errored", "boom")
 
 
 @pytest.mark.parametrize("is_foreign", [True, False])
-def test_another_tenants_session_is_no_session(house: House, is_foreign: bool) -> None:
-    session_id = house.session(OTHER_KEY) if is_foreign else "made-up"
+def test_another_tenants_session_is_no_session(harness: ServerHarness, is_foreign: bool) -> None:
+    session_id = harness.session(OTHER_KEY) if is_foreign else "made-up"
     finish = {"reason": {"type": "success"}}
 
-    beat = house.post("/session_heartbeat", {"session_id": session_id})
-    end = house.post(f"/sessions/{session_id}/finish", finish)
+    beat = harness.post("/session_heartbeat", {"session_id": session_id})
+    end = harness.post(f"/sessions/{session_id}/finish", finish)
 
     for answer in (beat, end):
         assert answer.status_code == 404
@@ -162,8 +171,8 @@ def test_another_tenants_session_is_no_session(house: House, is_foreign: bool) -
         ("type", "other"),
     ],
 )
-def test_a_session_of_nonsense_is_refused(house: House, field: str, value: Any) -> None:
-    answer = house.post("/create_session", {**SESSION, field: value})
+def test_a_session_of_nonsense_is_refused(harness: ServerHarness, field: str, value: Any) -> None:
+    answer = harness.post("/create_session", {**SESSION, field: value})
 
     assert answer.status_code == 422, answer.text
     assert answer.json()["category"] == "user"
@@ -181,32 +190,32 @@ TELEMETRY = {"platform": "Linux", "sdk_version": "1", "session_id": "s", "proces
         [{}],
     ],
 )
-def test_telemetry_of_any_version_is_accepted(house: House, events: list[Any]) -> None:
-    answer = house.post("/telemetry", {**TELEMETRY, "events": events})
+def test_telemetry_of_any_version_is_accepted(harness: ServerHarness, events: list[Any]) -> None:
+    answer = harness.post("/telemetry", {**TELEMETRY, "events": events})
 
     assert (answer.status_code, answer.json()) == (200, {"status": "accepted"})
 
 
-def test_telemetry_is_counted_and_never_kept(house: House) -> None:
+def test_telemetry_is_counted_and_never_kept(harness: ServerHarness) -> None:
     secret = "tml-do-not-keep-me"
     event = {"event": "GENERIC_EVENT", "event_data": {"x-api-key": secret}}
-    before = _counted(house)
+    before = _counted(harness)
 
-    house.post("/telemetry", {**TELEMETRY, "events": [event, event]})
+    harness.post("/telemetry", {**TELEMETRY, "events": [event, event]})
 
-    assert _counted(house) == before + 2
-    kept = [path for path in house.services.home.root.rglob("*") if path.is_file()]
+    assert _counted(harness) == before + 2
+    kept = [path for path in harness.services.home.root.rglob("*") if path.is_file()]
     assert kept
     assert not [path for path in kept if secret.encode() in path.read_bytes()]
 
 
-def _counted(house: House) -> float:
-    text = house.client.get("/metrics", headers={"X-API-Key": "tml-alice"}).text
+def _counted(harness: ServerHarness) -> float:
+    text = harness.client.get("/metrics", headers={"X-API-Key": "tml-alice"}).text
     prefix = 'tinkex_telemetry_events_total{event="GENERIC_EVENT"} '
     found = [line for line in text.splitlines() if line.startswith(prefix)]
     return float(found[0].removeprefix(prefix)) if found else 0.0
 
 
 @pytest.mark.parametrize("body", [{}, {"events": "x"}, {"events": [1]}, []])
-def test_what_is_no_telemetry_is_refused(house: House, body: Any) -> None:
-    assert house.post("/telemetry", body).status_code == 422
+def test_what_is_no_telemetry_is_refused(harness: ServerHarness, body: Any) -> None:
+    assert harness.post("/telemetry", body).status_code == 422

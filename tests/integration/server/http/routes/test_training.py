@@ -8,20 +8,27 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.server_harness import BASE_MODEL, OTHER_KEY, House, forget_models, open_house, publish_no_models
-from tests.support.resources import create_model, ready_model
+from tests.support.resources import create_model, create_ready_model
+from tests.support.server_harness import (
+    BASE_MODEL,
+    OTHER_KEY,
+    ServerHarness,
+    clear_base_models,
+    open_harness,
+    publish_empty_models,
+)
 from tinkex import types
 from tinkex.store import jobs, runs, schema, sessions
 from tinkex.store.records import RunState
 from tinkex.wire.proto import encode_forward_backward_request
 
 
-def job_of(house: House, request_id: str) -> Any:
-    return house.read(lambda db: jobs.find(db, request_id))
+def job_of(harness: ServerHarness, request_id: str) -> Any:
+    return harness.read(lambda db: jobs.find(db, request_id))
 
 
-def payload_of(house: House, request_id: str) -> bytes:
-    return house.read(lambda db: jobs.get_payloads(db, [request_id]))[request_id]
+def payload_of(harness: ServerHarness, request_id: str) -> bytes:
+    return harness.read(lambda db: jobs.get_payloads(db, [request_id]))[request_id]
 
 
 def datum(tokens: Sequence[int] = (1, 2, 3)) -> types.Datum:
@@ -45,17 +52,17 @@ def proto_pass(
     return encode_forward_backward_request(request, forward_only)
 
 
-def send_pass(house: House, body: bytes) -> Any:
+def send_pass(harness: ServerHarness, body: bytes) -> Any:
     headers = {"content-type": "application/x-protobuf"}
-    return house.ask("POST", "/forward_backward", content=body, headers=headers)
+    return harness.send_request("POST", "/forward_backward", content=body, headers=headers)
 
 
 # --- making a model ----------------------------------------------------------------------------
-def test_a_model_is_entered_together_with_its_promise(house: House) -> None:
-    session_id = house.session()
+def test_a_model_is_entered_together_with_its_promise(harness: ServerHarness) -> None:
+    session_id = harness.session()
 
     answer = create_model(
-        house,
+        harness,
         session_id,
         lora_config={"rank": 8, "seed": 3, "train_mlp": False},
         optimizer_config={"type": "dimuon", "version": 1},
@@ -63,8 +70,8 @@ def test_a_model_is_entered_together_with_its_promise(house: House) -> None:
     )
 
     assert answer.json()["model_id"] == f"{session_id}:train:0"
-    run = house.read(lambda db: runs.find(db, f"{session_id}:train:0"))
-    assert (run.state, run.tenant_id) == (RunState.CREATING, house.tenant_id)
+    run = harness.read(lambda db: runs.find(db, f"{session_id}:train:0"))
+    assert (run.state, run.tenant_id) == (RunState.CREATING, harness.tenant_id)
     assert run.spec == {
         "base_model": BASE_MODEL,
         "rank": 8,
@@ -75,37 +82,37 @@ def test_a_model_is_entered_together_with_its_promise(house: House) -> None:
         "optimizer": {"type": "dimuon", "version": 1},
     }
     assert run.user_metadata == {"team": "blue", "size": 3}
-    job = job_of(house, answer.json()["request_id"])
+    job = job_of(harness, answer.json()["request_id"])
     assert (job.kind, job.run_id, job.position) == ("create_model", run.id, 0)
 
 
-def test_a_model_without_a_seed_gets_one_of_its_own(house: House) -> None:
-    session_id = house.session()
+def test_a_model_without_a_seed_gets_one_of_its_own(harness: ServerHarness) -> None:
+    session_id = harness.session()
     for number in (0, 1):
-        create_model(house, session_id, model_seq_id=number)
+        create_model(harness, session_id, model_seq_id=number)
 
-    found = house.read(lambda db: runs.list_by_session(db, session_id))
+    found = harness.read(lambda db: runs.list_by_session(db, session_id))
     assert found[0].spec["seed"] != found[1].spec["seed"]
 
 
-def test_a_repeated_create_model_gets_the_same_promise(house: House) -> None:
-    session_id = house.session()
+def test_a_repeated_create_model_gets_the_same_promise(harness: ServerHarness) -> None:
+    session_id = harness.session()
 
-    first, second = (create_model(house, session_id).json() for _ in range(2))
+    first, second = (create_model(harness, session_id).json() for _ in range(2))
 
     assert first == second
-    assert len(house.read(lambda db: runs.list_by_session(db, session_id))) == 1
+    assert len(harness.read(lambda db: runs.list_by_session(db, session_id))) == 1
 
 
-def test_a_model_whose_promise_is_forgotten_is_not_made_again(house: House) -> None:
-    session_id = house.session()
-    run_id = ready_model(house, session_id)
-    found = house.read(lambda db: runs.find(db, run_id))
-    other = house.session()
+def test_create_model_for_existing_run_without_job_is_rejected(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    run_id = create_ready_model(harness, session_id)
+    found = harness.read(lambda db: runs.find(db, run_id))
+    other = harness.session()
     # As if the promise had been swept away: the run is there, its job is not.
-    house.write(lambda db: runs.insert(db, _renamed(found, f"{other}:train:0", other)))
+    harness.write(lambda db: runs.insert(db, _renamed(found, f"{other}:train:0", other)))
 
-    answer = create_model(house, other)
+    answer = create_model(harness, other)
 
     assert answer.status_code == 400
     assert "exists already" in answer.json()["error"]
@@ -132,88 +139,90 @@ def _renamed(run: Any, run_id: str, session_id: str) -> Any:
     ],
 )
 def test_a_model_that_cannot_be_made_is_refused_in_a_sentence(
-    house: House, fields: dict[str, Any], status: int, words: str
+    harness: ServerHarness, fields: dict[str, Any], status: int, words: str
 ) -> None:
-    session_id = house.session()
+    session_id = harness.session()
 
-    answer = create_model(house, **({"session_id": session_id} | fields))
+    answer = create_model(harness, **({"session_id": session_id} | fields))
 
     assert answer.status_code == status
     assert words in answer.json()["error"]
-    assert house.read(lambda db: runs.list_by_session(db, session_id)) == []
+    assert harness.read(lambda db: runs.list_by_session(db, session_id)) == []
 
 
-def test_a_finished_session_makes_nothing_new(house: House) -> None:
-    session_id = house.session()
-    house.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
+def test_a_finished_session_makes_nothing_new(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
 
-    answer = create_model(house, session_id)
+    answer = create_model(harness, session_id)
 
     assert answer.status_code == 400
     assert "was finished" in answer.json()["error"]
 
 
-def test_before_the_worker_has_said_what_it_serves_clients_are_told_to_wait(house: House) -> None:
-    house.write(forget_models)
+def test_create_model_before_worker_start_returns_retry(harness: ServerHarness) -> None:
+    harness.write(clear_base_models)
 
-    answer = create_model(house, house.session())
+    answer = create_model(harness, harness.session())
 
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
 
 
-def test_a_server_without_base_models_says_so_and_asks_nobody_to_wait(house: House) -> None:
-    house.write(publish_no_models)
+def test_a_server_without_base_models_says_so_and_asks_nobody_to_wait(
+    harness: ServerHarness,
+) -> None:
+    harness.write(publish_empty_models)
 
-    answer = create_model(house, house.session())
+    answer = create_model(harness, harness.session())
 
     assert answer.status_code == 400
     assert "`tinkex model add tinkex/bigram`" in answer.json()["error"]
 
 
 # --- operations ----------------------------------------------------------------------------------
-def test_a_pass_keeps_its_bytes_and_its_place(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_a_pass_keeps_its_bytes_and_its_place(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
     body = proto_pass(run_id, 5)
 
-    promise = send_pass(house, body).json()
+    future = send_pass(harness, body).json()
 
-    job = job_of(house, promise["request_id"])
+    job = job_of(harness, future["request_id"])
     assert (job.kind, job.position, job.is_proto) == ("forward_backward", 5, True)
-    assert promise["model_id"] == run_id
-    assert payload_of(house, job.id) == body
+    assert future["model_id"] == run_id
+    assert payload_of(harness, job.id) == body
 
 
-def test_a_pass_that_says_forward_only_is_a_forward(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_a_pass_that_says_forward_only_is_a_forward(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
 
-    promise = send_pass(house, proto_pass(run_id, 1, forward_only=True)).json()
+    future = send_pass(harness, proto_pass(run_id, 1, forward_only=True)).json()
 
-    assert job_of(house, promise["request_id"]).kind == "forward"
+    assert job_of(harness, future["request_id"]).kind == "forward"
 
 
-def test_older_clients_send_passes_as_json(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_older_clients_send_passes_as_json(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
     chunks = [{"type": "encoded_text", "tokens": [1]}]
     targets = {"data": [2], "dtype": "int64", "shape": [1]}
     data = [{"model_input": {"chunks": chunks}, "loss_fn_inputs": {"target_tokens": targets}}]
     work = {"data": data, "loss_fn": "cross_entropy"}
 
-    both = house.post(
+    both = harness.post(
         "/forward_backward", {"model_id": run_id, "seq_id": 1, "forward_backward_input": work}
     )
-    forward = house.post("/forward", {"model_id": run_id, "seq_id": 2, "forward_input": work})
+    forward = harness.post("/forward", {"model_id": run_id, "seq_id": 2, "forward_input": work})
 
-    kinds = [job_of(house, answer.json()["request_id"]).kind for answer in (both, forward)]
+    kinds = [job_of(harness, answer.json()["request_id"]).kind for answer in (both, forward)]
     assert kinds == ["forward_backward", "forward"]
 
 
-def test_a_pass_is_stored_with_its_number_of_tokens(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_a_pass_is_stored_with_its_number_of_tokens(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
 
-    promise = send_pass(house, proto_pass(run_id, 1, [datum(), datum([1] * 7)])).json()
+    future = send_pass(harness, proto_pass(run_id, 1, [datum(), datum([1] * 7)])).json()
 
-    assert job_of(house, promise["request_id"]).num_tokens == 10
+    assert job_of(harness, future["request_id"]).num_tokens == 10
 
 
 @pytest.mark.parametrize(
@@ -226,68 +235,70 @@ def test_a_pass_is_stored_with_its_number_of_tokens(house: House) -> None:
     ],
 )
 def test_a_pass_that_cannot_be_computed_is_refused_before_it_is_queued(
-    house: House, data: list[types.Datum], words: str
+    harness: ServerHarness, data: list[types.Datum], words: str
 ) -> None:
-    run_id = ready_model(house, house.session())
+    run_id = create_ready_model(harness, harness.session())
 
-    answer = send_pass(house, proto_pass(run_id, 1, data))
+    answer = send_pass(harness, proto_pass(run_id, 1, data))
 
     assert answer.status_code == 422
     assert words in answer.json()["error"]
     # Only its number is used up, so that the model's next operation does not wait for it.
-    *_, tombstone = house.read(lambda db: jobs.list_queued_after(db, 0))
+    *_, tombstone = harness.read(lambda db: jobs.list_queued_after(db, 0))
     assert (tombstone.position, tombstone.payload_bytes) == (1, 0)
     assert tombstone.cancelled_at is not None
 
 
 def test_a_pass_of_too_many_tokens_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    with open_house(tmp_path / "home", max_request_tokens=20) as house:
-        run_id = ready_model(house, house.session())
-        fits = send_pass(house, proto_pass(run_id, 1, [datum([1] * 10)] * 2))
-        answer = send_pass(house, proto_pass(run_id, 2, [datum([1] * 7)] * 3))
+    with open_harness(tmp_path / "home", max_request_tokens=20) as harness:
+        run_id = create_ready_model(harness, harness.session())
+        fits = send_pass(harness, proto_pass(run_id, 1, [datum([1] * 10)] * 2))
+        answer = send_pass(harness, proto_pass(run_id, 2, [datum([1] * 7)] * 3))
     assert fits.status_code == 200
     assert answer.status_code == 422
     assert "has 21 tokens, and this server takes at most 20" in answer.json()["error"]
 
 
-def test_a_repeated_operation_gets_the_same_promise(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_a_repeated_operation_gets_the_same_promise(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
     step = {"model_id": run_id, "seq_id": 1, "adam_params": {"learning_rate": 0.1}}
 
-    first, second = (house.post("/optim_step", step).json() for _ in range(2))
+    first, second = (harness.post("/optim_step", step).json() for _ in range(2))
 
     assert first == second
 
 
-def test_a_number_that_was_used_for_other_work_is_refused(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    house.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
+def test_a_number_that_was_used_for_other_work_is_refused(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    harness.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
 
-    answer = send_pass(house, proto_pass(run_id, 1))
+    answer = send_pass(harness, proto_pass(run_id, 1))
 
     assert answer.status_code == 400
     assert "was used for optim_step before" in answer.json()["error"]
 
 
-def test_an_operation_without_a_number_comes_after_all_that_is_known(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_an_operation_without_a_number_comes_after_all_that_is_known(
+    harness: ServerHarness,
+) -> None:
+    run_id = create_ready_model(harness, harness.session())
     for seq_id in (1, 7):
-        house.post("/optim_step", {"model_id": run_id, "seq_id": seq_id, "adam_params": {}})
+        harness.post("/optim_step", {"model_id": run_id, "seq_id": seq_id, "adam_params": {}})
 
-    unnumbered = [send_pass(house, proto_pass(run_id, 0)).json() for _ in range(2)]
+    unnumbered = [send_pass(harness, proto_pass(run_id, 0)).json() for _ in range(2)]
 
-    positions = [job_of(house, promise["request_id"]).position for promise in unnumbered]
+    positions = [job_of(harness, future["request_id"]).position for future in unnumbered]
     assert positions == [8, 9]
 
 
-def test_an_operation_notes_that_the_model_was_used(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_an_operation_notes_that_the_model_was_used(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
     before = time.time() - 60
-    house.write(lambda db: runs.touch(db, run_id, before))
+    harness.write(lambda db: runs.touch(db, run_id, before))
 
-    house.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
+    harness.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
 
-    assert house.read(lambda db: runs.find(db, run_id)).used_at > before
+    assert harness.read(lambda db: runs.find(db, run_id)).used_at > before
 
 
 @pytest.mark.parametrize(
@@ -299,47 +310,49 @@ def test_an_operation_notes_that_the_model_was_used(house: House) -> None:
     ],
 )
 def test_a_model_that_is_not_there_any_more_says_why_and_the_way_out(
-    house: House, state: RunState, words: str
+    harness: ServerHarness, state: RunState, words: str
 ) -> None:
-    run_id = ready_model(house, house.session())
-    house.write(lambda db: runs.set_state(db, run_id, state))
+    run_id = create_ready_model(harness, harness.session())
+    harness.write(lambda db: runs.set_state(db, run_id, state))
 
-    answer = house.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
+    answer = harness.post("/optim_step", {"model_id": run_id, "seq_id": 1, "adam_params": {}})
 
     assert answer.status_code == 400
     assert words in answer.json()["error"]
 
 
-def test_a_promise_made_before_its_model_was_unloaded_is_given_again(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_a_promise_made_before_its_model_was_unloaded_is_given_again(
+    harness: ServerHarness,
+) -> None:
+    run_id = create_ready_model(harness, harness.session())
     step = {"model_id": run_id, "seq_id": 1, "adam_params": {}}
-    first = house.post("/optim_step", step).json()
-    house.write(lambda db: runs.set_state(db, run_id, RunState.UNLOADED))
+    first = harness.post("/optim_step", step).json()
+    harness.write(lambda db: runs.set_state(db, run_id, RunState.UNLOADED))
 
-    assert house.post("/optim_step", step).json() == first
+    assert harness.post("/optim_step", step).json() == first
 
 
 @pytest.mark.parametrize("seq_id", [-1, 2**63, 2**70])
-def test_numbers_that_no_database_keeps_are_refused(house: House, seq_id: int) -> None:
-    run_id = ready_model(house, house.session())
+def test_out_of_range_integers_are_rejected(harness: ServerHarness, seq_id: int) -> None:
+    run_id = create_ready_model(harness, harness.session())
 
-    answer = house.post("/optim_step", {"model_id": run_id, "seq_id": seq_id, "adam_params": {}})
+    answer = harness.post("/optim_step", {"model_id": run_id, "seq_id": seq_id, "adam_params": {}})
 
     assert answer.status_code == 422
 
 
-def test_unloading_waits_for_what_was_promised_before(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    house.post("/optim_step", {"model_id": run_id, "seq_id": 3, "adam_params": {}})
+def test_unloading_waits_for_what_was_promised_before(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    harness.post("/optim_step", {"model_id": run_id, "seq_id": 3, "adam_params": {}})
 
-    promise = house.post("/unload_model", {"model_id": run_id}).json()
+    future = harness.post("/unload_model", {"model_id": run_id}).json()
 
-    job = job_of(house, promise["request_id"])
+    job = job_of(harness, future["request_id"])
     assert (job.kind, job.position) == ("unload_model", 4)
 
 
-def test_a_custom_loss_is_promised_once_per_number(house: House) -> None:
-    session_id = house.session()
+def test_a_custom_loss_is_promised_once_per_number(harness: ServerHarness) -> None:
+    session_id = harness.session()
     body = {
         "session_id": session_id,
         "custom_loss_seq_id": 0,
@@ -348,17 +361,17 @@ def test_a_custom_loss_is_promised_once_per_number(house: House) -> None:
         "graph": {"format": 1, "nodes": [{"op": "output", "name": "output", "target": "output"}]},
     }
 
-    first, second = (house.post("/create_custom_loss", body).json() for _ in range(2))
+    first, second = (harness.post("/create_custom_loss", body).json() for _ in range(2))
 
     assert first == second
-    assert job_of(house, first["request_id"]).session_id == session_id
+    assert job_of(harness, first["request_id"]).session_id == session_id
 
 
-def test_info_describes_a_model(house: House) -> None:
-    session_id = house.session()
-    run_id = ready_model(house, session_id)
+def test_info_describes_a_model(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    run_id = create_ready_model(harness, session_id)
 
-    info = house.post("/get_info", {"model_id": run_id}).json()
+    info = harness.post("/get_info", {"model_id": run_id}).json()
 
     assert info == {
         "type": "get_info",
@@ -371,24 +384,26 @@ def test_info_describes_a_model(house: House) -> None:
     }
 
 
-def test_a_foreign_number_is_not_found_even_if_it_was_used(house: House) -> None:
-    run_id = ready_model(house, house.session())
+def test_other_tenants_model_returns_404_for_used_and_unused_seq_ids(
+    harness: ServerHarness,
+) -> None:
+    run_id = create_ready_model(harness, harness.session())
     step = {"model_id": run_id, "seq_id": 1, "adam_params": {}}
-    house.post("/optim_step", step)
+    harness.post("/optim_step", step)
 
-    answers = [house.post("/optim_step", step | {"seq_id": n}, key=OTHER_KEY) for n in (1, 2)]
+    answers = [harness.post("/optim_step", step | {"seq_id": n}, key=OTHER_KEY) for n in (1, 2)]
 
     for answer in answers:
         assert answer.status_code == 404
         assert answer.json()["error"] == f"there is no model {run_id!r}"
 
 
-def test_an_operation_that_was_done_and_forgotten_is_not_done_again(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    house.write(lambda db: db.execute(sa.update(schema.runs).values(forgotten_seq=5)))
+def test_operation_up_to_forgotten_seq_returns_410(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    harness.write(lambda db: db.execute(sa.update(schema.runs).values(forgotten_seq=5)))
 
     old, new = (
-        house.post("/optim_step", {"model_id": run_id, "seq_id": number, "adam_params": {}})
+        harness.post("/optim_step", {"model_id": run_id, "seq_id": number, "adam_params": {}})
         for number in (5, 6)
     )
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.server_harness import BASE_MODEL, KEY, OTHER_KEY, House
-from tests.support.resources import FILES, ready_model, saved, share
+from tests.support.resources import FILES, create_checkpoint, create_ready_model, publish_checkpoint
+from tests.support.server_harness import BASE_MODEL, KEY, OTHER_KEY, ServerHarness
 from tinkex.checkpoint.manifest import check_manifest
 from tinkex.errors import StoreUnavailable
 from tinkex.ids import parse_tinker_path
@@ -19,19 +19,19 @@ from tinkex.wire.codec import decode_json
 YEARS = 10 * 365 * 24 * 3600
 
 
-def job_of(house: House, request_id: str) -> Any:
-    return house.read(lambda db: jobs.find(db, request_id))
+def job_of(harness: ServerHarness, request_id: str) -> Any:
+    return harness.read(lambda db: jobs.find(db, request_id))
 
 
-def load_payload(house: House, request_id: str) -> LoadPayload:
-    raw = house.read(lambda db: jobs.get_payloads(db, [request_id]))[request_id]
+def load_payload(harness: ServerHarness, request_id: str) -> LoadPayload:
+    raw = harness.read(lambda db: jobs.get_payloads(db, [request_id]))[request_id]
     return decode_json(raw, LoadPayload)
 
 
-def events(house: House, tenant_id: str | None = None) -> list[str]:
-    found = house.read(
+def events(harness: ServerHarness, tenant_id: str | None = None) -> list[str]:
+    found = harness.read(
         lambda db: accounting.list_audit(
-            db, tenant_id or house.tenant_id, since=0, until=time.time() + 60, events=None
+            db, tenant_id or harness.tenant_id, since=0, until=time.time() + 60, events=None
         )
     )
     return [entry.event for entry in reversed(found)]
@@ -49,16 +49,16 @@ def events(house: House, tenant_id: str | None = None) -> list[str]:
     ],
 )
 def test_saves_are_promised_in_their_place(
-    house: House, path: str, fields: dict[str, Any], kind: str
+    harness: ServerHarness, path: str, fields: dict[str, Any], kind: str
 ) -> None:
-    run_id = ready_model(house, house.session())
+    run_id = create_ready_model(harness, harness.session())
 
     first, second = (
-        house.post(path, {"model_id": run_id, "seq_id": 1, **fields}).json() for _ in range(2)
+        harness.post(path, {"model_id": run_id, "seq_id": 1, **fields}).json() for _ in range(2)
     )
 
     assert first == second
-    job = job_of(house, first["request_id"])
+    job = job_of(harness, first["request_id"])
     assert (job.kind, job.position, job.run_id) == (kind, 1, run_id)
 
 
@@ -79,81 +79,83 @@ def test_saves_are_promised_in_their_place(
     ],
 )
 def test_bad_names_and_lifetimes_are_refused_and_nothing_waits(
-    house: House, path: str, fields: dict[str, Any]
+    harness: ServerHarness, path: str, fields: dict[str, Any]
 ) -> None:
-    run_id = ready_model(house, house.session())
-    before = house.read(jobs.get_load).num_jobs
+    run_id = create_ready_model(harness, harness.session())
+    before = harness.read(jobs.get_load).num_jobs
 
-    answer = house.post(path, {"model_id": run_id, "seq_id": 1, **fields})
+    answer = harness.post(path, {"model_id": run_id, "seq_id": 1, **fields})
 
     assert answer.status_code == 422
-    assert house.read(jobs.get_load).num_jobs == before
+    assert harness.read(jobs.get_load).num_jobs == before
 
 
 # --- loading -----------------------------------------------------------------------------------
-def load(house: House, key: str = KEY, **fields: Any) -> Any:
-    return house.post("/load_weights", {"optimizer": True, **fields}, key=key)
+def load(harness: ServerHarness, key: str = KEY, **fields: Any) -> Any:
+    return harness.post("/load_weights", {"optimizer": True, **fields}, key=key)
 
 
-def test_weights_are_found_when_the_promise_is_made(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    checkpoint = saved(house, run_id)
+def test_weights_are_found_when_the_promise_is_made(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    checkpoint = create_checkpoint(harness, run_id)
 
-    answer = load(house, model_id=run_id, seq_id=1, path=str(checkpoint.path))
+    answer = load(harness, model_id=run_id, seq_id=1, path=str(checkpoint.path))
 
-    payload = load_payload(house, answer.json()["request_id"])
+    payload = load_payload(harness, answer.json()["request_id"])
     assert payload.checkpoint_id == checkpoint.id
     assert payload.with_optimizer is True
-    assert events(house)[-1] == "checkpoint_loaded"
+    assert events(harness)[-1] == "checkpoint_loaded"
 
 
-def test_a_load_that_does_not_mention_the_optimizer_restores_it(house: House) -> None:
+def test_a_load_that_does_not_mention_the_optimizer_restores_it(harness: ServerHarness) -> None:
     """SDKs before 0.6 have one kind of load, of the full state."""
-    run_id = ready_model(house, house.session())
-    path = str(saved(house, run_id).path)
+    run_id = create_ready_model(harness, harness.session())
+    path = str(create_checkpoint(harness, run_id).path)
 
-    answer = house.post("/load_weights", {"model_id": run_id, "seq_id": 1, "path": path})
+    answer = harness.post("/load_weights", {"model_id": run_id, "seq_id": 1, "path": path})
 
-    assert load_payload(house, answer.json()["request_id"]).with_optimizer is True
+    assert load_payload(harness, answer.json()["request_id"]).with_optimizer is True
 
 
-def test_a_repeated_load_gets_its_promise_although_the_weights_are_gone(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    checkpoint = saved(house, run_id)
+def test_a_repeated_load_gets_its_promise_although_the_weights_are_gone(
+    harness: ServerHarness,
+) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    checkpoint = create_checkpoint(harness, run_id)
     request = {"model_id": run_id, "seq_id": 1, "path": str(checkpoint.path)}
-    first = load(house, **request)
-    house.write(lambda db: checkpoints.delete(db, checkpoint.id, time.time()))
+    first = load(harness, **request)
+    harness.write(lambda db: checkpoints.delete(db, checkpoint.id, time.time()))
 
-    assert load(house, **request).json() == first.json()
-    assert load(house, **request | {"seq_id": 2}).status_code == 404
+    assert load(harness, **request).json() == first.json()
+    assert load(harness, **request | {"seq_id": 2}).status_code == 404
 
 
-def test_a_model_can_be_made_by_loading(house: House) -> None:
-    session_id = house.session()
-    checkpoint = saved(house, ready_model(house, session_id))
+def test_a_model_can_be_made_by_loading(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, session_id))
     request = {"session_id": session_id, "model_seq_id": 5, "path": str(checkpoint.path)}
 
-    first, second = (load(house, **request).json() for _ in range(2))
+    first, second = (load(harness, **request).json() for _ in range(2))
 
     assert first == second
     assert first["model_id"] == f"{session_id}:train:5"
-    run = house.read(lambda db: runs.find(db, first["model_id"]))
+    run = harness.read(lambda db: runs.find(db, first["model_id"]))
     assert (run.state, run.base_model) == (RunState.CREATING, BASE_MODEL)
     assert run.spec == checkpoint.spec
-    assert job_of(house, first["request_id"]).position == 0
+    assert job_of(harness, first["request_id"]).position == 0
 
 
-def test_without_its_state_the_optimizer_is_the_one_that_is_asked_for(house: House) -> None:
-    session_id = house.session()
-    path = str(saved(house, ready_model(house, session_id)).path)
+def test_load_without_optimizer_state_uses_requested_optimizer(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    path = str(create_checkpoint(harness, create_ready_model(harness, session_id)).path)
     request = {"session_id": session_id, "path": path, "optimizer": False}
 
-    default = load(house, **request, model_seq_id=1).json()["model_id"]
+    default = load(harness, **request, model_seq_id=1).json()["model_id"]
     chosen = {"type": "dimuon", "version": 1}
-    named = load(house, **request, model_seq_id=2, optimizer_config=chosen).json()["model_id"]
+    named = load(harness, **request, model_seq_id=2, optimizer_config=chosen).json()["model_id"]
 
-    assert house.read(lambda db: runs.find(db, default)).spec["optimizer"] == {"type": "adamw"}
-    assert house.read(lambda db: runs.find(db, named)).spec["optimizer"] == chosen
+    assert harness.read(lambda db: runs.find(db, default)).spec["optimizer"] == {"type": "adamw"}
+    assert harness.read(lambda db: runs.find(db, named)).spec["optimizer"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -169,22 +171,22 @@ def test_without_its_state_the_optimizer_is_the_one_that_is_asked_for(house: Hou
     ],
 )
 def test_what_cannot_be_loaded_is_refused_in_a_sentence(
-    house: House, fields: dict[str, Any], status: int, words: str
+    harness: ServerHarness, fields: dict[str, Any], status: int, words: str
 ) -> None:
-    session_id = house.session()
-    path = str(saved(house, ready_model(house, session_id)).path)
+    session_id = harness.session()
+    path = str(create_checkpoint(harness, create_ready_model(harness, session_id)).path)
 
-    answer = load(house, **{"session_id": session_id, "model_seq_id": 1, "path": path} | fields)
+    answer = load(harness, **{"session_id": session_id, "model_seq_id": 1, "path": path} | fields)
 
     assert answer.status_code == status
     assert words in answer.json()["error"]
 
 
-def test_weights_to_sample_from_cannot_be_trained_on(house: House) -> None:
-    run_id = ready_model(house, house.session())
-    path = str(saved(house, run_id, segment="sampler_weights").path)
+def test_weights_to_sample_from_cannot_be_trained_on(harness: ServerHarness) -> None:
+    run_id = create_ready_model(harness, harness.session())
+    path = str(create_checkpoint(harness, run_id, segment="sampler_weights").path)
 
-    answer = load(house, model_id=run_id, seq_id=1, path=path)
+    answer = load(harness, model_id=run_id, seq_id=1, path=path)
 
     assert answer.status_code == 400
     assert "is no training checkpoint" in answer.json()["error"]
@@ -192,28 +194,28 @@ def test_weights_to_sample_from_cannot_be_trained_on(house: House) -> None:
 
 # --- reading what others own ---------------------------------------------------------------------
 def test_published_weights_can_be_loaded_by_everybody_and_private_ones_by_a_lent_key(
-    house: House,
+    harness: ServerHarness,
 ) -> None:
-    checkpoint = saved(house, ready_model(house, house.session()))
-    theirs = ready_model(house, house.session(OTHER_KEY), key=OTHER_KEY)
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
+    theirs = create_ready_model(harness, harness.session(OTHER_KEY), key=OTHER_KEY)
     request = {"model_id": theirs, "path": str(checkpoint.path)}
 
-    private = load(house, key=OTHER_KEY, seq_id=1, **request)
-    wrong = load(house, key=OTHER_KEY, seq_id=2, weights_access_token="tml-no", **request)
-    lent = load(house, key=OTHER_KEY, seq_id=3, weights_access_token=KEY, **request)
-    share(house, checkpoint)
-    public = load(house, key=OTHER_KEY, seq_id=4, **request)
+    private = load(harness, key=OTHER_KEY, seq_id=1, **request)
+    wrong = load(harness, key=OTHER_KEY, seq_id=2, weights_access_token="tml-no", **request)
+    lent = load(harness, key=OTHER_KEY, seq_id=3, weights_access_token=KEY, **request)
+    publish_checkpoint(harness, checkpoint)
+    public = load(harness, key=OTHER_KEY, seq_id=4, **request)
 
     statuses = [answer.status_code for answer in (private, wrong, lent, public)]
     assert statuses == [404, 404, 200, 200]
     assert private.json() == wrong.json()
 
 
-def test_the_info_of_weights_says_what_is_needed_to_load_them(house: House) -> None:
-    checkpoint = saved(house, ready_model(house, house.session()))
+def test_the_info_of_weights_says_what_is_needed_to_load_them(harness: ServerHarness) -> None:
+    checkpoint = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     body = {"tinker_path": str(checkpoint.path)}
 
-    info = house.post("/weights_info", body)
+    info = harness.post("/weights_info", body)
 
     assert info.json() == {
         "base_model": BASE_MODEL,
@@ -224,23 +226,25 @@ def test_the_info_of_weights_says_what_is_needed_to_load_them(house: House) -> N
         "train_attn": True,
         "optimizer_config": {"type": "dimuon", "version": 1},
     }
-    assert house.post("/weights_info", body, key=OTHER_KEY).status_code == 404
+    assert harness.post("/weights_info", body, key=OTHER_KEY).status_code == 404
     lent = {"X-Tinker-Weights-Access-Token": KEY}
-    assert house.post("/weights_info", body, key=OTHER_KEY, headers=lent).status_code == 200
+    assert harness.post("/weights_info", body, key=OTHER_KEY, headers=lent).status_code == 200
 
 
 # --- copies --------------------------------------------------------------------------------------
-def copy(house: House, key: str = KEY, repeat: str | None = None, **fields: Any) -> Any:
+def copy(harness: ServerHarness, key: str = KEY, repeat: str | None = None, **fields: Any) -> Any:
     headers = {"X-Idempotency-Key": repeat} if repeat else {}
-    return house.post("/copy_weights", fields, key=key, headers=headers)
+    return harness.post("/copy_weights", fields, key=key, headers=headers)
 
 
-def test_a_copy_has_the_same_files_and_a_life_of_its_own(house: House) -> None:
-    session_id = house.session()
-    source = saved(house, ready_model(house, session_id), user_metadata={"k": "v"})
+def test_a_copy_has_the_same_files_and_a_life_of_its_own(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    source = create_checkpoint(
+        harness, create_ready_model(harness, session_id), user_metadata={"k": "v"}
+    )
 
     answer = copy(
-        house,
+        harness,
         source_path=str(source.path),
         session_id=session_id,
         model_seq_id=3,
@@ -249,60 +253,62 @@ def test_a_copy_has_the_same_files_and_a_life_of_its_own(house: House) -> None:
 
     path = parse_tinker_path(answer.json()["tinker_path"])
     assert (path.run_id, path.checkpoint_id) == (f"{session_id}:train:3", "weights/first")
-    found = house.read(lambda db: checkpoints.find(db, path, time.time()))
+    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
     assert (found.size_bytes, found.user_metadata) == (source.size_bytes, {"k": "v"})
     assert found.expires_at is not None and not found.is_public
-    directory = house.services.home.checkpoint_directory(found.id)
+    directory = harness.services.home.checkpoint_directory(found.id)
     assert set(check_manifest(directory).files) == set(FILES)
-    house.write(lambda db: checkpoints.delete(db, source.id, time.time()))
-    assert house.read(lambda db: checkpoints.find(db, path, time.time())) is not None
-    assert events(house)[-1] == "checkpoint_copied"
-    run = house.read(lambda db: runs.find(db, path.run_id))
+    harness.write(lambda db: checkpoints.delete(db, source.id, time.time()))
+    assert harness.read(lambda db: checkpoints.find(db, path, time.time())) is not None
+    assert events(harness)[-1] == "checkpoint_copied"
+    run = harness.read(lambda db: runs.find(db, path.run_id))
     assert run.state == RunState.UNLOADED
 
 
-def test_a_copy_takes_no_room_where_files_can_be_shared(house: House) -> None:
-    source = saved(house, ready_model(house, house.session()))
+def test_copy_uses_hard_links(harness: ServerHarness) -> None:
+    source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
-    path = parse_tinker_path(copy(house, source_path=str(source.path)).json()["tinker_path"])
+    path = parse_tinker_path(copy(harness, source_path=str(source.path)).json()["tinker_path"])
 
-    found = house.read(lambda db: checkpoints.find(db, path, time.time()))
-    home = house.services.home
+    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    home = harness.services.home
     for name in FILES:
         assert (home.checkpoint_directory(source.id) / name).samefile(
             home.checkpoint_directory(found.id) / name
         )
 
 
-def test_a_repeated_copy_is_made_once(house: House) -> None:
-    source = saved(house, ready_model(house, house.session()))
+def test_a_repeated_copy_is_made_once(harness: ServerHarness) -> None:
+    source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     request = {"source_path": str(source.path), "destination_project_id": "research"}
 
-    first, second = (copy(house, repeat="one", **request).json() for _ in range(2))
-    third = copy(house, repeat="two", **request).json()
+    first, second = (copy(harness, repeat="one", **request).json() for _ in range(2))
+    third = copy(harness, repeat="two", **request).json()
 
     assert first == second != third
-    assert len(list(house.services.home.checkpoints.iterdir())) == 3
+    assert len(list(harness.services.home.checkpoints.iterdir())) == 3
     path = parse_tinker_path(first["tinker_path"])
-    found = house.read(lambda db: checkpoints.find(db, path, time.time()))
-    assert (found.project_id, found.tenant_id) == ("research", house.tenant_id)
-    listed = house.ask("GET", f"/training_runs/{path.run_id}/checkpoints").json()["checkpoints"]
+    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    assert (found.project_id, found.tenant_id) == ("research", harness.tenant_id)
+    listed = harness.send_request("GET", f"/training_runs/{path.run_id}/checkpoints").json()[
+        "checkpoints"
+    ]
     assert [row["tinker_path"] for row in listed] == [str(path)]
 
 
-def test_a_copy_of_others_weights_needs_them_published_or_lent(house: House) -> None:
-    source = saved(house, ready_model(house, house.session()))
+def test_a_copy_of_others_weights_needs_them_published_or_lent(harness: ServerHarness) -> None:
+    source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
     request = {"source_path": str(source.path)}
 
-    private = copy(house, key=OTHER_KEY, **request)
-    lent = copy(house, key=OTHER_KEY, weights_access_token=KEY, **request)
-    share(house, source)
-    public = copy(house, key=OTHER_KEY, **request)
+    private = copy(harness, key=OTHER_KEY, **request)
+    lent = copy(harness, key=OTHER_KEY, weights_access_token=KEY, **request)
+    publish_checkpoint(harness, source)
+    public = copy(harness, key=OTHER_KEY, **request)
 
     assert [answer.status_code for answer in (private, lent, public)] == [404, 200, 200]
     path = parse_tinker_path(public.json()["tinker_path"])
-    found = house.read(lambda db: checkpoints.find(db, path, time.time()))
-    assert (found.tenant_id, found.is_public) == (house.other_id, False)
+    found = harness.read(lambda db: checkpoints.find(db, path, time.time()))
+    assert (found.tenant_id, found.is_public) == (harness.other_tenant_id, False)
 
 
 @pytest.mark.parametrize(
@@ -318,31 +324,31 @@ def test_a_copy_of_others_weights_needs_them_published_or_lent(house: House) -> 
     ],
 )
 def test_what_cannot_be_copied_leaves_nothing_behind(
-    house: House, fields: dict[str, Any], status: int
+    harness: ServerHarness, fields: dict[str, Any], status: int
 ) -> None:
-    source = saved(house, ready_model(house, house.session()))
+    source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
-    answer = copy(house, **{"source_path": str(source.path)} | fields)
+    answer = copy(harness, **{"source_path": str(source.path)} | fields)
 
     assert answer.status_code == status
-    left = [path.name for path in house.services.home.checkpoints.iterdir()]
+    left = [path.name for path in harness.services.home.checkpoints.iterdir()]
     assert left == [source.id]
 
 
-def test_a_copy_whose_place_is_taken_leaves_nothing_behind(house: House) -> None:
-    session_id = house.session()
-    source = saved(house, ready_model(house, session_id))
+def test_a_copy_whose_place_is_taken_leaves_nothing_behind(harness: ServerHarness) -> None:
+    session_id = harness.session()
+    source = create_checkpoint(harness, create_ready_model(harness, session_id))
 
-    answer = copy(house, source_path=str(source.path), session_id=session_id, model_seq_id=0)
+    answer = copy(harness, source_path=str(source.path), session_id=session_id, model_seq_id=0)
 
     assert answer.status_code == 400
-    assert [path.name for path in house.services.home.checkpoints.iterdir()] == [source.id]
+    assert [path.name for path in harness.services.home.checkpoints.iterdir()] == [source.id]
 
 
-def test_a_copy_whose_answer_was_lost_keeps_its_files(
-    house: House, monkeypatch: pytest.MonkeyPatch
+def test_copy_with_lost_response_keeps_files(
+    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = saved(house, ready_model(house, house.session()))
+    source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
 
     async def write_and_fail(*args: Any) -> Any:
         await write(*args)
@@ -350,30 +356,32 @@ def test_a_copy_whose_answer_was_lost_keeps_its_files(
 
     monkeypatch.setattr("tinkex.server.http.routes.weights.write", write_and_fail)
 
-    assert copy(house, source_path=str(source.path)).status_code >= 500
-    known = house.read(checkpoints.list_ids)
+    assert copy(harness, source_path=str(source.path)).status_code >= 500
+    known = harness.read(checkpoints.list_ids)
     assert len(known) == 2
-    assert {path.name for path in house.services.home.checkpoints.iterdir()} == known
+    assert {path.name for path in harness.services.home.checkpoints.iterdir()} == known
 
 
-def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(house: House) -> None:
-    source = saved(house, ready_model(house, house.session()))
-    (house.services.home.checkpoint_directory(source.id) / "adapter_config.json").unlink()
+def test_a_copy_of_files_that_are_damaged_leaves_nothing_behind(harness: ServerHarness) -> None:
+    source = create_checkpoint(harness, create_ready_model(harness, harness.session()))
+    (harness.services.home.checkpoint_directory(source.id) / "adapter_config.json").unlink()
 
-    answer = copy(house, source_path=str(source.path))
+    answer = copy(harness, source_path=str(source.path))
 
     assert answer.status_code == 500
     assert f"checkpoint {source.path} is damaged" in answer.json()["error"]
-    assert [path.name for path in house.services.home.checkpoints.iterdir()] == [source.id]
+    assert [path.name for path in harness.services.home.checkpoints.iterdir()] == [source.id]
 
 
-def test_a_copy_that_was_made_is_told_again_although_its_session_is_over(house: House) -> None:
-    session_id = house.session()
-    source = saved(house, ready_model(house, session_id))
+def test_a_copy_that_was_made_is_told_again_although_its_session_is_over(
+    harness: ServerHarness,
+) -> None:
+    session_id = harness.session()
+    source = create_checkpoint(harness, create_ready_model(harness, session_id))
     request = {"source_path": str(source.path), "session_id": session_id, "model_seq_id": 1}
-    first = copy(house, repeat="one", **request)
-    house.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
-    house.write(lambda db: checkpoints.delete(db, source.id, time.time()))
+    first = copy(harness, repeat="one", **request)
+    harness.write(lambda db: sessions.finish(db, session_id, "success", None, time.time()))
+    harness.write(lambda db: checkpoints.delete(db, source.id, time.time()))
 
-    assert copy(house, repeat="one", **request).json() == first.json()
-    assert copy(house, repeat="two", **request).status_code == 400
+    assert copy(harness, repeat="one", **request).json() == first.json()
+    assert copy(harness, repeat="two", **request).status_code == 400

@@ -29,8 +29,8 @@ def test_all_that_was_promised_is_read() -> None:
 @given(kind=KINDS, num_blocks=st.integers(1, 20), seed=st.integers(0, 2**32))
 def test_any_bytes_become_the_very_same_numbers(kind: int, num_blocks: int, seed: int) -> None:
     encoding = ENCODINGS[kind]
-    dice = np.random.default_rng(seed)
-    raw = dice.integers(0, 256, (num_blocks, encoding.block_bytes), dtype=np.uint8)
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (num_blocks, encoding.block_bytes), dtype=np.uint8)
     with np.errstate(all="ignore"):
         ours = np.ascontiguousarray(encoding.decode(raw))
         theirs = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(kind))

@@ -144,8 +144,8 @@ def test_no_file(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_anywhere_is_refused(whole: Path, tmp_path: Path) -> None:
     content = whole.read_bytes()
     path = tmp_path / "cut.gguf"
-    dice = np.random.default_rng(0)
-    for length in [*range(64), *dice.integers(64, len(content), 60).tolist(), len(content) - 1]:
+    rng = np.random.default_rng(0)
+    for length in [*range(64), *rng.integers(64, len(content), 60).tolist(), len(content) - 1]:
         path.write_bytes(content[:length])
         refusal(path)
 
